@@ -221,6 +221,7 @@ class _Recurrent(Operation[T]):
     ) -> dict[str, Array]:
         """Values with which no gate is at its end: others would have gradients of almost 0.
 
+        Their mean is 0. States would grow to 1 with another one, from step to step and from layer to layer.
         Nor does a sum that a maximum is taken of come near 0, where a rounding would decide on the gradient:
         the terms of each unit have one sign, that of every other unit is below 0.
         """
@@ -228,7 +229,7 @@ class _Recurrent(Operation[T]):
         for name in names:
             if name in specs:
                 terms = specs[name].dims[-1] if name.startswith("w_") else 1
-                found[name] = draw(specs[name]) * 2.0 ** -round(2 + math.log2(terms) / 2)
+                found[name] = (draw(specs[name]) - 0.5) * 2.0 ** -round(2 + math.log2(terms) / 2)
                 if self.mode is RecurrentMode.RELU and not name.startswith("d"):
                     found[name] = self._of_one_sign(xp, name, found[name])
         return found

@@ -27,6 +27,7 @@ from cudnn_actor.engines.cuda.kernels.elementwise import elementwise, source
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Scalar
 from cudnn_actor.engines.cuda.kernels.formulas import formula
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward
 from cudnn_actor.engines.cuda.planning.candidates import check_whole, takes_bytes
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.splitting import ways
@@ -64,6 +65,9 @@ from cudnn_actor.protocol.operations import (
     Node,
     Pointwise,
     PointwiseMode,
+    Recurrent,
+    RecurrentBackwardData,
+    RecurrentBackwardWeights,
     RMSNorm,
     TensorRole,
     Window,
@@ -413,10 +417,15 @@ def test_a_stored_plan_whose_launcher_is_unknown_is_not_restored(launcher: str) 
         assert CudaBuilder(0).restore(graph, msgspec.msgpack.encode(recipe)).recipe == recipe
 
 
+OF_LAYERS = (Layers, LayersBackward)
+"""What recurrent operations become when they are planned: they have no launchers themselves."""
+
+
 def test_every_operation_runs_on_cuda_or_is_refused_by_name() -> None:
-    assert set(IMPLEMENTATIONS) == set(OPERATIONS)
+    assert set(IMPLEMENTATIONS) == {*OPERATIONS, *OF_LAYERS}
     for kind, row in IMPLEMENTATIONS.items():
-        assert bool(row.ways) != bool(row.refused) or issubclass(kind, Movement | Concat)
+        in_layers = issubclass(kind, Recurrent | RecurrentBackwardData | RecurrentBackwardWeights)
+        assert bool(row.ways) != bool(row.refused) or issubclass(kind, Movement | Concat) or in_layers
 
 
 @pytest.mark.parametrize("dtype", list(DType))

@@ -7,6 +7,7 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,17 +17,21 @@ from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.library import libcudnn
 from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent
-from cudnn_actor.engines.cuda.operations.recurrent import Span, joined, spans_of
+from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, Span, joined, spans_of
+from cudnn_actor.engines.cuda.planning.composition import compose
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.recomputed_layers import recomputed
+from cudnn_actor.engines.cuda.planning.recurrent_layers import layered, together
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.recipe import OperationStep, Recipe, Scratch
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, TensorSpec
+from cudnn_actor.protocol.graphs.expressions import Tensor
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    GraphTensor,
     Recurrent,
     RecurrentBackwardData,
     RecurrentBackwardWeights,
     RecurrentMode,
-    TensorRole,
 )
 from cudnn_actor.protocol.operations.base import tensor_of
 
@@ -35,48 +40,143 @@ from .test_partition import check
 F64 = DType.FLOAT64
 
 
-def trained(mode: str, *, weights: bool = True) -> Graph:
-    """A layer in both directions, what is computed of its states, and the gradients."""
-    g = GraphBuilder()
+def kinds_of(graph: OperationGraph) -> list[str]:
+    """The kinds of recurrent operations, without their common beginning."""
+    return [
+        each.kind.removeprefix("recurrent") for each in graph.operations if each.kind.startswith("recurrent")
+    ]
+
+
+def network(
+    mode: str,
+    layers: int,
+    *,
+    wanted: str = "xw",
+    outside: str = "y",
+    dropout: float = 0.0,
+    both: bool = False,
+) -> Graph:
+    """Layers, their results that are asked for, and the gradients by x, the weights and states."""
+    g, ways = GraphBuilder(), 1 + both
     rows = RecurrentMode(mode).gates * 6
     x = g.input("x", (5, 3, 4), F64)
-    dims = ((rows, 4), (rows, 6), (rows,), (rows,))
-    own = [[g.input(f"w{way}{n}", each, F64) for n, each in enumerate(dims)] for way in range(2)]
+    h0 = g.input("h0", (layers * ways, 3, 6), F64)
+    own = [
+        [
+            g.input(f"w{number}{n}", dims, F64)
+            for n, dims in enumerate(((rows, 4 if number < ways else 6 * ways), (rows, 6), (rows,), (rows,)))
+        ]
+        for number in range(layers * ways)
+    ]
     function: Any = {"lstm": g.lstm, "gru": g.gru}.get(mode, g.rnn)
-    y = function(x, own, bidirectional=True, lengths=(5, 2, 4)).y
-    loss = g.sum(g.square(y * 0.5))
-    of = [x, *(each for direction in own for each in direction)] if weights else [x]
-    return g.build({"loss": loss, **{f"d{n}": each for n, each in enumerate(g.grad(loss, of))}})
+    more: dict[str, Any] = {"dropout": dropout, "state": g.input("state", (2,), "int64")} if dropout else {}
+    made = function(x, own, h0, bidirectional=both, lengths=(5, 0, 4), **more)
+    of = {"x": [x, h0], "w": [each for layer in own for each in layer]}
+    upstream = [g.input(f"slope{n}", each.dims, F64) for n, each in enumerate(made)]
+    gradients = g.grad([*made], [each for name in wanted for each in of[name]], upstream) if wanted else []
+    results = {name: getattr(made, name) for name in ("y", "h_n") if name in outside.split()}
+    return g.build(results | {f"d{n}": each for n, each in enumerate(gradients)})
 
 
+@pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("mode", ["lstm", "gru", "tanh"])
-def test_gradients_read_no_reserve_and_are_one_piece(mode: str) -> None:
-    graph = trained(mode)
-    parts = check(graph)
-    layers = [
-        [each.kind for each in piece.graph.operations if each.kind.startswith("recurrent")]
-        for piece in parts.pieces
-    ]
-    assert [each for each in layers if each] == [
-        ["recurrent"],
-        ["recurrent_bwd_data", "recurrent_bwd_weights"],
-    ]
+def test_layers_are_one_piece_and_their_gradients_another(mode: str, *, both: bool) -> None:
+    parts = check(network(mode, 3, outside="y h_n", both=both))
+    kinds = [kinds_of(piece.graph) for piece in parts.pieces]
+    forward, backward = [""] * 3, [""] * 3 + ["_bwd_data"] * 3 + ["_bwd_weights"] * 3
+    assert [each for each in kinds if each] == [forward, backward]
+    ((layers, gradients, _),) = parts.kept
+    assert (kinds[layers], kinds[gradients]) == (forward, backward)
     for piece in parts.pieces:
         assert cut(piece.graph) is None, "a piece is not cut again"
-        for operation in piece.graph.operations:
-            assert getattr(operation, "reserve", None) is None
+        if kinds_of(piece.graph):
+            (one,) = layered(piece.graph)
+            assert isinstance(one, Layers if len(piece.graph.operations) == 3 else LayersBackward)
+            assert len(one.w_hh) == 3
+            assert one.reserve is not None
 
 
-def test_gradients_by_data_alone_have_no_slopes_outside() -> None:
-    parts = check(trained("gru", weights=False))
-    kinds = [each.kind for piece in parts.pieces for each in piece.graph.operations]
-    assert "recurrent_bwd_weights" not in kinds
+def test_layers_apart_are_pieces_of_their_own() -> None:
+    """So they are planned where together they do not pass their check, or take too much memory."""
+    graph = network("lstm", 3).body
+    parts = cut(graph, layers_apart=True)
+    assert parts is not None
+    kinds = [each for piece in parts.pieces if (each := kinds_of(piece.graph))]
+    assert sorted(kinds) == sorted([[""], ["", "_bwd_data", "_bwd_weights"]] * 3)
+    assert len(parts.kept) == 3
+    whole = cut(graph)
+    assert whole is not None
+    (wide,) = (piece.graph for piece in whole.pieces if len(kinds_of(piece.graph)) == 3)
+    again = cut(wide, layers_apart=True)
+    assert again is not None
+    assert [len(piece.graph.operations) for piece in again.pieces] == [1, 1, 1]
 
 
-def test_a_graph_without_reserves_stays_as_it_is() -> None:
+def test_gradients_alone_have_the_layers_in_their_piece() -> None:
+    parts = check(network("gru", 2, outside=""))
+    assert [each for piece in parts.pieces if (each := kinds_of(piece.graph))] == [
+        ["", "", "_bwd_data", "_bwd_data", "_bwd_weights", "_bwd_weights"]
+    ]
+    assert parts.kept == ()
+
+
+def test_gradients_by_data_alone_have_none_of_weights() -> None:
+    parts = check(network("gru", 2, wanted="x"))
+    *_, back = (piece.graph for piece in parts.pieces if kinds_of(piece.graph))
+    assert kinds_of(back) == ["", "", "_bwd_data", "_bwd_data"]
+    (one,) = layered(back)
+    assert isinstance(one, LayersBackward)
+    assert (len(one.dh0), one.dw_ih) == (2, ())
+
+
+def test_layers_without_gradients_keep_nothing() -> None:
+    parts = check(network("lstm", 2, wanted=""))
+    (piece,) = (piece.graph for piece in parts.pieces if kinds_of(piece.graph))
+    (one,) = layered(piece)
+    assert isinstance(one, Layers)
+    assert one.reserve is None
+    assert parts.kept == ()
+
+
+@pytest.mark.parametrize(
+    "what", ["a result between layers", "dropout", "other lengths", "one of two gradients"]
+)
+def test_layers_with_something_between_are_pieces_of_their_own(what: str) -> None:
+    if what == "dropout":
+        kinds = [kinds_of(piece.graph) for piece in check(network("gru", 2, dropout=0.5)).pieces]
+        one = [[""], ["", "_bwd_data", "_bwd_weights"]]
+        assert sorted(each for each in kinds if each) == sorted(one * 2)
+        return
     g = GraphBuilder()
-    x, w, r = g.input("x", (5, 3, 4)), g.input("w", (6, 4)), g.input("r", (6, 6))
-    assert recomputed(g.build(y=g.rnn(x, [[w, r]]).y).body) is None
+    x = g.input("x", (5, 3, 6), F64)
+    weights = [[g.input(f"{name}{n}", (6, 6), F64) for name in "ih"] for n in range(2)]
+    lower = g.rnn(x, weights[:1]).y
+    upper = g.rnn(lower, weights[1:], lengths=(5, 3, 1) if what == "other lengths" else None).y
+    results = {"y": upper, "lower": lower} if what == "a result between layers" else {"y": upper}
+    if what == "one of two gradients":
+        slope = g.input("slope", upper.dims, F64)
+        results["d"] = g.grad([upper], weights[1][:1], [slope])[0]
+    kinds = [each for piece in check(g.build(results)).pieces if (each := kinds_of(piece.graph))]
+    assert [len(each) for each in kinds if "_bwd_data" not in each] == [1, 1]
+
+
+def test_a_reserve_that_two_gradients_read_is_computed_again_by_both() -> None:
+    g = GraphBuilder()
+    x, slope = g.input("x", (5, 3, 6), F64), g.input("slope", (5, 3, 6), F64)
+    y = g.rnn(x, [[g.input(name, (6, 6), F64) for name in "ih"]]).y
+    one, other = g.grad([y], [x], [slope])[0], g.grad([y], [x], [slope * 2.0])[0]
+    parts = check(g.build(y=y, one=one, other=other))
+    kinds = [each for piece in parts.pieces if (each := kinds_of(piece.graph))]
+    assert kinds == [[""], ["", "_bwd_data"], ["", "_bwd_data"]]
+    assert parts.kept == ()
+    for piece in parts.pieces:
+        if kinds_of(piece.graph) == [""]:
+            assert not any(name == "reserve" for name, _ in piece.graph.operations[0].named())
+
+
+def test_graphs_without_layers_are_not_looked_at() -> None:
+    g = GraphBuilder()
+    assert together(g.build(y=g.input("x", (3,)) * 2.0).body) is None
 
 
 @pytest.mark.parametrize("state", [6, 2])
@@ -126,7 +226,7 @@ _NAMES = {
 class Recorded:
     """Functions of libcudnn that note what they are called with."""
 
-    WEIGHTS, WORK, RESERVE = 1 << 16, 1 << 12, 1 << 9
+    WEIGHTS, WORK, RESERVE = 1 << 18, 1 << 12, 1 << 9
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -183,59 +283,105 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def launched(
-    library: Recorded, operation: Any, virtual: Any = (), lengths: Any = (5, 2, 4), **dims: Any
+    library: Recorded,
+    operation: Any,
+    lengths: Any = (5, 2, 4),
+    base: Any = None,
+    again: bool | None = None,
+    **dims: Any,
 ) -> Any:
-    """Launch an operation on tensors of these dims. Returns their addresses, and the workspace's, by name."""
-    numbers = {name: number for number, name in enumerate(dims)}
-    node = operation(**numbers, mode=RecurrentMode.LSTM, lengths=lengths)
-    in_order = [name for name, _ in node.named()]
-    tensors = [
-        tensor_of(
-            numbers[name],
-            TensorSpec.packed(dims[name]),
-            role=TensorRole.VIRTUAL if name in virtual else TensorRole.BOUND,
-        )
-        for name in in_order
-    ]
+    """Launch layers on tensors of these dims, those of each layer in a list.
+
+    Returns the addresses of the tensors, and the workspace's, by name. `base`: an address by its name.
+    """
+    tensors: list[GraphTensor] = []
+    operands: dict[str, Any] = {}
+    for name in (*operation.inputs, *operation.outputs):
+        if name in dims:
+            several = isinstance(dims[name], list)
+            numbers = [len(tensors) + n for n in range(len(dims[name]) if several else 1)]
+            tensors += [
+                tensor_of(n, TensorSpec.packed(each))
+                for n, each in zip(numbers, dims[name] if several else [dims[name]], strict=True)
+            ]
+            operands[name] = tuple(numbers) if several else numbers[0]
+    more = {} if again is None else {"again": again}
+    node = operation(**operands, mode=RecurrentMode.LSTM, lengths=lengths, **more)
     handle = SimpleNamespace(backend_handle=9)
-    places = {name: 1 << 20 + number for number, name in enumerate(in_order)}
+    places = {name: (base or {}).get(name, (n + 1) << 20) for n, (name, _) in enumerate(node.named())}
     launcher = IMPLEMENTATIONS[operation].launchers["library"]
-    assert launcher.room is not None
-    assert launcher.room(node, tensors, handle) >= library.WEIGHTS + library.WORK
-    launcher.make(node, tensors, handle)([*places.values(), 1 << 40], ())
+    assert launcher.asked is not None
+    asked = launcher.asked(node, tensors, handle)
+    assert asked.workspace >= library.WORK + (
+        0 if "reserve" in dims and operation is Layers else library.WEIGHTS
+    )
+    assert asked.held == ({"reserve": library.RESERVE + library.WEIGHTS} if "reserve" in dims else {})
+    launcher.make(node, tensors, handle)([*places.values(), WORKSPACE], ())
     return places
 
 
-LAYER = {
+WORKSPACE = 1 << 40
+LAYER: dict[str, Any] = {
     "x": (5, 3, 4),
-    "w_ih": (2, 24, 4),
-    "w_hh": (2, 24, 6),
-    "bias": (2, 2, 24),
-    "h0": (2, 3, 6),
-    "c0": (2, 3, 6),
+    "w_ih": [(2, 24, 4)],
+    "w_hh": [(2, 24, 6)],
+    "bias": [(2, 2, 24)],
+    "h0": [(2, 3, 6)],
+    "c0": [(2, 3, 6)],
+}
+TWO: dict[str, Any] = {
+    **{"x": (5, 3, 4), "w_ih": [(2, 24, 4), (2, 24, 12)], "w_hh": [(2, 24, 6)] * 2, "bias": [(2, 2, 24)] * 2},
+    **{"h0": [(2, 3, 6)] * 2, "c0": [(2, 3, 6)] * 2},
+}
+GRADIENTS: dict[str, Any] = {
+    **{"dy": (5, 3, 12), "dh_n": [(2, 3, 6)], "reserve": (0,), "dx": (5, 3, 4), "dh0": [(2, 3, 6)]},
+    **{"dc0": [(2, 3, 6)], "dw_ih": [(2, 24, 4)], "dw_hh": [(2, 24, 6)], "dbias": [(2, 2, 24)]},
 }
 
 
 def test_a_layer_is_passed_as_the_header_says(library: Recorded) -> None:
-    at = launched(library, Recurrent, **LAYER, y=(5, 3, 12), h_n=(2, 3, 6), c_n=(2, 3, 6))
+    at = launched(library, Layers, **LAYER, y=(5, 3, 12), h_n=[(2, 3, 6)], c_n=[(2, 3, 6)])
     ((name, given),) = library.calls
     assert name == "cudnnRNNForward"
-    assert {key: given[key] for key in ("x", "y", "hx", "hy", "cx", "cy")} == {
-        **{"x": at["x"], "y": at["y"], "hx": at["h0"], "hy": at["h_n"], "cx": at["c0"], "cy": at["c_n"]}
-    }
+    wanted = {"x": "x", "y": "y", "hx": "h0[0]", "hy": "h_n[0]", "cx": "c0[0]", "cy": "c_n[0]"}
+    assert {key: given[key] for key in wanted} == {key: at[of] for key, of in wanted.items()}
     assert (given["handle"], given["mode"], given["lengths"]) == (9, 0, 77)
-    assert (given["weight_bytes"], given["work_bytes"], given["reserve_bytes"]) == (1 << 16, 1 << 12, 0)
-    assert given["weights"] == 1 << 40
+    assert (given["weight_bytes"], given["work_bytes"], given["reserve_bytes"]) == (1 << 18, 1 << 12, 0)
+    assert given["weights"] == WORKSPACE
     copied = sum(nbytes for _, _, nbytes in library.copies)
     assert copied == 4 * (2 * 24 * (4 + 6 + 2)), "all weights, and both biases"
-    assert all(1 << 40 <= into < (1 << 40) + library.WEIGHTS for into, _, _ in library.copies)
+    assert all(WORKSPACE <= into < WORKSPACE + library.WEIGHTS for into, _, _ in library.copies)
+
+
+def test_layers_with_gradients_behind_them_keep_their_reserve(library: Recorded) -> None:
+    at = launched(library, Layers, **LAYER, y=(5, 3, 12), reserve=(0,))
+    ((_, given),) = library.calls
+    assert (given["mode"], given["reserve_bytes"], given["reserve"]) == (1, 1 << 9, at["reserve"])
+    assert given["weights"] == at["reserve"] + (1 << 9), "the gradients have them, too"
+
+
+def test_states_of_layers_are_copied_only_where_they_lie_apart(library: Recorded) -> None:
+    state = 4 * 2 * 3 * 6
+    near = {"h0[0]": 5 << 30, "h0[1]": (5 << 30) + state, "h_n[0]": 6 << 30, "h_n[1]": (6 << 30) + 2 * state}
+    at = launched(library, Layers, base=near, lengths=None, **TWO, y=(5, 3, 12), h_n=[(2, 3, 6)] * 2)
+    ((_, given),) = library.calls
+    assert given["hx"] == at["h0[0]"], "one behind the other"
+    for name in ("hy", "cx"):
+        assert given[name] >= WORKSPACE + library.WEIGHTS + library.WORK
+    assert given["cy"] is None
+    weights = 4 * (2 * 24 * (4 + 6 + 2) + 2 * 24 * (12 + 6 + 2))
+    assert sum(nbytes for _, _, nbytes in library.copies) == weights + 2 * state + 2 * state
+    cells = [(into, of) for into, of, _ in library.copies if of in (at["c0[0]"], at["c0[1]"])]
+    assert cells == [(given["cx"], at["c0[0]"]), (given["cx"] + state, at["c0[1]"])]
+    ends = [(into, of) for into, of, _ in library.copies if into in (at["h_n[0]"], at["h_n[1]"])]
+    assert ends == [(at["h_n[0]"], given["hy"]), (at["h_n[1]"], given["hy"] + state)]
 
 
 def test_lengths_are_on_the_device_before_a_layer_runs(library: Recorded) -> None:
     """They are copied on another stream than the one that the layer runs on."""
-    launched(library, Recurrent, **LAYER, y=(5, 3, 12))
-    launched(library, RecurrentBackwardData, **LAYER, y=(5, 3, 12), dy=(5, 3, 12), dx=(5, 3, 4))
-    assert [given["arrived"] for _, given in library.calls] == [True] * 3
+    launched(library, Layers, **LAYER, y=(5, 3, 12))
+    launched(library, LayersBackward, **LAYER, **GRADIENTS)
+    assert [given["arrived"] for _, given in library.calls] == [True] * 4
 
 
 @pytest.mark.parametrize("lengths", [None, (5, 2, 4)])
@@ -243,78 +389,121 @@ def test_sizes_beyond_32_bits_are_refused(library: Recorded, lengths: Any) -> No
     """As arguments of C functions they would lose their upper bits without a word."""
     steps = (1 << 32) + 5
     with pytest.raises(EngineFailure, match="32 bits"):
-        launched(library, Recurrent, lengths=lengths, **LAYER | {"x": (steps, 3, 4)}, y=(steps, 3, 12))
+        launched(library, Layers, lengths=lengths, **LAYER | {"x": (steps, 3, 4)}, y=(steps, 3, 12))
 
 
 def test_gradients_are_passed_as_the_header_says(library: Recorded) -> None:
-    y, kept = (5, 3, 12), (2, 5, 3, 5, 6)
-    more = {"y": y, "dy": y, "dx": (5, 3, 4), "dh0": (2, 3, 6), "dc0": (2, 3, 6), "dh_n": (2, 3, 6)}
-    at = launched(library, RecurrentBackwardData, ("slopes",), **LAYER, **more, slopes=kept)
-    (_, forward), (name, given) = library.calls
+    at = launched(library, LayersBackward, **LAYER, **GRADIENTS)
+    (_, forward), (by_data, given), (by_weights, last) = library.calls
     assert forward["mode"] == 1
-    assert forward["reserve"] == given["reserve"] == at["slopes"]
-    assert forward["y"] == given["y"] != at["y"], "computed again"
-    assert name == "cudnnRNNBackwardData_v8"
-    wanted = {"dy": "dy", "dx": "dx", "hx": "h0", "dhy": "dh_n", "dhx": "dh0", "cx": "c0", "dcx": "dc0"}
+    assert forward["reserve"] == given["reserve"] == last["reserve"] == at["reserve"]
+    assert forward["y"] == given["y"] == last["y"] >= WORKSPACE, "computed again"
+    assert (by_data, by_weights) == ("cudnnRNNBackwardData_v8", "cudnnRNNBackwardWeights_v8")
+    wanted = {"dy": "dy", "dx": "dx", "hx": "h0[0]", "dhy": "dh_n[0]", "dhx": "dh0[0]", "dcx": "dc0[0]"}
     assert {key: given[key] for key in wanted} == {key: at[of] for key, of in wanted.items()}
     assert given["dcy"] is None
-    library.calls.clear()
-    library.copies.clear()
-    weights = {"dw_ih": (2, 24, 4), "dw_hh": (2, 24, 6), "dbias": (2, 2, 24)}
-    given_too = {"x": (5, 3, 4), "y": y, "slopes": kept, "h0": (2, 3, 6)}
-    at = launched(library, RecurrentBackwardWeights, ("slopes",), **given_too, **weights)
-    ((name, given),) = library.calls
-    assert name == "cudnnRNNBackwardWeights_v8"
-    wanted = {"x": "x", "y": "y", "hx": "h0", "reserve": "slopes"}
-    assert {key: given[key] for key in wanted} == {key: at[of] for key, of in wanted.items()}
-    assert sum(nbytes for _, _, nbytes in library.copies) == 4 * (2 * 24 * (4 + 6 + 2))
-    assert all(1 << 40 <= of < (1 << 40) + library.WEIGHTS for _, of, _ in library.copies)
+    assert (last["x"], last["hx"]) == (at["x"], at["h0[0]"])
+    of_weights = 4 * (2 * 24 * (4 + 6 + 2))
+    assert sum(nbytes for _, _, nbytes in library.copies) == 2 * of_weights
+    assert forward["weights"] == given["weights"] == at["reserve"] + (1 << 9)
+    assert last["weights"] >= WORKSPACE
+    assert all(WORKSPACE <= of < WORKSPACE + library.WEIGHTS for _, of, _ in library.copies[-4:])
 
 
-def test_what_is_kept_outside_of_a_plan_is_refused(library: Recorded) -> None:
-    held, handle = IMPLEMENTATIONS[Recurrent].launchers["library"].held, SimpleNamespace(backend_handle=9)
-    assert held is not None
+def test_gradients_by_data_alone_leave_the_weights_out(library: Recorded) -> None:
+    launched(library, LayersBackward, **LAYER, **{name: GRADIENTS[name] for name in ("reserve", "dx")})
+    assert [name for name, _ in library.calls] == ["cudnnRNNForward", "cudnnRNNBackwardData_v8"]
+    assert library.calls[1][1]["dy"] >= WORKSPACE, "there is none: it is 0"
 
-    def asked(operation: Any, virtual: Any = (), **dims: Any) -> Any:
-        node = operation(**{name: number for number, name in enumerate(dims)}, mode=RecurrentMode.LSTM)
-        roles = {name: TensorRole.VIRTUAL if name in virtual else TensorRole.BOUND for name in dims}
-        specs = {name: TensorSpec.packed(dims[name]) for name in dims}
-        names = [name for name, _ in node.named()]
-        return held(
-            node, [tensor_of(n, specs[name], role=roles[name]) for n, name in enumerate(names)], handle
-        )
 
+def test_gradients_that_are_handed_a_reserve_compute_no_layer(library: Recorded) -> None:
+    at = launched(library, LayersBackward, again=False, **LAYER, **GRADIENTS, y=(5, 3, 12))
+    (by_data, given), (by_weights, last) = library.calls
+    assert (by_data, by_weights) == ("cudnnRNNBackwardData_v8", "cudnnRNNBackwardWeights_v8")
+    assert given["y"] == last["y"] == at["y"]
+    assert given["weights"] == at["reserve"] + (1 << 9)
+    assert sum(nbytes for _, _, nbytes in library.copies) == 4 * (2 * 24 * (4 + 6 + 2)), "the gradients"
+
+
+def reserved(operation: Any, bound: str, **dims: Any) -> Graph:
+    """A graph of one operation, whose tensor of this name is bound."""
+    g = GraphBuilder()
+    operands = {name: g.input(name, each, F64) for name, each in dims.items()}
+    made = g.apply(operation(**operands, mode=RecurrentMode.RELU), also=() if bound in dims else (bound,))
+    return g.build(found=made if isinstance(made, Tensor) else made[-1])
+
+
+def test_what_is_kept_outside_of_a_plan_is_refused() -> None:
+    layer = {"x": (5, 3, 4), "w_ih": (1, 6, 4), "w_hh": (1, 6, 6)}
+    kept = (1, 5, 3, 1, 6)
     with pytest.raises(Refused, match="reserve"):
-        asked(Recurrent, **LAYER, y=(5, 3, 12), reserve=(2, 5, 3, 5, 6))
-    given = {
-        "x": (5, 3, 4),
-        "y": (5, 3, 12),
-        "slopes": (2, 5, 3, 5, 6),
-        "dw_ih": (2, 24, 4),
-        "dw_hh": (2, 24, 6),
-    }
+        layered(reserved(Recurrent, "reserve", **layer).body)
+    with pytest.raises(Refused, match="reserve"):
+        layered(reserved(RecurrentBackwardData, "reserve", **layer, y=(5, 3, 6), reserve=kept).body)
     with pytest.raises(Refused, match="slopes"):
-        asked(RecurrentBackwardWeights, **given)
-    library.RESERVE = 1 << 20
-    assert asked(RecurrentBackwardWeights, ("slopes",), **given) == {"slopes": 1 << 20}
+        layered(reserved(RecurrentBackwardData, "slopes", **layer, y=(5, 3, 6)).body)
+    given = {"x": (5, 3, 4), "y": (5, 3, 6), "slopes": kept}
+    with pytest.raises(Refused, match="slopes"):
+        layered(reserved(RecurrentBackwardWeights, "slopes", **given).body)
 
 
-def test_a_reserve_larger_than_slopes_has_room_in_their_place(library: Recorded) -> None:
-    *_, piece = (
-        piece
-        for piece in check(trained("gru")).pieces
-        if any(each.kind == "recurrent_bwd_data" for each in piece.graph.operations)
-    )
+def composed(library: Recorded, graph: Graph, limit: int | None = None) -> list[Any]:
+    """The steps that libcudnn runs of a graph's plan, and the plan."""
     handle = SimpleNamespace(backend_handle=9)
-    small = compile_split(piece.graph, handle, None).workspace
+    parts = cut(graph.body)
+    assert parts is not None
+
+    def build(piece: OperationGraph) -> Any:
+        return compile_split(piece, handle, None)
+
+    plan = compose(graph.body, parts, build, limit)
+    steps = [step for step in plan.recipe.steps if isinstance(step, OperationStep)]
+    return [*(step for step in steps if step.launcher == "library"), plan]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_layers_hand_their_reserve_to_their_gradients(library: Recorded, *, first: bool) -> None:
+    """Also where their results lie in another order than the library writes them in."""
     library.RESERVE = 1 << 20
-    assert compile_split(piece.graph, handle, None).workspace >= small + (1 << 20) - (1 << 13)
+    size = library.RESERVE + library.WEIGHTS
+    g = GraphBuilder()
+    x = g.input("x", (3, 5, 6) if first else (5, 3, 6), F64)
+    weights = [[g.input(f"{name}{n}", (6, 6), F64) for name in "ih"] for n in range(2)]
+    y = g.rnn(x, weights, batch_first=first).y
+    slope = g.input("slope", y.dims, F64)
+    gradients = g.grad([y * y], [x, *weights[0], *weights[1]], [slope])
+    graph = g.build({"y": y, **{f"d{n}": each for n, each in enumerate(gradients)}})
+    layers, back, plan = composed(library, graph)
+
+    def at(step: Any, name: str) -> Any:
+        return step.sources[[each for each, _ in step.operation.named()].index(name)]
+
+    assert (layers.operation.kind, back.operation.kind) == ("recurrent", "recurrent_bwd")
+    assert back.operation.again is False
+    assert at(back, "reserve") == at(layers, "reserve")
+    assert at(back, "y") == at(layers, "y")
+    assert back.tensors[[name for name, _ in back.operation.named()].index("reserve")].dims == (size,)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan.recipe), type=Recipe) == plan.recipe
+    # Nothing that runs between the two has the place of the reserve.
+    start = at(layers, "reserve").offset
+    others = (each for step in plan.recipe.steps if step not in (layers, back) for each in step.sources)
+    assert not [
+        each for each in others if isinstance(each, Scratch) and start <= each.offset < start + (1 << 20)
+    ]
+
+
+def test_a_reserve_that_does_not_fit_is_computed_again(library: Recorded) -> None:
+    library.RESERVE = 1 << 20
+    graph = network("gru", 2)
+    *_, wide = composed(library, graph)
+    _, back, plan = composed(library, graph, wide.workspace - 1)
+    assert back.operation.again is True
+    assert plan.workspace < wide.workspace
 
 
 def test_states_of_sequences_without_steps_stay(library: Recorded) -> None:
     """libcudnn writes 0 for them."""
-    node_lengths = (5, 0, 0)
-    at = launched(library, Recurrent, lengths=node_lengths, **LAYER, y=(5, 3, 12), h_n=(2, 3, 6))
-    kept = [(into - at["h_n"], of - at["h0"], size) for into, of, size in library.copies[-2:]]
+    at = launched(library, Layers, lengths=(5, 0, 0), **LAYER, y=(5, 3, 12), h_n=[(2, 3, 6)])
+    kept = [(into - at["h_n[0]"], of - at["h0[0]"], size) for into, of, size in library.copies[-2:]]
     line = 4 * 6
     assert kept == [(line, line, 2 * line), (4 * line, 4 * line, 2 * line)]

@@ -36,7 +36,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.messages import Fill
 from cudnn_actor.protocol.types.tensor import LayoutName
-from cudnn_actor.supervision import Restarted
+from cudnn_actor.supervision import Restarted, Restarting
 
 from ..engines.references import relative_error
 from .bounds import UNIT
@@ -140,9 +140,10 @@ async def test_the_cause_of_a_restart_names_the_illegal_address(
         await strike(gpu, "illegal access", ammunition)
         events = gpu.events()
         async with asyncio.timeout(PATIENCE_S):
-            seen = [str(event) async for event in _until_restarted(events)]
+            seen = [event async for event in _until_restarted(events)]
         await events.aclose()
-    assert any("ILLEGAL_ADDRESS" in text.upper().replace(" ", "_") for text in seen), seen
+    causes = [event.cause.cause for event in seen if isinstance(event, Restarting)]
+    assert any("ILLEGAL_ADDRESS" in text.upper().replace(" ", "_") for text in causes), causes
 
 
 async def _until_restarted(events: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -12,7 +12,7 @@ from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, compiled
 from cudnn_actor.protocol.operations import GraphTensor, Operation
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["IMPLEMENTATIONS", "Computed", "Implementation", "Launcher", "implement", "kernels"]
+__all__ = ["IMPLEMENTATIONS", "Asked", "Computed", "Implementation", "Launcher", "implement", "kernels"]
 
 
 class Computed(NamedTuple):
@@ -28,6 +28,21 @@ class Computed(NamedTuple):
     dtype: DType
 
 
+class Asked(NamedTuple):
+    """The memory that a run needs, as a library says.
+
+    Parameters
+    ----------
+    workspace
+        Bytes of the workspace.
+    held
+        Bytes of the operands that hold what only the library understands, by name. They are in no graph.
+    """
+
+    workspace: int
+    held: Mapping[str, int]
+
+
 class Launcher(NamedTuple):
     """A way to run an operation as a step of its own.
 
@@ -41,11 +56,9 @@ class Launcher(NamedTuple):
         Whether the tensors must be packed in the order of their dims.
     workspace
         Gives the bytes of memory that the run needs besides, from what `make` gets; None if it needs none.
-    room
-        As `workspace`, if the library says so: it gets the handle, too.
-    held
-        Gives the bytes of results that hold what only the library understands, by name, from what `make`
-        gets. Such results are not bound. None if there are none.
+    asked
+        What the library says of the memory that the run needs, from what `make` gets; None if `workspace`
+        says it.
     launches
         Gives what the run launches, if that is kernels of our own.
     first
@@ -56,8 +69,7 @@ class Launcher(NamedTuple):
     make: Callable[[Any, Sequence[GraphTensor], Any], Run]
     packed: bool = False
     workspace: Callable[[Any, Sequence[GraphTensor]], int] | None = None
-    room: Callable[[Any, Sequence[GraphTensor], Any], int] | None = None
-    held: Callable[[Any, Sequence[GraphTensor], Any], Mapping[str, int]] | None = None
+    asked: Callable[[Any, Sequence[GraphTensor], Any], Asked] | None = None
     launches: Callable[[Any, Sequence[GraphTensor]], Sequence[Launch]] | None = None
     first: Callable[[Any, Sequence[GraphTensor]], bool] | None = None
 

@@ -1,9 +1,8 @@
-"""Recurrent layers by libcudnn.
+"""Recurrent layers one above the other by libcudnn, which computes them together.
 
 Its weights lie in one space, into which those of a run are copied first: neighbours there and here in one
-copy. Its reserve has no meaning outside of it, so it stays within a plan. For gradients, planning leaves out
-the reserve of the forward pass, and the steps are computed again; the gradients of the weights are in one
-piece with those by data, and `slopes` between them holds the reserve.
+copy. Its reserve has no meaning outside of it, so it stays within a plan: the gradients compute the steps
+again, unless a step before them in the same plan has kept its reserve.
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html
 """
 
@@ -29,21 +28,20 @@ from cudnn_actor.engines.cuda.library.libcudnn import (
     tensor_descriptor,
 )
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.operations.implementation import Asked, Launcher, implement
 from cudnn_actor.protocol.operations import (
     GraphTensor,
+    Operation,
     Recurrent,
     RecurrentBackwardData,
     RecurrentBackwardWeights,
     RecurrentMode,
-    TensorRole,
 )
+from cudnn_actor.protocol.operations.base import ALLOCATED, T
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import packed_strides
 
-__all__ = ["Span", "joined", "library_recurrent", "spans_of"]
-
-AnyRecurrent = Recurrent[int] | RecurrentBackwardData[int] | RecurrentBackwardWeights[int]
+__all__ = ["Layers", "LayersBackward", "Span", "joined", "library_layers", "spans_of"]
 
 _MODES = {RecurrentMode.RELU: 0, RecurrentMode.TANH: 1, RecurrentMode.LSTM: 2, RecurrentMode.GRU: 3}
 """cudnnRNNMode_t."""
@@ -64,6 +62,92 @@ _BASE = 1 << 32
 """An address that stands for the space of the weights: what is asked for is where they lie in it."""
 _ON_DEVICE = 3
 """cudaMemcpyKind."""
+_STATES = ("h0", "c0", "h_n", "c_n")
+_STATES_BACKWARD = ("h0", "c0", "dh_n", "dc_n", "dh0", "dc0")
+"""States of all layers, which libcudnn takes one behind the other."""
+
+
+class Layers(Operation[T], tag="recurrent_layers"):
+    """Layers of a recurrent network, the lowest first: `Recurrent` operations, each of which reads the one
+    before it.
+
+    Parameters
+    ----------
+    x, y
+        What the first layer reads and the last one writes.
+    w_ih, w_hh, bias, w_hr, h0, c0, h_n, c_n
+        Those of each layer; empty if they are left out.
+    reserve
+        What the library keeps for the gradients, and the weights as it has them; None if there are none.
+    mode, lengths
+        As of `Recurrent`.
+    """
+
+    kind = "recurrent"
+    inputs = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0")
+    outputs = ("y", "h_n", "c_n", "reserve")
+    x: T
+    w_ih: tuple[T, ...]
+    w_hh: tuple[T, ...]
+    bias: tuple[T, ...] = ()
+    w_hr: tuple[T, ...] = ()
+    h0: tuple[T, ...] = ()
+    c0: tuple[T, ...] = ()
+    y: T = ALLOCATED
+    h_n: tuple[T, ...] = ()
+    c_n: tuple[T, ...] = ()
+    reserve: T | None = None
+    mode: RecurrentMode
+    lengths: tuple[int, ...] | None = None
+
+
+class LayersBackward(Operation[T], tag="recurrent_layers_backward"):
+    """The gradients of `Layers`, by data and by weights.
+
+    Parameters
+    ----------
+    x, w_ih, w_hh, bias, w_hr, h0, c0, mode, lengths
+        As of `Layers`.
+    y
+        What the last layer wrote, for the gradients of the weights; None for what is computed again.
+    dy, dh_n, dc_n
+        Gradients of the results; None, or empty, for 0.
+    reserve
+        What the library kept of the forward pass, and the weights; with `again`, memory for that.
+    dx, dh0, dc0, dw_ih, dw_hh, dbias, dw_hr
+        The gradients. Those of the weights are empty if they are not wanted.
+    again
+        Whether the forward pass is computed again.
+    """
+
+    kind = "recurrent_bwd"
+    inputs = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0", "y", "dy", "dh_n", "dc_n", "reserve")
+    outputs = ("dx", "dh0", "dc0", "dw_ih", "dw_hh", "dbias", "dw_hr")
+    x: T
+    w_ih: tuple[T, ...]
+    w_hh: tuple[T, ...]
+    bias: tuple[T, ...] = ()
+    w_hr: tuple[T, ...] = ()
+    h0: tuple[T, ...] = ()
+    c0: tuple[T, ...] = ()
+    y: T | None = None
+    dy: T | None = None
+    dh_n: tuple[T, ...] = ()
+    dc_n: tuple[T, ...] = ()
+    reserve: T
+    dx: T = ALLOCATED
+    dh0: tuple[T, ...] = ()
+    dc0: tuple[T, ...] = ()
+    dw_ih: tuple[T, ...] = ()
+    dw_hh: tuple[T, ...] = ()
+    dbias: tuple[T, ...] = ()
+    dw_hr: tuple[T, ...] = ()
+    mode: RecurrentMode
+    lengths: tuple[int, ...] | None = None
+    again: bool = True
+
+
+AnyLayers = Layers[int] | LayersBackward[int]
 
 
 class Span(NamedTuple):
@@ -76,6 +160,8 @@ class Span(NamedTuple):
 
 
 class _Sizes(NamedTuple):
+    """`features`: of the first layer."""
+
     steps: int
     batch: int
     features: int
@@ -83,18 +169,23 @@ class _Sizes(NamedTuple):
     hidden: int
     state: int
 
+    def of_layer(self, layer: int) -> _Sizes:
+        """Those of one layer: what it reads has these features."""
+        return self if layer == 0 else self._replace(features=self.directions * self.state)
 
-class _Layer:
-    """A layer, as libcudnn is told of it, and the parts of the workspace.
 
-    Raises `Refused`, and `EngineFailure` if libcudnn does not take it.
+class _Network:
+    """Layers, as libcudnn is told of them, and the parts of the workspace.
+
+    Raises `Refused`, and `EngineFailure` if libcudnn does not take them.
     """
 
-    def __init__(self, operation: AnyRecurrent, tensors: Sequence[GraphTensor], handle: Any) -> None:
+    def __init__(self, operation: AnyLayers, tensors: Sequence[GraphTensor], handle: Any) -> None:
         self.operation, self.handle = operation, handle.backend_handle
         names = [name for name, _ in operation.named()]
         self.given = dict(zip(names, tensors, strict=True))
         self.places = {name: number for number, name in enumerate(names)}
+        self.layers = len(operation.w_hh)
         self.sizes = sizes = self._sizes()
         self.dtype = dtype = self.given["x"].dtype
         library = libcudnn()
@@ -106,7 +197,7 @@ class _Layer:
         library.cudnnSetRNNDescriptor_v8(
             *(self.rnn.pointer, _STANDARD, _MODES[operation.mode], _TWO_BIASES, sizes.directions - 1),
             *(_MULTIPLIED_INPUT, data_type(dtype), wide, self._math()),
-            *(sizes.features, sizes.hidden, sizes.state, 1, self._dropout.pointer, _PADDED),
+            *(sizes.features, sizes.hidden, sizes.state, self.layers, self._dropout.pointer, _PADDED),
         )
         lengths = operation.lengths or (sizes.steps,) * sizes.batch
         of_steps = (sizes.steps, sizes.batch)
@@ -115,20 +206,22 @@ class _Layer:
         self.lengths = on_device(np.asarray(lengths, np.int32))  # behind the descriptors, which check them
         self.h, self.c = (self._states(size) for size in (sizes.state, sizes.hidden))
         self.weights = self._asked("cudnnGetRNNWeightSpaceSize", self.handle, self.rnn.pointer)[0]
-        forward = _INFERENCE if isinstance(operation, Recurrent) else _TRAINING
+        forward = _TRAINING if "reserve" in self.given else _INFERENCE
         self.temporary, self.reserve = self._asked(
             "cudnnGetRNNTempSpaceSizes", self.handle, self.rnn.pointer, forward, self.x.pointer, count=2
         )
+        self.kept_weights = -(-self.reserve // _LINE) * _LINE
+        """Where in the operand `reserve` the weights lie that it has, too."""
         of_y = math.prod((*of_steps, sizes.directions * sizes.state)) * dtype.itemsize
         self.bytes_of_x, self.bytes_of_y = math.prod((*of_steps, sizes.features)) * dtype.itemsize, of_y
-        again = isinstance(operation, RecurrentBackwardData)
-        own_reserve = self.reserve if again and "slopes" not in self.given else 0
+        back = isinstance(operation, LayersBackward)
         self.parts = dict[str, int]()
         start = 0
         for name, nbytes in (
-            *(("weights", self.weights), ("temporary", self.temporary)),
-            *(("y", of_y if again else 0), ("reserve", own_reserve)),
-            ("dy", of_y if again and "dy" not in self.given else 0),
+            ("weights", 0 if "reserve" in self.given and not back else self.weights),
+            *(("temporary", self.temporary), ("y", of_y if back else 0)),
+            ("dy", of_y if back and "dy" not in self.given else 0),
+            *((name, self._bytes_of(name)) for name in (_STATES_BACKWARD if back else _STATES)),
         ):
             self.parts[name] = start
             start += -(-nbytes // _LINE) * _LINE
@@ -136,11 +229,16 @@ class _Layer:
 
     def _sizes(self) -> _Sizes:
         (steps, batch, features), gates = self.given["x"].dims, self.operation.mode.gates
-        if "w_hh" in self.given:
-            directions, rows, state = self.given["w_hh"].dims
-            return _Sizes(steps, batch, features, directions, rows // gates, state)
-        directions, *_, hidden = self.given["slopes"].dims
-        return _Sizes(steps, batch, features, directions, hidden, self.given["y"].dims[2] // directions)
+        directions, rows, state = self.given["w_hh[0]"].dims
+        return _Sizes(steps, batch, features, directions, rows // gates, state)
+
+    def of_layers(self, name: str) -> list[str]:
+        """The names of an operand of all layers."""
+        return [f"{name}[{layer}]" for layer in range(self.layers) if f"{name}[{layer}]" in self.given]
+
+    def _bytes_of(self, name: str) -> int:
+        """Bytes of a state of all layers together."""
+        return sum(self.given[each].spec.nbytes for each in self.of_layers(name))
 
     def _math(self) -> int:
         if self.dtype.is_half:
@@ -151,7 +249,7 @@ class _Layer:
         return _TENSOR_CORES if numerics is not None and numerics.tf32 else _FULL
 
     def _states(self, size: int) -> Descriptor:
-        dims = (self.sizes.directions, self.sizes.batch, size)
+        dims = (self.layers * self.sizes.directions, self.sizes.batch, size)
         return tensor_descriptor(dims, packed_strides(dims), self.dtype)
 
     def _asked(self, function: str, *arguments: Any, count: int = 1) -> list[int]:
@@ -163,10 +261,11 @@ class _Layer:
     def spans(self, *, gradients: bool) -> list[Span]:
         """Where the weights lie, or their gradients: those that are operands."""
         found: list[Span] = []
-        for way in range(self.sizes.directions):
+        for layer, way in itertools.product(range(self.layers), range(self.sizes.directions)):
             for number in range(2 * self.operation.mode.gates + (self.sizes.state < self.sizes.hidden)):
-                matrix, bias = self._of_weights(way, self._number(number))
-                found += spans_of(self.operation.mode, self.sizes, way, number, (matrix, bias))
+                places = self._of_weights(layer * self.sizes.directions + way, self._number(number))
+                of_gate = spans_of(self.operation.mode, self.sizes.of_layer(layer), way, number, places)
+                found += [each._replace(name=f"{each.name}[{layer}]") for each in of_gate]
         itemsize, prefix = self.dtype.itemsize, "d" if gradients else ""
         named = [
             Span(prefix + each.name, each.start * itemsize, each.place, each.nbytes * itemsize)
@@ -202,12 +301,12 @@ class _Layer:
             for way in range(directions)
         ]
 
-    def _of_weights(self, way: int, number: int) -> tuple[int, int]:
-        """Where a matrix and its bias lie in the space of the weights."""
+    def _of_weights(self, layer: int, number: int) -> tuple[int, int]:
+        """Where a matrix and its bias lie in the space of the weights. `layer`: of one direction."""
         of_matrix, of_bias = Descriptor("Tensor"), Descriptor("Tensor")
         matrix, bias = c_void_p(), c_void_p()
         libcudnn().cudnnGetRNNWeightParams(
-            *(self.handle, self.rnn.pointer, way, self.weights, c_void_p(_BASE), number),
+            *(self.handle, self.rnn.pointer, layer, self.weights, c_void_p(_BASE), number),
             *(of_matrix.pointer, ctypes.byref(matrix), of_bias.pointer, ctypes.byref(bias)),
         )
         return (matrix.value or 0) - _BASE, (bias.value or 0) - _BASE
@@ -250,21 +349,21 @@ def joined(spans: Sequence[Span]) -> list[Span]:
 
 
 class _Call:
-    """One run of a layer: where its operands and the parts of its workspace are."""
+    """One run of the layers: where its operands and the parts of its workspace are."""
 
-    def __init__(self, layer: _Layer, spans: Sequence[Span], addresses: Sequence[int]) -> None:
-        self.layer, self._spans, self._addresses = layer, spans, addresses
+    def __init__(self, network: _Network, addresses: Sequence[int]) -> None:
+        self.network, self._addresses = network, addresses
         self._library, self._runtime = libcudnn(), libraries().runtime
         self._stream = libraries().cupy.cuda.get_current_stream().ptr
 
     def at(self, name: str) -> int | None:
         """The address of an operand; None if it is left out."""
-        place = self.layer.places.get(name)
+        place = self.network.places.get(name)
         return None if place is None else self._addresses[place]
 
     def part(self, name: str) -> int:
         """The address of a part of the workspace."""
-        return self._addresses[-1] + self.layer.parts[name]
+        return self._addresses[-1] + self.network.parts[name]
 
     def clear(self, address: int, nbytes: int) -> None:
         self._runtime.memsetAsync(address, 0, nbytes, self._stream)
@@ -272,122 +371,162 @@ class _Call:
     def copy(self, into: int, source: int, nbytes: int) -> None:
         self._runtime.memcpyAsync(into, source, nbytes, _ON_DEVICE, self._stream)
 
-    def gather_weights(self) -> None:
+    @functools.cached_property
+    def weights(self) -> int:
+        """The space of the weights: behind the reserve, if there is one, so that the gradients have them."""
+        kept = self.at("reserve")
+        return self.part("weights") if kept is None else kept + self.network.kept_weights
+
+    def gather_weights(self, spans: Sequence[Span]) -> None:
         """Copy the weights into their space."""
-        weights = self.part("weights")
-        if "bias" not in self.layer.given:  # what no operand gives is 0
-            self.clear(weights, self.layer.weights)
-        for span in self._spans:
+        weights = self.weights
+        if "bias[0]" not in self.network.given:  # what no operand gives is 0
+            self.clear(weights, self.network.weights)
+        for span in spans:
             self.copy(weights + span.place, (self.at(span.name) or 0) + span.start, span.nbytes)
 
-    def scatter_weights(self) -> None:
+    def scatter_weights(self, spans: Sequence[Span]) -> None:
         """Copy the gradients of the weights out of their space."""
-        for span in self._spans:
+        for span in spans:
             self.copy((self.at(span.name) or 0) + span.start, self.part("weights") + span.place, span.nbytes)
 
-    def keep_states(self, *pairs: tuple[str, str]) -> None:
-        """Copy the states of sequences without a step, for which libcudnn writes 0."""
-        for name, result in pairs:
-            source, into = self.at(name), self.at(result)
-            if source is not None and into is not None:
-                for start, nbytes in self.layer.without_steps(name):
-                    self.copy(into + start, source + start, nbytes)
+    def _apart(self, name: str) -> list[tuple[int, int, int]]:
+        """Of a state of all layers: where each layer's is, where it is in the workspace, and its bytes.
 
-    def forward(self, mode: int, y: int | None, ends: Sequence[int | None], reserve: Sequence[Any]) -> None:
-        """cudnnRNNForward. `ends`: where the last states go. `reserve`: its bytes and its address."""
-        layer, at = self.layer, self.at
+        Empty if they lie one behind the other, as the library has them.
+        """
+        found, place = [], self.part(name)
+        for each in self.network.of_layers(name):
+            nbytes = self.network.given[each].spec.nbytes
+            found.append((self.at(each) or 0, place, nbytes))
+            place += nbytes
+        together = all(own - found[0][0] == place - found[0][1] for own, place, _ in found)
+        return [] if together else found
+
+    def state(self, name: str) -> int | None:
+        """Where a state of all layers lies, or is to be written: as the operands or in the workspace."""
+        return self.part(name) if self._apart(name) else self.at(f"{name}[0]")
+
+    def gather_states(self, *names: str) -> None:
+        """Copy states into the workspace where the layers' lie apart."""
+        for name in names:
+            for own, place, nbytes in self._apart(name):
+                self.copy(place, own, nbytes)
+
+    def scatter_states(self, *pairs: tuple[str, str]) -> None:
+        """Copy states out of the workspace where the layers' lie apart; (what it was before, the state).
+
+        Those of sequences without a step, for which libcudnn writes 0, are what they were before.
+        """
+        for before, name in pairs:
+            for own, place, nbytes in self._apart(name):
+                self.copy(own, place, nbytes)
+            for layer in range(self.network.layers):
+                source, into = self.at(f"{before}[{layer}]"), self.at(f"{name}[{layer}]")
+                if source is not None and into is not None:
+                    for start, nbytes in self.network.without_steps(f"{before}[{layer}]"):
+                        self.copy(into + start, source + start, nbytes)
+
+    def forward(self, mode: int, y: int | None, reserve: Sequence[Any]) -> None:
+        """cudnnRNNForward. `reserve`: its bytes and its address."""
+        network, back = self.network, isinstance(self.network.operation, LayersBackward)
+        h_n, c_n = (None, None) if back else (self.state("h_n"), self.state("c_n"))
         self._library.cudnnRNNForward(
-            *(layer.handle, layer.rnn.pointer, mode, layer.lengths.data.ptr),
-            *(layer.x.pointer, at("x"), layer.y.pointer, y),
-            *(layer.h.pointer, at("h0"), ends[0], layer.c.pointer, at("c0"), ends[1]),
-            *(layer.weights, self.part("weights"), layer.temporary, self.part("temporary"), *reserve),
+            *(network.handle, network.rnn.pointer, mode, network.lengths.data.ptr),
+            *(network.x.pointer, self.at("x"), network.y.pointer, y),
+            *(network.h.pointer, self.state("h0"), h_n, network.c.pointer, self.state("c0"), c_n),
+            *(network.weights, self.weights, network.temporary, self.part("temporary"), *reserve),
         )
 
     def by_data(self, y: int, dy: int, reserve: Sequence[Any]) -> None:
         """cudnnRNNBackwardData_v8. `reserve`: its bytes and its address."""
-        layer, at = self.layer, self.at
+        network, state = self.network, self.state
         self._library.cudnnRNNBackwardData_v8(
-            *(layer.handle, layer.rnn.pointer, layer.lengths.data.ptr),
-            *(layer.y.pointer, y, dy, layer.x.pointer, at("dx")),
-            *(layer.h.pointer, at("h0"), at("dh_n"), at("dh0")),
-            *(layer.c.pointer, at("c0"), at("dc_n"), at("dc0")),
-            *(layer.weights, self.part("weights"), layer.temporary, self.part("temporary"), *reserve),
+            *(network.handle, network.rnn.pointer, network.lengths.data.ptr),
+            *(network.y.pointer, y, dy, network.x.pointer, self.at("dx")),
+            *(network.h.pointer, state("h0"), state("dh_n"), state("dh0")),
+            *(network.c.pointer, state("c0"), state("dc_n"), state("dc0")),
+            *(network.weights, self.weights, network.temporary, self.part("temporary"), *reserve),
         )
 
-    def by_weights(self) -> None:
+    def by_weights(self, y: int, reserve: Sequence[Any]) -> None:
         """cudnnRNNBackwardWeights_v8. It adds to what is in the space of the weights."""
-        layer, at = self.layer, self.at
+        network = self.network
         self._library.cudnnRNNBackwardWeights_v8(
-            *(layer.handle, layer.rnn.pointer, _ADDED, layer.lengths.data.ptr),
-            *(layer.x.pointer, at("x"), layer.h.pointer, at("h0"), layer.y.pointer, at("y")),
-            *(layer.weights, self.part("weights"), layer.temporary, self.part("temporary")),
-            *(layer.reserve, at("slopes")),
+            *(network.handle, network.rnn.pointer, _ADDED, network.lengths.data.ptr),
+            *(network.x.pointer, self.at("x"), network.h.pointer, self.state("h0"), network.y.pointer, y),
+            *(network.weights, self.part("weights"), network.temporary, self.part("temporary"), *reserve),
         )
 
 
-def _run_forward(call: _Call) -> None:
-    call.gather_weights()
-    call.forward(_INFERENCE, call.at("y"), (call.at("h_n"), call.at("c_n")), (0, None))
-    call.keep_states(("h0", "h_n"), ("c0", "c_n"))
+def _forward(network: _Network) -> Callable[[_Call], None]:
+    """The run of the layers."""
+    spans = network.spans(gradients=False)
+
+    def run(call: _Call) -> None:
+        call.gather_weights(spans)
+        call.gather_states("h0", "c0")
+        kept = call.at("reserve")
+        reserve = (0, None) if kept is None else (network.reserve, kept)
+        call.forward(_INFERENCE if kept is None else _TRAINING, call.at("y"), reserve)
+        call.scatter_states(("h0", "h_n"), ("c0", "c_n"))
+
+    return run
 
 
-def _run_by_data(call: _Call) -> None:
-    layer = call.layer
-    call.gather_weights()
-    y, dy = call.part("y"), call.at("dy")
-    if dy is None:
-        dy = call.part("dy")
-        call.clear(dy, layer.bytes_of_y)
-    if layer.operation.lengths is not None:  # libcudnn may leave what lies behind the end of a sequence
-        call.clear(call.at("dx") or 0, layer.bytes_of_x)
-    reserve = layer.reserve, call.at("slopes") or call.part("reserve")
-    call.forward(_TRAINING, y, (None, None), reserve)
-    call.by_data(y, dy, reserve)
-    call.keep_states(("dh_n", "dh0"), ("dc_n", "dc0"))
+def _backward(network: _Network, *, again: bool) -> Callable[[_Call], None]:
+    """The run of the gradients of the layers."""
+    spans, gradients = network.spans(gradients=False), network.spans(gradients=True)
+
+    def run(call: _Call) -> None:
+        call.gather_states("h0", "c0", "dh_n", "dc_n")
+        y, dy, reserve = call.part("y"), call.at("dy"), (network.reserve, call.at("reserve"))
+        given = call.at("y")
+        if again:
+            call.gather_weights(spans)
+            call.forward(_TRAINING, y, reserve)
+        elif given is not None:
+            y = given
+        if dy is None:
+            dy = call.part("dy")
+            call.clear(dy, network.bytes_of_y)
+        if network.operation.lengths is not None:  # libcudnn may leave what is behind the end of a sequence
+            call.clear(call.at("dx") or 0, network.bytes_of_x)
+        call.by_data(y, dy, reserve)
+        call.scatter_states(("dh_n", "dh0"), ("dc_n", "dc0"))
+        if gradients:
+            call.clear(call.part("weights"), network.weights)
+            call.by_weights(y if given is None else given, reserve)
+            call.scatter_weights(gradients)
+
+    return run
 
 
-def _run_by_weights(call: _Call) -> None:
-    call.clear(call.part("weights"), call.layer.weights)
-    call.by_weights()
-    call.scatter_weights()
+def library_layers(operation: AnyLayers, tensors: Sequence[GraphTensor], handle: Any) -> Run:
+    """The run of layers, or of their gradients, by libcudnn. Raises `Refused` and `EngineFailure`."""
+    network = _Network(operation, tensors, handle)
+    if isinstance(operation, LayersBackward):
+        run = _backward(network, again=operation.again)
+    else:
+        run = _forward(network)
+    return lambda addresses, _: run(_Call(network, addresses))
 
 
-_RUNS: dict[type, Callable[[_Call], None]] = {
-    Recurrent: _run_forward,
-    RecurrentBackwardData: _run_by_data,
-    RecurrentBackwardWeights: _run_by_weights,
-}
-
-
-def library_recurrent(operation: AnyRecurrent, tensors: Sequence[GraphTensor], handle: Any) -> Run:
-    """The run of a layer, or of its gradients, by libcudnn. Raises `Refused` and `EngineFailure`."""
-    layer = _Layer(operation, tensors, handle)
-    spans = layer.spans(gradients=isinstance(operation, RecurrentBackwardWeights))
-    run = _RUNS[type(operation)]
-    return lambda addresses, _: run(_Call(layer, spans, addresses))
-
-
-def _room(operation: AnyRecurrent, tensors: Sequence[GraphTensor], handle: Any) -> int:
-    """Bytes of the workspace."""
-    return _Layer(operation, tensors, handle).room
-
-
-def _held(operation: AnyRecurrent, tensors: Sequence[GraphTensor], handle: Any) -> dict[str, int]:
-    """Bytes of the reserve, which lies in the place of `slopes`. Raises `Refused` if it leaves the plan."""
-    given = {name: tensor for (name, _), tensor in zip(operation.named(), tensors, strict=True)}
-    if "reserve" in given:
-        raise Refused("cuDNN's reserve has no meaning outside of it: gradients compute the steps again")
-    if "slopes" not in given:
-        return {}
-    if given["slopes"].role is TensorRole.BOUND:
-        raise Refused("slopes stay within a plan on CUDA: ask for the gradients of a graph, by g.grad")
-    return {"slopes": _Layer(operation, tensors, handle).reserve}
+def _asked(operation: AnyLayers, tensors: Sequence[GraphTensor], handle: Any) -> Asked:
+    """Bytes of the workspace, and of the reserve with the weights."""
+    network = _Network(operation, tensors, handle)
+    held = {"reserve": network.kept_weights + network.weights} if "reserve" in network.given else {}
+    return Asked(network.room, held)
 
 
 implement(
     Recurrent,
     RecurrentBackwardData,
     RecurrentBackwardWeights,
-    launchers={"library": Launcher(library_recurrent, packed=True, room=_room, held=_held)},
     partly="what a recurrent layer keeps for its gradients stays within a plan",
+)
+implement(
+    Layers,
+    LayersBackward,
+    launchers={"library": Launcher(library_layers, packed=True, asked=_asked)},
 )

@@ -90,6 +90,10 @@ def compile_plan(
         return _first_good(graph, context, limit)
     except Refused as refusal:
         reason = refusal
+    if (
+        parts := cut(graph, layers_apart=True)
+    ) is not None:  # together they round too often, or take too much
+        return in_pieces(graph, parts, limit, lambda piece: compile_plan(piece, context, limit, soon=soon))
     try:
         unlimited = next(possible_plans(graph, context.handle, None, on_refusal=context.trying))
     except Refused:
@@ -110,7 +114,7 @@ def in_pieces(
     if between > limit:  # before any piece is built
         numbers = largest(graph, parts)
         raise OutOfMemory(requested=between, in_use=0, limit=limit, workspace=True, operations=numbers)
-    plan = compose(graph, parts, build)
+    plan = compose(graph, parts, build, limit)
     if plan.workspace > limit:
         most = max(plan.recipe.parts, key=lambda part: part.workspace)
         numbers = most.operations

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from cudnn_actor.engines.base import blame, blamed
+from cudnn_actor.engines.cuda.planning.kept_reserves import Handing, handings
 from cudnn_actor.engines.cuda.planning.partition import Cut, Piece
 from cudnn_actor.engines.cuda.planning.scratch_places import places, spans
 from cudnn_actor.engines.cuda.planning.steps import finish, moved, placed
@@ -19,26 +20,44 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 __all__ = ["compose", "largest", "scratch_bytes"]
 
 
-def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph], CudaPlan]) -> CudaPlan:
+def compose(
+    graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph], CudaPlan], limit: int | None = None
+) -> CudaPlan:
     """Make a plan that runs a graph's pieces one after the other.
 
-    `build` makes a piece's plan, once for equal pieces. Raises as `build`.
+    `build` makes a piece's plan, once for equal pieces. Pieces hand on what they can, if the plan's workspace
+    is within the limit then. Raises as `build`.
     """
     plans: dict[str, CudaPlan] = {}
     for piece in parts.pieces:
         digest = piece.graph.digest()
         if digest not in plans:
             plans[digest] = _built(piece, build)
-    offsets, nbytes = laid = places(parts)
     in_order = [(piece, plans[piece.graph.digest()]) for piece in parts.pieces]
-    scratch = nbytes + max((plan.recipe.scratch for plan in plans.values()), default=0)
+    handed = [*handings(parts.kept, [plan.recipe.steps for _, plan in in_order])]
+    if handed:
+        plan = _composed(graph, parts, in_order, handed)
+        if limit is None or plan.workspace <= limit:
+            return plan
+    return _composed(graph, parts, in_order, ())
+
+
+def _composed(
+    graph: OperationGraph, parts: Cut, in_order: Sequence[tuple[Piece, CudaPlan]], handed: Sequence[Handing]
+) -> CudaPlan:
+    """The plan of pieces with their plans."""
+    offsets, nbytes = places(parts, [held for each in handed for held in each.memory.values()])
+    scratch = nbytes + max((plan.recipe.scratch for _, plan in in_order), default=0)
     graphs = [each for _, plan in in_order for each in plan.graphs]
-    whole = finish(graph, [*_steps(graph, parts, in_order, laid)], graphs, scratch, None)
+    steps = _steps(graph, parts, in_order, (offsets, nbytes))
+    for each in handed:
+        each.hand_on(steps, offsets)
+    whole = finish(graph, [*itertools.chain.from_iterable(steps)], graphs, scratch, None)
     recipe = msgspec.structs.replace(
         whole.recipe,
-        checked=all(plan.checked for plan in plans.values()),
-        provisional=any(plan.provisional for plan in plans.values()),
-        parts=tuple(itertools.chain.from_iterable(_parts(*each) for each in in_order)),
+        checked=all(plan.checked for _, plan in in_order),
+        provisional=any(plan.provisional for _, plan in in_order),
+        parts=tuple(itertools.chain.from_iterable(_parts_of(in_order, handed))),
         between=_between(graph, parts, offsets),
     )
     return CudaPlan(recipe, whole.graphs)
@@ -49,24 +68,27 @@ def _steps(
     parts: Cut,
     in_order: Sequence[tuple[Piece, CudaPlan]],
     laid: tuple[Mapping[int, int], int],
-) -> Iterator[Step]:
-    """The steps of all pieces, each with its memory and its numbers in the whole graph. `laid`: `places`."""
+) -> list[list[Step]]:
+    """The steps of each piece, with their memory and numbers in the whole graph. `laid`: `places`."""
     offsets, nbytes = laid
     roots: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
     roots |= {uid: Scratch(offset) for uid, offset in offsets.items()}
     scalars = {uid: number for number, uid in enumerate(graph.scalars)}
+    found = []
     for piece, plan in in_order:
         buffers = [moved(roots[parts.stored[uid].root], parts.stored[uid].offset) for uid in piece.tensors]
         numbers = [scalars[uid] for uid in piece.graph.scalars]
-        for step in plan.recipe.steps:
-            yield placed(step, buffers, numbers, nbytes)
+        found.append([placed(step, buffers, numbers, nbytes) for step in plan.recipe.steps])
+    return found
 
 
 def _between(graph: OperationGraph, parts: Cut, offsets: Mapping[int, int]) -> tuple[Between, ...]:
     """What lies between pieces: its canonical number, bytes, place, and when it is used."""
     used, sizes = spans(parts), {tensor.uid: tensor.spec.nbytes for tensor in parts.between}
     return tuple(
-        Between(graph.canonical_uids[uid], sizes[uid], offset, *used[uid]) for uid, offset in offsets.items()
+        Between(graph.canonical_uids[uid], sizes[uid], offset, *used[uid])
+        for uid, offset in offsets.items()
+        if uid in sizes
     )
 
 
@@ -98,6 +120,17 @@ def _built(piece: Piece, build: Callable[[OperationGraph], CudaPlan]) -> CudaPla
 def _of_whole(piece: Piece, operations: Sequence[int]) -> tuple[int, ...]:
     """The numbers in the whole graph of operations of a piece; of all, if none are given."""
     return tuple(piece.numbers[number] for number in operations) or piece.numbers
+
+
+def _parts_of(in_order: Sequence[tuple[Piece, CudaPlan]], handed: Sequence[Handing]) -> Iterator[list[Part]]:
+    """The parts of each piece's plan. Layers that are handed on are in that of the layers alone."""
+    not_run = {each.kept.gradients: in_order[each.kept.layers][0].numbers for each in handed}
+    for place, (piece, plan) in enumerate(in_order):
+        without = set(not_run.get(place, ()))
+        yield [
+            msgspec.structs.replace(part, operations=tuple(n for n in part.operations if n not in without))
+            for part in _parts(piece, plan)
+        ]
 
 
 def _parts(piece: Piece, plan: CudaPlan) -> Iterator[Part]:

@@ -40,8 +40,8 @@ from cudnn_actor.engines.cuda.planning.layout_rules import (
     runs_of,
     view_of_operand,
 )
-from cudnn_actor.engines.cuda.planning.pieces import Anchored, Draft, Lines, Pieces, Stored
-from cudnn_actor.engines.cuda.planning.recomputed_layers import recomputed
+from cudnn_actor.engines.cuda.planning.pieces import Draft, Lines, Pieces, Stored
+from cudnn_actor.engines.cuda.planning.recurrent_layers import Kept, together
 from cudnn_actor.engines.cuda.planning.reshaped_products import reshaped
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -50,8 +50,7 @@ from cudnn_actor.protocol.operations import (
     Movement,
     Node,
     Pointwise,
-    RecurrentBackwardData,
-    RecurrentBackwardWeights,
+    Recurrent,
     TensorRole,
 )
 
@@ -70,26 +69,37 @@ class Piece(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A graph's pieces in order, where each tensor lies that they use, and what is stored between them."""
+    """A graph's pieces in order, where each tensor lies that they use, and what is stored between them.
+
+    `kept`: the pieces of recurrent layers whose reserve that of their gradients can read.
+    """
 
     pieces: tuple[Piece, ...]
     stored: dict[int, Stored]
     between: tuple[GraphTensor, ...]
+    kept: tuple[Kept, ...] = ()
 
 
-def cut(graph: OperationGraph) -> Cut | None:
+def cut(graph: OperationGraph, *, layers_apart: bool = False) -> Cut | None:
     """Cut a graph into pieces; None if it is a single one.
+
+    `layers_apart`: whether recurrent layers one above the other are pieces of their own.
 
     There are none for operations without elements in their results: see `empty_tensors`. Products may have
     other dims than in the graph: see `reshaped_products`.
     """
     whole, numbers = graph, tuple(range(len(graph.operations)))
-    for change in (filled, reshaped, read_in_parts, recomputed):
+    for change in (filled, reshaped, read_in_parts):
         if (found := change(whole)) is not None:
             if found.graph is None:
                 return _NOTHING
             whole, numbers = found.graph, tuple(numbers[number] for number in found.numbers)
-    parts = _Partition(whole).cut()
+    groups: tuple[range, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    if (layers := together(whole, apart=layers_apart)) is not None:
+        whole, numbers = layers.graph, tuple(numbers[number] for number in layers.numbers)
+        groups, kept = layers.groups, layers.kept
+    parts = _Partition(whole, groups).cut(kept)
     if whole is not graph:
         return _numbered(parts, numbers)
     return None if len(parts.pieces[0].graph.operations) == len(graph.operations) else parts
@@ -109,16 +119,22 @@ def _numbered(parts: Cut, numbers: Sequence[int]) -> Cut:
 class _Partition:
     """Brings the operations of a graph into pieces, one after the other."""
 
-    def __init__(self, graph: OperationGraph) -> None:
+    def __init__(self, graph: OperationGraph, groups: Sequence[range]) -> None:
         self._graph = graph
+        self._groups = {group.start: group for group in groups}
         self._pieces = Pieces(graph)
         self._read_alike = _read_alike(graph)
         self._concatenated = _concatenated(graph, self._pieces)
         self._new_uids = itertools.count(1 + max(self._pieces.forms))
 
-    def cut(self) -> Cut:
+    def cut(self, kept: Sequence[Kept]) -> Cut:
+        """The pieces. `kept`: groups, by the numbers of their first operations."""
+        in_groups = {number for group in self._groups.values() for number in group}
         for number, operation in enumerate(self._graph.operations):
-            if not (self._fuse(number, operation) or self._join_gradients(number, operation)):
+            if number in in_groups:
+                if number in self._groups:
+                    self._run_together(self._groups[number])
+            elif not self._fuse(number, operation):
                 for uid in operation.reads:
                     self._pieces.store(uid)
                 if not (self._begin_with_read(number, operation) or self._arrange(number, operation)):
@@ -126,7 +142,10 @@ class _Partition:
         stored = self._pieces.stored
         roots = (self._pieces.forms[uid] for uid, place in stored.items() if place.root == uid)
         between = tuple(form for form in roots if self._graph.tensor(form.uid).role is TensorRole.VIRTUAL)
-        return Cut(tuple(map(self._finished, self._pieces.in_order())), stored, between)
+        in_order = self._pieces.in_order()
+        places = {number: place for place, draft in enumerate(in_order) for number in draft.operations}
+        pairs = (Kept(places[each.layers], places[each.gradients], each.y) for each in kept)
+        return Cut(tuple(map(self._finished, in_order)), stored, between, tuple(pairs))
 
     # Pointwise operations, and those along lines.
 
@@ -168,26 +187,27 @@ class _Partition:
             return Candidate(operation, dims, Lines(norm=number))
         return None
 
-    def _join_gradients(self, number: int, operation: Node) -> bool:
-        """Have the gradients of a recurrent layer's weights be part of the piece of those by its data.
+    # Recurrent layers.
 
-        What lies between them is cuDNN's own, and nothing else may read it. All else that they read comes
-        before the piece, which runs in the place of its anchor.
+    def _run_together(self, group: range) -> None:
+        """Have a group of recurrent layers, or of their gradients, be one piece.
+
+        A reserve that nothing reads there is the library's own, and is stored nowhere: it says that gradients
+        need what the library keeps.
         """
-        if not isinstance(operation, RecurrentBackwardWeights):
-            return False
-        pieces, uid = self._pieces, operation.slopes
-        piece = pieces.piece_of(uid)
-        if not isinstance(piece, Anchored) or not isinstance(piece.anchor, RecurrentBackwardData):
-            return False
-        early = all(self._pieces.place_of(each) < piece.place for each in operation.reads if each != uid)
-        if not early or pieces.readers(uid) > 1 or self._graph.tensor(uid).role is TensorRole.BOUND:
-            return False
-        for each in operation.reads:
-            if each != uid:
-                pieces.store(each)
-        pieces.add(piece, number, operation)
-        return True
+        operations, pieces = [self._graph.operations[number] for number in group], self._pieces
+        written = {uid for each in operations for uid in each.writes}
+        for uid in dict.fromkeys(uid for each in operations for uid in each.reads):
+            if uid not in written:
+                pieces.store(uid)
+        self._run_alone(group.start, operations[0])
+        for number, operation in zip(group[1:], operations[1:], strict=True):
+            piece = pieces.piece_of(operations[0].writes[0])
+            assert piece is not None
+            pieces.add(piece, number, operation)
+        for each in operations:
+            if isinstance(each, Recurrent) and each.reserve is not None:
+                pieces.leave_out(each.reserve)
 
     # Other operations: what they read is stored.
 

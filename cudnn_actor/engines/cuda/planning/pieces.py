@@ -254,6 +254,11 @@ class Pieces(View):
             self.stored.setdefault(uid, Stored(uid))
             self._close(piece.number)
 
+    def leave_out(self, uid: int) -> None:
+        """Have a result be stored nowhere that is not bound, and that no operation reads."""
+        if uid not in self._readers and self.forms[uid].role is TensorRole.VIRTUAL:
+            self.stored.pop(uid, None)
+
     def lay_into(self, form: GraphTensor, stored: Stored) -> None:
         """Have a piece store its result in this form in the memory of another tensor."""
         self.forms[form.uid], self.stored[form.uid] = form, stored

@@ -18,7 +18,7 @@ from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.operations.cublaslt import ACTIVATIONS, LtProduct, Operands, lt_product
 from cudnn_actor.engines.cuda.planning.candidates import AbsentDevice
-from cudnn_actor.engines.cuda.planning.splitting import copy_kernel
+from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import KernelStep, ProductStep, Scratch, Step, aligned

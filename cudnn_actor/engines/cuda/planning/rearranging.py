@@ -39,8 +39,8 @@ import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.axes import merge_axes
+from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel
 from cudnn_actor.engines.cuda.planning.products import product_of
-from cudnn_actor.engines.cuda.planning.splitting import copy_kernel
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, placed
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned

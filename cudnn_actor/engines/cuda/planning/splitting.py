@@ -19,12 +19,10 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, copied, elementwise, fused
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, elementwise, fused
 from cudnn_actor.engines.cuda.kernels.expressions import Result
 from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined, shared_launches
-from cudnn_actor.engines.cuda.kernels.row_copies import Rows, row_concatenation, row_copy
-from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, Launcher
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.planning.candidates import (
     OnRefusal,
@@ -34,11 +32,12 @@ from cudnn_actor.engines.cuda.planning.candidates import (
     ignore_refusal,
     takes_bytes,
 )
+from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel, copying, rows_of_parts
 from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
+from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
-    AnyKernel,
     Buffer,
     KernelStep,
     OperationStep,
@@ -63,7 +62,7 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec, packed_strides
 
-__all__ = ["MOST_FORMS", "compile_split", "copy_kernel", "is_elementwise", "ways"]
+__all__ = ["MOST_FORMS", "compile_split", "is_elementwise", "ways"]
 
 MOST_FORMS = 9
 """The most forms (layouts and dtypes) that `_forms` yields for a convolution's tensors."""
@@ -142,7 +141,10 @@ class _Splitter:
         self._workspaces: dict[int, Scratch] = {}
 
     def plan(self) -> CudaPlan:
-        for operation in self._graph.operations:
+        operations = layered(self._graph)
+        for uid in {uid for each in operations for uid in (*each.reads, *each.writes)} - self._forms.keys():
+            self._forms[uid], self._sources[uid] = _opaque(uid, 0), Scratch(0)  # see `_make_room`
+        for operation in operations:
             if isinstance(operation, Pointwise):
                 self._waiting[operation.result] = operation
                 continue
@@ -236,16 +238,13 @@ class _Splitter:
     def _run(self, operation: Node) -> None:
         """Add the steps that run an operation, in the chosen way. Raises `Refused`."""
         implementation = IMPLEMENTATIONS[type(operation)]
-        held = self._held(operation)
-        for name, uid in operation.named(operation.outputs):
+        for uid in operation.writes:
             if uid not in self._sources:
-                self._sources[uid] = self._reserve(
-                    max(self._graph.tensor(uid).spec.nbytes, held.get(name, 0))
-                )
+                self._sources[uid] = self._reserve(self._forms[uid].spec.nbytes)
         run: list[Callable[[Node], None]] = []
         if implementation.lower is not None:
             run += [partial(self._by_graph, packed=packed) for packed in (False, True)]
-        tensors = [self._graph.tensor(uid) for uid in (*operation.reads, *operation.writes)]
+        tensors = [self._forms[uid] for uid in (*operation.reads, *operation.writes)]
         run += [partial(self._by_step, launcher=name) for name in implementation.ordered(operation, tensors)]
         run[min(self._choice, len(run) - 1)](operation)
 
@@ -292,44 +291,33 @@ class _Splitter:
             alone = msgspec.structs.replace(
                 operation.with_operands(numbers.__getitem__), numerics=self._graph.numerics
             )
-            tensors = [form for form, _ in placed.values()]
-            nbytes = 0 if found.workspace is None else found.workspace(alone, tensors)
-            if found.room is not None:
-                nbytes = self._asked(found.room, alone, tensors)
+            try:
+                nbytes = self._make_room(found, alone, placed)
+                tensors = tuple(form for form, _ in placed.values())
+                found.make(alone, tensors, self._handle)
+            except EngineFailure as failure:
+                raise Refused(str(failure)) from failure
             step = OperationStep(
                 operation=alone,
-                tensors=tuple(tensors),
+                tensors=tensors,
                 sources=(*(source for _, source in placed.values()), *self._workspace(nbytes)),
                 launcher=launcher,
             )
-            try:
-                found.make(step.operation, step.tensors, self._handle)
-            except EngineFailure as failure:
-                raise Refused(str(failure)) from failure
             self._steps.append(step)
 
-    def _held(self, operation: Node) -> dict[str, int]:
-        """Bytes of results that hold what only a library understands, by name. Raises `Refused`."""
-        asked = [each.held for each in IMPLEMENTATIONS[type(operation)].launchers.values() if each.held]
-        if not asked:
-            return {}
-        names = [name for name, _ in operation.named()]
-        alone = msgspec.structs.replace(
-            operation.with_operands({name: n for n, name in enumerate(names)}.__getitem__),
-            numerics=self._graph.numerics,
-        )
-        tensors = [self._graph.tensor(uid) for _, uid in operation.named()]
-        found: dict[str, int] = {}
-        for each in asked:
-            found |= self._asked(each, alone, tensors)
-        return found
-
-    def _asked(self, ask: Callable[..., Any], operation: Node, tensors: Sequence[GraphTensor]) -> Any:
-        """What the library says of an operation. Raises `Refused`."""
-        try:
-            return ask(operation, tensors, self._handle)
-        except EngineFailure as failure:
-            raise Refused(str(failure)) from failure
+    def _make_room(
+        self, launcher: Launcher, alone: Node, placed: dict[str, tuple[GraphTensor, Source]]
+    ) -> int:
+        """Bytes of a step's workspace. Operands that only a library understands get their memory."""
+        tensors = [form for form, _ in placed.values()]
+        if launcher.asked is None:
+            return 0 if launcher.workspace is None else launcher.workspace(alone, tensors)
+        asked = launcher.asked(alone, tensors, self._handle)
+        for name, nbytes in asked.held.items():
+            uid = placed[name][0].uid
+            self._sources[uid] = self._reserve(nbytes)
+            placed[name] = _opaque(uid, nbytes), self._sources[uid]
+        return asked.workspace
 
     def _workspace(self, nbytes: int) -> tuple[Scratch, ...]:
         """Where a step has its workspace, if it needs any. Steps that need as much share it."""
@@ -383,7 +371,7 @@ class _Splitter:
         """Add the steps that copy each operand to its part of the result: as few as possible."""
         result, target = self._graph.tensor(operation.y), self._sources[operation.y]
         tensors = [self._forms[uid] for uid in operation.operands]
-        rows = _rows_of_parts(operation, result, [tensor for tensor in tensors if 0 not in tensor.dims])
+        rows = rows_of_parts(operation, result, [tensor for tensor in tensors if 0 not in tensor.dims])
         if rows is not None:
             sources = (self._sources[tensor.uid] for tensor in tensors if 0 not in tensor.dims)
             self._steps.append(KernelStep(rows, (target, *sources)))
@@ -393,7 +381,7 @@ class _Splitter:
         for tensor, start in zip(tensors, starts, strict=True):
             placed = Placed(result.strides, start * result.strides[operation.axis])
             part, place = _part_of(result, target, tensor.dims, placed)
-            kernel, places = _copying(tensor, part), (place, self._sources[tensor.uid])
+            kernel, places = copying(tensor, part), (place, self._sources[tensor.uid])
             if isinstance(kernel, Elementwise):
                 copies.append((kernel, places))
             else:
@@ -509,36 +497,9 @@ class _Splitter:
         return place
 
 
-def copy_kernel(tensor: GraphTensor, to: GraphTensor) -> AnyKernel:
-    """The kernel that copies a tensor, perhaps converted, to another of its dims: of rows where they fit."""
-    kernel = _copying(tensor, to)
-    if isinstance(kernel, Elementwise) and tensor.dtype is to.dtype:
-        strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
-        return row_copy(to.dims, strides, alignments, to.dtype.itemsize) or kernel
-    return kernel
-
-
-def _copying(tensor: GraphTensor, to: GraphTensor) -> Elementwise | Tiled:
-    """The kernel that copies a tensor, perhaps converted, to another of the same dims."""
-    strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
-    if tensor.dtype is to.dtype:
-        tiles = tiled(to.dims, strides, alignments, to.dtype.itemsize)
-        if tiles is not None:
-            return tiles
-    return copied((to.dtype, tensor.dtype), to.dims, strides, alignments)
-
-
-def _rows_of_parts(
-    operation: Concat[int], result: GraphTensor, tensors: Sequence[GraphTensor]
-) -> Rows | None:
-    """The kernel that copies all parts of a concatenation row by row; None if their rows do not fit."""
-    return row_concatenation(
-        operation.axis % len(result.dims),
-        result.strides,
-        [(tensor.dims, tensor.strides) for tensor in tensors],
-        [result.alignment, *(tensor.alignment for tensor in tensors)],
-        result.dtype.itemsize,
-    )
+def _opaque(uid: int, nbytes: int) -> GraphTensor:
+    """A tensor of bytes that only a library understands."""
+    return GraphTensor(uid=uid, dims=(nbytes,), strides=(1,), dtype=DType.UINT8, role=TensorRole.VIRTUAL)
 
 
 def _part_of(

@@ -19,6 +19,7 @@ from cudnn_actor.engines.cuda.kernels.row_copies import Rows
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled
 from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
 from cudnn_actor.engines.cuda.operations.fused_norms import Normed
+from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward
 from cudnn_actor.protocol.operations import GraphTensor, Node
 
 __all__ = [
@@ -121,7 +122,7 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
         Which of the operation's launchers runs it.
     """
 
-    operation: Node
+    operation: Node | Layers[int] | LayersBackward[int]
     tensors: tuple[GraphTensor, ...]
     sources: tuple[Source, ...]
     launcher: str

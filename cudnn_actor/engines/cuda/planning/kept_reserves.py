@@ -1,0 +1,114 @@
+"""What libcudnn keeps of recurrent layers, handed from their step to that of their gradients in one plan.
+
+Both pieces have been checked by themselves: that of the gradients with the layers computed again, by the same
+function with the same arguments. In a plan of both, the step of the layers writes its reserve to memory that
+stays until the gradients have read it, and they do not compute the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward
+from cudnn_actor.engines.cuda.planning.recurrent_layers import Kept
+from cudnn_actor.engines.cuda.running.recipe import OperationStep, Scratch, Source, Step, aligned
+from cudnn_actor.engines.scratch_places import Held
+
+__all__ = ["Handing", "handings"]
+
+
+class Handing(NamedTuple):
+    """A reserve that is handed on.
+
+    Parameters
+    ----------
+    kept
+        The two pieces.
+    layers, gradients
+        The numbers of the two steps in their pieces' plans.
+    memory
+        What stays from one piece to the other: by the names of the layers' operands, the reserve, and y if
+        that lies in no buffer. Its uids are negative: they are in no graph.
+    """
+
+    kept: Kept
+    layers: int
+    gradients: int
+    memory: Mapping[str, Held]
+
+    def hand_on(self, steps: Sequence[list[Step]], offsets: Mapping[int, int]) -> None:
+        """Change the steps of the two pieces. `steps`: those of each piece. `offsets`: places of memory."""
+        own, back = steps[self.kept.layers], steps[self.kept.gradients]
+        moved = {
+            _source(own[self.layers], name): Scratch(offsets[held.uid]) for name, held in self.memory.items()
+        }
+        own[:] = [
+            msgspec.structs.replace(step, sources=tuple(moved.get(each, each) for each in step.sources))
+            for step in own
+        ]
+        back[self.gradients] = _reading(back[self.gradients], own[self.layers])
+
+
+def handings(kept: Sequence[Kept], steps: Sequence[Sequence[Step]]) -> Iterator[Handing]:
+    """The reserves that are handed on, from the steps of each piece's own plan."""
+    for number, each in enumerate(kept):
+        layers, gradients = _find(steps[each.layers], Layers), _find(steps[each.gradients], LayersBackward)
+        if layers is None or gradients is None:
+            continue  # one of them, or both, runs its layers apart
+        if "y" in _names(steps[each.gradients][gradients]):
+            continue  # the gradients of the weights are of another y than the layers write
+        step = steps[each.layers][layers]
+        names = ["reserve", *(["y"] if isinstance(_source(step, "y"), Scratch) else [])]
+        memory = {
+            name: Held(
+                -1 - 2 * number - place, aligned(_form(step, name).spec.nbytes), each.layers, each.gradients
+            )
+            for place, name in enumerate(names)
+        }
+        yield Handing(each, layers, gradients, memory)
+
+
+def _find(steps: Sequence[Step], kind: type[Any]) -> int | None:
+    """The number of the step that runs layers, or their gradients, and has a reserve, if it runs all."""
+    found = None
+    for number, step in enumerate(steps):
+        if isinstance(step, OperationStep) and isinstance(step.operation, Layers | LayersBackward):
+            if found is not None:
+                return None
+            found = number if isinstance(step.operation, kind) and "reserve" in _names(step) else None
+    return found
+
+
+def _names(step: Any) -> list[str]:
+    """The names of a step's operands, in the order of its tensors."""
+    return [name for name, _ in step.operation.named()]
+
+
+def _source(step: Any, name: str) -> Source:
+    """Where an operand of a step is."""
+    source: Source = step.sources[_names(step).index(name)]
+    return source
+
+
+def _form(step: Any, name: str) -> Any:
+    """An operand of a step as it is stored."""
+    return step.tensors[_names(step).index(name)]
+
+
+def _reading(step: Any, layers: Step) -> OperationStep:
+    """The step of the gradients, which reads what that of the layers has written."""
+    operands = dict(zip(_names(step), zip(step.tensors, step.sources, strict=False), strict=True))
+    operands |= {name: (_form(layers, name), _source(layers, name)) for name in ("y", "reserve")}
+    named = msgspec.structs.replace(step.operation, y=0, again=False)
+    names = [name for name, _ in named.named()]
+    operation = msgspec.structs.replace(named.with_operands(names.index), numerics=step.operation.numerics)
+    found: OperationStep = msgspec.structs.replace(
+        step,
+        operation=operation,
+        tensors=tuple(operands[name][0] for name in names),
+        sources=(*(operands[name][1] for name in names), *step.sources[len(step.tensors) :]),
+    )
+    return found
