@@ -26,9 +26,11 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.isolation.known_graphs import LoopKnown, RunKnown
+from cudnn_actor.models import Feature
 from cudnn_actor.protocol.errors import ErrorRecord, MalformedMessage
 from cudnn_actor.protocol.messages import codec
 from cudnn_actor.protocol.messages.messages import Travelling
+from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.service.health import Health
@@ -54,6 +56,7 @@ __all__ = [
     "Given",
     "Happened",
     "KnowGraph",
+    "LoadedModel",
     "MapSegment",
     "NeedsRoom",
     "Place",
@@ -71,7 +74,7 @@ __all__ = [
     "writing",
 ]
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Both sides must have the same."""
 LONGEST: Final = 16 << 20
 """Bytes of the longest frame that a server accepts of a client."""
@@ -226,6 +229,15 @@ FromClient = Attach | MapSegment | DropSegment | KnowGraph | ForgetGraph | Reque
 # From the server.
 
 
+class LoadedModel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A model that the server's process has loaded: its reference for clients, its inputs and outputs."""
+
+    ref: ModelRef
+    inputs: tuple[Feature, ...]
+    defaults: tuple[Feature, ...]
+    outputs: tuple[Feature, ...]
+
+
 class Attached(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """The first frame: what the service is, and the client's bounds.
 
@@ -244,7 +256,9 @@ class Attached(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
     graphs
         About the bytes of the server's memory that the client's graphs may take.
     models
-        The files of the models that the server keeps loaded, by their names.
+        The files that clients may load by these names.
+    loaded
+        The models of the server's process that clients may run, by their names.
     """
 
     service: str
@@ -256,6 +270,7 @@ class Attached(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
     operations: int
     graphs: int
     models: dict[str, str]
+    loaded: dict[str, LoadedModel]
 
 
 class Refusal(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.models.source import Dims, Feature, Source, shown
+from cudnn_actor.models.source import Dims, Feature, Features, shown
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import did_you_mean, require_awaited, require_names
@@ -35,7 +35,7 @@ def named_once(inputs: object, named: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def checked_inputs(
-    source: Source, values: Values, inputs: Mapping[str, Any], keep: Collection[str] = ()
+    source: Features, values: Values, inputs: Mapping[str, Any], keep: Collection[str] = ()
 ) -> dict[str, BufferRef | np.ndarray]:
     """The inputs of a run as references and arrays, by name.
 
@@ -49,7 +49,7 @@ def checked_inputs(
     return given
 
 
-def _check_names(source: Source, inputs: object) -> None:
+def _check_names(source: Features, inputs: object) -> None:
     if not isinstance(inputs, Mapping):
         require_awaited("inputs", inputs)
         raise InvalidRequest(

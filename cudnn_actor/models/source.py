@@ -17,6 +17,7 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = [
     "Dims",
     "Feature",
+    "Features",
     "NeedsValues",
     "Origin",
     "Source",
@@ -162,17 +163,24 @@ class NeedsValues(Exception):
         self.names = frozenset(names)
 
 
-class Source(Protocol):
+class Features(Protocol):
+    """What a model takes and gives."""
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """The inputs that have to be given, in order."""
+
+    @property
+    def defaults(self) -> tuple[Feature, ...]:
+        """The inputs that may be given, and have a default, in order."""
+
+    @property
+    def outputs(self) -> tuple[Feature, ...]:
+        """The outputs, in order."""
+
+
+class Source(Features, Protocol):
     """What a model is made from."""
-
-    @property
-    def inputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
-
-    @property
-    def defaults(self) -> tuple[Feature, ...]: ...  # noqa: D102
-
-    @property
-    def outputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
 
     def specialised(
         self,

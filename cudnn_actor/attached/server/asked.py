@@ -55,6 +55,7 @@ class Asked:
         "session",
         "timeout_s",
         "withdrawn",
+        "work",
     )
 
     def __init__(
@@ -73,6 +74,8 @@ class Asked:
         """Bytes of values that were copied for it: see `Copies`."""
         self.reserved = 0
         """Bytes that were reserved for it."""
+        self.work: asyncio.Task[None] | None = None
+        """What runs a model of the server's process for it."""
         self.results: Any = None
         """The answer, while it waits for room."""
 
@@ -98,6 +101,9 @@ class Asked:
         Returns whether it certainly never starts.
         """
         self.withdrawn = True
+        if self.work is not None:
+            self.work.cancel()
+            return False
         if self.envelope is None:
             return not self.answered
         return bool(self.envelope.rule_out())

@@ -21,10 +21,12 @@ from cudnn_actor.attached.paths import peer_of, require_private, socket_path
 from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.server.costs import Costs
 from cudnn_actor.attached.server.fair_share import FairShare
+from cudnn_actor.attached.server.lent_models import LentModels
 from cudnn_actor.attached.server.own_weights import OwnWeights
 from cudnn_actor.attached.server.session import Session
 from cudnn_actor.attached.server.shared_weights import SharedWeights
 from cudnn_actor.attached.wire import FROM_CLIENT, LONGEST, Attached, Happened, Reading, Refusal, Status
+from cudnn_actor.models import Model
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.service.client import CudnnRef
@@ -48,7 +50,7 @@ async def serve_socket(
     requests: int = 1024,
     nbytes: int | None = None,
     copies: int = 256 << 20,
-    models: Mapping[str, str | os.PathLike[str]] | None = None,
+    models: Mapping[str, str | os.PathLike[str] | Model] | None = None,
 ) -> AsyncIterator[ServedSocket]:
     """Let other processes of this user use a service: `async with serve_socket(gpu) as served`.
 
@@ -76,18 +78,22 @@ async def serve_socket(
         How many bytes of weights that are to be shared may wait in this process for each. They are copied to
         check them; those over the bound are copied later.
     models
-        Files of models by name. Clients load them by these names: `await gpu.load(name)`.
+        Models by name. Files, which clients load by these names: `await gpu.load(name)`. And models that this
+        process has loaded with `gpu`, which clients run: `served_model(gpu, name)`.
 
     Raises
     ------
     InvalidRequest
         The path is too long, its folder is not this user's alone, something else lies there, or another
-        process serves there.
+        process serves there. Or a model was loaded by another service.
     OSError
         The socket cannot be made.
     """
     service = gpu if isinstance(gpu, CudnnService) else gpu._service
     given = socket_path(path, service.name)
+    loaded = {name: each for name, each in (models or {}).items() if isinstance(each, Model)}
+    for name, model in loaded.items():
+        _require_own(service, name, model)
     listening, files = await in_own_thread(_opened, given, path is None, models or {})
     served = ServedSocket(
         service,
@@ -98,6 +104,7 @@ async def serve_socket(
         nbytes=nbytes,
         copies=copies,
         models=files,
+        loaded=loaded,
     )
     try:
         yield served
@@ -110,8 +117,10 @@ class ServedSocket:
 
     Parameters
     ----------
-    service, path, clients, requests, nbytes, copies, models
+    service, path, clients, requests, nbytes, copies
         As in `serve_socket`.
+    models, loaded
+        The files, and the models of this process, by name.
     listening
         The lock that says who serves, and the listening socket; owned by this object from now on.
     """
@@ -127,6 +136,7 @@ class ServedSocket:
         nbytes: int | None,
         copies: int,
         models: Mapping[str, str],
+        loaded: Mapping[str, Model],
     ) -> None:
         self.path = path
         """Where it lies."""
@@ -137,6 +147,7 @@ class ServedSocket:
         self.share: FairShare[Session, Asked] = FairShare()
         self.costs = Costs()
         self.shared = SharedWeights(self.state)
+        self.lent = LentModels(loaded)
         self._own_weights = OwnWeights(service, self.shared)
         self.reading = Reading()
         self._sessions: set[Session] = set()
@@ -208,6 +219,7 @@ class ServedSocket:
                 operations=self.state.most_operations,
                 graphs=self.state.cache_limit,
                 models=self._models,
+                loaded=self.lent.shown,
             )
         )
         session.send(Status(service.health(), service.metrics()))
@@ -293,14 +305,25 @@ class ServedSocket:
             await self._following
 
 
-Models = Mapping[str, str | os.PathLike[str]]
+Models = Mapping[str, str | os.PathLike[str] | Model]
 
 
 def _opened(path: Path, default: bool, models: Models) -> tuple[tuple[int, socket.socket], dict[str, str]]:
     """The lock and the socket, and the models' files. Blocks for the file system."""
     if default:
         require_private(path.parent)
-    return _listening(path), {name: str(Path(file).resolve()) for name, file in models.items()}
+    files = {name: file for name, file in models.items() if not isinstance(file, Model)}
+    return _listening(path), {name: str(Path(file).resolve()) for name, file in files.items()}
+
+
+def _require_own(service: CudnnService, name: str, model: Model) -> None:
+    if not model.belongs_to(service):
+        raise InvalidRequest(
+            field="models",
+            value=name,
+            problem="was loaded by another service",
+            fix="load it with the one that is served",
+        )
 
 
 def _remove(path: Path) -> None:

@@ -24,6 +24,7 @@ from cudnn_actor.attached.server.copies import Copies, other_digest
 from cudnn_actor.attached.server.costs import Costs
 from cudnn_actor.attached.server.fair_share import FairShare
 from cudnn_actor.attached.server.holdings import Holdings
+from cudnn_actor.attached.server.lent_models import LentModels
 from cudnn_actor.attached.server.received import Received
 from cudnn_actor.attached.server.segments import Segments, room_needed
 from cudnn_actor.attached.server.shared_weights import Digest, SharedWeights
@@ -100,6 +101,7 @@ class Server(Protocol):
     share: FairShare[Session, Asked]
     costs: Costs
     shared: SharedWeights
+    lent: LentModels
     reading: Reading
     window: int
     """Requests that a client may have in flight."""
@@ -367,6 +369,11 @@ class Session:
         known, state, holdings = asked.known, self._server.state, self.holdings
         message = known.message
         try:
+            if (model := self._server.lent.of(message)) is not None:
+                self._check_unplaced(message)
+                asked.sent_ns = time.perf_counter_ns()
+                self._server.lent.start(asked, model, self._in_task)
+                return
             if known.checked != holdings.epoch:
                 holdings.check(message, known.named)
                 known.checked = holdings.epoch
@@ -506,10 +513,11 @@ class Session:
         else:
             self._end_request(asked, self._placed(asked, arrays))
 
-    def _in_task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _copied(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> None:
         answer = await in_own_thread(self._placed, asked, arrays)
