@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -48,10 +49,16 @@ class _OneWrite:
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that is closed if no request has begun in time."""
+    """A connection that is closed if no request has begun in time. Requests have it as `state.connection`."""
+
+    lost = False
+    """Whether it has ended."""
+    on_lost: Callable[[], object] | None = None
+    """Called when it ends."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin: uvicorn writes through a transport that joins what it writes."""
+        self.app_state = {"connection": self}
         super().connection_made(_OneWrite(transport, self.loop))  # type: ignore[arg-type]
         self._opening = self.loop.call_later(_HEADERS_S, self._check_begun)
 
@@ -59,6 +66,9 @@ class BoundedConnection(H11Protocol):
         """End."""
         self._opening.cancel()
         super().connection_lost(exc)
+        self.lost = True
+        if self.on_lost is not None:
+            self.on_lost()
 
     def _check_begun(self) -> None:
         begun: object = self.cycle

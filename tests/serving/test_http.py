@@ -20,7 +20,7 @@ ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     path = write_square(tmp_path_factory.mktemp("models"))
-    with running(str(path), "--http", "0", "--batch", "4") as (process, ports):
+    with running(str(path), "--http", "0", "--grpc", "0", "--batch", "4") as (process, ports):
         yield ports["http"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
