@@ -8,7 +8,8 @@ a frame that does, fails only its request.
 client sends   `Attach` first, once; `MapSegment`, with one descriptor, and `DropSegment`; `KnowGraph`
                before the first request with that graph, `ForgetGraph`; `Requests`; `Withdraw`; `Room`, after
                a `NeedsRoom`
-server sends   `Attached` or `Refusal` first; `Happened`, for each lifecycle event; `Status`; `Answers`
+server sends   `Attached` or `Refusal` first; `Happened`, for each lifecycle event; `Status`; `Lent`;
+               `Answers`
 =============  ==========================================================================================
 
 Arrays of up to `INLINE_BYTES` travel in the frame. Larger ones lie in segments: memory that the client has
@@ -56,6 +57,7 @@ __all__ = [
     "Given",
     "Happened",
     "KnowGraph",
+    "Lent",
     "LoadedModel",
     "MapSegment",
     "NeedsRoom",
@@ -293,6 +295,12 @@ class Status(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, t
     metrics: Metrics
 
 
+class Lent(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """The models of the server's process that clients may run from now on, by their names."""
+
+    loaded: dict[str, LoadedModel]
+
+
 class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0, gc=False):
     number: int
 
@@ -347,7 +355,7 @@ class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, 
     answers: list[Answer]
 
 
-FromServer = Attached | Refusal | Happened | Status | Answers
+FromServer = Attached | Refusal | Happened | Status | Lent | Answers
 
 FROM_CLIENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromClient)
 FROM_SERVER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromServer)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.models import Model
 from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.serving.failures import NotServed
 from cudnn_actor.serving.served import Served
 from cudnn_actor.serving.statistics import ModelCounts
 
-__all__ = ["Catalog", "Entry", "Origin"]
+__all__ = ["Catalog", "Entry", "Lend", "Origin"]
 
 log = Log("cudnn_actor")
 
@@ -32,6 +33,7 @@ class Origin:
 
 
 Load = Callable[[str, Origin], Coroutine[Any, Any, Served]]
+Lend = Callable[[str, Model | None], None]
 
 
 @dataclass
@@ -78,10 +80,13 @@ class Catalog:
     ----------
     load
         Loads and warms the model of a file, which is served under a name. Raises `CudnnActorError`.
+    lend
+        Called with a name and the model that serves under it from now on, or None; None for nothing to call.
     """
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, lend: Lend | None = None) -> None:
         self._load = load
+        self._lend: Lend = lend or _lend_nothing
         self._entries: dict[str, Entry] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -132,6 +137,7 @@ class Catalog:
                 entry.loading = False
             served.count_in(entry.counts)
             before, entry.served, entry.reason = entry.served, served, ""
+            self._lend(name, served.model)
             log.info("serving.loaded", model=name, version=served.version)
             self._end(before)
 
@@ -141,12 +147,14 @@ class Catalog:
         async with entry.lock:
             entry.wanted = False
             before, entry.served, entry.reason = entry.served, None, "unloaded"
+            self._lend(name, None)
             self._end(before)
 
     def remove(self, name: str) -> None:
         """Forget a model whose file has gone."""
         entry = self._entries.pop(name, None)
         if entry is not None:
+            self._lend(name, None)
             self._end(entry.served)
             entry.served = None
 
@@ -163,3 +171,7 @@ class Catalog:
             self.remove(name)
         if self._ending:
             await asyncio.gather(*self._ending, return_exceptions=True)
+
+
+def _lend_nothing(_name: str, _model: Model | None) -> None:
+    pass

@@ -24,7 +24,7 @@ from cudnn_actor.attached import serve_socket
 from cudnn_actor.metrics.prometheus import ServiceCollector
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn
-from cudnn_actor.serving.catalog import Catalog, Origin
+from cudnn_actor.serving.catalog import Catalog, Lend, Origin
 from cudnn_actor.serving.connections import MOST_HEADERS, BoundedConnection
 from cudnn_actor.serving.grpc_face import grpc_server
 from cudnn_actor.serving.host import Host
@@ -144,11 +144,13 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
     if options.token_file is not None:
         tokens = await asyncio.to_thread(Tokens, options.token_file)
     async with contextlib.AsyncExitStack() as stack:
+        lend: Lend | None = None
         if options.socket is not None:
-            await stack.enter_async_context(serve_socket(gpu, options.socket, models=options.models))
+            serving = serve_socket(gpu, options.socket, models=options.models)
+            lend = (await stack.enter_async_context(serving)).lend
         regions = SharedMemory(offered=options.local)
         stack.callback(regions.close)
-        catalog = Catalog(_loader(gpu, options))
+        catalog = Catalog(_loader(gpu, options), lend)
         stack.push_async_callback(catalog.close)
         host = Host(
             gpu,

@@ -13,7 +13,7 @@ import pytest
 
 from cudnn_actor import CudnnRef, InvalidRequest, Model, connect, spawn
 from cudnn_actor.attached import ServedModel, ServedSocket, serve_socket, served_model
-from cudnn_actor.attached.server import lent_models
+from cudnn_actor.errors import NotDeployed
 from cudnn_actor.messages import RunModel
 
 from ..onnx.small_models import image_model
@@ -127,9 +127,42 @@ async def test_what_a_served_model_does_not_do_is_refused(
         with pytest.raises(InvalidRequest, match="another service"):
             async with serve_socket(other, tmp_path / "other", models={"images": own}):
                 pass
+    with pytest.raises(InvalidRequest, match="another service"):
+        async with (
+            spawn(device="cpu", isolation="thread") as other,
+            serve_socket(other, tmp_path / "o") as them,
+        ):
+            them.lend("images", own)
     await own.close()
     with pytest.raises(InvalidRequest, match="closed"):
         await images.run(image=IMAGE)
+
+
+async def test_a_name_may_get_another_model_and_lose_it(
+    images: ServedModel, own: Model, gpu: CudnnRef, lending: ServedSocket
+) -> None:
+    several = np.concatenate([IMAGE, 2 * IMAGE])
+    async with await gpu.load(image_model().SerializeToString()) as successor:
+        expected = await gpu.run(successor, image=IMAGE)
+        running = asyncio.ensure_future(images.run(image=several))
+        (session,) = lending._sessions
+        while not session._tasks:  # noqa: ASYNC110 - until the server imports it for these dims
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        lending.lend("images", successor)
+        await own.close()
+        assert same(await running, await gpu.run(successor, image=several))
+        assert same(await images.run(image=IMAGE), expected)
+        lending.lend("more", successor)
+        await images._gpu.ping()  # it comes behind what the client is told
+        assert same(await served_model(images._gpu, "more").run(image=IMAGE), expected)
+        for name in ("images", "more"):
+            lending.lend(name, None)
+        with pytest.raises(NotDeployed):
+            await images.run(image=IMAGE)
+        with pytest.raises(InvalidRequest, match="give loaded models"):
+            served_model(images._gpu, "images")
+    assert lending.lent.shown == {}
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 4])
@@ -153,7 +186,7 @@ async def test_a_run_that_is_withdrawn_ends(
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(lent_models, "_run", never)
+    monkeypatch.setattr(lending.lent, "_run", never)
     running = asyncio.ensure_future(images.run(image=IMAGE))
     (session,) = lending._sessions
     while not session._tasks:  # noqa: ASYNC110 - until the server has it

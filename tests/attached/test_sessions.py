@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import os
 import socket
 import threading
@@ -29,6 +30,7 @@ from cudnn_actor.attached import ServedSocket
 from cudnn_actor.attached.client import connecting
 from cudnn_actor.attached.client.link import ShareWeights
 from cudnn_actor.attached.server import copies, received, serving, session
+from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.wire import (
     FROM_SERVER,
     Answers,
@@ -253,3 +255,18 @@ async def test_without_descriptors_a_client_waits_and_the_loop_does_not_spin(ser
     listener.some = True
     async with contextlib.aclosing(await attaching) as client:
         assert client.ready
+
+
+async def test_an_answered_request_is_freed_without_the_garbage_collector(client: CudnnRef) -> None:
+    x = await client.upload(np.ones((1, 1, 1, 1), np.float32))
+    y = await client.empty((1, 1, 1, 1))
+    conv = ConvFwd(x=x, w=x, y=y, conv=ConvSpec.symmetric(2))
+    gc.collect()
+    gc.disable()
+    try:
+        await asyncio.gather(*[client.ask(conv) for _ in range(20)])
+        await client.drain()
+        left = [each for each in gc.get_objects() if isinstance(each, Asked)]
+    finally:
+        gc.enable()
+    assert len(left) <= 1  # the drain itself

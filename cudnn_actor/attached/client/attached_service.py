@@ -17,7 +17,7 @@ from cudnn_actor.actors import ActorStopped, Envelope, MailboxRef, ask, forks
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.client.held import HeldBuffers
 from cudnn_actor.attached.client.link import Link, ShareWeights
-from cudnn_actor.attached.wire import Attached, Happened, LoadedModel, Status, digest_of
+from cudnn_actor.attached.wire import Attached, Happened, Lent, LoadedModel, Status, digest_of
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.request_counts import RequestCounters
 from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
@@ -110,7 +110,7 @@ class AttachedService:
         self.models: Mapping[str, str] = attached.models
         """The files of the models that the server has by name."""
         self.loaded: Mapping[str, LoadedModel] = attached.loaded
-        """The models of the server's process, by name."""
+        """The models of the server's process, by name. Replaced in one step."""
         self.unused_gpu = None
         self.ending = False
         self.events = EventLog()
@@ -236,6 +236,8 @@ class AttachedService:
             self.state.generation = frame.health.generation
             if not self.events.all:
                 self._phase = frame.health.state
+        elif isinstance(frame, Lent):
+            self.loaded = frame.loaded
         elif isinstance(frame, Happened):
             self._happened(frame)
 

@@ -17,7 +17,7 @@ __all__ = ["Asked", "Known", "Takes"]
 class Known:
     """A decoded message, what it names, and how long it takes, kept for when the same bytes come again."""
 
-    __slots__ = ("checked", "control", "cost_us", "message", "named", "runs_plan")
+    __slots__ = ("average", "checked", "control", "cost_us", "message", "named", "runs_plan")
 
     def __init__(self, message: Any, named: tuple[Any, ...]) -> None:
         self.message, self.named = message, named
@@ -27,6 +27,8 @@ class Known:
         """The epoch of the client's holdings in which it was found to name nothing else."""
         self.cost_us: float | None = None
         """The device time of its last runs, in microseconds; None before the first."""
+        self.average: Any = None
+        """That of its kind: see `Costs`."""
 
 
 class Takes(Protocol):
@@ -112,6 +114,7 @@ class Asked:
         """Give the answer to the session. Only the first counts."""
         if not self.answered:
             self.answered = True
+            self.envelope = None  # it refers to this object: without a cycle, both are freed at once
             self.session.answered(self, value, error)
 
 

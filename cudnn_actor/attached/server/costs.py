@@ -65,12 +65,14 @@ class Costs:
         return taken_us
 
     def _note(self, known: Known, taken_us: float) -> None:
-        kind = _kind(known.message)
-        average = self._by_kind.get(kind)
-        if average is None:
-            self._by_kind.put(kind, average := _Average(taken_us), 1)
-        else:
-            average.add(taken_us)
+        average: _Average | None = known.average
+        if average is None:  # kept with the message, which then counts with it, also if the kind is dropped
+            kind = _kind(known.message)
+            average = known.average = self._by_kind.get(kind)
+            if average is None:
+                known.average = average = _Average(taken_us)
+                self._by_kind.put(kind, average, 1)
+        average.add(taken_us)
         before = known.cost_us
         known.cost_us = average.us if before is None else before + _NEW * (taken_us - before)
 

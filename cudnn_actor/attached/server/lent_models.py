@@ -3,6 +3,9 @@
 Such a model belongs to the server: its weights, graphs and places are there once for all clients, and a new
 set of dims is imported and deployed here. A client's run of one names no buffer, so it has no place in the
 order of the client's other requests.
+
+A name keeps the reference by which clients know it, whatever model it stands for: a client that has got it
+goes on when another model takes the place of the first.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.actors import within
 from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.wire import LoadedModel
 from cudnn_actor.models import Model
-from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDeployed, Words
 from cudnn_actor.protocol.messages.messages import RunModel
 from cudnn_actor.protocol.messages.model_messages import ModelRef
 
@@ -23,7 +28,7 @@ __all__ = ["LentModels"]
 
 
 class LentModels:
-    """The models by their names, and by the references that clients know them by. On the server's loop only.
+    """The models by their names. On the server's loop only.
 
     Parameters
     ----------
@@ -32,34 +37,62 @@ class LentModels:
     """
 
     def __init__(self, models: Mapping[str, Model]) -> None:
-        self.shown = {name: _shown(model) for name, model in models.items()}
-        """What clients are told of each."""
-        self._by_ref: dict[ModelRef, Model] = {model.ref: model for model in models.values()}
-        """By the references of now: a model that is replaced later keeps it for clients."""
+        self._models: dict[str, Model] = {}
+        self._refs: dict[str, ModelRef] = {}
+        """The reference of each name that was ever lent."""
+        self._names: dict[ModelRef, str] = {}
+        for name, model in models.items():
+            self.lend(name, model)
 
-    def of(self, message: Any) -> Model | None:
-        """The model that a message runs, if it is one of these."""
-        return self._by_ref.get(message.model) if isinstance(message, RunModel) else None
+    def lend(self, name: str, model: Model) -> None:
+        """Let clients run a model by a name, from now on."""
+        self._models[name] = model
+        ref = self._refs.setdefault(name, model.ref)
+        self._names[ref] = name
+
+    def take_back(self, name: str) -> None:
+        """Lend the model of a name no more, if one is lent. Runs that have begun go on."""
+        self._models.pop(name, None)
+
+    @property
+    def shown(self) -> dict[str, LoadedModel]:
+        """What clients are told of each."""
+        return {
+            name: LoadedModel(self._refs[name], model.inputs, model.defaults, model.outputs)
+            for name, model in self._models.items()
+        }
+
+    def name_of(self, message: Any) -> str | None:
+        """The name of the model that a message runs, if it is or was one of these."""
+        return self._names.get(message.model) if isinstance(message, RunModel) else None
 
     def start(
-        self, asked: Asked, model: Model, in_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+        self, asked: Asked, name: str, in_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     ) -> None:
-        """Run a model for a client. The answer is delivered to `asked`."""
-        asked.work = in_task(_run(asked, model))
+        """Run the model of a name for a client. The answer is delivered to `asked`."""
+        asked.work = in_task(self._answer(asked, name))
         # Also if it is cancelled before it begins; of several answers the first counts.
         asked.work.add_done_callback(lambda _: asked.deliver(None, None))
 
+    async def _answer(self, asked: Asked, name: str) -> None:
+        try:
+            results = await self._run(name, asked.known.message, asked.timeout_s)
+        except Exception as error:  # noqa: BLE001 - the answer says it
+            asked.deliver(None, error)
+        else:
+            asked.deliver(results, None)
 
-async def _run(asked: Asked, model: Model) -> None:
-    message: RunModel = asked.known.message
-    try:
+    async def _run(self, name: str, message: RunModel, timeout_s: float | None) -> dict[str, np.ndarray]:
+        """The outputs. If the model has been closed because another has taken its place, those of that."""
         _check_arrays(message)
-        with within(asked.timeout_s) as deadline:
-            results = await model.run_checked(model.validated(message.arrays), deadline)
-    except Exception as error:  # noqa: BLE001 - the answer says it
-        asked.deliver(None, error)
-    else:
-        asked.deliver(results, None)
+        with within(timeout_s) as deadline:
+            while (model := self._models.get(name)) is not None:
+                try:
+                    return await model.run_checked(model.validated(message.arrays), deadline)
+                except CudnnActorError:
+                    if self._models.get(name) is model:
+                        raise
+        raise NotDeployed(model=message.model.number, inputs="", unloaded=True)
 
 
 def _check_arrays(message: RunModel) -> None:
@@ -70,7 +103,3 @@ def _check_arrays(message: RunModel) -> None:
             problem="cannot be used by a model of the server's process",
             fix="give arrays, or load the model's file",
         )
-
-
-def _shown(model: Model) -> LoadedModel:
-    return LoadedModel(model.ref, model.inputs, model.defaults, model.outputs)

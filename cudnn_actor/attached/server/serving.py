@@ -25,7 +25,7 @@ from cudnn_actor.attached.server.lent_models import LentModels
 from cudnn_actor.attached.server.own_weights import OwnWeights
 from cudnn_actor.attached.server.session import Session
 from cudnn_actor.attached.server.shared_weights import SharedWeights
-from cudnn_actor.attached.wire import FROM_CLIENT, LONGEST, Attached, Happened, Reading, Refusal, Status
+from cudnn_actor.attached.wire import FROM_CLIENT, LONGEST, Attached, Happened, Lent, Reading, Refusal, Status
 from cudnn_actor.models import Model
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
@@ -79,7 +79,7 @@ async def serve_socket(
         check them; those over the bound are copied later.
     models
         Models by name. Files, which clients load by these names: `await gpu.load(name)`. And models that this
-        process has loaded with `gpu`, which clients run: `served_model(gpu, name)`.
+        process has loaded with `gpu`, which clients run: `served_model(gpu, name)`. See `ServedSocket.lend`.
 
     Raises
     ------
@@ -168,6 +168,22 @@ class ServedSocket:
     def clients(self) -> int:
         """How many clients are attached now."""
         return len(self._sessions)
+
+    def lend(self, name: str, model: Model | None) -> None:
+        """Let clients run a model of this process by a name from now on, in the place of what had that name.
+
+        None: no model any more. Clients that are attached are told. On the event loop that serves. Raises
+        `InvalidRequest` if another service has loaded the model.
+        """
+        if model is None:
+            self.lent.take_back(name)
+        else:
+            _require_own(self._service, name, model)
+            self.lent.lend(name, model)
+        shown = Lent(self.lent.shown)
+        for session in tuple(self._sessions):
+            if session.name:
+                session.send(shown)
 
     def forget_parent(self) -> None:
         """In a forked child: close the copies of the descriptors, and leave the socket to the parent."""

@@ -369,10 +369,10 @@ class Session:
         known, state, holdings = asked.known, self._server.state, self.holdings
         message = known.message
         try:
-            if (model := self._server.lent.of(message)) is not None:
+            if (name := self._server.lent.name_of(message)) is not None:
                 self._check_unplaced(message)
                 asked.sent_ns = time.perf_counter_ns()
-                self._server.lent.start(asked, model, self._in_task)
+                self._server.lent.start(asked, name, self._in_task)
                 return
             if known.checked != holdings.epoch:
                 holdings.check(message, known.named)
