@@ -45,7 +45,7 @@ from cudnn_actor.trials.chaos.oracle import Alarmed, Contents, Deed, Model, Orac
 from cudnn_actor.trials.chaos.report import faults_met, print_report, report_of
 from cudnn_actor.trials.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
 from cudnn_actor.trials.chaos.tally import Tally
-from cudnn_actor.trials.chaos.task_program import program
+from cudnn_actor.trials.chaos.task_program import bursts, problems_of, program
 
 from ..log_lines import line
 from .chaos_rigs import (
@@ -508,9 +508,19 @@ def test_requests_that_read_what_they_write_are_counted_by_their_outcome() -> No
     assert +tally.impure == {"applied": 2, "OutcomeUnknown": 1}
 
 
+def test_programs_have_the_problems_that_the_engine_runs() -> None:
+    """On CUDA, what recurrent layers keep for their gradients stays within a graph."""
+    settings = Settings(seconds=1.0, engine="cuda", seed=3)
+    allowed = problems_of(settings)
+    kinds = {operation.kind for number in allowed for operation in LOAD[number].operations}
+    assert "recurrent_bwd_data" not in kinds
+    steps = itertools.chain.from_iterable(itertools.islice(bursts(settings, 0), 2000))
+    assert {step.problem for step in steps} <= set(allowed)
+
+
 def test_a_seed_decides_the_programs() -> None:
     def beginning(seed: int, task: int) -> list[object]:
-        return list(itertools.islice(program(seed, task), 200))
+        return list(itertools.islice(program(seed, task, range(5)), 200))
 
     assert beginning(7, 1) == beginning(7, 1)
     assert beginning(7, 1) != beginning(8, 1)

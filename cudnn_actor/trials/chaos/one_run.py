@@ -38,7 +38,7 @@ from cudnn_actor.trials.chaos.attached import AttachedCallers
 from cudnn_actor.trials.chaos.batches import BatchedLoad
 from cudnn_actor.trials.chaos.computations import Problem, accumulates, message
 from cudnn_actor.trials.chaos.crowd import Crowd
-from cudnn_actor.trials.chaos.graphs import LIGHT, LOAD
+from cudnn_actor.trials.chaos.graphs import LOAD
 from cudnn_actor.trials.chaos.injector import Injector, fault_plan, injected_errors, watch
 from cudnn_actor.trials.chaos.load import Ground, Task
 from cudnn_actor.trials.chaos.models import LeftOut, LoadOfModel, ModelLoad, cases_of
@@ -47,7 +47,7 @@ from cudnn_actor.trials.chaos.senders import LoopSender
 from cudnn_actor.trials.chaos.settings import OF_A_MODEL, LoadKind, Settings
 from cudnn_actor.trials.chaos.swaps import SwapLoad
 from cudnn_actor.trials.chaos.tally import LostRequest, Tally
-from cudnn_actor.trials.chaos.task_program import bursts
+from cudnn_actor.trials.chaos.task_program import bursts, problems_of
 
 __all__ = ["Interrupted", "Outcome", "run_once"]
 
@@ -233,7 +233,7 @@ class _Run:
             tally=tally,
             ending=ending,
             abandoned=threading.Event(),
-            problems=_problems(settings),
+            problems=problems_of(settings),
         )
         self._attached = AttachedCallers(self._ground, settings, folder)
         self._crowd = Crowd(self._ground, settings, self._attached)
@@ -361,17 +361,6 @@ class _Run:
             tuple(f"thread {name} did not end" for name in stuck),
             tuple(self._left_out),
         )
-
-
-def _problems(settings: Settings) -> Sequence[int]:
-    """The numbers of the problems that the engine runs, without the large one if nothing is uploaded."""
-    numbers: Sequence[int] = range(len(LOAD)) if LoadKind.UPLOADS in settings.load else LIGHT
-    if settings.engine == "cpu":
-        return numbers
-    from cudnn_actor.engines.cuda.operations import PARTLY, REFUSED  # noqa: PLC0415 - of this engine alone
-
-    without = REFUSED.keys() | PARTLY.keys()
-    return [n for n in numbers if without.isdisjoint(map(type, LOAD[n].operations))]
 
 
 async def _warm(gpu: CudnnRef, problems: Sequence[Problem], show: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.trials.chaos.answers import VALUES
@@ -16,7 +16,7 @@ from cudnn_actor.trials.chaos.computations import HEAVY
 from cudnn_actor.trials.chaos.graphs import LIGHT, LOAD
 from cudnn_actor.trials.chaos.settings import LoadKind, Settings
 
-__all__ = ["PLACES", "Action", "Step", "bursts", "program"]
+__all__ = ["PLACES", "Action", "Step", "bursts", "problems_of", "program"]
 
 PLACES = 2
 """Buffers that a task has of each kind."""
@@ -110,7 +110,7 @@ class Step(NamedTuple):
 
 
 def program(
-    seed: int, task: int, *, heavy: bool = True, impatient: bool = True
+    seed: int, task: int, problems: Sequence[int], *, impatient: bool = True
 ) -> Iterator[tuple[Step, ...]]:
     """An endless program of bursts. The steps of a burst are sent without waiting for each other's answers.
 
@@ -120,15 +120,16 @@ def program(
     ----------
     seed, task
         They determine the program.
-    heavy
-        Whether some bursts use large arrays, mostly uploads.
+    problems
+        The problems, by number. With the large one, some bursts use large arrays, mostly uploads.
     impatient
         Whether callers sometimes give up.
     """
     chance = random.Random(f"{seed} program {task}")
+    light, heavy = [number for number in problems if number != HEAVY], HEAVY in problems
     while True:
         large = chance.random() < _HEAVY and heavy
-        problem = HEAVY if large else chance.choice(LIGHT)
+        problem = HEAVY if large else chance.choice(light)
         operations = range(len(LOAD[problem].operations))
         operation = chance.choice(operations)
         length = 1 if chance.random() < 0.3 else chance.randint(2, _LONGEST_BURST)
@@ -175,5 +176,16 @@ def _step(chance: random.Random, problem: int, operation: int, weights: dict[Act
 
 def bursts(settings: Settings, number: int) -> Iterator[tuple[Step, ...]]:
     """The program of a task."""
-    heavy, impatient = LoadKind.UPLOADS in settings.load, LoadKind.CANCELS in settings.load
-    return program(settings.seed, number, heavy=heavy, impatient=impatient)
+    impatient = LoadKind.CANCELS in settings.load
+    return program(settings.seed, number, problems_of(settings), impatient=impatient)
+
+
+def problems_of(settings: Settings) -> Sequence[int]:
+    """The numbers of the problems that the engine runs, without the large one if nothing is uploaded."""
+    numbers: Sequence[int] = range(len(LOAD)) if LoadKind.UPLOADS in settings.load else LIGHT
+    if settings.engine == "cpu":
+        return numbers
+    from cudnn_actor.engines.cuda.operations import PARTLY, REFUSED  # noqa: PLC0415 - of this engine alone
+
+    without = REFUSED.keys() | PARTLY.keys()
+    return [n for n in numbers if without.isdisjoint(map(type, LOAD[n].operations))]
