@@ -87,6 +87,13 @@ class Counters:
         else:
             self.failed += 1
 
+    def count_left(self, envelope: Envelope, error: Exception) -> None:
+        """Count a message that is not run because its time has passed, or its caller has left."""
+        if envelope.timed_out or isinstance(error, DeadlineExceeded):
+            self.expired += 1
+        else:
+            self.withdrawn += 1
+
 
 class Actor(HookedActor):
     """An actor with a bounded mailbox that answers asyncio and pykka callers alike.
@@ -387,10 +394,8 @@ class Actor(HookedActor):
         future = envelope.future
         if future is not None and future.done() and not again:  # withdrawn
             self._claim(envelope, DEFERRED)
-            self.counters.expired += envelope.timed_out
-            self.counters.withdrawn += not envelope.timed_out
             # Nobody reads this reply; it keeps the loop's count of awaited replies right.
-            self._post(envelope, None, ActorStopped(reason="withdrawn"))
+            self._leave(envelope, ActorStopped(reason="withdrawn"))
         elif envelope.deadline is not None and envelope.expired and not again:
             self._claim(envelope, DEFERRED)
             self._expire(envelope)
@@ -438,10 +443,13 @@ class Actor(HookedActor):
         return envelope.context.run(handler, message)
 
     def _expire(self, envelope: Envelope) -> None:
-        self.counters.expired += 1
         timeout = envelope.timeout_s or 0.0
         started = envelope.started_ns > 0  # i.e. before a crash
-        self._post(envelope, None, DeadlineExceeded(timeout_s=timeout, started=started))
+        self._leave(envelope, DeadlineExceeded(timeout_s=timeout, started=started))
+
+    def _leave(self, envelope: Envelope, error: Exception) -> None:
+        self.counters.count_left(envelope, error)
+        self._post(envelope, None, error)
 
     def _answer_error(self, envelope: Envelope, error: Exception) -> None:
         if not envelope.wants_reply:

@@ -22,7 +22,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from cudnn_actor.actors import forks
@@ -61,6 +61,9 @@ class Mailbox:
         """Messages of cancelled senders that were dropped to make room. Written under the lock."""
         self.expired = 0
         """The same for senders whose timeout had passed."""
+        self.on_refusal: Callable[[Envelope, Exception], None] | None = None
+        """Told of each message that the mailbox itself answers with an error: on any thread, perhaps under
+        the lock. It must be quick and raise nothing."""
         self.dropped = 0
         """Replies to messages of this mailbox whose event loop had closed."""
         self.deferred = 0
@@ -217,7 +220,7 @@ class Mailbox:
                 self._ordinary.extendleft(reversed(list(envelopes)))
                 self._wake()  # the caller may be a thread that was given up and now returns its messages
         if reason is not None:
-            _refuse(envelopes, reason)
+            self._refuse(envelopes, reason)
 
     def close(self, reason: str) -> None:
         """Refuse all further messages, and answer the waiting ones with `ActorStopped`. Idempotent."""
@@ -225,7 +228,7 @@ class Mailbox:
             if self._closed is None:
                 self._closed = reason
             left = self._pop(len(self._control) + len(self._ordinary))
-        _refuse(left, reason)
+        self._refuse(left, reason)
 
     def reopen(self) -> None:
         """Accept messages again after `close`, for a service that is started again."""
@@ -315,7 +318,10 @@ class Mailbox:
             if envelope.withdrawn:
                 self.expired += envelope.timed_out
                 self.withdrawn += not envelope.timed_out
-                if (bridge := envelope.settle(None, ActorStopped(reason="withdrawn"))) is not None:
+                left = ActorStopped(reason="withdrawn")
+                if self.on_refusal is not None:
+                    self.on_refusal(envelope, left)
+                if (bridge := envelope.settle(None, left)) is not None:
                     self._to_wake.add(bridge)  # woken after the lock is released: it counts awaited replies
             else:
                 waiting.append(envelope)
@@ -329,6 +335,17 @@ class Mailbox:
             self._to_wake.discard(bridge)
             bridge.wake()
 
+    def _refuse(self, envelopes: Iterable[Envelope], reason: str) -> None:
+        """Answer the messages of a closed mailbox with `ActorStopped`; pykka's `stop`, with None."""
+        for envelope in envelopes:
+            if is_stop(envelope.message):
+                _answer(envelope, None)
+                continue
+            stopped = ActorStopped(reason=reason, interrupted=envelope.crashes > 0)
+            if self.on_refusal is not None:
+                self.on_refusal(envelope, stopped)
+            _answer(envelope, stopped)
+
     @staticmethod
     def _refuse_reentry(message: object) -> None:
         if not is_stop(message):
@@ -338,13 +355,6 @@ class Mailbox:
                 problem="was sent by the actor's own thread, which could never answer it",
                 fix="use tell(), or call the method directly",
             )
-
-
-def _refuse(envelopes: Iterable[Envelope], reason: str) -> None:
-    """Answer the messages of a closed mailbox with `ActorStopped`; pykka's `stop`, with None."""
-    for envelope in envelopes:
-        stopped = ActorStopped(reason=reason, interrupted=envelope.crashes > 0)
-        _answer(envelope, None if is_stop(envelope.message) else stopped)
 
 
 def _answer(envelope: Envelope, error: Exception | None) -> None:

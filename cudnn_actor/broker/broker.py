@@ -543,16 +543,16 @@ class Broker(Generic[W]):
 
     def expire(self, envelope: Envelope) -> None:
         """Answer with `DeadlineExceeded`, which says whether the message had started."""
-        self.state.counters.expired += 1
         started = envelope.started_ns > 0
-        self._reply(envelope, None, DeadlineExceeded(timeout_s=envelope.timeout_s or 0.0, started=started))
+        self._leave(envelope, DeadlineExceeded(timeout_s=envelope.timeout_s or 0.0, started=started))
 
     def withdraw(self, envelope: Envelope) -> None:
         """Drop a message that nobody waits for any more."""
-        counters = self.state.counters
-        counters.expired += envelope.timed_out
-        counters.withdrawn += not envelope.timed_out
-        self._reply(envelope, None, ActorStopped(reason="withdrawn"))  # its loop counts its replies
+        self._leave(envelope, ActorStopped(reason="withdrawn"))  # its loop counts its replies
+
+    def _leave(self, envelope: Envelope, error: Exception) -> None:
+        self.state.counters.count_left(envelope, error)
+        self._reply(envelope, None, error)
 
     def end_unreceived(self, work: W) -> None:
         """Free the buffer that a request was to fill, because no caller receives it now."""

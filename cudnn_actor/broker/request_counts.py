@@ -233,6 +233,12 @@ class RequestObserver(Protocol):
     ) -> None:
         """A request was answered. `started_ns` is on `time.perf_counter_ns`'s clock; 0 if it failed."""
 
+    def left(self, envelope: Envelope, error: BaseException) -> None:
+        """A request ended and was not run: its caller has left, or its time or the service is over.
+
+        On any thread.
+        """
+
     def replayed(self, envelope: Envelope, cause: str) -> None:
         """A request was running at a crash, and will run again."""
 
@@ -333,6 +339,21 @@ class RequestCounters(Counters):
             elif tally.moves is None and type(message) in self._of_type:
                 plain[type(message)] = number  # whoever has set an observer meanwhile has replaced the dict
         return waiting, (number, envelope.admitted_ns, started_ns, now_ns, run_us), tally, moved
+
+    def count_left(self, envelope: Envelope, error: Exception) -> None:
+        """See `Counters`."""
+        super().count_left(envelope, error)
+        self.tell_left(envelope, error)
+
+    def tell_left(self, envelope: Envelope, error: Exception) -> None:
+        """Tell the observer of a request that is not run, which is counted elsewhere. Any thread."""
+        if (observer := self._observer) is not None:
+            observer.left(envelope, error)
+
+    def tell_answered(self, envelope: Envelope, value: Any, error: Exception | None) -> None:
+        """Tell the observer of an answer that the service's process counts. One caller at a time."""
+        if (observer := self._observer) is not None:
+            observer.answered(envelope, value, error, 0, 0)
 
     def tally(self, message: Any) -> Tally:
         """The counts of a message's type or model."""

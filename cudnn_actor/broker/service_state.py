@@ -87,6 +87,7 @@ class ServiceState(ExecutionState):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.mailbox.on_refusal = self.counters.tell_left
         self.models = Deployments(self.memory, self.messages.once)
         """The models. Only the live incarnation writes them."""
 

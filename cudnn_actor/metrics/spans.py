@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import random
 import threading
@@ -12,9 +13,10 @@ import cudnn_actor
 from cudnn_actor.actors import Envelope
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.actors.threads import start_thread
+from cudnn_actor.attached.client.attached_service import AttachedService
 from cudnn_actor.broker.request_counts import RequestCounters
 from cudnn_actor.extras import install_command
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import DeadlineExceeded, InvalidRequest, ServiceStopped
 from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.service.service import CudnnService
 
@@ -67,9 +69,12 @@ class RequestSpans:
     the message's, and of runs the model's too. It has the events "started" and "finished" (on the device),
     and one "restart" with its cause for each crash after which it ran again. The attributes
     `cudnn_actor.queue_us` and `cudnn_actor.run_us` have the times, `cudnn_actor.service` the service's name,
-    and `cudnn_actor.plan` and `cudnn_actor.generation` what its receipt says. An error sets the status. A
-    request that ends before it has started, because its caller has left or its time or the service is over,
-    has no span.
+    and `cudnn_actor.plan` and `cudnn_actor.generation` what its receipt says. An error sets the status; so
+    does the end of a request that is not run, because its caller has left or its time or the service is over.
+
+    Of a handle that `connect` gave, the spans are those of the requests of this process, from when they were
+    sent until their answers were here. The times in the queue and in the run are those that a receipt says,
+    and there are no events, no restarts, and no names of models: the service's process alone knows them.
 
     Spans are made, and the program's span processors called, on a thread of its own. If more than 2048
     answers wait for it, further ones get no span, and are counted in `dropped`. `close`, or the end of a
@@ -88,7 +93,7 @@ class RequestSpans:
     Raises
     ------
     InvalidRequest
-        `ratio` is out of its range; or the service has a `RequestSpans`, or is that of another process.
+        `ratio` is out of its range; or the service, or the attachment to it, has a `RequestSpans`.
     """
 
     def __init__(
@@ -100,14 +105,10 @@ class RequestSpans:
     ) -> None:
         if not 0.0 <= ratio <= 1.0:
             raise InvalidRequest(field="ratio", value=ratio, problem="is no share", fix="pass 0 to 1")
-        owner: object = service if isinstance(service, CudnnService) else service._service
-        if not isinstance(owner, CudnnService):
-            raise InvalidRequest(
-                field="service",
-                value=service,
-                problem="is attached to a service of another process, which answers its requests there",
-                fix="make spans in the process that has the service",
-            )
+        owner: CudnnService | AttachedService = (
+            service if isinstance(service, CudnnService) else service._service
+        )
+        self._is_attached = isinstance(owner, AttachedService)
         self._counters: RequestCounters = owner.state.counters
         if self._counters.observer is not None:
             raise InvalidRequest(
@@ -155,10 +156,19 @@ class RequestSpans:
         self, envelope: Envelope, value: Any, error: BaseException | None, started_ns: int, run_ns: int
     ) -> None:
         """Note an answer whose request is sampled. Never blocks."""
-        number = envelope.number
-        if number == self._last:
+        if envelope.number == self._last:
             return  # its step was interrupted, and is repeated: no other was answered meanwhile
-        self._last = number
+        self._last = envelope.number
+        self._note(envelope, value, error, started_ns, run_ns)
+
+    def left(self, envelope: Envelope, error: BaseException) -> None:
+        """Note the end of a request that is not run, if it is sampled. Any thread; never blocks."""
+        self._note(envelope, None, error, 0, 0)
+
+    def _note(
+        self, envelope: Envelope, value: Any, error: BaseException | None, started_ns: int, run_ns: int
+    ) -> None:
+        number = envelope.number
         restarts = tuple(self._restarts.pop(number, ()))
         parent = self._sampled(envelope)
         if parent is None:
@@ -171,14 +181,14 @@ class RequestSpans:
             _Answered(
                 parent,
                 type(message).__name__,
-                self._counters.tally(message).model,
+                None if self._is_attached else self._counters.tally(message).model,
                 number,
                 envelope.admitted_ns,
                 started_ns,
                 run_ns,
                 time.perf_counter_ns(),
                 value if isinstance(value, Receipt) else None,
-                error,
+                _told(envelope, error),
                 restarts,
             )
         )
@@ -217,6 +227,9 @@ class RequestSpans:
         if started_ns:
             attributes["cudnn_actor.queue_us"] = (started_ns - answered.admitted_ns) / 1e3
             attributes["cudnn_actor.run_us"] = answered.run_ns / 1e3
+        elif answered.receipt is not None:
+            attributes["cudnn_actor.queue_us"] = answered.receipt.queue_us
+            attributes["cudnn_actor.run_us"] = answered.receipt.run_us
         if answered.receipt is not None:
             attributes["cudnn_actor.plan"] = answered.receipt.plan
             attributes["cudnn_actor.generation"] = answered.receipt.generation
@@ -236,3 +249,12 @@ class RequestSpans:
             span.set_attribute("error.type", type(answered.error).__name__)
             span.set_status(trace.Status(trace.StatusCode.ERROR, text))
         span.end(answered.ended_ns + offset)
+
+
+def _told(envelope: Envelope, error: BaseException | None) -> BaseException | None:
+    """The error that the caller got, who may have left before it was made."""
+    if isinstance(error, ServiceStopped) and envelope.timed_out:
+        return DeadlineExceeded(timeout_s=envelope.timeout_s or 0.0, started=False)
+    if isinstance(error, ServiceStopped) and envelope.withdrawn:
+        return asyncio.CancelledError("its caller has left")
+    return error

@@ -158,6 +158,8 @@ class _Told:
     def answered(self, envelope: Any, value: Any, error: Any, started_ns: int, run_ns: int) -> None:
         self.runs_ns.append(run_ns)
 
+    def left(self, envelope: Any, error: BaseException) -> None: ...
+
     def replayed(self, envelope: Any, cause: str) -> None: ...
 
 

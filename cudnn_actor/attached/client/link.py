@@ -155,6 +155,8 @@ class Link(Mailbox):
         self._last = 0
         self._rooms: dict[Any, int] = {}
         """How many bytes the last answer of each model had."""
+        self.on_answer: Callable[[Envelope, Any, Exception | None], None] | None = None
+        """Told of each answer; None for nobody. On the owning loop."""
         self._scheduled = self._ended = False
         self._gathered = 0
         self._loop.add_reader(channel.fileno(), self._readable)
@@ -493,6 +495,8 @@ class Link(Mailbox):
         bridges: set[LoopBridge] | None = None,
     ) -> None:
         """Give a reply: at once to a caller on this loop."""
+        if self.on_answer is not None:
+            self.on_answer(envelope, value, error)
         bridge = envelope.bridge
         if bridge is self._bridge and asyncio._get_running_loop() is self._loop:
             bridge.awaited -= 1
