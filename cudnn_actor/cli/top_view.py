@@ -138,7 +138,8 @@ def _lines(metrics: Metrics) -> Iterator[str]:
         f"{_bytes(metrics.arena_bytes)}; worker: {_bytes(metrics.worker_host_bytes)} of host memory"
     )
     if (memory := metrics.device_memory) is not None:
-        yield f"GPU memory: {_bytes(memory.used_bytes)} of {_bytes(memory.total_bytes)} in use"
+        age = f", {memory.age_s:.0f} s ago" if memory.age_s >= 1 else ""
+        yield f"GPU memory: {_bytes(memory.used_bytes)} of {_bytes(memory.total_bytes)} in use{age}"
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (

@@ -105,7 +105,7 @@ def _of_service(value: Callable[[Metrics], Any]) -> Callable[[Metrics], Rows]:
     return lambda metrics: [((), value(metrics))]
 
 
-def _of_gpu(value: Callable[[DeviceMemory], int]) -> Callable[[Metrics], Rows]:
+def _of_gpu(value: Callable[[DeviceMemory], float]) -> Callable[[Metrics], Rows]:
     """One row, if the GPU's memory is known."""
 
     def rows(metrics: Metrics) -> Rows:
@@ -319,5 +319,12 @@ FAMILIES: tuple[Family, ...] = (
         "GPU memory in all.",
         ("gpu_uuid",),
         _of_gpu(lambda memory: memory.total_bytes),
+    ),
+    Family(
+        Kind.GAUGE,
+        "cudnn_actor_gpu_memory_age_seconds",
+        "How long ago the driver has said these two: 0 unless it hangs.",
+        ("gpu_uuid",),
+        _of_gpu(lambda memory: memory.age_s),
     ),
 )

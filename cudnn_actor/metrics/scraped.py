@@ -150,7 +150,13 @@ def _device_memory(samples: _Samples) -> DeviceMemory | None:
     if not samples.of(used):
         return None
     uuid = samples.label(used, "gpu_uuid")
-    return DeviceMemory(uuid=uuid, used_bytes=samples.only(used), total_bytes=samples.only(total))
+    ages = samples.of("cudnn_actor_gpu_memory_age_seconds").values()
+    return DeviceMemory(
+        uuid=uuid,
+        used_bytes=samples.only(used),
+        total_bytes=samples.only(total),
+        age_s=next(iter(ages), 0.0),
+    )
 
 
 _NOTHING = Histogram(bounds=(), counts=(0,), sum=0.0)

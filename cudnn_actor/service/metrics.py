@@ -48,9 +48,9 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     standby_host_bytes
         The same of the standby.
     device_memory
-        The GPU's memory, as `DeviceMemory` says it, read when this record is made. None on the CPU, without
-        NVML (`nvidia-ml-py`, which the extras of CUDA bring), and until that is loaded, which the first
-        record begins.
+        The GPU's memory, as `DeviceMemory` says it, read when this record is made; or, where that does not
+        wait for the driver, for the record before. None on the CPU, without NVML (`nvidia-ml-py`, which the
+        extras of CUDA bring), and until that is loaded, which the first record begins.
     """
 
     service: str

@@ -230,7 +230,10 @@ class CudnnService:
         )
 
     def metrics(self) -> Metrics:
-        """The service's metrics. Any thread; never blocks; sends no message.
+        """The service's metrics. Any thread; sends no message.
+
+        On CUDA, it waits for the driver for 5 ms at most, except on the thread of an event loop. Else it
+        never blocks.
 
         Each number is read by itself, so one may be a moment newer than another. Whoever writes a number
         replaces it in one step, and whatever has several elements is copied in one call of a C function, or

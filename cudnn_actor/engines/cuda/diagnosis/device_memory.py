@@ -6,7 +6,9 @@ library is missing, nothing is known.
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -15,9 +17,12 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.threads import ThreadRefused, start_thread
 from cudnn_actor.protocol.types.short_repr import short_repr
 
-__all__ = ["DeviceMemory", "DeviceMemoryReader"]
+__all__ = ["MOST_WAIT_S", "DeviceMemory", "DeviceMemoryReader"]
 
 log = Log("cudnn_actor")
+
+MOST_WAIT_S = 0.005
+"""Seconds that a reader waits for the driver, which takes some tens of microseconds."""
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,17 +37,24 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         GPU that is divided (MIG), of all of it.
     total_bytes
         What there is: its `total`.
+    age_s
+        How many seconds ago this was read: 0, unless the driver has not answered within 5 ms, or the record
+        was made on the thread of an event loop, which does not wait for the driver.
     """
 
     uuid: str
     used_bytes: int
     total_bytes: int
+    age_s: float = 0.0
 
     __repr__ = short_repr
 
 
 class DeviceMemoryReader:
     """Reads the memory of one GPU. Any thread.
+
+    The driver is called on a thread, which ends after it: a driver that hangs, as that of a GPU that has
+    fallen off its bus may, keeps that one thread, and no reader for longer than `MOST_WAIT_S`.
 
     Parameters
     ----------
@@ -53,46 +65,75 @@ class DeviceMemoryReader:
 
     def __init__(self, bus_id: str) -> None:
         self._bus_id = bus_id
-        self._asked = False
-        self.loaded = threading.Event()
-        """Whether the attempt to load NVML has ended."""
-        self._nvml: Any = None
-        self._handle: Any = None
-        self._uuid = ""
+        self._done = threading.Event()
+        """Set unless a thread calls the driver."""
+        self._done.set()
+        self._began = 0.0
+        """When the last one began, in `time.monotonic()` seconds."""
+        self._device: _Device | None = None
+        self._last: tuple[DeviceMemory, float] | None = None
+        """What was read last, and when; None if nothing is known."""
 
     def read(self) -> DeviceMemory | None:
-        """The memory now: a call of the driver, of some tens of microseconds. None if nothing is known.
+        """The memory now, or, if the driver has not answered so soon, as it was last, with its age.
 
-        The first call begins to load NVML on a thread, and returns None, as do further ones until then.
+        Blocks for `MOST_WAIT_S` at most, as a rule for 0.1 ms; not at all on the thread of an event loop,
+        which is given what was read for the call before, or while an earlier call of the driver hangs. None
+        if nothing is known: without NVML, without the GPU, and until NVML is loaded, which the first call
+        begins.
         """
         if not self._bus_id:
             return None
-        if not self._asked:
-            self._asked = True  # two threads may both come here: the library counts how often it is opened
-            try:
-                start_thread(threading.Thread(target=self._load, name="cudnn-actor-nvml", daemon=True))
-            except ThreadRefused:
-                self.loaded.set()
+        if self._done.is_set():
+            self._begin()
+        if asyncio._get_running_loop() is None:
+            self._done.wait(max(0.0, self._began + MOST_WAIT_S - time.monotonic()))
+        began, last = self._began, self._last
+        if last is None:
             return None
-        if self._handle is None:
-            return None
-        try:
-            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
-        except self._nvml.NVMLError:  # the GPU is lost, say
-            return None
-        return DeviceMemory(uuid=self._uuid, used_bytes=int(memory.used), total_bytes=int(memory.total))
+        memory, read_at = last
+        return (
+            memory if read_at >= began else msgspec.structs.replace(memory, age_s=time.monotonic() - read_at)
+        )
 
-    def _load(self) -> None:
+    def _begin(self) -> None:
+        # Two threads may both come here: then both call the driver, which allows that.
+        self._began = time.monotonic()
+        self._done = done = threading.Event()
         try:
-            import pynvml  # noqa: PLC0415 - in an extra, and slow
+            start_thread(
+                threading.Thread(target=self._read, args=(done,), name="cudnn-actor-nvml", daemon=True)
+            )
+        except ThreadRefused:
+            done.set()
 
-            pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByPciBusId(self._bus_id)
-            uuid = pynvml.nvmlDeviceGetUUID(handle)
+    def _read(self, done: threading.Event) -> None:
+        try:
+            if self._device is None:
+                self._device = _Device(self._bus_id)
+            self._last = self._device.memory(), time.monotonic()
         except Exception as error:  # noqa: BLE001 - without the package, the library or a device that it knows
-            log.info("nvml.unavailable", error=repr(error))
-        else:
-            self._nvml, self._uuid = pynvml, uuid if isinstance(uuid, str) else uuid.decode()
-            self._handle = handle  # last: whoever sees it sees the others
+            if self._device is None:
+                log.info("nvml.unavailable", error=repr(error))
+                self._bus_id = ""
+            self._last = None  # the GPU is lost, say
         finally:
-            self.loaded.set()
+            done.set()
+
+
+class _Device:
+    """A GPU, as NVML knows it. Raises what importing it and its calls raise."""
+
+    def __init__(self, bus_id: str) -> None:
+        import pynvml  # noqa: PLC0415 - in an extra, and slow
+
+        pynvml.nvmlInit()
+        self._nvml: Any = pynvml
+        self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
+        uuid = pynvml.nvmlDeviceGetUUID(self._handle)
+        self._uuid = uuid if isinstance(uuid, str) else uuid.decode()
+
+    def memory(self) -> DeviceMemory:
+        """Its memory now."""
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        return DeviceMemory(uuid=self._uuid, used_bytes=int(memory.used), total_bytes=int(memory.total))
