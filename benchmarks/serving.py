@@ -15,7 +15,7 @@ PyTorch's module behind uvicorn, which puts together what waits (`benchmarks.ser
 All servers run from the beginning to the end. In each round each way is asked in turn; a row has the median
 of the rounds. The clients of a way are in `--processes` processes, but those in process in one; they share
 the machine's cores with the servers. `of_nothing` is the rate beside that of the server that computes
-nothing, the median of the rounds.
+nothing, the median of the rounds; `server_us` what a request costs the server's process, without its worker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -112,6 +112,13 @@ def process(*words: str, given: bytes | None = None) -> Iterator[tuple[str, subp
             started.kill()
 
 
+class Address(NamedTuple):
+    """Where a server is: what its clients connect to, and its process id; None for none."""
+
+    at: str
+    pid: int | None
+
+
 class Clients:
     """The processes of one way's clients.
 
@@ -121,46 +128,70 @@ class Clients:
         What all of them do together.
     processes
         How many there are.
+    server
+        The process id of the server; None for none.
     """
 
-    def __init__(self, job: Job, processes: int, stack: contextlib.ExitStack) -> None:
+    def __init__(self, job: Job, processes: int, server: int | None, stack: contextlib.ExitStack) -> None:
         shares = [len(range(number, job.clients, processes)) for number in range(processes)]
+        self._server = server
         self._started = []
         for share in shares:
             words = msgspec.json.encode(msgspec.structs.replace(job, clients=share)).decode()
             self._started.append(stack.enter_context(process("benchmarks.serving_clients", words))[1])
             stack.callback(self._started[-1].communicate)  # which ends it
 
-    def measure(self, seconds: float) -> tuple[float, np.ndarray]:
-        """Requests a second, and the milliseconds of each. Blocks for so many seconds, and longer."""
+    def measure(self, seconds: float) -> Found:
+        """Ask for so many seconds. Blocks for longer."""
+        before = 0.0 if self._server is None else _cpu_s(self._server)
         for each in self._started:
             assert each.stdin is not None
             each.stdin.write(f"{seconds}\n".encode())
             each.stdin.flush()
         found = [json.loads(each.stdout.readline()) for each in self._started if each.stdout is not None]
-        return sum(per_s for per_s, _ in found), np.concatenate([np.array(took) for _, took in found])
+        took = np.concatenate([np.array(each) for _, each in found])
+        spent = None if self._server is None else (_cpu_s(self._server) - before) / len(took) * 1e6
+        return Found(sum(per_s for per_s, _ in found), took, spent)
 
 
-def _addresses(path: Path, args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, str]:
+class Found(NamedTuple):
+    """Requests a second, the milliseconds of each, and microseconds of the server's CPU for each.
+
+    The server's process is meant, without its worker; None where there is none.
+    """
+
+    per_s: float
+    took_ms: np.ndarray
+    server_us: float | None
+
+
+def _cpu_s(pid: int) -> float:
+    """The CPU time that a process's threads have used."""
+    stats = (task / "schedstat" for task in Path(f"/proc/{pid}/task").iterdir())
+    return sum(int(each.read_text().split()[0]) for each in stats) / 1e9
+
+
+def _addresses(path: Path, args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, Address]:
     """The address for each way whose server has started; the ways that lack one cannot be measured."""
     socket = path.with_name("socket")
     words = [f"model={path}", "--http", "0", "--grpc", "0", "--device", args.device, "--socket", str(socket)]
-    line, _ = stack.enter_context(process("cudnn_actor.cli", "serve", *words))
+    line, server = stack.enter_context(process("cudnn_actor.cli", "serve", *words))
     http, grpc = (part.rpartition(" ")[2] for part in line.split(", "))
-    port, _ = stack.enter_context(process("benchmarks.serving_side", given=_response(path)))
-    found = {ALONE: "", "attached": str(socket), "HTTP, binary": http, "gRPC": grpc}
-    return found | {"gRPC, shared memory": grpc, NOTHING: f"127.0.0.1:{port}"}
+    port, nothing = stack.enter_context(process("benchmarks.serving_side", given=_response(path)))
+    places = {"attached": str(socket), "HTTP, binary": http, "gRPC": grpc, "gRPC, shared memory": grpc}
+    found = {ALONE: Address("", None), **{way: Address(at, server.pid) for way, at in places.items()}}
+    return found | {NOTHING: Address(f"127.0.0.1:{port}", nothing.pid)}
 
 
-def _in_torch(name: str, args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, str]:
+def _in_torch(name: str, args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, Address]:
     """The address of each way in which PyTorch serves a network of a folder."""
     if args.folder is None or importlib.util.find_spec("torch") is None:
         return {}
     found = {}
     for how in args.torch:
         words = [name, how, "--device", args.device, "--max-batch", str(args.max_batch)]
-        port, _ = stack.enter_context(process("benchmarks.serving_torch", *words))
-        found[f"PyTorch and uvicorn, {how}"] = f"127.0.0.1:{port}"
+        port, server = stack.enter_context(process("benchmarks.serving_torch", *words))
+        found[f"PyTorch and uvicorn, {how}"] = Address(f"127.0.0.1:{port}", server.pid)
     return found
 
 
@@ -197,8 +228,8 @@ def _measured(name: str, args: argparse.Namespace) -> Iterator[Row]:
             else:
                 addresses |= found
         ways = {
-            way: Clients(_job(way, address, path, args), 1 if way == ALONE else args.processes, stack)
-            for way, address in addresses.items()
+            way: Clients(_job(way, at, path, args), 1 if way == ALONE else args.processes, server, stack)
+            for way, (at, server) in addresses.items()
             if way in args.ways
         }
         for each in ways.values():
@@ -229,10 +260,10 @@ def _job(way: str, address: str, path: Path, args: argparse.Namespace) -> Job:
     )
 
 
-def _summary(way: str, rounds: Sequence[dict[str, tuple[float, np.ndarray]]]) -> Row:
+def _summary(way: str, rounds: Sequence[dict[str, Found]]) -> Row:
     """The columns of a way: the median of the rounds."""
-    rates = [found[way][0] for found in rounds]
-    times = np.array([np.percentile(found[way][1], (50, 99)) for found in rounds])
+    rates = [found[way].per_s for found in rounds]
+    times = np.array([np.percentile(found[way].took_ms, (50, 99)) for found in rounds])
     p50, p99 = np.median(times, axis=0)
     row: Row = {
         "requests_per_s": round(statistics.median(rates), 1),
@@ -240,8 +271,11 @@ def _summary(way: str, rounds: Sequence[dict[str, tuple[float, np.ndarray]]]) ->
         "p99_ms": round(float(p99), 3),
         "rounds_per_s": [round(rate, 1) for rate in rates],
     }
+    spent = [found[way].server_us for found in rounds]
+    if spent[0] is not None:
+        row["server_us"] = round(float(np.median(spent)), 1)  # type: ignore[arg-type]
     if way != NOTHING and NOTHING in rounds[0]:
-        of = [rate / found[NOTHING][0] for rate, found in zip(rates, rounds, strict=True)]
+        of = [rate / found[NOTHING].per_s for rate, found in zip(rates, rounds, strict=True)]
         row["of_nothing"] = round(statistics.median(of), 3)
     return row
 
@@ -255,12 +289,21 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
 def sheet(found: list[Row]) -> Table:
     """The table for a terminal."""
     table = Table(title="requests of one sample, by every way in")
-    for name in ("model", "way", "requests a second", "p50, ms", "p99, ms", "of a no-op server"):
+    for name in (
+        "model",
+        "way",
+        "requests a second",
+        "p50, ms",
+        "p99, ms",
+        "server's CPU, us",
+        "of a no-op server",
+    ):
         table.add_column(name, justify="right")
     for row in found:
         numbers = (f"{row[name]:,.2f}" for name in ("p50_ms", "p99_ms"))
+        cpu = f"{row['server_us']:,.0f}" if "server_us" in row else ""
         of = f"{row['of_nothing']:.2f}" if "of_nothing" in row else ""
-        table.add_row(row["model"], row["way"], f"{row['requests_per_s']:,.0f}", *numbers, of)
+        table.add_row(row["model"], row["way"], f"{row['requests_per_s']:,.0f}", *numbers, cpu, of)
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -45,7 +46,8 @@ class FormingBatches(Generic[R]):
         self._most_running = most_running
         self._groups: dict[Hashable, OrderedDict[R, _Waiting]] = {}
         self._samples: dict[Hashable, int] = {}
-        self._left_out: dict[Hashable, set[int]] = {}
+        self._sizes_left: dict[Hashable, tuple[int, ...]] = {}
+        """Of groups for which some are left out."""
         self._numbers = 0
         self.running = 0
         """How many batches run."""
@@ -61,12 +63,13 @@ class FormingBatches(Generic[R]):
 
     def sizes(self, group: Hashable) -> tuple[int, ...]:
         """How many samples batches of a group may have, ascending."""
-        left_out = self._left_out.get(group, ())
-        return tuple(size for size in self._sizes if size not in left_out)
+        return self._sizes_left.get(group, self._sizes)
 
     def size_for(self, group: Hashable, samples: int) -> int | None:
         """The size of a batch of so many samples: the next one; None if there is none so large."""
-        return next((size for size in self.sizes(group) if size >= samples), None)
+        sizes = self.sizes(group)
+        place = bisect.bisect_left(sizes, samples)
+        return sizes[place] if place < len(sizes) else None
 
     def add(self, request: R, group: Hashable, samples: int, now: float) -> None:
         """Let a request wait. Its samples must fit into a batch (`size_for`)."""
@@ -106,7 +109,7 @@ class FormingBatches(Generic[R]):
 
     def leave_out(self, group: Hashable, size: int) -> list[R]:
         """Form no more batches of a size. Returns the requests that fit into no other, and wait no more."""
-        self._left_out.setdefault(group, set()).add(size)
+        self._sizes_left[group] = tuple(each for each in self.sizes(group) if each != size)
         waiting = self._groups.get(group, OrderedDict())
         unfit = [request for request, each in waiting.items() if self.size_for(group, each.samples) is None]
         for request in unfit:
