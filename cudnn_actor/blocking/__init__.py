@@ -14,6 +14,7 @@ from __future__ import annotations
 from cudnn_actor.blocking.connecting import connect
 from cudnn_actor.blocking.handle import BlockingRef, BlockingRequests, BlockingScope
 from cudnn_actor.blocking.models import BlockingBatchedModel, BlockingModel
+from cudnn_actor.blocking.served_models import BlockingServedModel, served_model
 from cudnn_actor.blocking.spawning import spawn
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "BlockingRef",
     "BlockingRequests",
     "BlockingScope",
+    "BlockingServedModel",
     "connect",
+    "served_model",
     "spawn",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import inspect
 import re
 import signal
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import CudnnRef, InvalidRequest, StaleBufferError, blocking, connect
-from cudnn_actor.attached import ServedSocket, served_model
+from cudnn_actor.attached import ServedSocket
 from cudnn_actor.blocking import handle
 from cudnn_actor.messages import UnloadModel
 from cudnn_actor.models import batching
@@ -75,11 +74,6 @@ def test_the_command_lets_others_attach(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     file = tmp_path / "images.onnx"
     file.write_bytes(image_model().SerializeToString())
-
-    async def scores(path: str) -> dict[str, np.ndarray]:
-        async with connect(path) as gpu:
-            return await served_model(gpu, "images").run(image=np.ones((1, 3, 8, 8), np.float32))
-
     command = [
         sys.executable,
         "-m",
@@ -99,9 +93,11 @@ def test_the_command_lets_others_attach(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("serving: ")
             path = process.stdout.readline().removeprefix("attachable: ").strip()
+            image = np.ones((1, 3, 8, 8), np.float32)
             with blocking.connect(path) as gpu:
                 assert gpu.ping() == 1
-            assert asyncio.run(scores(path)).keys() == {output.name for output in image_model().graph.output}
+                found = blocking.served_model(gpu, "images").run(image=image)
+            assert found.keys() == {output.name for output in image_model().graph.output}
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
         finally:

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, InvalidRequest, Model, connect, spawn
+from cudnn_actor import CudnnRef, InvalidRequest, Model, blocking, connect, spawn
 from cudnn_actor.attached import ServedModel, ServedSocket, serve_socket, served_model
+from cudnn_actor.blocking import BlockingServedModel
 from cudnn_actor.errors import NotDeployed
 from cudnn_actor.messages import RunModel
 
@@ -206,3 +207,20 @@ async def test_a_client_that_goes_in_a_run_leaves_no_share(
     await asyncio.gather(running, *session._tasks, return_exceptions=True)
     await asyncio.sleep(0)  # what a task that has ended calls
     assert (lending.share._count, lending.share.outstanding_us) == (0, 0.0)
+
+
+async def test_threads_run_it_without_asyncio(lending: ServedSocket, own: Model, gpu: CudnnRef) -> None:
+    def use() -> tuple[Arrays, BlockingServedModel]:
+        with blocking.connect(lending.path) as attached:
+            model = blocking.served_model(attached, "images")
+            return model.run(image=IMAGE), model
+
+    found, model = await asyncio.to_thread(use)
+    assert same(found, await gpu.run(own, image=IMAGE))
+    assert (model.name, model.inputs, model.defaults, model.outputs) == (
+        "images",
+        own.inputs,
+        own.defaults,
+        own.outputs,
+    )
+    assert repr(model) == "<model 'images' of the server>"

@@ -195,7 +195,7 @@ class Link(Mailbox):
         )
 
     def _admit_here(self, envelope: Envelope) -> None:
-        """Do what `Mailbox.admit` does, and make the request ready. It is sent by the next `turn`."""
+        """Do what `Mailbox.admit` does for such a message, and make it ready. The next `turn` sends it."""
         envelope.mailbox = self
         envelope.number = next(self._numbers)
         self._bridge.awaited += 1

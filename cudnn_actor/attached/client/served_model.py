@@ -14,12 +14,12 @@ from cudnn_actor.models.inputs import checked_inputs, named_once
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.messages.messages import RunModel
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.service.requests import Requests
 
 __all__ = ["ServedModel", "served_model"]
 
 
-def served_model(gpu: CudnnRef, name: str) -> ServedModel:
+def served_model(gpu: Requests, name: str) -> ServedModel:
     """A model that the server's process has loaded and given to `serve_socket(models=)` by this name.
 
     It is not loaded here: this process needs neither its file nor the package onnx. Load the file, by
@@ -69,9 +69,10 @@ class ServedModel:
         What the server says of it.
     """
 
-    def __init__(self, gpu: CudnnRef, name: str, loaded: LoadedModel) -> None:
+    def __init__(self, gpu: Requests, name: str, loaded: LoadedModel) -> None:
         self._gpu, self._loaded = gpu, loaded
         self.name = name
+        """The name by which the server lends it."""
 
     def __repr__(self) -> str:
         return f"<model {self.name!r} of the server>"

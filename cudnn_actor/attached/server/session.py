@@ -369,7 +369,7 @@ class Session:
         known, state, holdings = asked.known, self._server.state, self.holdings
         message = known.message
         try:
-            if (name := self._server.lent.name_of(message)) is not None:
+            if not known.runs_plan and (name := self._server.lent.name_of(message)) is not None:
                 self._check_unplaced(message)
                 asked.sent_ns = time.perf_counter_ns()
                 self._server.lent.start(asked, name, self._in_task)
