@@ -8,7 +8,7 @@ service's process.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -78,7 +78,7 @@ class LoopKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     control = False
     graph: str
-    carried: dict[str, str]
+    carried: Mapping[str, str]
     scanned: tuple[str, ...]
     condition: str | None
     buffers: tuple[BufferRef, ...]

@@ -17,6 +17,7 @@ from cudnn_actor.protocol.messages.run_graph import bound_names, require_all_bou
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import did_you_mean, require_mapping, require_type, require_whole
 from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.frozen_dict import FrozenDict
 from cudnn_actor.protocol.types.records import Record
 from cudnn_actor.protocol.types.tensor import MAX_ALIGNMENT, MAX_RANK, TensorSpec
 
@@ -64,14 +65,14 @@ class Loop(Record, dict=True):
 
     example: ClassVar[str] = 'Loop(body=graph, carried={"h": "new_h"}, scanned=("x",))'
     body: Graph
-    carried: dict[str, str] = msgspec.field(default_factory=dict)
+    carried: Mapping[str, str] = msgspec.field(default_factory=FrozenDict)
     scanned: tuple[str, ...] = ()
     condition: str | None = None
 
     def __post_init__(self) -> None:
         require_type("body", self.body, Graph, "pass what GraphBuilder.build gave")
         require_mapping("carried", self.carried, "inputs to outputs", 'write carried={"h": "new_h"}')
-        msgspec.structs.force_setattr(self, "carried", dict(self.carried or {}))  # its caller's may change
+        msgspec.structs.force_setattr(self, "carried", FrozenDict(self.carried or {}))
         if not self.body.body.pure:
             raise _unfit(
                 "body", Words("a graph with updates"), "changes its own inputs", "carry them instead"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -112,3 +114,32 @@ def test_a_change_of_the_mapping_does_not_change_the_loop() -> None:
     loop = Loop(body=body(), carried=carried)
     carried["x"] = "y"
     assert loop.carried == {"h": "h2"}
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "set": lambda carried: operator.setitem(carried, "x", "y"),
+    "delete": lambda carried: operator.delitem(carried, "h"),
+    "merge": lambda carried: carried.__ior__({"x": "y"}),
+    "clear": lambda carried: carried.clear(),
+    "pop": lambda carried: carried.pop("h"),
+    "popitem": lambda carried: carried.popitem(),
+    "setdefault": lambda carried: carried.setdefault("x", "y"),
+    "update": lambda carried: carried.update(x="y"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_nobody_changes_what_a_loop_carries(change: Callable[[Any], object]) -> None:
+    loop = Loop(body=body(), carried={"h": "h2"})
+    with pytest.raises(TypeError, match="immutable"):
+        change(loop.carried)
+    assert loop.carried == {"h": "h2"}
+
+
+def test_loops_that_are_equal_have_one_hash_also_behind_a_pickle() -> None:
+    loop = Loop(body=body(), carried={"h": "h2", "go": "on"})
+    for other in (Loop(body=body(), carried={"go": "on", "h": "h2"}), pickle.loads(pickle.dumps(loop))):
+        assert other == loop
+        assert hash(other) == hash(loop)
+        with pytest.raises(TypeError, match="immutable"):
+            CHANGES["set"](other.carried)
