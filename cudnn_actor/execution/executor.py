@@ -183,6 +183,7 @@ class Executor(Generic[T]):
             status, detail = error.status, error.detail
         else:
             log.error("engine.unexpected_error", plan=tag, exc_info=error)
+        detail = ", ".join((detail, *getattr(error, "__notes__", ())))
         return ExecutionFailed(status=status, detail=detail, plan=tag, operations=blamed(error))
 
     # Memory.

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cudnn_actor.actors import Crash
 from cudnn_actor.engines.base import Binding, Engine, Fence, Plan
 from cudnn_actor.execution.executor import Executor
 from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.protocol.messages.lowering import Lowered
 from cudnn_actor.protocol.messages.run_loop import SCRATCH, Loop
 from cudnn_actor.protocol.types.dtypes import DType
@@ -57,23 +59,32 @@ class Loops:
     def run(self, plan: Plan, lowered: Lowered, slots: Sequence[Slot]) -> None:
         """Run a loop on these buffers. On an asynchronous engine, the last turn may not have finished.
 
-        Raises what the engine raises. Then turns may be enqueued that have not finished.
+        Raises what the engine raises, with a note that names the turn. Then turns may be enqueued that have
+        not finished.
         """
         assert lowered.loop is not None
-        most, turn = lowered.loop.turns, 0
         pace = _Pace(self._engine, self._note_turn, self._wait)
         steps = self._steps(plan, lowered, slots, pace)
+        try:
+            self._run(steps, lowered.loop.turns, pace)
+        except (CudnnActorError, Crash):
+            raise
+        except Exception as error:
+            error.add_note(f"in {_named(pace.turn - pace.unfinished, pace.turn, lowered.loop.turns)}")
+            raise
+
+    def _run(self, steps: _Steps, most: int, pace: _Pace) -> None:
         for source, place in steps.initial:
             self._engine.copy(source, place)
-        while turn < most and (not steps.ask or steps.ask[turn % 2]()):
+        while (turn := pace.turn) < most and (not steps.ask or steps.ask[turn % 2]()):
             for load in steps.load:
                 load(turn)
             steps.run[turn % 2]()
             for store in steps.store:
                 store(turn)
-            turn += 1
+            pace.turn += 1
             pace.end_turn()
-        if (most - turn) % 2:  # the last turn has written to the scratch buffer
+        if (most - pace.turn) % 2:  # the last turn has written to the scratch buffer
             for source, place in steps.final:
                 self._engine.copy(source, place)
         pace.outlast(1)
@@ -154,6 +165,15 @@ def _carried(loop: Loop, before: Mapping[str, Binding], after: Mapping[str, Bind
     return {**{name: before[name] for name in loop.carried}, **outputs}
 
 
+def _named(first: int, last: int, turns: int) -> str:
+    """What a failure names: the turn in which it occurred, or several if that is not known.
+
+    `last`: the turn that was being enqueued; `turns` behind the last one.
+    """
+    last = max(0, min(last, turns - 1))
+    return f"turn {last}" if first >= last else f"one of turns {first} to {last}"
+
+
 class _Pace:
     """Keeps the host from being many turns ahead of the device, and notes each turn that this has finished.
 
@@ -165,6 +185,13 @@ class _Pace:
         self._note_turn = note_turn
         self._wait = wait
         self._fences: deque[Fence] = deque()
+        self.turn = 0
+        """The turn that is being enqueued."""
+
+    @property
+    def unfinished(self) -> int:
+        """Turns before that one that may not have finished, at least."""
+        return len(self._fences)
 
     def end_turn(self, behind: int = _AHEAD) -> None:
         """Put a fence behind a turn, and wait until `behind` fences or fewer have not been passed."""

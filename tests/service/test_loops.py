@@ -17,6 +17,7 @@ from cudnn_actor import (
     CudnnRef,
     DeadlineExceeded,
     DType,
+    ExecutionFailed,
     Fault,
     FaultPlan,
     GraphBuilder,
@@ -27,7 +28,7 @@ from cudnn_actor import (
     StaleBufferError,
     spawn,
 )
-from cudnn_actor.engines.base import no_progress
+from cudnn_actor.engines.base import EngineFailure, no_progress
 from cudnn_actor.messages import Fill
 from cudnn_actor.service import Spawning
 
@@ -44,7 +45,7 @@ from .rigs import (
     spawn_on,
     spawn_poisoned,
 )
-from .worker_rigs import POISON, ExecutingEngine
+from .worker_rigs import FAULTY, POISON, ExecutingEngine
 
 
 async def _message(gpu: CudnnRef, loop: Loop, turns: int, **inputs: np.ndarray) -> RunLoop:
@@ -179,6 +180,26 @@ class TestAsynchronousEngines:
         assert len(set(seen)) >= 200
         assert engine.most_behind <= 34, "32 turns, and what came before and comes behind"
 
+    async def test_a_failure_names_all_turns_that_have_not_finished(self) -> None:
+        class Late(_Paced):
+            """A device that has finished nothing when the sixth turn fails."""
+
+            runs = 0
+
+            def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+                self.runs += 1
+                if self.runs == 6:
+                    raise EngineFailure("FAULTY", "a run that fails")
+                super().execute(plan, buffers, scalars)
+
+            def finished(self, fence: Any) -> bool:
+                return self.runs not in range(1, 6)
+
+        async with spawn_on(lambda: Late(lambda: None), isolation="thread") as gpu:
+            message = await _message(gpu, counting(), 9, count=ZERO)
+            with pytest.raises(ExecutionFailed, match=r"a run that fails, in one of turns 0 to 5\b"):
+                await gpu.ask(message)
+
     async def test_what_was_sent_before_a_loop_is_answered_before_its_end(self) -> None:
         answered = threading.Event()
 
@@ -310,6 +331,18 @@ class TestCrashes:
                 await gpu.loop(loop, turns=8, x=x_ref)
             with pytest.raises(QuarantinedRequest):
                 await gpu.apply(loop.body, x=x_ref)
+
+
+@pytest.mark.usefixtures("isolation")
+@pytest.mark.parametrize(("start", "turn"), [(FAULTY, 0), (FAULTY - 3.0, 3), (FAULTY - 7.0, 7)])
+async def test_a_loop_that_fails_names_the_turn(start: float, turn: int) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (1,))
+    loop = Loop(body=g.build(y=x + 1.0), carried={"x": "y"})
+    async with spawn_poisoned() as gpu:
+        x_ref = await gpu.upload(np.array([start], np.float32))
+        with pytest.raises(ExecutionFailed, match=rf"a value that fails, in turn {turn}\b"):
+            await gpu.loop(loop, turns=8, x=x_ref)
 
 
 class TestRefusals:

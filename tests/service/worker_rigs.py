@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cudnn_actor.engines.base import StickyError
+from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = [
+    "FAULTY",
     "POISON",
     "ExecutingEngine",
     "GatedEngine",
@@ -153,6 +154,8 @@ def gated_in_worker(address: str, at: str) -> GatedEngine:
 
 POISON = 1234.5
 """A value at which a `PoisonedEngine` ends its worker, or kills its context."""
+FAULTY = 77.25
+"""A value at which it fails, and does no harm."""
 
 
 class PoisonedEngine(ExecutingEngine):
@@ -169,6 +172,8 @@ class PoisonedEngine(ExecutingEngine):
         self._in_worker = in_worker
 
     def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+        if any((buffer == FAULTY).any() for buffer in buffers):
+            raise EngineFailure("FAULTY", "a value that fails")
         if any((buffer == POISON).any() for buffer in buffers):
             if self._in_worker:
                 os.kill(os.getpid(), signal.SIGKILL)
