@@ -26,6 +26,7 @@ __all__ = ["PACKAGES", "PublicNames", "public_names", "setup"]
 PACKAGES = (
     "cudnn_actor",
     *dict.fromkeys(HOMES.values()),
+    "cudnn_actor.pool",
     "cudnn_actor.blocking",
     "cudnn_actor.protocol",
     "cudnn_actor.metrics.prometheus",

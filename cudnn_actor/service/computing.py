@@ -20,7 +20,7 @@ from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.service.scopes import Scope
 
-__all__ = ["Computable", "compute"]
+__all__ = ["Computable", "compute", "updated_inputs"]
 
 Computable = Graph | type[Operation[Any]] | type[ConvFwd] | type[ConvBwdData] | type[ConvBwdFilter]
 _CONVOLUTIONS: dict[object, tuple[str, tuple[str, ...]]] = {
@@ -42,7 +42,9 @@ async def compute(
         given = await scope.apply(what, buffers, also=also, timeout=deadline.left_s)
         outputs = [given] if isinstance(given, BufferRef) else given
         found = dict(zip([port.name for port in what.outputs], outputs, strict=True))
-        found |= {name: buffers[name] for name in _updated(what) if not isinstance(arrays[name], BufferRef)}
+        found |= {
+            name: buffers[name] for name in updated_inputs(what) if not isinstance(arrays[name], BufferRef)
+        }
     elif isinstance(what, type) and what in _CONVOLUTIONS:
         _refuse_also(also)
         method, operands = _CONVOLUTIONS[what]
@@ -66,7 +68,7 @@ async def compute(
     return named_outputs("Outputs" if isinstance(what, Graph) else f"{what.__name__}Outputs", values)
 
 
-def _updated(graph: Graph) -> list[str]:
+def updated_inputs(graph: Graph) -> list[str]:
     """The inputs that a graph overwrites."""
     overwritten = {tensor.overwrites for tensor in graph.body.tensors}
     return [port.name for port in graph.inputs if port.uid in overwritten and port.uid is not None]

@@ -8,9 +8,7 @@ messages, `actors.asking` sends them, `outputs` finds the results to allocate, a
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -25,7 +23,6 @@ from cudnn_actor.models import BatchedModel, Feature, Model
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.inputs import named_once
 from cudnn_actor.models.sizes import Sizes, one_set_of_specs
-from cudnn_actor.models.source import Source
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
@@ -77,6 +74,7 @@ from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.protocol.types.tune import Tune, require_tune
 from cudnn_actor.service.arrays import about_array, packed_like
 from cudnn_actor.service.convolution_arguments import convolution_of, require_operands
+from cudnn_actor.service.model_sources import name_of, read_before, read_model
 from cudnn_actor.service.outputs import INSTEAD, missing_outputs, missing_ports, outputs_of
 from cudnn_actor.service.service import CudnnService
 
@@ -678,14 +676,14 @@ class Requests:
             tune = replace.tune if tune is None else tune
         with within(timeout) as deadline:
             async with deadline.limiting():
-                source = _source(model, **options)
+                source = read_before(model, **options)
                 if source is None:
                     earlier = {} if replace is None else replace.options
                     chosen = {name: earlier.get(name) if it is None else it for name, it in options.items()}
-                    source = await in_own_thread(_read, model, chosen)
+                    source = await in_own_thread(read_model, model, chosen)
             loaded = Model(
                 self._unowned,  # what the model allocates is its own, and so is its name in the service
-                await self._unowned.ask(DeployModel(name=_name_of(model, name)), timeout=deadline.left_s),
+                await self._unowned.ask(DeployModel(name=name_of(model, name)), timeout=deadline.left_s),
                 source,
                 service.values,
                 discard=state.discard,
@@ -947,42 +945,6 @@ class Requests:
     async def drain(self, *, timeout: float | None = None) -> None:
         """Wait until all earlier requests have been answered."""
         await self.ask(Drain(), timeout=timeout)
-
-
-def _name_of(model: Any, given: str | None) -> str:
-    """The name under which a model is counted: the given one; else its file's, without its suffix, or its
-    graph's. Raises `InvalidRequest`.
-    """
-    if given is not None:
-        require_type("name", given, str)
-        return given
-    if isinstance(model, str | os.PathLike):
-        return Path(os.fspath(model)).stem or "model"
-    return str(getattr(getattr(model, "graph", None), "name", "")) or "model"
-
-
-def _source(model: Any, **options: Any) -> Source | None:
-    """A model that was read before; None if it is to be read."""
-    if not hasattr(model, "specialised"):
-        return None
-    for name, value in options.items():
-        if value is not None:
-            raise InvalidRequest(
-                field=name,
-                value=value,
-                problem="comes too late: the model was read before",
-                fix=f"give it to OnnxModel(model, {name}=...)",
-            )
-    source: Source = model
-    return source
-
-
-def _read(model: Any, options: Mapping[str, Any]) -> Source:
-    """An ONNX model, read and checked. Blocks, also to import what it needs."""
-    from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
-
-    given = {name: value for name, value in options.items() if value is not None}
-    return OnnxModel(model, **given)
 
 
 def _warm(part: Sequence[Any]) -> Warm:

@@ -1,0 +1,1 @@
+"""Ways to give a pool's requests to its members, simulated with recorded service times."""

@@ -1,0 +1,49 @@
+"""Which of the members that are up gets a request: a pure function of what they have to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeAlias
+
+__all__ = ["Choose", "Loads", "least_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loads:
+    """What members have to do. The sequences are a router's own, and change with it: not to be kept.
+
+    Parameters
+    ----------
+    up
+        The members that may be chosen, in no order; at least one.
+    device_us
+        By member: the device time of its requests that are not answered, in microseconds, as estimated.
+    requests
+        By member: those that are not answered.
+    """
+
+    up: Sequence[int]
+    device_us: Sequence[int]
+    requests: Sequence[Collection[int]]
+
+
+Choose: TypeAlias = Callable[[Loads, Random], int]
+"""Gives a member of `Loads.up`."""
+
+
+def least_of(choices: int) -> Choose:
+    """The way that looks at so many members, by chance, and takes the one with the least device time to do.
+
+    If there are no more, it looks at all. It takes the first of equals, so that a quiet pool keeps one member
+    busy, whose caches are warm. Two choices are far better than one (Mitzenmacher, "The power of two choices
+    in randomized load balancing", 2001). A few more are better still, since the router of a pool knows all
+    that it has given: `python -m benchmarks.routing` compares them.
+    """
+
+    def choose(loads: Loads, random: Random) -> int:
+        up = loads.up if len(loads.up) <= choices else random.sample(loads.up, choices)
+        return min(up, key=loads.device_us.__getitem__)
+
+    return choose

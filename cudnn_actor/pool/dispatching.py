@@ -1,0 +1,193 @@
+"""Requests of a pool on their way: each runs on a member, and on another one if that is lost.
+
+On the pool's event loop, which alone calls it: nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import TypeVar
+
+from cudnn_actor.actors import Deadline
+from cudnn_actor.pool.costs import Costs
+from cudnn_actor.pool.routing import Ended, Given, MemberState, NoMember, Routing
+from cudnn_actor.protocol.errors import CudnnActorError, QuarantinedRequest, ServiceStopped
+
+__all__ = ["Dispatching"]
+
+T = TypeVar("T")
+
+
+class _Pending:
+    """A request whose caller waits."""
+
+    def __init__(self) -> None:
+        self.member: int | None = None
+        self.moves = 0
+        """How often it was given to a member or taken from one. An error of a member that was lost meanwhile
+        is told from the request's own by this."""
+        self.error: CudnnActorError | None = None
+        self.changed = asyncio.Event()
+
+    def move(self, member: int | None) -> None:
+        """Give it to a member; None: it waits for one."""
+        self.member = member
+        self.moves += 1
+        self.changed.set()
+
+
+class Dispatching:
+    """The requests of a pool that are not answered, and the members that may get them.
+
+    Parameters
+    ----------
+    members
+        How many there are. None is up at first.
+    seed
+        Of the choice among more members than a router looks at.
+    """
+
+    def __init__(self, members: int, *, seed: int = 0) -> None:
+        self.routing = Routing(members, seed=seed)
+        for member in range(members):
+            self.routing.pause(member)
+        self.costs = Costs()
+        self.finished = [0] * members
+        """By member: how many requests it has answered."""
+        self.moved = 0
+        """How often a member was lost that had a request, summed over all requests."""
+        self._pending: dict[int, _Pending] = {}
+        self._numbers = itertools.count()
+        self._closed: str | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def run(
+        self, kind: Hashable, work: Callable[[int, float | None], Awaitable[T]], deadline: Deadline
+    ) -> T:
+        """The answer of a pure request, which runs again if its member is lost.
+
+        Parameters
+        ----------
+        kind
+            Requests of one kind take about as long as each other.
+        work
+            Sends it to a member, given the member's number and the seconds that are left.
+        deadline
+            Its end.
+
+        Raises
+        ------
+        ServiceStopped
+            No member is left, or the pool was closed.
+        QuarantinedRequest
+            It was lost with too many members.
+        CudnnActorError
+            As `work`, on a member that was not lost.
+        """
+        number, cost_us = next(self._numbers), self.costs.estimate_us(kind)
+        request = self._pending[number] = _Pending()
+        self._idle.clear()
+        try:
+            request.move(self._submit(number, cost_us))
+            while True:
+                member = await self._member_of(request, deadline)
+                moves = request.moves
+                ahead_us, started = self.routing.device_us[member] - cost_us, time.monotonic()
+                try:
+                    found = await work(member, deadline.left_s)
+                except CudnnActorError:
+                    if request.moves == moves:
+                        raise
+                    continue  # the member was lost: that is what the error says
+                if self.routing.answered(number, member):
+                    self.finished[member] += 1
+                    took_us = (time.monotonic() - started) * 1e6
+                    self.costs.learn(kind, cost_us, ahead_us, took_us)
+                return found
+        finally:
+            self.routing.withdraw(number)  # unless it was answered
+            del self._pending[number]
+            if not self._pending:
+                self._idle.set()
+
+    def _submit(self, number: int, cost_us: int) -> int | None:
+        if self._closed is not None:
+            raise ServiceStopped(reason=self._closed)
+        try:
+            return self.routing.submit(number, cost_us)
+        except NoMember:
+            raise ServiceStopped(reason="no member of the pool is left") from None
+
+    async def _member_of(self, request: _Pending, deadline: Deadline) -> int:
+        """The member that a request was given to; waits while there is none."""
+        while request.member is None and request.error is None:
+            request.changed.clear()
+            async with deadline.limiting():
+                await request.changed.wait()
+        if request.error is not None:
+            raise request.error
+        assert request.member is not None
+        return request.member
+
+    async def drain(self) -> None:
+        """Wait until all requests have ended."""
+        await self._idle.wait()
+
+    def close(self, reason: str) -> None:
+        """End all requests with `ServiceStopped`, and refuse others. Idempotent."""
+        if self._closed is None:
+            self._closed = reason
+            for request in self._pending.values():
+                request.error = request.error or ServiceStopped(reason=reason)
+                request.move(None)
+
+    # What happens to members.
+
+    def up(self, member: int) -> None:
+        """A member may get requests, if it was not removed."""
+        if self.routing.states[member] is MemberState.RESTARTING:
+            self._carry_out(self.routing.back(member))
+
+    def pause(self, member: int) -> None:
+        """A member keeps what it has, and gets nothing new."""
+        if self.routing.is_up(member):
+            self.routing.pause(member)
+
+    def lost(self, member: int) -> None:
+        """A member has ended, with all that it had."""
+        if self.routing.states[member] is not MemberState.REMOVED:
+            self._take_from(member)
+            self._carry_out(self.routing.lost(member))
+
+    def remove(self, member: int) -> None:
+        """A member has ended for good."""
+        self._take_from(member)
+        self._carry_out(self.routing.remove(member))
+
+    def _take_from(self, member: int) -> None:
+        for number in self.routing.of(member):
+            self.moved += 1
+            self._pending[number].move(None)
+
+    def _carry_out(self, moved: Sequence[Given | Ended]) -> None:
+        for each in moved:
+            request = self._pending[each.request]
+            if isinstance(each, Given):
+                request.move(each.member)
+            else:
+                request.error = self._error_of(each)
+                request.move(None)
+
+    def _error_of(self, ended: Ended) -> CudnnActorError:
+        if all(state is MemberState.REMOVED for state in self.routing.states):
+            return ServiceStopped(reason="no member of the pool is left", interrupted=ended.losses > 0)
+        return QuarantinedRequest(
+            request_id=ended.request,
+            digest="",
+            cause=f"{ended.losses} members of the pool ended while they had it",
+            message="request",
+        )

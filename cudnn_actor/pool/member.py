@@ -1,0 +1,330 @@
+"""A member as the pool sees it: its process, how the pool reaches it, and its supervision.
+
+What to do when is decided by `supervision.core`; this is the shell around it, on the pool's event loop, which
+alone calls it. Each member has a supervisor of its own, so that one that has used up its restarts leaves the
+others alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.attached import connect
+from cudnn_actor.attached.client.attached_service import AttachedService
+from cudnn_actor.pool.member_process import MAIN, PRELOAD, Begin, Failed, Said, read_line
+from cudnn_actor.processes.launching import Child, Launcher
+from cudnn_actor.protocol.errors import StartFailed
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.supervision import (
+    Clock,
+    ExitReason,
+    LifecycleEvent,
+    Restarted,
+    Restarting,
+    Stopped,
+    SupervisorPolicy,
+    SupervisorState,
+)
+from cudnn_actor.supervision.core import decide
+from cudnn_actor.supervision.signals import (
+    CancelTimer,
+    ChildExited,
+    ChildReady,
+    Effect,
+    Emit,
+    Escalate,
+    Finish,
+    KillChild,
+    SetTimer,
+    Signal,
+    StartChild,
+    StartRequested,
+    StopChild,
+    StopRequested,
+    TimerFired,
+    TimerKey,
+)
+
+__all__ = ["Listener", "Member"]
+
+_EXIT_S = 2.0
+"""How long the exit status of a process whose connection has ended is waited for."""
+
+
+class Listener(Protocol):
+    """What the pool does with what happens to a member."""
+
+    async def prepare(self, member: Member) -> None:
+        """Make a member that has just started ready for requests. Raises `CudnnActorError`."""
+
+    def up(self, member: Member) -> None:
+        """Take note that a member may get requests."""
+
+    def pauses(self, member: Member) -> None:
+        """Take note that the worker of a member restarts, which will run what the member has."""
+
+    def lost(self, member: Member) -> None:
+        """Take note that a member has ended, with all that it had."""
+
+    def given_up(self, member: Member) -> None:
+        """Take note that a member is not started again."""
+
+    def happened(self, event: LifecycleEvent) -> None:
+        """Take note of an event."""
+
+
+class _Incarnation:
+    """One process of a member."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.child: Child | None = None
+        self.control: socket.socket | None = None
+        self.starting = True
+        self.unwanted = False
+        self.over = False
+        """Whether the pool was told that it is lost."""
+
+    def close(self) -> None:
+        """Kill the process if it runs, and release what belongs to it. Idempotent.
+
+        While it starts, the socket is only shut down: the loop may be about to read it.
+        """
+        self.unwanted = True
+        if self.control is not None:
+            with contextlib.suppress(OSError):
+                self.control.shutdown(socket.SHUT_RDWR)
+            if not self.starting:
+                self.control.close()
+        if self.child is not None:
+            self.child.close()
+
+
+class Member:
+    """A service in a process of its own. It is used on the event loop that has made it.
+
+    Parameters
+    ----------
+    number, name
+        Its number in the pool, from 0, and its name in log lines and events.
+    options
+        `spawn`'s, as plain data.
+    path
+        The path of its socket.
+    policy
+        Its supervision: one child, of this name.
+    listener
+        Who is told.
+    executable
+        The Python that runs it; None for this process's.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        *,
+        options: dict[str, Any],
+        path: Path,
+        policy: SupervisorPolicy,
+        listener: Listener,
+        executable: str | None = None,
+    ) -> None:
+        self.number, self.name = number, name
+        self.gpu: CudnnRef | None = None
+        """The handle of the service while its process lives."""
+        self.restarts = 0
+        """How often it has been replaced."""
+        self.finished = asyncio.Event()
+        """Set once no process of it lives and none will be started."""
+        self._options, self._path, self._listener = options, path, listener
+        self._executable = executable
+        self._state = SupervisorState.initial(policy, seed=number)
+        self._clock = Clock()
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[TimerKey, asyncio.TimerHandle] = {}
+        self._current: _Incarnation | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<member {self.name!r}>"
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process; None while there is none."""
+        child = None if self._current is None else self._current.child
+        return None if child is None else child.pid
+
+    def start(self) -> None:
+        """Start it, and keep it started."""
+        self._signal(StartRequested())
+
+    def stop(self) -> None:
+        """End it. `finished` says when that is done."""
+        self._signal(StopRequested())
+
+    # Decisions, and what they ask for.
+
+    def _signal(self, signal: Signal) -> None:
+        self._state, effects = decide(self._state, signal, self._clock.monotonic())
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case StartChild(incarnation=number):
+                self._current = _Incarnation(number)
+                self._starting = self._spawn(self._start(self._current))
+            case StopChild(deadline=deadline):
+                self._spawn(self._stop(self._current, deadline))
+            case KillChild():
+                self._kill(self._current)
+            case SetTimer(key=key, at=at):
+                fires = functools.partial(self._fire, key)
+                self._timers[key] = self._loop.call_later(max(0.0, at - self._clock.monotonic()), fires)
+            case CancelTimer(key=key):
+                if (timer := self._timers.pop(key, None)) is not None:
+                    timer.cancel()
+            case Emit(event=event):
+                self._emit(event)
+            case Escalate():
+                self._listener.given_up(self)
+            case Finish():
+                self.finished.set()
+
+    def _fire(self, key: TimerKey) -> None:
+        self._timers.pop(key, None)
+        self._signal(TimerFired(key=key))
+
+    def _emit(self, event: LifecycleEvent) -> None:
+        if isinstance(event, Restarted):
+            self.restarts += 1
+        if not (isinstance(event, Stopped) and event.child is None):  # that of its supervisor
+            self._listener.happened(event)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)  # the loop has but a weak reference
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # The life of a process.
+
+    async def _start(self, one: _Incarnation) -> None:
+        try:
+            await self._launch(one)
+            self.gpu = gpu = await connect(self._path, name=self.name)
+            service: Any = gpu._service
+            service.stopped.add_done_callback(lambda _: self._ended(one))
+            await self._listener.prepare(self)
+        except Exception as error:  # noqa: BLE001 - whatever prevents a start is its reason
+            one.starting = False
+            if not one.over:
+                one.over, self.gpu = True, None
+                one.close()
+                self._exited(one, ExitReason.start_failed(str(error)))
+            return
+        finally:
+            one.starting = False
+            if one.unwanted:
+                one.close()
+        if not one.over and not one.unwanted:
+            self._signal(ChildReady(child=self.name, incarnation=one.number))
+            self._spawn(self._follow(one, service))
+            self._listener.up(self)
+
+    async def _launch(self, one: _Incarnation) -> None:
+        """Start the process, and wait until its service serves. Raises `OSError`, `CudnnActorError`."""
+        one.control, theirs = socket.socketpair()
+        one.control.setblocking(False)
+        launcher = Launcher.shared(PRELOAD, self._executable)
+
+        def launch() -> None:
+            with theirs:
+                child = launcher.launch(MAIN, (theirs.fileno(),), lambda: one.unwanted)
+            one.child = child
+            if one.unwanted:  # `close` sets this before it looks at `child`: so one of both closes it
+                child.close()
+
+        await in_own_thread(launch)
+        begin = msgspec.json.encode(Begin(self._options, str(self._path))) + b"\n"
+        await self._loop.sock_sendall(one.control, begin)
+        line = await read_line(one.control)
+        if not line:
+            raise StartFailed(detail=f"the process of {self.name} has ended while it started")
+        said = msgspec.json.decode(line, type=Said)
+        if isinstance(said, Failed):
+            raise said.error.to_error()
+
+    async def _follow(self, one: _Incarnation, service: AttachedService) -> None:
+        """Tell the pool when the service's own worker restarts, while its process lives."""
+        async for event in service.events.follow():
+            if one.over:
+                return
+            if isinstance(event, Restarting):
+                self._listener.pauses(self)
+            elif isinstance(event, Restarted):
+                self._listener.up(self)
+
+    def _ended(self, one: _Incarnation) -> None:
+        """Take note that the connection to a process has ended: so has all that it had."""
+        if one.over:
+            return
+        one.over = True
+        self.gpu = None
+        self._listener.lost(self)
+        if not one.unwanted:
+            self._spawn(self._reap(one))
+
+    async def _reap(self, one: _Incarnation) -> None:
+        """Find out how a process has ended, and have it replaced."""
+        how = "has ended"
+        if one.child is not None:
+            with contextlib.suppress(ValueError, OSError):  # it was closed meanwhile
+                how = await in_own_thread(one.child.how_it_ended, _EXIT_S)
+        one.close()
+        self._exited(one, ExitReason.crash(f"its process {how}"))
+
+    def _exited(self, one: _Incarnation, reason: ExitReason) -> None:
+        self._signal(ChildExited(child=self.name, incarnation=one.number, reason=reason))
+
+    async def _stop(self, one: _Incarnation | None, deadline: float) -> None:
+        """End a process in order: what is under way is answered by the deadline."""
+        assert one is not None, "a child that is asked to stop was started"
+        one.unwanted = True
+        if one.starting and self._starting is not None:
+            one.close()
+            await asyncio.wait({self._starting})
+        if self.gpu is not None:
+            await self.gpu.aclose(drain_s=self._left_s(deadline))
+        if one.control is not None:
+            one.control.close()  # upon which the process ends
+        if one.child is not None:
+            with contextlib.suppress(ValueError):  # it was closed meanwhile
+                await in_own_thread(one.child.wait, self._left_s(deadline))
+        one.close()
+        self._exited(one, ExitReason.shutdown())
+
+    def _left_s(self, deadline: float) -> float:
+        return max(0.0, deadline - self._clock.monotonic())
+
+    def _kill(self, one: _Incarnation | None) -> None:
+        """End a process, be it ready or not."""
+        assert one is not None, "a child that is killed was started"
+        gpu, self.gpu = self.gpu, None
+        if not one.over:
+            one.over = True
+            self._listener.lost(self)
+        one.close()
+        if gpu is not None:
+            gpu._service.end("its process was killed")

@@ -1,0 +1,79 @@
+"""A member's own process: a service, and the socket by which the pool uses it.
+
+The process that has the pool sends one line, `Begin`, on a socket. It is answered by one line: `Ready`, or
+`Failed`. The process ends when the other end of that socket is closed, and also when its service gives up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.attached import serve_socket
+from cudnn_actor.protocol.errors import CudnnActorError, ErrorRecord, ServiceStopped
+from cudnn_actor.service.spawning import spawn
+
+__all__ = ["MAIN", "PRELOAD", "Begin", "Failed", "Ready", "Said", "main", "read_line"]
+
+PRELOAD = (__name__,)
+MAIN = f"{__name__}:main"
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """What the process has to do: `spawn`'s options, as plain data, and the path of its socket."""
+
+    options: dict[str, Any]
+    path: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The service has started, and its socket is served."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The service could not be started."""
+
+    error: ErrorRecord
+
+
+Said = Ready | Failed
+
+
+def main(descriptors: list[int]) -> None:
+    """Run the process. `descriptors`: its end of the socket."""
+    (descriptor,) = descriptors
+    with socket.socket(fileno=descriptor) as control:
+        control.setblocking(False)
+        asyncio.run(_serve(control))
+
+
+async def _serve(control: socket.socket) -> None:
+    begin = msgspec.json.decode(await read_line(control), type=Begin)
+    try:
+        with contextlib.suppress(ServiceStopped):  # it has given up: the pool sees the end of the process
+            async with spawn(**begin.options) as gpu, serve_socket(gpu, begin.path):
+                await _say(control, Ready())
+                await read_line(control)  # nothing comes but its end
+    except CudnnActorError as error:
+        await _say(control, Failed(error.to_record()))
+
+
+async def _say(control: socket.socket, what: Said) -> None:
+    with contextlib.suppress(OSError):  # the pool has gone, and this process goes too
+        await asyncio.get_running_loop().sock_sendall(control, msgspec.json.encode(what) + b"\n")
+
+
+async def read_line(control: socket.socket) -> bytes:
+    """A line, without its end; empty if the other side has closed before there was one."""
+    loop, line = asyncio.get_running_loop(), b""
+    with contextlib.suppress(OSError):
+        while not line.endswith(b"\n"):
+            received = await loop.sock_recv(control, 1 << 16)
+            if not received:
+                return b""
+            line += received
+    return line.rstrip(b"\n")

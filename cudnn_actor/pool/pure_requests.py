@@ -1,0 +1,92 @@
+"""Requests that any member may run: what they may name, and which take about as long as each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from typing import Any
+
+from cudnn_actor.pool.replicas import PoolBuffer, PoolModel
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.operations import OPERATIONS
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.service.computing import updated_inputs
+
+__all__ = ["kind_of_compute", "kind_of_run", "require_arrays", "with_copies"]
+
+
+def require_arrays(given: Mapping[str, Any], members: Mapping[str, CudnnRef | None]) -> None:
+    """Raise `InvalidRequest`, which names the member, for a reference: no other member has such a buffer."""
+    for field, value in given.items():
+        for each in _parts(value):
+            if isinstance(each, BufferRef):
+                held_by = [name for name, gpu in members.items() if gpu and gpu._state.memory.is_live(each)]
+                owner = held_by[0] if held_by else "one service"
+                raise InvalidRequest(
+                    field=field,
+                    value=each,
+                    problem=f"is a buffer of {owner}, and any member may run this",
+                    fix="pass an array or what pool.upload gave, or send it there: pool.on(number)",
+                )
+
+
+def with_copies(what: Any, given: Mapping[str, Any], member: int | None) -> dict[str, Any]:
+    """What is given, with a member's own buffers in place of the pool's; None: only check.
+
+    Raises `InvalidRequest` if a buffer of the pool is given for what is overwritten, or was freed.
+    """
+    overwritten = _overwritten(what)
+    for name, value in given.items():
+        for each in _parts(value):
+            if isinstance(each, PoolBuffer):
+                _check(name, each, overwritten)
+    return {name: value if member is None else _own(value, member) for name, value in given.items()}
+
+
+def _check(name: str, buffer: PoolBuffer, overwritten: Collection[str]) -> None:
+    if name in overwritten:
+        raise InvalidRequest(
+            field=name,
+            value=buffer,
+            problem="would be overwritten on one member alone",
+            fix="pass an array, which is copied",
+        )
+    if buffer.closed:
+        raise InvalidRequest(field=name, value=buffer, problem="was freed", fix="upload it again")
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        yield from value
+    else:
+        yield value
+
+
+def _own(value: Any, member: int) -> Any:
+    if isinstance(value, PoolBuffer):
+        return value.at[member]
+    if isinstance(value, tuple | list):
+        return tuple(_own(each, member) for each in value)
+    return value
+
+
+def _overwritten(what: Any) -> Collection[str]:
+    if isinstance(what, Graph):
+        return updated_inputs(what)
+    return what.outputs if isinstance(what, type) and what in OPERATIONS else ()
+
+
+def kind_of_compute(what: Any, given: Mapping[str, Any]) -> Hashable:
+    """What requests have in common that take about as long as each other: a graph or class, and dims."""
+    named = what.identity if isinstance(what, Graph) else getattr(what, "__name__", None)
+    return named, _shapes(given)
+
+
+def kind_of_run(model: PoolModel, given: Mapping[str, Any]) -> Hashable:
+    """The same for a run of a model."""
+    return model.name, id(model), _shapes(given)
+
+
+def _shapes(given: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(getattr(value, "shape", ()))) for name, value in sorted(given.items()))

@@ -1,0 +1,239 @@
+"""Where the requests of a pool are: which member has which, and which wait. Pure: no thread, clock or I/O.
+
+A member is up, restarting or removed:
+
+| | from | to | its requests |
+| --- | --- | --- | --- |
+| `pause` | up | restarting | stay with it |
+| `lost` | up, restarting | restarting | are given to others, or wait if none is up |
+| `back` | restarting | up | those that wait are given to members |
+| `remove` | up, restarting | removed | as `lost`; once all are removed, they end |
+
+A member gets requests only while it is up. Every request is pure, so that it may run again elsewhere. It
+ends once: when the member that has it answers, when its caller withdraws it, when it was lost with too many
+members, or when no member is left. An answer of a member that no longer has the request is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+
+from cudnn_actor.pool.choosing import Choose, Loads, least_of
+
+__all__ = ["CHOICES", "Ended", "Given", "MemberState", "NoMember", "Routing"]
+
+CHOICES = 8
+"""Of how many members a router takes the best: of all, on most machines. See docs/performance.md."""
+
+
+class MemberState(enum.StrEnum):
+    """What a member may get."""
+
+    UP = "up"
+    RESTARTING = "restarting"
+    REMOVED = "removed"
+
+
+class NoMember(Exception):
+    """Raised when a request is submitted after all members were removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A request has been given to a member, which has to be sent it."""
+
+    request: int
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request has ended without an answer: it was lost with `losses` members, or no member is left."""
+
+    request: int
+    losses: int
+
+
+@dataclass(slots=True)
+class _Request:
+    cost_us: int
+    member: int | None
+    losses: int = 0
+
+
+class Routing:
+    """The members of a pool, and its requests that are not answered.
+
+    Parameters
+    ----------
+    members
+        How many there are, from 1 on. They are numbered from 0, and up at first.
+    choose
+        Which of those that are up gets a request; None for the one with the least device time to do, of
+        `CHOICES` by chance.
+    seed
+        Of the generator that `choose` is given.
+    max_losses
+        A request that was lost with this many members ends: it may be what ends them.
+    """
+
+    def __init__(
+        self, members: int, *, choose: Choose | None = None, seed: int = 0, max_losses: int = 4
+    ) -> None:
+        self._states = [MemberState.UP] * members
+        self._device_us = [0] * members
+        self._has: list[dict[int, None]] = [
+            {} for _ in range(members)
+        ]  # in the order in which they were given
+        self._up = list(range(members))
+        self._loads = Loads(up=self._up, device_us=self._device_us, requests=self._has)
+        self._requests: dict[int, _Request] = {}
+        self._waiting: deque[int] = deque()
+        self._choose = least_of(CHOICES) if choose is None else choose
+        self._random, self._max_losses = Random(seed), max_losses
+
+    @property
+    def states(self) -> tuple[MemberState, ...]:
+        """The state of each member."""
+        return tuple(self._states)
+
+    def is_up(self, member: int) -> bool:
+        """Whether a member may get requests."""
+        return self._states[member] is MemberState.UP
+
+    @property
+    def device_us(self) -> tuple[int, ...]:
+        """By member: the estimated device time of its requests, in microseconds."""
+        return tuple(self._device_us)
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """The requests that no member has, in the order in which they will be given to one."""
+        return tuple(self._waiting)
+
+    def of(self, member: int) -> tuple[int, ...]:
+        """The requests that a member has, in the order in which it was given them."""
+        return tuple(self._has[member])
+
+    def submit(self, request: int, cost_us: int) -> int | None:
+        """Take a new request of an estimated device time in microseconds, and give it to a member.
+
+        Returns the member, or None if none is up: then the request waits. Raises `NoMember` if all are
+        removed.
+        """
+        if request in self._requests:
+            raise ValueError(f"request {request} has not ended")
+        if not self._up and all(state is MemberState.REMOVED for state in self._states):
+            raise NoMember
+        found = self._requests[request] = _Request(max(1, cost_us), None)
+        return self._place(request, found)
+
+    def answered(self, request: int, member: int) -> bool:
+        """End a request that a member has answered.
+
+        Returns whether the answer is the request's: not if it has ended, or if another member has it now.
+        """
+        found = self._requests.get(request)
+        if found is None or found.member != member:
+            return False
+        self._end(request, found)
+        return True
+
+    def withdraw(self, request: int) -> int | None:
+        """End a request that its caller wants no more. Returns the member that has it; None for none."""
+        found = self._requests.get(request)
+        if found is None:
+            return None
+        if found.member is None:
+            self._waiting.remove(request)
+        member = found.member
+        self._end(request, found)
+        return member
+
+    def pause(self, member: int) -> None:
+        """Note that a member restarts which will run what it has: it gets nothing new until it is back."""
+        self._require(member, MemberState.UP)
+        self._up.remove(member)
+        self._states[member] = MemberState.RESTARTING
+
+    def lost(self, member: int) -> list[Given | Ended]:
+        """Note that a member has ended with all that it had, and restarts. Returns what to do."""
+        self._require(member, MemberState.UP, MemberState.RESTARTING)
+        return self._leave(member, MemberState.RESTARTING)
+
+    def back(self, member: int) -> list[Given]:
+        """Note that a restarting member is up. Returns who has the requests that had to wait."""
+        self._require(member, MemberState.RESTARTING)
+        self._states[member] = MemberState.UP
+        self._up.append(member)
+        waiting, given = list(self._waiting), list[Given]()
+        self._waiting.clear()
+        for request in waiting:
+            chosen = self._place(request, self._requests[request])
+            assert chosen is not None, "a member is up"
+            given.append(Given(request, chosen))
+        return given
+
+    def remove(self, member: int) -> list[Given | Ended]:
+        """Give a member up for good. Returns what to do: without any member left, all that wait end."""
+        if self._states[member] is MemberState.REMOVED:
+            return []
+        moved = self._leave(member, MemberState.REMOVED)
+        if any(state is not MemberState.REMOVED for state in self._states):
+            return moved
+        return [*moved, *self._ended(list(self._waiting))]
+
+    def _require(self, member: int, *states: MemberState) -> None:
+        if self._states[member] not in states:
+            raise ValueError(f"member {member} is {self._states[member]}")
+
+    def _leave(self, member: int, state: MemberState) -> list[Given | Ended]:
+        if self._states[member] is MemberState.UP:
+            self._up.remove(member)
+        self._states[member] = state
+        had = list(self._has[member])
+        for request in had:
+            found = self._requests[request]
+            self._take_from(request, found)
+            found.losses += 1
+        spent = [request for request in had if self._requests[request].losses >= self._max_losses]
+        moved: list[Given | Ended] = list(self._ended(spent))
+        for request in had:
+            if (again := self._requests.get(request)) is not None:
+                chosen = self._place(request, again)
+                if chosen is not None:
+                    moved.append(Given(request, chosen))
+        return moved
+
+    def _ended(self, requests: Iterable[int]) -> Iterable[Ended]:
+        """End requests that no member has."""
+        ended = [Ended(request, self._requests.pop(request).losses) for request in requests]
+        gone = {each.request for each in ended}
+        self._waiting = deque(request for request in self._waiting if request not in gone)
+        return ended
+
+    def _place(self, request: int, found: _Request) -> int | None:
+        if not self._up:
+            self._waiting.append(request)
+            return None
+        member = self._choose(self._loads, self._random)
+        found.member = member
+        self._has[member][request] = None
+        self._device_us[member] += found.cost_us  # whole numbers: no sum drifts
+        return member
+
+    def _take_from(self, request: int, found: _Request) -> None:
+        member = found.member
+        assert member is not None, "it has one"
+        found.member = None
+        del self._has[member][request]
+        self._device_us[member] -= found.cost_us
+
+    def _end(self, request: int, found: _Request) -> None:
+        if found.member is not None:
+            self._take_from(request, found)
+        del self._requests[request]

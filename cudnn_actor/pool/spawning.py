@@ -1,0 +1,144 @@
+"""`spawn_pool`: starts and stops a pool for async code."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cudnn_actor.actors.event_loop import running_loop
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.engines import check_device
+from cudnn_actor.options import make_options
+from cudnn_actor.pool.pool import Pool
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.types.checks import require_whole
+from cudnn_actor.supervision import RestartIntensity
+
+__all__ = ["SpawningPool", "spawn_pool"]
+
+_NAME = "pool"
+_OWN = ("device", "faults", "graph_limits", "name", "on_give_up")
+"""Options of `spawn` that a member does not take: the pool has its own, or they are no plain data."""
+
+
+def spawn_pool(
+    devices: Sequence[str],
+    *,
+    replicas: int = 1,
+    name: str = _NAME,
+    min_ready: int = 1,
+    max_restarts: int = 3,
+    period_s: float = 60.0,
+    **options: Any,
+) -> SpawningPool:
+    """Start a pool: `async with spawn_pool(["cuda:0", "cuda:1"]) as pool`, or `pool = await spawn_pool(...)`.
+
+    Parameters
+    ----------
+    devices
+        The devices, as in `spawn`: "cpu" or "cuda:N". One may be there several times.
+    replicas
+        Members for each of them.
+    name
+        The pool's name in log lines and events. Its members are NAME-0, NAME-1 and so on.
+    min_ready
+        Members that have to be left: with fewer, the pool stops. A member is given up when its process has
+        ended more often than it may be replaced.
+    max_restarts, period_s
+        Each member's process is replaced at most `max_restarts` times within `period_s` seconds. Within a
+        process, its service replaces its worker likewise.
+    options
+        The other options of `spawn`, for all members, without `faults`, `graph_limits` and `on_give_up`.
+
+    Raises
+    ------
+    InvalidRequest
+        An option is out of its range. Raised at once.
+    StartFailed
+        Fewer than `min_ready` members can be started. Raised when awaited or entered.
+    """
+    require_whole("replicas", replicas, 1)
+    each_device = _checked(devices)
+    members = [device for device in each_device for _ in range(replicas)]
+    require_whole("min_ready", min_ready, 1, len(members))
+    for option in _OWN:
+        if option in options:
+            raise InvalidRequest(
+                field=option,
+                value=options[option],
+                problem="is no option of a pool's members",
+                fix="leave it out",
+            )
+    intensity = RestartIntensity(max_restarts=max_restarts, period_s=period_s)
+    make_options({"name": name, **options})  # raises for what is out of its range
+    plain = {key: os.fspath(each) if isinstance(each, os.PathLike) else each for key, each in options.items()}
+    return SpawningPool(name, members, plain, intensity, min_ready)
+
+
+def _checked(devices: Sequence[str]) -> list[str]:
+    if isinstance(devices, str) or not devices:
+        raise InvalidRequest(
+            field="devices",
+            value=devices,
+            problem="is no list of devices",
+            fix='give one for each member: ["cuda:0", "cuda:1"]',
+        )
+    for device in devices:
+        check_device(device)
+    return list(devices)
+
+
+class SpawningPool:
+    """A pool that is about to start: the result of `spawn_pool`.
+
+    Parameters
+    ----------
+    name, members, options, intensity, min_ready
+        As in `Pool`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        members: list[str],
+        options: dict[str, Any],
+        intensity: RestartIntensity,
+        min_ready: int,
+    ) -> None:
+        self._name, self._members, self._options = name, members, options
+        self._intensity, self._min_ready = intensity, min_ready
+        self._pool: Pool | None = None
+
+    def __repr__(self) -> str:
+        return "<the result of spawn_pool(), which starts a pool when it is awaited or entered>"
+
+    def __await__(self) -> Generator[Any, None, Pool]:
+        return self._start().__await__()
+
+    async def _start(self) -> Pool:
+        running_loop()
+        folder = Path(await in_own_thread(tempfile.mkdtemp, "", "cudnn-actor-pool-"))
+        pool = Pool(
+            self._name,
+            self._members,
+            self._options,
+            folder,
+            intensity=self._intensity,
+            min_ready=self._min_ready,
+        )
+        await pool.start()
+        return pool
+
+    async def __aenter__(self) -> Pool:
+        self._pool = await self._start()
+        return self._pool
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._pool is not None, "it was entered"
+        await self._pool.aclose()

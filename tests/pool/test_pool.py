@@ -1,0 +1,211 @@
+"""A pool of services in processes of their own, on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.errors import InvalidRequest, ServiceStopped, StaleBufferError, StartFailed
+from cudnn_actor.messages import Ping
+from cudnn_actor.operations import MaxPool, Window
+from cudnn_actor.pool import MemberState, Pool, spawn_pool
+from cudnn_actor.supervision import Escalated, Restarting, Started, Stopped
+
+from .conftest import is_back, kill, product, some
+
+
+async def test_requests_run_on_all_members_and_give_what_one_service_gives(pool: Pool) -> None:
+    graph, x, w = product(), some(4, 8), some(8, 8, seed=1)
+    weights = await pool.upload(w)
+    given = await asyncio.gather(*(pool.compute(graph, x=x + k, w=weights) for k in range(20)))
+    for k, y in enumerate(given):
+        np.testing.assert_allclose(y, np.maximum((x + k) @ w, 0), rtol=1e-5, atol=1e-5)
+    assert all(member.finished for member in pool.statistics().members)
+    assert {member.outstanding for member in pool.statistics().members} == {0}
+    task = pool.submit(graph, x=x, w=w)
+    np.testing.assert_allclose(await task, np.maximum(x @ w, 0), rtol=1e-5, atol=1e-5)
+    await pool.free(weights)
+    with pytest.raises(InvalidRequest, match="was freed"):
+        await pool.compute(graph, x=x, w=weights)
+
+
+async def test_what_a_killed_member_had_runs_elsewhere_and_callers_see_no_error(pool: Pool) -> None:
+    graph, x, w = product(), some(4, 8), some(8, 8, seed=1)
+    weights = await pool.upload(w)
+    killed = [0, 0]
+
+    async def caller(number: int) -> None:
+        for turn in range(30):
+            if number == 0 and turn % 10 == 5:
+                member = turn // 10 % 2
+                kill(pool, member)
+                killed[member] += 1
+                await is_back(pool, member, 1 + killed[member])
+            y = await pool.compute(graph, x=x + number, w=weights)
+            np.testing.assert_allclose(y, np.maximum((x + number) @ w, 0), rtol=1e-5, atol=1e-4)
+
+    await asyncio.gather(*(caller(number) for number in range(8)))
+    found = pool.statistics()
+    assert [member.restarts for member in found.members] == killed == [2, 1]
+    assert sum(member.finished for member in found.members) == 8 * 30
+    assert found.waiting == 0
+
+
+async def test_a_stopped_members_requests_run_elsewhere_when_it_is_killed(pool: Pool) -> None:
+    """No race: the member cannot answer, so what it has is lost for sure."""
+    graph, x, w = product(), some(4, 8), some(8, 8)
+    pid = pool.statistics().members[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    tasks = [pool.submit(graph, x=x, w=w) for _ in range(4)]
+    await asyncio.sleep(0)  # each has a member now
+    had = pool.statistics().members[0].outstanding
+    assert had
+    kill(pool, 0)
+    for task in tasks:
+        np.testing.assert_allclose(await task, np.maximum(x @ w, 0), rtol=1e-5, atol=1e-5)
+    assert pool.statistics().moved == had
+    assert pool.statistics().members[0].finished == 0
+    await is_back(pool, 0, 2)
+
+
+async def test_requests_wait_while_no_member_is_up(pool: Pool) -> None:
+    graph, x, w = product(), some(4, 8), some(8, 8)
+    kill(pool, 0)
+    kill(pool, 1)
+    y = await pool.compute(graph, x=x, w=w)
+    np.testing.assert_allclose(y, np.maximum(x @ w, 0), rtol=1e-5, atol=1e-5)
+    assert pool.ready
+
+
+async def test_a_model_is_loaded_on_all_members_and_on_those_that_are_restarted(pool: Pool) -> None:
+    onnx = pytest.importorskip("onnx")
+    w = some(8, 8)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> scores (float[N, 8] x, float[8, 8] w) => (float[N, 8] y)'
+        "{ y = MatMul(x, w) }"
+    )
+    model.graph.input.pop()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    loaded = await pool.load(model, dims={"N": 4})
+    assert [each.name for each in loaded.inputs] == ["x"]
+    assert repr(loaded) == "<model 'scores' of a pool, on 2 members>"
+    x = some(4, 8, seed=2)
+    for member in (0, 1):
+        kill(pool, member)
+        found = await asyncio.gather(*(pool.run(loaded, x=x) for _ in range(6)))
+        for outputs in found:
+            np.testing.assert_allclose(outputs["y"], x @ w, rtol=1e-5, atol=1e-5)
+        await is_back(pool, member, 2)
+    assert repr(loaded) == "<model 'scores' of a pool, on 2 members>"
+    await pool.unload(loaded)
+    with pytest.raises(InvalidRequest, match="was unloaded"):
+        await pool.run(loaded, x=x)
+
+
+async def test_a_reference_of_one_member_is_refused_by_name(pool: Pool) -> None:
+    graph, x = product(), some(4, 8)
+    w = await pool.on(1).upload(some(8, 8))
+    with pytest.raises(InvalidRequest, match="buffer of pool-1") as refused:
+        await pool.compute(graph, x=x, w=w)
+    assert refused.value.field == "w"
+    with pytest.raises(StaleBufferError):
+        await pool.on(0).download(w)
+    assert (await pool.on(1).download(w)).shape == (8, 8)
+    with pytest.raises(InvalidRequest):
+        pool.on(2)
+
+
+async def test_a_buffer_of_the_pool_is_never_overwritten(pool: Pool) -> None:
+    y = await pool.upload(np.zeros((1, 1, 2, 2), np.float32))
+    with pytest.raises(InvalidRequest, match="overwritten on one member alone"):
+        await pool.compute(MaxPool, x=some(1, 1, 4, 4), y=y, window=Window.symmetric(2, size=2, stride=2))
+
+
+async def test_an_error_of_the_request_is_its_callers(pool: Pool) -> None:
+    with pytest.raises(InvalidRequest):
+        await pool.compute(product(), x=some(4, 8), w=some(4, 4))
+    assert pool.statistics().moved == 0
+
+
+async def test_events_say_which_member_was_replaced_and_the_end(pool: Pool) -> None:
+    kill(pool, 1)
+    await is_back(pool, 1, 2)
+    await pool.aclose()
+    await pool.aclose()
+    events = [event async for event in pool.events()]
+    assert [type(event) for event in events[:2]] == [Started, Started]
+    restarting = [event for event in events if isinstance(event, Restarting)]
+    assert [event.child for event in restarting] == ["pool-1"]
+    assert "SIGKILL" in str(restarting[0].cause)
+    assert isinstance(events[-1], Stopped)
+    assert events[-1].child is None
+    with pytest.raises(ServiceStopped):
+        await pool.compute(product(), x=some(4, 8), w=some(8, 8))
+    with pytest.raises(ServiceStopped):
+        pool.on(0)
+    assert not pool.alive
+
+
+async def test_a_member_that_dies_too_often_is_given_up_and_the_others_go_on() -> None:
+    graph, x, w = product(), some(4, 8), some(8, 8)
+    async with spawn_pool(["cpu"], replicas=2, name="two", max_restarts=0) as pool:
+        kill(pool, 0)
+        async for event in pool.events():
+            if isinstance(event, Escalated):
+                assert event.child == "two-0"
+                break
+        y = await pool.compute(graph, x=x, w=w)
+        np.testing.assert_allclose(y, np.maximum(x @ w, 0), rtol=1e-5, atol=1e-5)
+        assert [member.state for member in pool.statistics().members] == [MemberState.REMOVED, MemberState.UP]
+        pid = pool.statistics().members[1].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        waiting = pool.submit(graph, x=x, w=w)
+        await asyncio.sleep(0)
+        kill(pool, 1)
+        with pytest.raises(ServiceStopped, match="no member of the pool is left"):
+            await waiting
+        assert not pool.alive
+    with pytest.raises(ServiceStopped):
+        await pool.compute(graph, x=x, w=w)
+
+
+async def test_a_pool_that_cannot_start_says_why_and_leaves_nothing() -> None:
+    with pytest.raises(StartFailed, match=r"pool-0.* no CUDA|pool-0"):
+        await spawn_pool(["cuda:7"], max_restarts=0)
+
+
+def test_options_of_a_pool_are_checked_at_once() -> None:
+    options: list[dict[str, Any]] = [
+        {"devices": "cpu"},
+        {"devices": []},
+        {"devices": ["cpu"], "replicas": 0},
+        {"devices": ["cpu"], "min_ready": 2},
+        {"devices": ["cpu"], "max_restarts": -1},
+        {"devices": ["gpu"]},
+        {"devices": ["cpu"], "on_give_up": "exit"},
+        {"devices": ["cpu"], "standbye": 1},
+    ]
+    for wrong in options:
+        with pytest.raises(InvalidRequest):
+            spawn_pool(**wrong)
+
+
+async def test_a_member_whose_worker_restarts_keeps_its_requests() -> None:
+    """The process of the member lives: its service replaces its worker, and its buffers stay."""
+    async with spawn_pool(["cpu"], isolation="process") as pool:
+        gpu = pool.on(0)
+        w = await gpu.upload(some(8, 8))
+        assert gpu.worker_pid is not None
+        os.kill(gpu.worker_pid, signal.SIGKILL)
+        y = await pool.compute(product(), x=some(4, 8), w=np.eye(8, dtype=np.float32))
+        np.testing.assert_allclose(y, np.maximum(some(4, 8), 0), rtol=1e-5, atol=1e-5)
+        assert (await gpu.download(w)).shape == (8, 8)
+        await gpu.ask(Ping())
+        assert pool.statistics().members[0].restarts == 0
