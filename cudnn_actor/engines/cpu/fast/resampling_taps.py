@@ -96,7 +96,7 @@ class TapsOf(Protocol):
         """How many taps each element has."""
 
     def alone(self, axis: int) -> bool:
-        """Whether each element of the result is one of the operand's."""
+        """Whether each element of the result is one of the operand's. This may take long."""
 
     @property
     def may_be_outside(self) -> bool:
@@ -263,7 +263,7 @@ class FoundAlong:
 
     def __init__(self, of: TapsOf, resized: Resized, extent: int, memory: Scratch) -> None:
         """`extent`: the elements of a block. `memory`: for `found_bytes`."""
-        self._axis, self._of = resized.axis, of
+        self._axis, self._of, self._alone = resized.axis, of, of.alone(resized.axis)
         self._places, self._weights, self._unread = (
             memory.take((of.count(self._axis), extent), kind) for kind in (_PLACE, resized.dtype, np.bool_)
         )
@@ -286,10 +286,9 @@ class FoundAlong:
         reach, count = self._reaches[start // self._extent], stop - start
         places, weights, unread = (each[:, :count] for each in (self._places, self._weights, self._unread))
         outside = self._outside[:count] if self._of.may_be_outside else None
-        if self._of.alone(self._axis):
-            along = Along(self._axis, reach, places, None, None, outside)
-        else:
-            along = Along(self._axis, reach, places, weights, unread, outside)
+        along = Along(self._axis, reach, places, weights, unread, outside)
+        if self._alone:
+            along = along._replace(weights=None, unread=None)
         return self._calls(start, along), along
 
     def _calls(self, start: int, along: Along) -> Iterator[Call]:
