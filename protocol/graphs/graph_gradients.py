@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.operations import Node, Operation
 
 if TYPE_CHECKING:
-    from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+    from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 
 __all__ = ["Gradients"]
 
@@ -50,11 +51,11 @@ class Gradients:
             elif output.number in self._depends:
                 self._add(output.number, self._full(output, 1))
 
-    def _check(self, name: str, tensors: Sequence[Tensor]) -> None:
+    def _check(self, name: str, tensors: Sequence[Any]) -> None:
         if not tensors:
             raise InvalidRequest(field=name, value=(), problem="are none", fix="give at least one tensor")
         for tensor in tensors:
-            if hasattr(tensor, "body"):  # a graph, or a loop of one
+            if not isinstance(tensor, Tensor) and hasattr(tensor, "body"):  # a graph, or a loop of one
                 raise InvalidRequest(
                     field=name,
                     value=Words(type(tensor).__name__),

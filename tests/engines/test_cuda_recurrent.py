@@ -19,6 +19,7 @@ from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent
 from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, Span, joined, spans_of
 from cudnn_actor.engines.cuda.planning.composition import compose
+from cudnn_actor.engines.cuda.planning.listing import singles
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.recurrent_layers import layered, together
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
@@ -507,3 +508,22 @@ def test_states_of_sequences_without_steps_stay(library: Recorded) -> None:
     kept = [(into - at["h_n[0]"], of - at["h0[0]"], size) for into, of, size in library.copies[-2:]]
     line = 4 * 6
     assert kept == [(line, line, 2 * line), (4 * line, 4 * line, 2 * line)]
+
+
+def test_an_explanation_names_each_operation_once_and_its_pieces_are_found(library: Recorded) -> None:
+    """The gradients have the layers in their piece, too, and do not run them."""
+    body = network("gru", 2).body
+    *_, plan = composed(library, network("gru", 2))
+    pieces = plan.explain(body).pieces
+    numbers = [number for piece in pieces for number in piece.operations]
+    assert len(numbers) == len(set(numbers))
+    found = [[pieces[place] for place in places] for _, places in singles(body, pieces)]
+    assert found == [[piece] for piece in pieces]
+
+
+def test_a_gradient_without_its_layer_is_named_once(library: Recorded) -> None:
+    """Though its piece has two operations for it."""
+    layer = {"x": (5, 3, 4), "w_ih": (1, 6, 4), "w_hh": (1, 6, 6)}
+    graph = reserved(RecurrentBackwardData, "y", **layer, y=(5, 3, 6), dy=(5, 3, 6))
+    *_, plan = composed(library, graph)
+    assert [piece.operations for piece in plan.explain(graph.body).pieces] == [(0,)]

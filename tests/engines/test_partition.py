@@ -59,8 +59,8 @@ def array_in(memory: np.ndarray, tensor: GraphTensor) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(data, tensor.dims, steps)
 
 
-def filled(graph: Graph) -> list[np.ndarray]:
-    """The bytes of a buffer of whole numbers for each bound tensor."""
+def filled(graph: Graph, unit: float = 1.0) -> list[np.ndarray]:
+    """The bytes of a buffer for each bound tensor: of whole numbers of this unit."""
     memories: list[np.ndarray] = []
     for number, uid in enumerate(graph.body.bound):
         tensor = graph.body.tensor(uid)
@@ -69,14 +69,15 @@ def filled(graph: Graph) -> list[np.ndarray]:
             memories.append(memories[graph.body.bound.index(overwritten)])
             continue
         values = np.random.default_rng(number).integers(-3, 4, tensor.spec.nbytes // tensor.dtype.itemsize)
-        memories.append(values.astype(tensor.dtype.numpy).view(np.uint8))
+        memories.append((values * unit).astype(tensor.dtype.numpy).view(np.uint8))
     return memories
 
 
-def check(graph: Graph) -> Cut:
+def check(graph: Graph, unit: float = 1.0) -> Cut:
+    """Cut a graph, and run it and its pieces. `unit`: its inputs are multiples of that."""
     parts = cut(graph.body)
     assert parts is not None
-    whole, pieces = filled(graph), filled(graph)
+    whole, pieces = filled(graph, unit), filled(graph, unit)
     tensors = map(graph.body.tensor, graph.body.bound)
     evaluated(graph.body, [array_in(memory, tensor) for memory, tensor in zip(whole, tensors, strict=True)])
     in_pieces(graph.body, parts, pieces)

@@ -118,8 +118,8 @@ def _built(piece: Piece, build: Callable[[OperationGraph], CudaPlan]) -> CudaPla
 
 
 def _of_whole(piece: Piece, operations: Sequence[int]) -> tuple[int, ...]:
-    """The numbers in the whole graph of operations of a piece; of all, if none are given."""
-    return tuple(piece.numbers[number] for number in operations) or piece.numbers
+    """The numbers in the whole graph of operations of a piece, each once; of all, if none are given."""
+    return tuple(dict.fromkeys(piece.numbers[number] for number in operations or range(len(piece.numbers))))
 
 
 def _parts_of(in_order: Sequence[tuple[Piece, CudaPlan]], handed: Sequence[Handing]) -> Iterator[list[Part]]:

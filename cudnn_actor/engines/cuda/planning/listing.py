@@ -19,7 +19,7 @@ from cudnn_actor.engines.cuda.running.recipe import Recipe, Timed, Tuning
 from cudnn_actor.protocol.graphs.explanation import Explanation, PieceOfPlan, PlanCandidate
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
-__all__ = ["with_candidates"]
+__all__ = ["singles", "with_candidates"]
 
 _Candidates = tuple[PlanCandidate, ...]
 
@@ -42,18 +42,17 @@ def with_candidates(
     limit = WORKSPACE_BYTES if limit is None else limit
     tunings = _tunings(recipe)
     pieces = list(explanation.pieces)
-    for single, numbers in _singles(graph, range(len(graph.operations))):
-        of_single = [place for place, piece in enumerate(pieces) if set(piece.operations) <= set(numbers)]
-        if not of_single:  # it launches nothing
+    for single, places in singles(graph, explanation.pieces):
+        if not places:  # it launches nothing
             continue
         digest = single.digest()
         if digest not in known:
             known[digest] = tuple(_candidates_of(single, handle, limit))
             on_progress()
-        first = of_single[0]
+        first = places.start
         found = _with_measured(known[digest], tunings[first])
         pieces[first] = msgspec.structs.replace(
-            pieces[first], candidates=_with_chosen(found, pieces[first], alone=len(of_single) == 1)
+            pieces[first], candidates=_with_chosen(found, pieces[first], alone=len(places) == 1)
         )
     return msgspec.structs.replace(explanation, pieces=tuple(pieces))
 
@@ -63,14 +62,31 @@ def _tunings(recipe: Recipe) -> list[Tuning | None]:
     return [recipe.tuning] if len(recipe.parts) == 1 else [part.tuning for part in recipe.parts]
 
 
-def _singles(graph: OperationGraph, numbers: Sequence[int]) -> Iterator[tuple[OperationGraph, Sequence[int]]]:
+def singles(graph: OperationGraph, pieces: Sequence[PieceOfPlan]) -> Iterator[tuple[OperationGraph, range]]:
+    """Yields the pieces of a graph that are cut no further, and which of an explanation's pieces run each.
+
+    Both are in the order in which they run. The explanation has one piece for such a one, with its digest in
+    the plan's tag, unless its plan was composed of others. It may have none.
+    """
+    start = 0
+    for single, numbers in _uncut(graph, range(len(graph.operations))):
+        own, end, digest = set(numbers), start, single.digest()[:8]
+        while end < len(pieces) and own.issuperset(pieces[end].operations):
+            end += 1
+            if pieces[end - 1].plan.split("/")[2] == digest:
+                break
+        yield single, range(start, end)
+        start = end
+
+
+def _uncut(graph: OperationGraph, numbers: Sequence[int]) -> Iterator[tuple[OperationGraph, Sequence[int]]]:
     """Yields the pieces of a graph that are cut no further, with the numbers of their operations."""
     parts = cut(graph)
     if parts is None:
         yield graph, numbers
         return
     for piece in parts.pieces:
-        yield from _singles(piece.graph, [numbers[number] for number in piece.numbers])
+        yield from _uncut(piece.graph, [numbers[number] for number in piece.numbers])
 
 
 def _candidates_of(graph: OperationGraph, handle: Any, limit: int) -> Iterator[PlanCandidate]:

@@ -195,16 +195,12 @@ class _Partition:
         A reserve that nothing reads there is the library's own, and is stored nowhere: it says that gradients
         need what the library keeps.
         """
-        operations, pieces = [self._graph.operations[number] for number in group], self._pieces
+        operations, pieces = self._graph.operations[group.start : group.stop], self._pieces
         written = {uid for each in operations for uid in each.writes}
         for uid in dict.fromkeys(uid for each in operations for uid in each.reads):
             if uid not in written:
                 pieces.store(uid)
-        self._run_alone(group.start, operations[0])
-        for number, operation in zip(group[1:], operations[1:], strict=True):
-            piece = pieces.piece_of(operations[0].writes[0])
-            assert piece is not None
-            pieces.add(piece, number, operation)
+        pieces.add_together(group.start, operations)
         for each in operations:
             if isinstance(each, Recurrent) and each.reserve is not None:
                 pieces.leave_out(each.reserve)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -213,13 +213,20 @@ class Pieces(View):
     def add_alone(self, number: int, operation: Node, *, own: bool) -> None:
         """Add a piece with an operation that is not pointwise, and the movements that it computes as well."""
         moved = dict(self._moved[uid] for uid in operation.reads if uid in self._moved)
-        operations: dict[int, Node] = {**moved, number: operation}
+        self._add_anchored(number, {**moved, number: operation}, own=own)
+
+    def add_together(self, number: int, operations: Sequence[Node]) -> None:
+        """Add a piece with operations that follow each other, by the number of the first one, its anchor."""
+        self._add_anchored(number, dict(enumerate(operations, number)), own=False)
+
+    def _add_anchored(self, number: int, operations: Mapping[int, Node], *, own: bool) -> None:
+        """Add a piece in the place of its anchor, which has this number among its operations."""
         piece = Anchored(
             number=next(self._begun),
             place=number,
             operations=operations,
             reads=frozenset().union(*(each.reads for each in operations.values())),
-            anchor=operation,
+            anchor=operations[number],
             own=own,
         )
         self._put(piece)

@@ -37,6 +37,8 @@ __all__ = ["Kept", "Together", "layered", "together"]
 
 _RECURRENT: Any = Recurrent | RecurrentBackwardData | RecurrentBackwardWeights
 _OF_LAYERS = ("w_ih", "w_hh", "bias", "w_hr", "h0", "c0")
+_HANDED_ON = frozenset(("x", "y", "reserve", "slopes", "dy"))
+"""Operands that the library hands on from one operation of a group to another."""
 
 
 class Kept(NamedTuple):
@@ -151,11 +153,9 @@ class _Grouping:
         number = self._only_reader(back.slopes, RecurrentBackwardWeights)
         if number is None:
             return None
-        alike = all(
-            getattr(back, name) == getattr(self._operations[number], name)
-            for name in ("x", "h0", "mode", "lengths")
-        )
-        return number if alike else None
+        weights = self._operations[number]
+        alike = all(getattr(back, name) == getattr(weights, name) for name in ("x", "h0", "mode", "lengths"))
+        return number if alike and weights.y not in back.writes else None
 
     def _only_reader(self, uid: int | None, kind: type[Any]) -> int | None:
         """The number of the only operation that reads a tensor; None unless it is of this kind."""
@@ -163,6 +163,16 @@ class _Grouping:
             return None
         (number,) = self._readers[uid]
         return number if isinstance(self._operations[number], kind) else None
+
+    def _is_read_as(self, uid: int, names: Mapping[int, str]) -> bool:
+        """Whether only operations with these numbers read a tensor, each as the operand of that name."""
+        for number in self._readers[uid]:
+            operation = self._operations[number]
+            if [name for name, read in operation.named(operation.inputs) if read == uid] != [
+                names.get(number)
+            ]:
+                return False
+        return True
 
     def _is_bound(self, uid: int) -> bool:
         return self._tensors[uid].role is TensorRole.BOUND
@@ -175,14 +185,39 @@ class _Grouping:
             upper = None if layer.forward is None else by_input.get(self._operations[layer.forward].y)
             if upper is not None and self._are_linked(layer, upper):
                 above[layer] = upper
-        stacks, uppers = [], set(above.values())
+        stacks, uppers = list[list[_Layer]](), set(above.values())
         for layer in layers:
             if layer not in uppers:
                 stack = [layer]
                 while stack[-1] in above:
                     stack.append(above[stack[-1]])
-                stacks.append(stack)
+                stacks += self._divided(stack)
         return stacks
+
+    def _divided(self, stack: Sequence[_Layer]) -> Iterator[list[_Layer]]:
+        """The parts of a stack in which a layer reads nothing of another but what the library hands on.
+
+        A layer may begin with the last state of the one below. In one call, that operand would be a result.
+        """
+        part, read, written = list[_Layer](), set[int](), set[int]()
+        for layer in stack:
+            reads, writes = self._read_and_written(layer)
+            if not (written.isdisjoint(reads) and read.isdisjoint(writes)):
+                yield part
+                part, read, written = [], set(), set()
+            part.append(layer)
+            read |= reads
+            written |= writes
+        yield part
+
+    def _read_and_written(self, layer: _Layer) -> tuple[set[int], set[int]]:
+        """What a layer and its gradients read, but for what the library hands on, and what they write."""
+        numbers = (layer.forward, layer.data, layer.weights)
+        operations = [self._operations[number] for number in numbers if number is not None]
+        reads = {
+            uid for each in operations for name, uid in each.named(each.inputs) if name not in _HANDED_ON
+        }
+        return reads, {uid for each in operations for uid in each.writes}
 
     def _are_linked(self, lower: _Layer, upper: _Layer) -> bool:
         """Whether the library can compute a layer and one that reads it together, with their gradients."""
@@ -191,7 +226,8 @@ class _Grouping:
         own, other = self._operations[lower.forward], self._operations[upper.forward]
         if self._is_bound(own.y) or self._form(own) != self._form(other):
             return False
-        if not {upper.forward, *lower.gradients, *upper.gradients}.issuperset(self._readers[own.y]):
+        as_x = dict.fromkeys((upper.forward, *upper.gradients), "x")
+        if not self._is_read_as(own.y, as_x | dict.fromkeys(lower.gradients, "y")):
             return False
         if lower.data is None or upper.data is None:
             return lower.data is upper.data and not any(map(self._is_read_apart, (own, other)))
@@ -200,7 +236,9 @@ class _Grouping:
     def _are_gradients_linked(self, lower: _Layer, upper: _Layer) -> bool:
         """Whether the gradients of the lower layer read those of the upper one, which nothing else reads."""
         back, next_back = (self._operations[each.data or 0] for each in (lower, upper))
-        if back.dy != next_back.dx or self._only_reader(back.dy, RecurrentBackwardData) != lower.data:
+        if back.dy != next_back.dx or self._is_bound(next_back.dx):
+            return False
+        if not self._is_read_as(next_back.dx, {lower.data or 0: "dy"}):
             return False
         if _names(back) - {"dy"} != _names(next_back) - {"dy"}:
             return False
@@ -226,6 +264,7 @@ class _Grouping:
         forward = [
             (each.forward, self._operations[each.forward]) for each in stack if each.forward is not None
         ]
+        own = [(number, msgspec.structs.replace(each, h_n=None, c_n=None)) for number, each in forward]
         gradients = [
             (number, self._operations[number])
             for numbers in ([each.data for each in stack], [each.weights for each in stack])
@@ -237,11 +276,10 @@ class _Grouping:
         elif not gradients:
             yield _Block(tuple(map(self._without_reserve, forward)))
         elif not self._are_needed(forward, [number for number, _ in gradients]):
-            yield _Block((*forward, *gradients))
+            yield _Block((*own, *gradients))
         else:
             yield _Block(tuple(forward))
             of = self._others([uid for _, each in forward for uid in (each.y, each.reserve)])
-            own = [(number, msgspec.structs.replace(each, h_n=None, c_n=None)) for number, each in forward]
             copied = tuple((number, _changed(each, of)) for number, each in (*own, *gradients))
             yield _Block(copied, of=forward[0][0], y=forward[-1][1].y)
 
@@ -251,7 +289,7 @@ class _Grouping:
         y = forward[-1][1].y
         if any(self._is_bound(uid) for uid in (y, *ends)) or any(self._readers[uid] for uid in ends):
             return True
-        return not set(gradients).issuperset(self._readers[y])
+        return not self._is_read_as(y, dict.fromkeys(gradients, "y"))
 
     def _without_reserve(self, numbered: tuple[int, Any]) -> tuple[int, Any]:
         """A layer, without its reserve if only gradients read that which compute the layer again."""
@@ -259,7 +297,8 @@ class _Grouping:
         uid = layer.reserve
         if uid is None or self._is_bound(uid) or not self._readers[uid]:
             return numbered
-        if all(isinstance(self._operations[each], RecurrentBackwardData) for each in self._readers[uid]):
+        readers = [self._operations[each] for each in self._readers[uid]]
+        if all(isinstance(each, RecurrentBackwardData) and _is_of(each, layer) for each in readers):
             return number, msgspec.structs.replace(layer, reserve=None)
         return numbered
 
@@ -394,10 +433,10 @@ def _names(operation: Any) -> set[str]:
 
 
 def _changed(operation: Any, of: Mapping[int, int]) -> Any:
-    """An operation on other tensors."""
-    operands = dict(operation.named())
+    """An operation on copies of what its layer computes. As another operand, it reads the tensor itself."""
     return msgspec.structs.replace(
-        operation, **{name: of[uid] for name, uid in operands.items() if uid in of}
+        operation,
+        **{name: of[uid] for name, uid in operation.named() if name in _HANDED_ON - {"dy"} and uid in of},
     )
 
 
