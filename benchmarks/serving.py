@@ -183,16 +183,11 @@ def _addresses(path: Path, args: argparse.Namespace, stack: contextlib.ExitStack
     return found | {NOTHING: Address(f"127.0.0.1:{port}", nothing.pid)}
 
 
-def _in_torch(name: str, args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, Address]:
-    """The address of each way in which PyTorch serves a network of a folder."""
-    if args.folder is None or importlib.util.find_spec("torch") is None:
-        return {}
-    found = {}
-    for how in args.torch:
-        words = [name, how, "--device", args.device, "--max-batch", str(args.max_batch)]
-        port, server = stack.enter_context(process("benchmarks.serving_torch", *words))
-        found[f"PyTorch and uvicorn, {how}"] = Address(f"127.0.0.1:{port}", server.pid)
-    return found
+def _in_torch(name: str, how: str, args: argparse.Namespace, stack: contextlib.ExitStack) -> Address:
+    """The address of a server in which PyTorch runs a network of a folder."""
+    words = [name, how, "--device", args.device, "--max-batch", str(args.max_batch)]
+    port, server = stack.enter_context(process("benchmarks.serving_torch", *words))
+    return Address(f"127.0.0.1:{port}", server.pid)
 
 
 def _response(path: Path) -> bytes:
@@ -222,11 +217,14 @@ def _measured(name: str, args: argparse.Namespace) -> Iterator[Row]:
         onnx.save(_network(name, args), path)
         path.with_name("model.toml").write_text(_settings(args))
         addresses = _addresses(path, args, stack)
-        for found in attempted(f"{name} in PyTorch", lambda: [_in_torch(name, args, stack)]):
-            if "error" in found:
-                yield found
-            else:
-                addresses |= found
+        offered = args.folder is not None and importlib.util.find_spec("torch") is not None
+        for how in args.torch if offered else ():
+            start = functools.partial(_in_torch, name, how, args, stack)
+            for found in attempted(f"{name}, {how}", lambda start=start: [{"at": start()}]):  # type: ignore[misc]
+                if "error" in found:
+                    yield found
+                else:
+                    addresses[f"PyTorch and uvicorn, {how}"] = found["at"]
         ways = {
             way: Clients(_job(way, at, path, args), 1 if way == ALONE else args.processes, server, stack)
             for way, (at, server) in addresses.items()
@@ -332,7 +330,16 @@ def main() -> None:
         parser.error(f"without --folder, networks are {', '.join(NETWORKS)}")
     known = versions(_PACKAGES) | ({} if args.device == "cpu" else gpu_versions())
     about = {name: getattr(args, name) for name in ("device", "dtype", "clients", "processes", "max_batch")}
-    keep(rows(args), sheet, args.out, "serving", versions=known, cores=os.cpu_count(), **about)
+    keep(
+        rows(args),
+        sheet,
+        args.out,
+        "serving",
+        versions=known,
+        cores=os.cpu_count(),
+        load=os.getloadavg(),
+        **about,
+    )
 
 
 if __name__ == "__main__":
