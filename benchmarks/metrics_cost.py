@@ -3,9 +3,10 @@
     python -m benchmarks.metrics_cost --out benchmarks/results
 
 On the CPU engine, whose trivial convolution (1×1×1×1) costs nearly nothing, 64 in flight. In each round, with
-and without counting in turn, on the same service: without it, an answer is counted in `finished` alone. Rows
-have microseconds of processor time that a request takes of the caller's process, the medians of the rounds,
-and the median of their ratios; and what reading the metrics takes.
+and without counting in turn, on the same service: without it, an answer is counted in `finished` alone.
+Rounds are short and many, so that what else runs on the machine takes part in both alike. Rows have
+microseconds of processor time that a request takes of the caller's process, the means of the rounds; their
+ratio, with its standard error; and what reading the metrics takes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import functools
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +27,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from cudnn_actor import CudnnRef, start
-from cudnn_actor.broker.answer_times import ANSWERS_ADDED
-from cudnn_actor.broker.request_counts import RequestCounters, Tally
+from cudnn_actor.broker.request_counts import NO_TALLY, NONE_MOVED, RequestCounters
 
 from .blocking_calls import IN_FLIGHT, trivial
 from .recording import Row, attempted, keep
@@ -41,8 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--count", type=int, default=2 * ANSWERS_ADDED, help="requests of a round, each way")
+    parser.add_argument("--rounds", type=int, default=1500)
+    parser.add_argument("--count", type=int, default=512, help="requests of a round, each way")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
 
@@ -71,25 +72,32 @@ def measured(isolation: Isolation, rounds: int, count: int) -> list[Row]:
         runner.run(many())
         for turn in range(rounds):
             for counts in (True, False) if turn % 2 else (False, True):
-                with contextlib.nullcontext() if counts else not_counting():
+                with contextlib.nullcontext() if counts else not_counting(service.state.counters):
                     (counting if counts else without).append(runner.run(many()))
         return [
             {
                 "isolation": isolation,
-                "counting_us": round(statistics.median(counting), 2),
-                "without_us": round(statistics.median(without), 2),
-                "ratio": round(statistics.median(map(float.__truediv__, counting, without)), 4),
+                "counting_us": round(statistics.mean(counting), 2),
+                "without_us": round(statistics.mean(without), 2),
+                "ratio": round(sum(counting) / sum(without), 4),
+                "ratio_error": round(ratio_error(counting, without), 4),
                 "metrics_us": round(per_call(gpu.metrics), 1),
                 "scrape_us": round(per_call(scraping(gpu)), 1),
-                "rounds_us": [[round(one, 2) for one in each] for each in (counting, without)],
             }
         ]
 
 
+def ratio_error(of: list[float], to: list[float], draws: int = 200) -> float:
+    """The standard error of the ratio of two sums, by drawing the rounds anew."""
+    pairs = list(zip(of, to, strict=True))
+    drawn = (random.choices(pairs, k=len(pairs)) for _ in range(draws))
+    return statistics.stdev(sum(a for a, _ in each) / sum(b for _, b in each) for each in drawn)
+
+
 @contextlib.contextmanager
-def not_counting() -> Iterator[None]:
-    """Have services count answers in `finished` and `failed` alone."""
-    nothing: tuple[Any, ...] = [], (), Tally("nowhere"), (0, 0)
+def not_counting(counters: RequestCounters) -> Iterator[None]:
+    """Have a service count answers in `finished` and `failed` alone."""
+    nothing: tuple[Any, ...] = [], (), NO_TALLY, NONE_MOVED
 
     def no_count(self: RequestCounters, _: Any, __: Any, error: object, *___: float) -> None:
         if error is None:
@@ -98,12 +106,14 @@ def not_counting() -> Iterator[None]:
             self.failed += 1
 
     owner: Any = RequestCounters
-    kept = owner.count, owner.measure
+    kept, plain = (owner.count, owner.measure), counters._plain
     owner.count, owner.measure = no_count, lambda *_: nothing
+    counters._plain = {}  # else nearly all answers are counted without a call of these
     try:
         yield
     finally:
         owner.count, owner.measure = kept
+        counters._plain = plain
 
 
 def scraping(gpu: CudnnRef) -> Callable[[], object]:
@@ -129,10 +139,10 @@ def per_call(call: Callable[[], object], calls: int = 101) -> float:
 
 def table(found: list[Row]) -> Table:
     """µs of processor time, by isolation."""
-    columns = ("counting, us", "without, us", "ratio", "gpu.metrics(), us", "a scrape, us")
+    columns = ("counting, us", "without, us", "ratio", "its error", "gpu.metrics(), us", "a scrape, us")
     shown = Table("isolation", *columns, title="A request, and reading the metrics")
     for row in found:
-        names = ("counting_us", "without_us", "ratio", "metrics_us", "scrape_us")
+        names = ("counting_us", "without_us", "ratio", "ratio_error", "metrics_us", "scrape_us")
         shown.add_row(row["isolation"], *[f"{row[name]}" for name in names])
     return shown
 

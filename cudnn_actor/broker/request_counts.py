@@ -42,6 +42,8 @@ from cudnn_actor.protocol.types.short_repr import short_repr
 
 __all__ = [
     "MOST_MODELS",
+    "NONE_MOVED",
+    "NO_TALLY",
     "OTHER",
     "Histogram",
     "RequestCounters",
@@ -164,7 +166,7 @@ _MOVED: dict[str, Callable[[Any, Any], tuple[int, int]]] = {
 """Messages with arrays on the host → the bytes that a message has brought, and those of its answer."""
 
 _numbers = itertools.count()
-_NONE_MOVED = 0, 0
+NONE_MOVED = 0, 0
 
 
 class Tally:
@@ -178,7 +180,7 @@ class Tally:
         self.operation = operation
         self.model = model
         self.moves = _MOVED.get(operation)
-        self.bytes = _NONE_MOVED
+        self.bytes = NONE_MOVED
         """Of arrays on the host: those that requests have brought, and those of their answers."""
         self.failed = 0
         self.batches = [0] * BUCKETS
@@ -219,7 +221,7 @@ class Tally:
         self.samples += other.samples
 
 
-_NO_TALLY = Tally("")
+NO_TALLY = Tally("")
 """Of no answers: measuring one of which only the times are counted returns it."""
 
 
@@ -328,7 +330,7 @@ class RequestCounters(Counters):
         if len(waiting) >= MOST_WAITING:
             waiting = self._times.pack()
         message, plain = envelope.message, self._plain
-        number, tally, moved = plain.get(type(message)), _NO_TALLY, _NONE_MOVED
+        number, tally, moved = plain.get(type(message)), NO_TALLY, NONE_MOVED
         if number is None:
             tally = self.tally(message)
             number, moved = tally.number, tally.moved_by(message, value)

@@ -2,8 +2,8 @@
 
 Nearly all requests take it. All others take the slow path, by the host's own methods: messages that allocate
 or free, large copies, requests that fail or wait, and all requests after a crash or with a fault plan. Both
-paths have the same effect, so this module uses the internals of the mailbox, the sender and the in-flight
-table.
+paths have the same effect, so this module uses the internals of the mailbox, the sender, the in-flight table
+and the counters.
 
 The main thread takes only this path, because a signal handler may raise an exception there
 (`actors.interrupts`). Everything before a step changes only caches, and the next turn repeats it. After a
@@ -20,6 +20,8 @@ from collections.abc import Iterator, MutableSequence, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope, Mailbox
+from cudnn_actor.broker.answer_times import MOST_WAITING
+from cudnn_actor.broker.request_counts import NO_TALLY, NONE_MOVED
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest, claims_lock
 from cudnn_actor.isolation.process.parent.model_runs import Loan
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
@@ -187,7 +189,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
         Whether the next answer, or the next frame, must take the slow path.
     """
     table, frames, counters = host.in_flight, channel.frames, host.state.counters
-    in_flight, places, measure = table.requests, table._places, counters.measure
+    in_flight, places, times = table.requests, table._places, counters._times
     while frames:
         if type(frames[0]) is not Answers:
             return True
@@ -212,12 +214,15 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 _NO_MEMORY if request.staged is None and not blocks else _memory_of(host, request, loan)
             )
             number, envelope, reply = answer.number, request.envelope, ((request.envelope, value, None),)
-            waiting, stamps, tally, moved = measure(
-                envelope,
-                value,
-                answer.started_ns if type(answer) is Done else request.sent_ns,
-                now_ns,
-                answer.run_us if type(answer) is Done else -1.0,
+            kind, waiting = counters._plain.get(type(envelope.message)), times.kept[2]
+            started_ns, run_us = (
+                (answer.started_ns, answer.run_us) if type(answer) is Done else (request.sent_ns, -1.0)
+            )
+            # What `measure` returns for nearly all answers, without a call of it.
+            waiting, stamps, tally, moved = (
+                counters.measure(envelope, value, started_ns, now_ns, run_us)
+                if kind is None or len(waiting) >= MOST_WAITING
+                else (waiting, (kind, envelope.admitted_ns, started_ns, now_ns, run_us), NO_TALLY, NONE_MOVED)
             )
             with claims_lock:
                 # One step.
