@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -23,6 +23,9 @@ __all__ = ["MOST_GRAPHS", "LoopKnown", "ReceivedGraphs", "RunKnown", "SentGraphs
 
 MOST_GRAPHS = 256
 """Graphs that the other side keeps, as many as a worker keeps plans."""
+
+
+_GRAPH_RUNS = frozenset(get_args(GraphRun))
 
 
 class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -141,7 +144,7 @@ class SentGraphs:
 
     def knows(self, message: Any) -> bool:
         """Whether the other side has the graph of a message, if it names one: then that counts as used."""
-        if not isinstance(message, GraphRun):
+        if type(message) not in _GRAPH_RUNS:
             return True
         identity = message.graph.identity
         if identity not in self._nbytes:

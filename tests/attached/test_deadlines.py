@@ -31,23 +31,34 @@ async def client(request: pytest.FixtureRequest, gate: Gate, tmp_path: Path) -> 
                 yield attached
 
 
+async def expire(client: CudnnRef, *, of: int, last: bool = False) -> None:
+    """Have the timeout pass now of all requests, or of the last, once so many have been sent."""
+    link: Any = client._state.mailbox
+    while len(link._sent) < of:  # noqa: ASYNC110 - the link says nothing
+        await asyncio.sleep(0)
+    envelopes = [sent.envelope for sent in link._sent.values()]
+    for each in envelopes[-1:] if last else envelopes:
+        each.future.get_loop().call_soon_threadsafe(each.expire)
+
+
 @pytest.mark.parametrize("way", ["ask", "submit", "another loop"])
 async def test_a_deadline_says_whether_its_request_had_started(
     client: CudnnRef, gate: Gate, way: str
 ) -> None:
-    def sent(message: Any, timeout: float) -> asyncio.Future[Any]:
+    def sent(message: Any) -> asyncio.Future[Any]:
         if way == "submit":
-            return client.submit(message, timeout=timeout)
+            return client.submit(message, timeout=60)
         if way == "ask":
-            return asyncio.ensure_future(client.ask(message, timeout=timeout))
-        return asyncio.ensure_future(in_thread(lambda: asyncio.run(client.ask(message, timeout=timeout))))
+            return asyncio.ensure_future(client.ask(message, timeout=60))
+        return asyncio.ensure_future(in_thread(lambda: asyncio.run(client.ask(message, timeout=60))))
 
     trio = await Trio.on(client)
     with gate.closed():
-        begun = sent(trio.product(), 0.05)
+        begun = sent(trio.product())
         await in_thread(gate.wait_for_arrival)
-        waiting = await outcome(sent(trio.sum(), 0.01))
-        running = await outcome(begun)
+        late = sent(trio.sum())
+        await expire(client, of=2)
+        waiting, running = await outcome(late), await outcome(begun)
     assert isinstance(waiting, DeadlineExceeded)
     assert isinstance(running, DeadlineExceeded)
     assert (waiting.started, running.started) == (False, True)
@@ -62,46 +73,52 @@ async def test_a_request_in_the_servers_queue_had_not_started(client: CudnnRef, 
     with gate.closed():
         first = [client.submit(trio.product()) for _ in range(400)]  # more than the service takes at once
         await in_thread(gate.wait_for_arrival)
-        late = await outcome(client.submit(trio.sum(), timeout=0.01))
-        assert isinstance(late, DeadlineExceeded)
-        assert not late.started
+        late = client.submit(trio.sum(), timeout=60)
+        await expire(client, of=401, last=True)
+        error = await outcome(late)
+        assert isinstance(error, DeadlineExceeded)
+        assert not error.started
     await asyncio.gather(*first)
     assert await trio.result() == 6
 
 
+@pytest.fixture
+def deaf(client: CudnnRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server hears of nothing that is withdrawn."""
+    link: Any = client._state.mailbox
+    send = link._send
+    monkeypatch.setattr(link, "_send", lambda frame: None if isinstance(frame, Withdraw) else send(frame))
+
+
+@pytest.mark.usefixtures("deaf")
 @pytest.mark.parametrize("client", ["thread"], indirect=True)
 async def test_without_the_servers_word_a_request_may_have_started(
     client: CudnnRef, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(envelope, "_WORD_S", 0.01)
-    link: Any = client._state.mailbox
-    send = link._send
-    monkeypatch.setattr(link, "_send", lambda frame: None if isinstance(frame, Withdraw) else send(frame))
     trio = await Trio.on(client)
     with gate.closed():
         first = client.submit(trio.product())
         await in_thread(gate.wait_for_arrival)
-        late = await outcome(client.submit(trio.sum(), timeout=0.01))
-        assert isinstance(late, DeadlineExceeded)
-        assert late.started
+        late = client.submit(trio.sum(), timeout=60)
+        await expire(client, of=2, last=True)
+        error = await outcome(late)
+        assert isinstance(error, DeadlineExceeded)
+        assert error.started
     await first
-    assert await trio.result() == 6  # the server has its deadline, too
 
 
+@pytest.mark.usefixtures("deaf")
 @pytest.mark.parametrize("client", ["thread"], indirect=True)
-async def test_an_answer_that_comes_before_the_word_is_the_word(
-    client: CudnnRef, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link: Any = client._state.mailbox
-    send = link._send
-    monkeypatch.setattr(link, "_send", lambda frame: None if isinstance(frame, Withdraw) else send(frame))
+async def test_an_answer_that_comes_before_the_word_is_the_word(client: CudnnRef, gate: Gate) -> None:
     trio = await Trio.on(client)
     with gate.closed():
-        late = client.submit(trio.product(), timeout=0.01)
+        late = client.submit(trio.product(), timeout=60)
         await in_thread(gate.wait_for_arrival)
-        (sent,) = link._sent.values()
-        while not sent.envelope.timed_out:  # noqa: ASYNC110 - its timer says nothing
-            await asyncio.sleep(0)
+        await expire(client, of=1)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not late.done()
     error = await outcome(late)
     assert isinstance(error, DeadlineExceeded)
     assert error.started

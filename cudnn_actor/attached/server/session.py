@@ -432,10 +432,11 @@ class Session:
 
     def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Take the answer of a request. See `Takes`."""
-        self._settle(asked, value, error)
         if asked.known.runs_plan and type(value) is Receipt and self.open:  # nearly all
-            self._end_request(asked, Done(asked.number, value))
+            self._end_request(asked, Done(asked.number, value))  # first: the client waits for it
+            self._settle(asked, value, error)
             return
+        self._settle(asked, value, error)
         if asked.copied:
             self._copies.release(asked.copied)
             asked.copied = 0
