@@ -19,8 +19,10 @@ from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
     Operation,
+    Region,
     Specs,
     T,
+    needed_of_leading,
     require,
     require_elements,
     require_floating,
@@ -360,6 +362,13 @@ class Attention(_Attention[T], tag=True):
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         return self._some(xp, specs, draw)
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        if self.dropout:
+            return None
+        batch = specs["q"].dims[0]
+        names = [name for name in self.inputs if name in specs and specs[name].dims[0] == batch]
+        return needed_of_leading(specs, wanted, 1, names)
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs

@@ -134,6 +134,20 @@ def is_all(size: int, part: slice) -> bool:
     return range(size)[part] == range(size)
 
 
+def needed_of_leading(
+    specs: Specs, wanted: Mapping[str, Region], count: int, names: Sequence[str]
+) -> dict[str, Region] | None:
+    """What `Operation.needs` gives where results along the first dims, so many, are computed apart.
+
+    Those of these inputs that are given have the same first dims. None if a part of the others is wanted.
+    """
+    first = next(iter(wanted.values()))[:count]
+    for name, region in wanted.items():
+        if region[:count] != first or not all(map(is_all, specs[name].dims[count:], region[count:])):
+            return None
+    return {name: (*first, *(slice(None),) * (specs[name].rank - count)) for name in names if name in specs}
+
+
 def tensor_of(uid: int, spec: TensorSpec, **fields: Any) -> GraphTensor:
     """A graph's tensor of that number, whose buffer has this spec. `fields`: its other fields."""
     of_spec: dict[str, Any] = {name: getattr(spec, name) for name in spec.__struct_fields__}

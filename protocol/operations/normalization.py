@@ -16,9 +16,11 @@ from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
     Operation,
+    Region,
     Specs,
     T,
     axis_of,
+    needed_of_leading,
     require,
     require_floating,
 )
@@ -172,6 +174,9 @@ class _RowNorm(Norm[T]):
 
 class _ForwardNorm(_RowNorm[T]):
     epsilon: float = 1e-5
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        return needed_of_leading(specs, wanted, self.axis % specs["x"].rank, ("x",))
 
     def _check_x(self, specs: Specs) -> None:
         super()._check_x(specs)

@@ -25,6 +25,7 @@ from cudnn_actor.protocol.operations.base import (
     Specs,
     T,
     is_all,
+    needed_of_leading,
     require,
     require_floating,
 )
@@ -52,6 +53,11 @@ class _Pooling(Operation[T]):
     def _pooled(self, x: TensorSpec, dtype: DType | None = None) -> TensorSpec:
         layout = Layout.NHWC if x.layout is Layout.NHWC else Layout.NCHW
         return TensorSpec.packed(self.window.output_dims(x.dims), dtype or x.dtype, layout)
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        if "index" in specs:  # which counts the places of all images
+            return None
+        return needed_of_leading(specs, wanted, 2, self.inputs)
 
     def part(self, specs: Specs, wanted: Mapping[str, Region]) -> Part | None:
         """Images and channels by themselves; of spatial dims, what some windows of one size reach over.

@@ -28,6 +28,7 @@ from cudnn_actor.protocol.operations.base import (
     axes_of,
     axis_of,
     is_all,
+    needed_of_leading,
     require,
 )
 from cudnn_actor.protocol.operations.example import Example
@@ -213,6 +214,10 @@ class Reduction(_Reducing[T], tag=True):
     def of_nothing(self, specs: Specs) -> Mapping[str, float | str] | None:
         """What changes nothing, in y's dtype. Every group of an x without elements is empty."""
         return None if specs["x"].size else {"y": _of_nothing(self.mode, specs["y"].dtype)}
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        reduced = self.reduced(specs["x"].rank)
+        return needed_of_leading(specs, wanted, min(reduced, default=specs["x"].rank), ("x",))
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x = values["x"]

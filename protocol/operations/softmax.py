@@ -13,9 +13,11 @@ from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
     Operation,
+    Region,
     Specs,
     T,
     axis_of,
+    needed_of_leading,
     require,
     require_floating,
 )
@@ -69,6 +71,9 @@ class Softmax(Operation[T], tag=True):
         del xp
         x = specs["x"]
         return {"x": draw(x) + (_FARTHER if x.dtype is DType.FLOAT64 else _FAR)}
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        return needed_of_leading(specs, wanted, self.axis % specs["x"].rank, ("x",))
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x = values["x"]

@@ -14,7 +14,10 @@ from cudnn_actor.protocol import TensorSpec
 from ..gpu.operations.cases import arrays
 from ..gpu.operations.drawing import draw
 
-FAMILIES = ("response_norm", "grid_sampling", "sorting", "reduction", "indexing")
+FAMILIES = (
+    *("response_norm", "grid_sampling", "sorting", "reduction", "indexing", "pooling", "normalization"),
+    *("softmax", "attention"),
+)
 
 
 def spread(size: int) -> slice:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from cudnn_actor.engines.cuda.checking import evaluated_reference, rehearsal, self_check_memory
-from cudnn_actor.engines.cuda.checking.evaluated_reference import OnDevice
+from cudnn_actor.engines.cuda.checking.evaluated_reference import OnDevice, OnHost, OnHostInPart
 from cudnn_actor.engines.cuda.checking.rehearsal import Rehearsals
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.library import libraries
+from cudnn_actor.operations import Cumulative, ReductionMode
 from cudnn_actor.protocol import GraphBuilder, OperationGraph
 from cudnn_actor.protocol.types.dtypes import DTypeName
 
@@ -79,10 +80,43 @@ def test_what_is_evaluated_on_the_device_anyway_or_has_a_kernel_for_that_is_not_
 ) -> None:
     g = GraphBuilder()
     x, w = g.input("x", (1, 4, 8, 8), "float32"), g.input("w", (4, 4, 3, 3), "float32")
-    rehearsals.ask([g.build(y=g.conv(x, w)).body, rooted(LARGE), last := rooted(8, "float16")])
+    whole = g.build(y=g.apply(Cumulative(x=g.input("z", (4096, 1024)), axis=0, mode=ReductionMode.SUM))).body
+    rehearsals.ask([g.build(y=g.conv(x, w)).body, whole, last := rooted(8, "float16")])
     assert rehearsed.get(timeout=PATIENCE_S).digest() == last.digest()
     rehearsals.close()
     assert rehearsed.empty()
+
+
+def test_a_large_graph_is_evaluated_on_the_device_once_its_kinds_have_been_rehearsed(
+    rehearsals: Rehearsals, rehearsed: SimpleQueue[OperationGraph]
+) -> None:
+    large = rooted(LARGE)
+    assert rehearsals.place(large) is OnHostInPart
+    rehearsals.ask([large])
+    part = rehearsed.get(timeout=PATIENCE_S)
+    assert 0 < part.tensors[0].spec.size <= 1 << 20, "of a large graph, a part"
+    rehearsals.ask([rooted(8, "float16")])
+    rehearsed.get(timeout=PATIENCE_S)
+    rehearsals.close()  # the threads have ended
+    assert rehearsals.place(large) is OnDevice
+    assert rehearsals.place(rooted(8)) is OnHost
+
+
+def test_what_could_not_be_rehearsed_is_evaluated_on_the_host(
+    rehearsals: Rehearsals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def fails(graph: OperationGraph, context: BuildContext, place: type[OnDevice]) -> None:
+        del graph, context, place
+        failed.set()
+        raise MemoryError
+
+    monkeypatch.setattr(rehearsal, "_rehearse", fails)
+    rehearsals.ask([rooted(8)])
+    assert failed.wait(PATIENCE_S)
+    rehearsals.close()
+    assert rehearsals.place(rooted(LARGE)) is OnHostInPart
 
 
 def test_rehearsals_pause_while_something_is_built(

@@ -23,6 +23,8 @@ from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, R
 from cudnn_actor.engines.cuda.checking.evaluated_reference import (
     OnDevice,
     OnDeviceApart,
+    OnHost,
+    OnHostInPart,
     OwnProducts,
     place_of,
 )
@@ -37,6 +39,7 @@ from cudnn_actor.engines.cuda.running.recipe import OperationStep
 from cudnn_actor.protocol import (
     AttentionBackward,
     BatchNormTraining,
+    Cumulative,
     DType,
     GraphBuilder,
     GraphTensor,
@@ -44,6 +47,7 @@ from cudnn_actor.protocol import (
     InstanceNorm,
     LayerNorm,
     OperationGraph,
+    ReductionMode,
     RMSNorm,
 )
 
@@ -86,6 +90,38 @@ def test_the_library_that_multiplies_does_not_judge_itself() -> None:
         g = GraphBuilder()
         graph = g.build(y=g.matmul(g.input("a", (400, 300), dtype), g.input("b", (300, 200), dtype)))
         assert place_of(graph.body) is wanted
+
+
+def scaled(rows: int) -> OperationGraph:
+    """Of rows of 1,024 elements, a layer norm and what is computed of it."""
+    g = GraphBuilder()
+    x, scale = g.input("x", (rows, 1024)), g.input("scale", (1024,))
+    return g.build(y=g.exp(g.apply(LayerNorm(x=x, scale=scale))) * x).body
+
+
+def test_a_part_is_evaluated_on_the_host_until_the_device_has_the_functions() -> None:
+    large = scaled(2000)
+    assert place_of(large) is OnDevice
+    assert place_of(large, ready=False) is OnHostInPart
+    assert place_of(scaled(8), ready=False) is OnHost
+    assert place_of(scaled(1 << 16), ready=False) is OnDevice, "too much to copy"
+    g = GraphBuilder()
+    whole = g.build(y=g.apply(Cumulative(x=g.input("x", (4096, 1024)), axis=0, mode=ReductionMode.SUM)))
+    assert place_of(whole.body, ready=False) is OnDevice, "no part of it is evaluated by itself"
+
+
+@pytest.mark.parametrize("change", [None, another_function, the_first_place])
+def test_what_is_evaluated_in_part_is_checked(change: Sabotage | None) -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.exp(g.input("x", (2000, 1024))) * 0.5 + 1.0).body
+    plan = compile_split(graph, None, None)
+    if change is not None:
+        (step,) = plan.recipe.steps
+        plan = CudaPlan(msgspec.structs.replace(plan.recipe, steps=(change(step),)), plan.graphs)
+    check = SelfCheck(graph, BuildContext(None, Stream()), place=OnHostInPart)
+    found = check.fault(plan)
+    check.close()
+    assert (found is None) == (change is None), found
 
 
 def test_what_is_drawn_on_a_device_is_spread_evenly_and_differs_with_the_seed() -> None:

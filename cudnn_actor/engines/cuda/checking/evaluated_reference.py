@@ -44,6 +44,7 @@ __all__ = [
     "EvaluatedReference",
     "OnDevice",
     "OnHost",
+    "OnHostInPart",
     "Place",
     "device_place",
     "evaluated",
@@ -52,6 +53,7 @@ __all__ = [
     "place_of",
     "result_uncertainties",
     "sampled",
+    "small_part",
 ]
 
 _MOST_ELEMENTS, _COPIES = 1 << 30, 10
@@ -63,6 +65,12 @@ _FEW_ELEMENTS, _LITTLE_WORK = 1 << 20, 1 << 22
 that takes some milliseconds to 0.1 s, as long as CuPy takes to compile one function."""
 _FEW_ANYWAY = 1 << 17
 """A graph with at most so many elements is computed on the host, whatever its work."""
+_WORK_IN_PART, _ELEMENTS_IN_PART = 1 << 21, 1 << 18
+_MOST_WORK_IN_PART, _MOST_ELEMENTS_IN_PART = 1 << 26, 1 << 22
+"""The work and the elements that the part of a larger graph is to have that is computed on the host, and the
+most that it may have if no part is that small."""
+_MOST_COPIED = 1 << 26
+"""The most elements of a graph of which a part is evaluated on the host: it copies what lies between, too."""
 _DRAWS = 6
 """How often a graph is evaluated with other roundings: all up, all down, and at random."""
 _SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
@@ -121,6 +129,8 @@ class OnDevice:
     xp = CuPy()
     most_work = 1 << 36
     """The most steps that are evaluated, as `Operation.work` counts them."""
+    most_elements = _MOST_ELEMENTS
+    """The most elements of all tensors that are evaluated."""
 
     @staticmethod
     def draw(dims: tuple[int, ...], seed: int) -> Array:
@@ -182,6 +192,7 @@ class OnHost:
 
     xp = NumPy()
     most_work = OnDevice.most_work
+    most_elements = _MOST_ELEMENTS
 
     @staticmethod
     def draw(dims: tuple[int, ...], seed: int) -> Array:
@@ -227,6 +238,12 @@ class OnHost:
         return exact(place)
 
 
+class OnHostInPart(OnHost):
+    """The same, for as large a part of a graph as the host evaluates in a moment."""
+
+    most_work, most_elements = _WORK_IN_PART, _ELEMENTS_IN_PART
+
+
 def _elements(data: np.ndarray, tensor: GraphTensor) -> np.ndarray:
     """A view of a tensor's elements in its bytes."""
     steps = [stride * tensor.dtype.itemsize for stride in tensor.strides]
@@ -237,11 +254,23 @@ Place = type[OnDevice] | type[OnHost]
 """Where values are computed."""
 
 
-def place_of(graph: OperationGraph) -> Place:
-    """Where a graph's values are computed: on the host if they are few."""
+def place_of(graph: OperationGraph, *, ready: bool = True) -> Place:
+    """Where a graph's values are computed: on the host if they are few.
+
+    So is a part of them, if there is a small one, while the device is not `ready`: CuPy would first compile
+    the functions.
+    """
     if _elements_of(graph) <= _FEW_ANYWAY or not _is_more(graph, _LITTLE_WORK, _FEW_ELEMENTS):
         return OnHost
+    may_copy = not ready and _elements_of(graph) <= _MOST_COPIED
+    if may_copy and not _is_more(small_part(graph), _MOST_WORK_IN_PART, _MOST_ELEMENTS_IN_PART):
+        return OnHostInPart
     return device_place(graph)
+
+
+def small_part(graph: OperationGraph) -> OperationGraph:
+    """The part of a graph that is evaluated on the host: all of it if that cannot be evaluated in part."""
+    return sampled(graph, _WORK_IN_PART, _ELEMENTS_IN_PART)[0]
 
 
 def device_place(graph: OperationGraph) -> type[OnDevice]:
@@ -250,9 +279,9 @@ def device_place(graph: OperationGraph) -> type[OnDevice]:
     return OnDeviceApart if any(double) else OnDevice
 
 
-def kernels_of_evaluation(graph: OperationGraph) -> Iterator[Launch]:
+def kernels_of_evaluation(graph: OperationGraph, place: Place) -> Iterator[Launch]:
     """Yields launches of the kernels that bring the tensors of a graph to where it is evaluated."""
-    if place_of(graph) is OnHost:
+    if issubclass(place, OnHost):
         return
     for uid in graph.bound:
         tensor = graph.tensor(uid)
@@ -279,14 +308,13 @@ class EvaluatedReference:
     def __init__(self, graph: OperationGraph, place: Place) -> None:
         self._graph = graph
         self._place = place
-        self._part, self._regions = sampled(graph, self._place.most_work, _room())
+        self._part, self._regions = _sampled_at(graph, place)
 
     @staticmethod
-    def covers(graph: OperationGraph) -> bool:
+    def covers(graph: OperationGraph, place: Place) -> bool:
         """Whether the device's free memory suffices for what is evaluated of a graph."""
-        room = _room()
-        part, _ = sampled(graph, place_of(graph).most_work, room)
-        return _elements_of(part) <= room
+        part, _ = _sampled_at(graph, place)
+        return _elements_of(part) <= _room()
 
     def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
         """What to compare of each result. Blocks.
@@ -421,6 +449,11 @@ def _apart(xp: Any, one: Array, other: Array) -> Array:
     return xp.where(alike, 0.0, xp.where(xp.isfinite(found), found, xp.inf))
 
 
+def _sampled_at(graph: OperationGraph, place: Place) -> tuple[OperationGraph, Mapping[int, Region]]:
+    """The part of a graph that is evaluated at a place: see `sampled`."""
+    return sampled(graph, place.most_work, min(place.most_elements, _room()))
+
+
 def _room() -> int:
     """The most elements that may be evaluated with the memory that is free now."""
     free, _ = libraries().runtime.memGetInfo()
@@ -430,24 +463,33 @@ def _room() -> int:
 def sampled(graph: OperationGraph, work: int, elements: int) -> tuple[OperationGraph, Mapping[int, Region]]:
     """The part of a graph that is evaluated, for so much work and so many elements; and that of its tensors.
 
-    Tensors that have no region are evaluated as a whole. If one operation can only be evaluated as a whole,
-    or two operations need different parts of one tensor, all of the graph is.
+    Places of each dim of the results are evaluated, or of the first dim alone if the operations allow no
+    other part. Tensors that have no region are evaluated as a whole. If one operation can only be evaluated
+    as a whole, or two operations need different parts of one tensor, all of the graph is.
     """
-    places = _MOST_PLACES
     found: dict[int, Region] = {}
     part = _part_of(graph, found)
-    while places >= _LEAST_PLACES and _is_more(part, work, elements):
-        of_places = _regions(graph, places)
-        if of_places is None:
-            return _part_of(graph, {}), {}
-        found, places = of_places, places // 2
-        part = _part_of(graph, found)
+    for least, dims in ((_LEAST_PLACES, None), (1, 1)):
+        places = _MOST_PLACES
+        while places >= least and _is_more(part, work, elements):
+            of_places = _regions(graph, places, dims)
+            if of_places is None:
+                found, part = {}, _part_of(graph, {})
+                break
+            found, places = of_places, places // 2
+            part = _part_of(graph, found)
     return part, found
 
 
-def _regions(graph: OperationGraph, places: int) -> dict[int, Region] | None:
-    """The part of each tensor that is needed for so many places of each dim of the results."""
-    found = {uid: tuple(_places(size, places) for size in graph.tensor(uid).dims) for uid in graph.results}
+def _regions(graph: OperationGraph, places: int, dims: int | None) -> dict[int, Region] | None:
+    """The part of each tensor that is needed for so many places of the first `dims` dims of the results, or
+    of all of them."""
+    found = {}
+    for uid in graph.results:
+        sizes = graph.tensor(uid).dims
+        count = len(sizes) if dims is None else dims
+        cut = tuple(_places(size, places) for size in sizes[:count])
+        found[uid] = (*cut, *(slice(None),) * (len(sizes) - len(cut)))
     for operation in reversed(graph.operations):
         names = dict(operation.named())
         specs = {name: graph.tensor(uid).spec for name, uid in names.items()}

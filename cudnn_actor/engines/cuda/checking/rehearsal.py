@@ -3,7 +3,8 @@
 CuPy compiles each of its functions at the first use, which takes 0.1 to 0.2 s on a new machine. A small graph
 is evaluated on the host (see `place_of`), but the same graph with more samples is evaluated on the device.
 Its self-check used to wait for up to 20 functions, one after the other. So after a build, each new kind of
-operation of its small graphs is evaluated once on the device, too, on other threads.
+operation is evaluated once on the device, too, on other threads. Until that has been done, a part of a larger
+graph is evaluated, on the host.
 
 These threads pause while something is built. Each holds the interpreter's lock for much of its time, and a
 build waits for that lock after each of its many short calls: beside rehearsals, first answers took up to 1.7
@@ -21,7 +22,15 @@ from typing import Any
 
 from cudnn_actor.actors.threads import ThreadRefused, start_thread
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
-from cudnn_actor.engines.cuda.checking.evaluated_reference import OnDevice, OnHost, device_place, place_of
+from cudnn_actor.engines.cuda.checking.evaluated_reference import (
+    OnDevice,
+    OnHost,
+    OnHostInPart,
+    Place,
+    device_place,
+    place_of,
+    small_part,
+)
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -55,6 +64,9 @@ class Rehearsals:
         self._threads: list[threading.Thread] = []
         self._known: set[Any] = set()
         """The kinds of operations that have been asked for."""
+        self._ready: set[Any] = set()
+        """Those that have been evaluated on the device. Only the threads add to it. Who looks too early has a
+        part of a graph evaluated on the host once more."""
         self._may_go_on = threading.Event()
         self._may_go_on.set()
         self._closed = False
@@ -68,15 +80,23 @@ class Rehearsals:
         finally:
             self._may_go_on.set()
 
+    def place(self, graph: OperationGraph) -> Place:
+        """Where a graph is evaluated now: see `place_of`."""
+        return place_of(graph, ready=self._ready.issuperset(_kinds(graph)))
+
     def ask(self, graphs: Iterable[OperationGraph]) -> None:
-        """Have those graphs rehearsed that are evaluated on the host and have new kinds of operations."""
+        """Have those graphs rehearsed that have been evaluated on the host, and have new kinds of operations.
+
+        Of a large graph, the part is rehearsed that has been evaluated.
+        """
         for graph in graphs:
-            if Reference.covers(graph) or place_of(graph) is not OnHost:
+            if Reference.covers(graph):
                 continue
+            place = self.place(graph)
             new = set(_kinds(graph)) - self._known
-            if new and len(self._known) < _MOST_KINDS:
+            if issubclass(place, OnHost) and new and len(self._known) < _MOST_KINDS:
                 self._known |= new
-                self._queue.put(graph)
+                self._queue.put(small_part(graph) if place is OnHostInPart else graph)
                 self._start_another()
 
     def close(self) -> None:
@@ -103,6 +123,7 @@ class Rehearsals:
                     self._await_pause()
                     context = context or self._context()
                     _rehearse(graph, context, self._slowed(device_place(graph)))
+                    self._ready.update(_kinds(graph))
                 except _Closed:
                     return
 

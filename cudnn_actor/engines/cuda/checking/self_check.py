@@ -57,6 +57,8 @@ class BuildContext(NamedTuple):
         Compiled kernels for graphs of other sizes; None to compile each plan's own.
     pool
         A CuPy memory pool that one self-check after the other takes its memory from; None for one each.
+    place
+        Gives where the results of a graph are evaluated: `place_of`.
     """
 
     handle: Any
@@ -65,6 +67,7 @@ class BuildContext(NamedTuple):
     trying: Callable[[str], None] = lambda _: None
     kernels: KernelCaches | None = None
     pool: Any = None
+    place: Callable[[OperationGraph], Place] = place_of
 
 
 class SelfCheck:
@@ -77,7 +80,7 @@ class SelfCheck:
     context
         What the plans run on. Checks wait for its stream.
     place
-        Where the results are evaluated, of graphs that are; `place_of` by default.
+        Where the results are evaluated, of graphs that are; the context's by default.
 
     Raises
     ------
@@ -88,7 +91,7 @@ class SelfCheck:
     def __init__(self, graph: OperationGraph, context: BuildContext, *, place: Place | None = None) -> None:
         self._graph = graph
         self.context = context
-        self._place = place or place_of(graph)
+        self._place = place or context.place(graph)
         self._pool = context.pool or libraries().cupy.cuda.MemoryPool()
         self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
         self._reference: References | EvaluatedReference | None = None
@@ -96,7 +99,7 @@ class SelfCheck:
             with self._working():
                 if Reference.covers(graph):
                     self._reference = References(graph)
-                elif EvaluatedReference.covers(graph):
+                elif EvaluatedReference.covers(graph, self._place):
                     self._reference = EvaluatedReference(graph, self._place)
                 self._tensors = {
                     uid: CheckedTensor(self._pool, graph.tensor(uid), seed)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References
-from cudnn_actor.engines.cuda.checking.evaluated_reference import kernels_of_evaluation
+from cudnn_actor.engines.cuda.checking.evaluated_reference import Place, kernels_of_evaluation, place_of
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, Launch
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -31,9 +31,16 @@ _MOST_THREADS, _LEAST_KERNELS = 8, 2
 
 
 @contextlib.contextmanager
-def compiling_ahead(pieces: Iterable[OperationGraph], limit: int) -> Iterator[None]:
-    """Compile what the pieces need on other threads, during the `with` block. Its end waits for them."""
-    missing = AHEAD.missing(launch for piece in pieces for launch in launches_ahead(piece, limit))
+def compiling_ahead(
+    pieces: Iterable[OperationGraph], limit: int, place: Callable[[OperationGraph], Place] = place_of
+) -> Iterator[None]:
+    """Compile what the pieces need on other threads, during the `with` block. Its end waits for them.
+
+    `place`: as of `BuildContext`.
+    """
+    missing = AHEAD.missing(
+        launch for piece in pieces for launch in launches_ahead(piece, limit, place(piece))
+    )
     threads = min(_MOST_THREADS, len(missing), os.cpu_count() or 1)
     if threads < _LEAST_KERNELS:
         yield
@@ -44,8 +51,11 @@ def compiling_ahead(pieces: Iterable[OperationGraph], limit: int) -> Iterator[No
         yield
 
 
-def launches_ahead(piece: OperationGraph, limit: int) -> Iterator[Launch]:
-    """Yields launches of the kernels of our own that the first plan of a piece has, and its self-check."""
+def launches_ahead(piece: OperationGraph, limit: int, place: Place) -> Iterator[Launch]:
+    """Yields launches of the kernels of our own that the first plan of a piece has, and its self-check.
+
+    `place`: where the self-check evaluates it.
+    """
     with contextlib.suppress(Refused):
         plan = _of_kernels(piece, limit)
         if plan is not None:
@@ -55,7 +65,7 @@ def launches_ahead(piece: OperationGraph, limit: int) -> Iterator[Launch]:
     if Reference.covers(piece):
         yield from References(piece).launches()
     else:
-        yield from kernels_of_evaluation(piece)
+        yield from kernels_of_evaluation(piece, place)
 
 
 def _of_kernels(piece: OperationGraph, limit: int) -> CudaPlan | None:

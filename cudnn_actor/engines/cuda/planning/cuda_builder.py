@@ -73,7 +73,9 @@ class CudaBuilder:
         mind_own_captures()
         stream = cupy.cuda.Stream(non_blocking=True)
         kernels = KernelCaches() if self._dynamic_shapes else None
-        self._context = BuildContext(cudnn.create_handle(), stream, self._journal, kernels=kernels)
+        self._context = BuildContext(
+            cudnn.create_handle(), stream, self._journal, kernels=kernels, place=self._rehearsals.place
+        )
         cudnn.set_stream(self._context.handle, stream.ptr)
         name = loaded.runtime.getDeviceProperties(self._ordinal)["name"].decode()
         self.fingerprint = (
@@ -140,7 +142,7 @@ class CudaBuilder:
                 return build(graph)
             different = {piece.graph.digest(): piece.graph for piece in parts.pieces}
             missing = [piece for digest, piece in different.items() if (digest, limit) not in self._pieces]
-            with compiling_ahead(missing, limit):
+            with compiling_ahead(missing, limit, context.place):
                 plan = in_pieces(graph, parts, limit, build)
         self._rehearsals.ask(missing)
         return plan
