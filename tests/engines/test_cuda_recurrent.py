@@ -18,7 +18,7 @@ from cudnn_actor.engines.cuda.library import libcudnn
 from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent
 from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, Span, joined, spans_of
-from cudnn_actor.engines.cuda.planning.composition import compose
+from cudnn_actor.engines.cuda.planning.composition import compose, scratch_bytes
 from cudnn_actor.engines.cuda.planning.listing import singles
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.recurrent_layers import layered, together
@@ -500,6 +500,23 @@ def test_a_reserve_that_does_not_fit_is_computed_again(library: Recorded) -> Non
     _, back, plan = composed(library, graph, wide.workspace - 1)
     assert back.operation.again is True
     assert plan.workspace < wide.workspace
+
+
+def test_a_result_that_is_not_handed_on_is_kept_no_longer_than_it_is_read(library: Recorded) -> None:
+    library.RESERVE = 1 << 20
+    g = GraphBuilder()
+    x, h = g.input("x", (64, 3, 6), F64), g.input("h", (6, 6), F64)
+    y = total = g.rnn(x, [[h, h]]).y
+    for activation in ("relu", "tanh", "relu"):  # no two of these are computed together
+        total = g.rnn(total, [[h, h]], activation=activation).y
+    graph = g.build(d=g.grad([y], [x], [total])[0])
+    parts = cut(graph.body)
+    assert parts is not None
+    assert len(parts.kept) == 1
+    *_, back, plan = composed(library, graph, 0)
+    assert back.operation.again is True
+    needed = max(each.offset + each.nbytes for each in plan.recipe.between)
+    assert needed == scratch_bytes(parts) == 2 * 64 * 3 * 6 * 8
 
 
 def test_states_of_sequences_without_steps_stay(library: Recorded) -> None:

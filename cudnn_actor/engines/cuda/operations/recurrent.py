@@ -1,8 +1,8 @@
-"""Recurrent layers one above the other by libcudnn, which computes them together.
+"""Runs recurrent layers one above the other by libcudnn, which computes them together.
 
-Its weights lie in one space, into which those of a run are copied first: neighbours there and here in one
-copy. Its reserve has no meaning outside of it, so it stays within a plan: the gradients compute the steps
-again, unless a step before them in the same plan has kept its reserve.
+libcudnn has all weights in one space. A run first copies its weights into that space: weights that are
+neighbours in both places in one copy. libcudnn's reserve has no meaning to anything else, so it stays within
+a plan: the gradients compute the layers again, unless an earlier step of the same plan has kept its reserve.
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html
 """
 
@@ -76,9 +76,10 @@ class Layers(Operation[T], tag="recurrent_layers"):
     x, y
         What the first layer reads and the last one writes.
     w_ih, w_hh, bias, w_hr, h0, c0, h_n, c_n
-        Those of each layer; empty if they are left out.
+        The operands of each layer; empty if they are left out.
     reserve
-        What the library keeps for the gradients, and the weights as it has them; None if there are none.
+        What the library keeps for the gradients, and behind that the space of the weights; None if there are
+        no gradients.
     mode, lengths
         As of `Recurrent`.
     """
@@ -109,11 +110,11 @@ class LayersBackward(Operation[T], tag="recurrent_layers_backward"):
     x, w_ih, w_hh, bias, w_hr, h0, c0, mode, lengths
         As of `Layers`.
     y
-        What the last layer wrote, for the gradients of the weights; None for what is computed again.
+        What the last layer wrote, for the gradients of the weights; None for what the layers compute again.
     dy, dh_n, dc_n
         Gradients of the results; None, or empty, for 0.
     reserve
-        What the library kept of the forward pass, and the weights; with `again`, memory for that.
+        What the library kept of the forward pass, and the space of the weights; with `again`, memory for it.
     dx, dh0, dc0, dw_ih, dw_hh, dbias, dw_hr
         The gradients. Those of the weights are empty if they are not wanted.
     again
@@ -160,7 +161,7 @@ class Span(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """`features`: of the first layer."""
+    """Sizes of a network. `features`: those that its first layer reads."""
 
     steps: int
     batch: int
@@ -170,12 +171,12 @@ class _Sizes(NamedTuple):
     state: int
 
     def of_layer(self, layer: int) -> _Sizes:
-        """Those of one layer: what it reads has these features."""
+        """The sizes of one layer. An upper layer reads as many features as the one below it writes."""
         return self if layer == 0 else self._replace(features=self.directions * self.state)
 
 
 class _Network:
-    """Layers, as libcudnn is told of them, and the parts of the workspace.
+    """The descriptors that tell libcudnn of layers, and the parts of the workspace.
 
     Raises `Refused`, and `EngineFailure` if libcudnn does not take them.
     """
@@ -211,7 +212,7 @@ class _Network:
             "cudnnGetRNNTempSpaceSizes", self.handle, self.rnn.pointer, forward, self.x.pointer, count=2
         )
         self.kept_weights = -(-self.reserve // _LINE) * _LINE
-        """Where in the operand `reserve` the weights lie that it has, too."""
+        """Where the space of the weights begins in the operand `reserve`, in bytes."""
         of_y = math.prod((*of_steps, sizes.directions * sizes.state)) * dtype.itemsize
         self.bytes_of_x, self.bytes_of_y = math.prod((*of_steps, sizes.features)) * dtype.itemsize, of_y
         back = isinstance(operation, LayersBackward)
@@ -259,7 +260,7 @@ class _Network:
         return [each.value for each in found]
 
     def spans(self, *, gradients: bool) -> list[Span]:
-        """Where the weights lie, or their gradients: those that are operands."""
+        """Where the weights that are operands lie in their space; or the gradients that are."""
         found: list[Span] = []
         for layer, way in itertools.product(range(self.layers), range(self.sizes.directions)):
             for number in range(2 * self.operation.mode.gates + (self.sizes.state < self.sizes.hidden)):
@@ -332,7 +333,7 @@ def spans_of(
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """Those that are neighbours in both places as one."""
+    """The spans, sorted; neighbours both in their operand and in the space of the weights become one."""
     found: list[Span] = []
     for span in sorted(spans, key=lambda each: (each.name, each.start)):
         last = found[-1] if found else None
@@ -373,7 +374,10 @@ class _Call:
 
     @functools.cached_property
     def weights(self) -> int:
-        """The space of the weights: behind the reserve, if there is one, so that the gradients have them."""
+        """The address of the space of the weights: in the operand `reserve`, if the layers have one.
+
+        There the step of the gradients finds them, too.
+        """
         kept = self.at("reserve")
         return self.part("weights") if kept is None else kept + self.network.kept_weights
 
@@ -391,9 +395,9 @@ class _Call:
             self.copy((self.at(span.name) or 0) + span.start, self.part("weights") + span.place, span.nbytes)
 
     def _apart(self, name: str) -> list[tuple[int, int, int]]:
-        """Of a state of all layers: where each layer's is, where it is in the workspace, and its bytes.
+        """The address of each layer's state, its place in the workspace, and its bytes.
 
-        Empty if they lie one behind the other, as the library has them.
+        Empty if the states of all layers lie one behind the other, as the library takes them.
         """
         found, place = [], self.part(name)
         for each in self.network.of_layers(name):
@@ -404,19 +408,23 @@ class _Call:
         return [] if together else found
 
     def state(self, name: str) -> int | None:
-        """Where a state of all layers lies, or is to be written: as the operands or in the workspace."""
+        """The address at which the library reads or writes a state of all layers; None if it is left out.
+
+        It is the first layer's operand, or a part of the workspace if the layers' operands lie apart.
+        """
         return self.part(name) if self._apart(name) else self.at(f"{name}[0]")
 
     def gather_states(self, *names: str) -> None:
-        """Copy states into the workspace where the layers' lie apart."""
+        """Copy states into the workspace if the layers' operands lie apart."""
         for name in names:
             for own, place, nbytes in self._apart(name):
                 self.copy(place, own, nbytes)
 
     def scatter_states(self, *pairs: tuple[str, str]) -> None:
-        """Copy states out of the workspace where the layers' lie apart; (what it was before, the state).
+        """Copy states out of the workspace if the layers' operands lie apart.
 
-        Those of sequences without a step, for which libcudnn writes 0, are what they were before.
+        `pairs`: the names of a state before the steps and of that behind them. A sequence without a step has
+        the same state before and behind: it is copied, since libcudnn writes 0.
         """
         for before, name in pairs:
             for own, place, nbytes in self._apart(name):

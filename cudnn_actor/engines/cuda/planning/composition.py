@@ -25,8 +25,8 @@ def compose(
 ) -> CudaPlan:
     """Make a plan that runs a graph's pieces one after the other.
 
-    `build` makes a piece's plan, once for equal pieces. Pieces hand on what they can, if the plan's workspace
-    is within the limit then. Raises as `build`.
+    `build` makes a piece's plan, once for equal pieces. Recurrent layers hand their reserves to their
+    gradients if the plan's workspace is within the limit then. Raises as `build`.
     """
     plans: dict[str, CudaPlan] = {}
     for piece in parts.pieces:
@@ -39,13 +39,13 @@ def compose(
         plan = _composed(graph, parts, in_order, handed)
         if limit is None or plan.workspace <= limit:
             return plan
-    return _composed(graph, parts, in_order, ())
+    return _composed(graph, parts._replace(kept=()), in_order, ())
 
 
 def _composed(
     graph: OperationGraph, parts: Cut, in_order: Sequence[tuple[Piece, CudaPlan]], handed: Sequence[Handing]
 ) -> CudaPlan:
-    """The plan of pieces with their plans."""
+    """The plan of a graph, from the plans of its pieces. `handed`: the reserves that are handed on."""
     offsets, nbytes = places(parts, [held for each in handed for held in each.memory.values()])
     scratch = nbytes + max((plan.recipe.scratch for _, plan in in_order), default=0)
     graphs = [each for _, plan in in_order for each in plan.graphs]
@@ -69,7 +69,7 @@ def _steps(
     in_order: Sequence[tuple[Piece, CudaPlan]],
     laid: tuple[Mapping[int, int], int],
 ) -> list[list[Step]]:
-    """The steps of each piece, with their memory and numbers in the whole graph. `laid`: `places`."""
+    """The steps of each piece, with their memory and numbers in the whole graph. `laid`: from `places`."""
     offsets, nbytes = laid
     roots: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
     roots |= {uid: Scratch(offset) for uid, offset in offsets.items()}
@@ -93,8 +93,8 @@ def _between(graph: OperationGraph, parts: Cut, offsets: Mapping[int, int]) -> t
 
 
 def scratch_bytes(parts: Cut) -> int:
-    """Bytes of scratch memory that what lies between a graph's pieces takes."""
-    return places(parts)[1]
+    """Bytes of scratch memory that what lies between a graph's pieces takes, if they hand nothing on."""
+    return places(parts._replace(kept=()))[1]
 
 
 def largest(graph: OperationGraph, parts: Cut) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ def _of_whole(piece: Piece, operations: Sequence[int]) -> tuple[int, ...]:
 
 
 def _parts_of(in_order: Sequence[tuple[Piece, CudaPlan]], handed: Sequence[Handing]) -> Iterator[list[Part]]:
-    """The parts of each piece's plan. Layers that are handed on are in that of the layers alone."""
+    """The parts of each piece's plan. Gradients to which a reserve is handed on do not run the layers."""
     not_run = {each.kept.gradients: in_order[each.kept.layers][0].numbers for each in handed}
     for place, (piece, plan) in enumerate(in_order):
         without = set(not_run.get(place, ()))

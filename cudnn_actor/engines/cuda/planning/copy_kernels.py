@@ -14,7 +14,10 @@ __all__ = ["copy_kernel", "copying", "rows_of_parts"]
 
 
 def copy_kernel(tensor: GraphTensor, to: GraphTensor) -> AnyKernel:
-    """The kernel that copies a tensor, perhaps converted, to another of its dims: of rows where they fit."""
+    """The kernel that copies a tensor, perhaps converted, to another of its dims.
+
+    It copies whole rows, if both tensors have rows for that.
+    """
     kernel = copying(tensor, to)
     if isinstance(kernel, Elementwise) and tensor.dtype is to.dtype:
         strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]

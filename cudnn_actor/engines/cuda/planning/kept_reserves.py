@@ -1,8 +1,9 @@
-"""What libcudnn keeps of recurrent layers, handed from their step to that of their gradients in one plan.
+"""Hands libcudnn's reserve from the step of recurrent layers to the step of their gradients, in one plan.
 
-Both pieces have been checked by themselves: that of the gradients with the layers computed again, by the same
-function with the same arguments. In a plan of both, the step of the layers writes its reserve to memory that
-stays until the gradients have read it, and they do not compute the layers.
+Each of the two pieces has been checked by itself. In the check, the piece of the gradients computed the
+layers again, by the same function with the same arguments. In a plan of both pieces, the step of the layers
+writes its reserve to memory that is held until the gradients have read it. The gradients do not compute the
+layers then.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ class Handing(NamedTuple):
     Parameters
     ----------
     kept
-        The two pieces.
+        The numbers of the two pieces.
     layers, gradients
         The numbers of the two steps in their pieces' plans.
     memory
-        What stays from one piece to the other: by the names of the layers' operands, the reserve, and y if
-        that lies in no buffer. Its uids are negative: they are in no graph.
+        The memory that is held from the layers' piece to the gradients' piece, by the names of the layers'
+        operands: the reserve, and y if the layers write it to their own scratch memory. The uids are
+        negative: no graph has them.
     """
 
     kept: Kept
@@ -40,7 +42,10 @@ class Handing(NamedTuple):
     memory: Mapping[str, Held]
 
     def hand_on(self, steps: Sequence[list[Step]], offsets: Mapping[int, int]) -> None:
-        """Change the steps of the two pieces. `steps`: those of each piece. `offsets`: places of memory."""
+        """Change the steps of the two pieces.
+
+        `steps`: the steps of each piece. `offsets`: where memory lies in the plan's scratch memory, by uid.
+        """
         own, back = steps[self.kept.layers], steps[self.kept.gradients]
         moved = {
             _source(own[self.layers], name): Scratch(offsets[held.uid]) for name, held in self.memory.items()
@@ -53,13 +58,13 @@ class Handing(NamedTuple):
 
 
 def handings(kept: Sequence[Kept], steps: Sequence[Sequence[Step]]) -> Iterator[Handing]:
-    """The reserves that are handed on, from the steps of each piece's own plan."""
+    """Yields the reserves that can be handed on. `steps`: those of each piece's own plan."""
     for number, each in enumerate(kept):
         layers, gradients = _find(steps[each.layers], Layers), _find(steps[each.gradients], LayersBackward)
         if layers is None or gradients is None:
-            continue  # one of them, or both, runs its layers apart
+            continue  # one of the two pieces, or both, runs its layers in several steps
         if "y" in _names(steps[each.gradients][gradients]):
-            continue  # the gradients of the weights are of another y than the layers write
+            continue  # the gradients by weights read another y than the layers write
         step = steps[each.layers][layers]
         names = ["reserve", *(["y"] if isinstance(_source(step, "y"), Scratch) else [])]
         memory = {
@@ -72,7 +77,7 @@ def handings(kept: Sequence[Kept], steps: Sequence[Sequence[Step]]) -> Iterator[
 
 
 def _find(steps: Sequence[Step], kind: type[Any]) -> int | None:
-    """The number of the step that runs layers, or their gradients, and has a reserve, if it runs all."""
+    """The number of the step of this kind, which has a reserve; None if several steps run the layers."""
     found = None
     for number, step in enumerate(steps):
         if isinstance(step, OperationStep) and isinstance(step.operation, Layers | LayersBackward):
@@ -99,16 +104,16 @@ def _form(step: Any, name: str) -> Any:
 
 
 def _reading(step: Any, layers: Step) -> OperationStep:
-    """The step of the gradients, which reads what that of the layers has written."""
+    """The step of the gradients, changed to read what the step of the layers has written."""
     operands = dict(zip(_names(step), zip(step.tensors, step.sources, strict=False), strict=True))
     operands |= {name: (_form(layers, name), _source(layers, name)) for name in ("y", "reserve")}
     named = msgspec.structs.replace(step.operation, y=0, again=False)
-    names = [name for name, _ in named.named()]
-    operation = msgspec.structs.replace(named.with_operands(names.index), numerics=step.operation.numerics)
+    numbers = {name: number for number, (name, _) in enumerate(named.named())}
+    operation = named.with_operands(numbers.__getitem__)
     found: OperationStep = msgspec.structs.replace(
         step,
-        operation=operation,
-        tensors=tuple(operands[name][0] for name in names),
-        sources=(*(operands[name][1] for name in names), *step.sources[len(step.tensors) :]),
+        operation=msgspec.structs.replace(operation, numerics=step.operation.numerics),
+        tensors=tuple(operands[name][0] for name in numbers),
+        sources=(*(operands[name][1] for name in numbers), *step.sources[len(step.tensors) :]),
     )
     return found

@@ -71,7 +71,7 @@ class Piece(NamedTuple):
 class Cut(NamedTuple):
     """A graph's pieces in order, where each tensor lies that they use, and what is stored between them.
 
-    `kept`: the pieces of recurrent layers whose reserve that of their gradients can read.
+    `kept`: the pieces of recurrent layers, each with the piece of the gradients that can read its reserve.
     """
 
     pieces: tuple[Piece, ...]
@@ -192,8 +192,8 @@ class _Partition:
     def _run_together(self, group: range) -> None:
         """Have a group of recurrent layers, or of their gradients, be one piece.
 
-        A reserve that nothing reads there is the library's own, and is stored nowhere: it says that gradients
-        need what the library keeps.
+        A reserve that no operation reads is stored nowhere: it says that the library keeps what gradients
+        need.
         """
         operations, pieces = self._graph.operations[group.start : group.stop], self._pieces
         written = {uid for each in operations for uid in each.writes}

@@ -1,12 +1,12 @@
-"""Recurrent layers that libcudnn computes together: those one above the other, and their gradients.
+"""Finds recurrent layers that libcudnn computes together: layers one above the other, and their gradients.
 
-In a graph, a layer is an operation (`Recurrent`), and its gradients are two. Here layers whose results only
-the next one reads become neighbours, and so do their gradients. Each such group is a piece, which is one step
-of a plan.
+In a graph, a layer is an operation (`Recurrent`), and its gradients are two operations. Layers become
+neighbours if only the next layer and their gradients read their results. The gradients of such layers become
+neighbours, too. Each group of neighbours is a piece, which is one step of a plan.
 
-What the library keeps for the gradients has no meaning outside of it, so no piece hands it to another: that
-of the gradients has the layers, too. Each piece can so be checked by itself. A plan of both then leaves out
-what it would compute twice: see `Together.kept`.
+What libcudnn keeps for the gradients, its reserve, has no meaning to anything else. So no piece hands a
+reserve to another: the piece of the gradients contains the layers, too, and each piece can be checked by
+itself. A plan of both pieces then computes the layers only once: see `Together.kept`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,14 @@ _HANDED_ON = frozenset(("x", "y", "reserve", "slopes", "dy"))
 
 
 class Kept(NamedTuple):
-    """A group of layers whose reserve a group of gradients can read, by their first operations' numbers.
+    """A group of layers, and a group of gradients that can read its reserve.
 
-    `y`: what the layers write, which the gradients read, too.
+    Parameters
+    ----------
+    layers, gradients
+        The number of the first operation of each group; in a `Cut`, the number of each piece.
+    y
+        The uid of what the last layer writes: the gradients read it, too.
     """
 
     layers: int
@@ -60,11 +65,12 @@ class Together(NamedTuple):
     graph
         The graph. All its tensors keep their uids; there may be more.
     numbers
-        The number that each operation had before. That of a layer stands twice if its gradients have it, too.
+        The number that each operation had before. A layer's number stands twice if the group of its gradients
+        contains the layer, too.
     groups
         The numbers of the operations of each group.
     kept
-        The groups that belong together.
+        The groups of layers, each with the group of gradients that can read its reserve.
     """
 
     graph: OperationGraph
@@ -74,7 +80,7 @@ class Together(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """A layer and its gradients, by their numbers; None for what there is not."""
+    """The numbers of a layer and of its gradients by data and by weights; None for one that is missing."""
 
     forward: int | None
     data: int | None = None
@@ -87,10 +93,16 @@ class _Layer(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Operations that become neighbours, with the numbers that they had.
+    """Operations that become neighbours.
 
-    `of`: of gradients that have the layers, too, the number of the first layer. `y`: what the last layer
-    writes.
+    Parameters
+    ----------
+    operations
+        Each with the number that it had.
+    of
+        The number of the first layer, if these are gradients that can read the reserve of another block.
+    y
+        The uid of what the last layer of that block writes.
     """
 
     operations: tuple[tuple[int, Any], ...]
@@ -127,13 +139,17 @@ class _Grouping:
             in_order = self._in_order(blocks)
             if in_order is not None:
                 return self._together(in_order)
-        # What a layer reads follows from its gradients: none is joined with anything.
+        # Even a group of one layer's gradients would wait for itself: no operations are joined.
         return Together(self._graph, tuple(range(len(self._operations))), (), ())
 
     # Layers, and which of them are one above the other.
 
     def _layers(self) -> Iterator[_Layer]:
-        """Each layer with its gradients, and each gradient by data that is not of one layer alone."""
+        """Yields each layer with its gradients, and each gradient by data that does not belong to a layer.
+
+        Where several operations read a layer's reserve, the layer is without gradients: each of them computes
+        it again.
+        """
         of_layers: set[int] = set()
         for number, operation in enumerate(self._operations):
             if isinstance(operation, Recurrent):
@@ -148,7 +164,10 @@ class _Grouping:
                 yield _Layer(None, number, self._weights_of(number))
 
     def _weights_of(self, data: int) -> int | None:
-        """The number of the gradients by weights that read what one by data writes."""
+        """The number of the gradient by weights that reads the slopes of a gradient by data.
+
+        None if there is none, or if the library does not compute the two together.
+        """
         back = self._operations[data]
         number = self._only_reader(back.slopes, RecurrentBackwardWeights)
         if number is None:
@@ -260,7 +279,7 @@ class _Grouping:
     # Groups.
 
     def _blocks(self, stack: Sequence[_Layer]) -> Iterator[_Block]:
-        """The groups of layers one above the other: the layers, if they are needed, and their gradients."""
+        """Yields the groups of a stack: the layers, if they are needed by themselves, and the gradients."""
         forward = [
             (each.forward, self._operations[each.forward]) for each in stack if each.forward is not None
         ]
@@ -279,12 +298,12 @@ class _Grouping:
             yield _Block((*own, *gradients))
         else:
             yield _Block(tuple(forward))
-            of = self._others([uid for _, each in forward for uid in (each.y, each.reserve)])
+            of = self._copies([uid for _, each in forward for uid in (each.y, each.reserve)])
             copied = tuple((number, _changed(each, of)) for number, each in (*own, *gradients))
             yield _Block(copied, of=forward[0][0], y=forward[-1][1].y)
 
     def _are_needed(self, forward: Sequence[tuple[int, Any]], gradients: Sequence[int]) -> bool:
-        """Whether anything but their gradients reads what layers compute."""
+        """Whether results of layers are bound, or read by anything but the gradients of these layers."""
         ends = [uid for _, each in forward for uid in (each.h_n, each.c_n) if uid is not None]
         y = forward[-1][1].y
         if any(self._is_bound(uid) for uid in (y, *ends)) or any(self._readers[uid] for uid in ends):
@@ -292,7 +311,7 @@ class _Grouping:
         return not self._is_read_as(y, dict.fromkeys(gradients, "y"))
 
     def _without_reserve(self, numbered: tuple[int, Any]) -> tuple[int, Any]:
-        """A layer, without its reserve if only gradients read that which compute the layer again."""
+        """A layer with its number; without its reserve, if only gradients read it that compute the layer."""
         number, layer = numbered
         uid = layer.reserve
         if uid is None or self._is_bound(uid) or not self._readers[uid]:
@@ -303,9 +322,9 @@ class _Grouping:
         return numbered
 
     def _computed_again(self, data: tuple[int, Any], *weights: tuple[int, Any]) -> Iterator[tuple[int, Any]]:
-        """The gradients of a layer, behind the layer: there is none in the graph for them alone.
+        """Yields a layer and its gradients, for gradients that do not belong to a layer of the graph.
 
-        Those that read a reserve from outside of the graph stay as they are: see `layered`.
+        Gradients that read the reserve of another layer, or an input, stay alone: `layered` refuses them.
         """
         number, back = data
         if back.reserve is not None and not self._is_computed(back):
@@ -324,7 +343,7 @@ class _Grouping:
         yield from weights
 
     def _is_computed(self, back: RecurrentBackwardData[int]) -> bool:
-        """Whether the reserve that a gradient reads is that of its layer."""
+        """Whether the reserve that a gradient reads is written by the layer of which it is the gradient."""
         layer = self._by_reserve.get(back.reserve or 0)
         return layer is not None and _is_of(back, layer)
 
@@ -334,8 +353,8 @@ class _Grouping:
         layers = (each for each in self._operations if isinstance(each, Recurrent))
         return {each.reserve: each for each in layers if each.reserve is not None}
 
-    def _others(self, uids: Sequence[int]) -> dict[int, int]:
-        """New tensors like these, which are results of layers, by these."""
+    def _copies(self, uids: Sequence[int]) -> dict[int, int]:
+        """Adds a tensor for a copy of each result. Returns the copies' uids, by the results' uids."""
         found = {uid: next(self._uids) for uid in uids}
         for uid, new in found.items():
             spec = TensorSpec.packed(self._tensors[uid].dims, self._tensors[uid].dtype)
@@ -345,9 +364,9 @@ class _Grouping:
     # The graph with its groups.
 
     def _in_order(self, blocks: Sequence[_Block]) -> list[_Block] | None:
-        """These blocks, and one for each other operation, in an order in which each follows what it reads.
+        """These blocks, and a block for each other operation, each behind all that it reads.
 
-        As near to the graph's order as that allows. None if there is no such order.
+        The order is as near to the graph's as that allows. None if there is no such order.
         """
         inside = {number for block in blocks for number, _ in block.operations}
         others = [(n, each) for n, each in enumerate(self._operations) if n not in inside]
@@ -374,7 +393,7 @@ class _Grouping:
         return found
 
     def _together(self, blocks: Sequence[_Block]) -> Together:
-        """The result, from blocks in order."""
+        """See `together`. `blocks`: in order."""
         numbered = [one for block in blocks for one in block.operations]
         operations = tuple(each for _, each in numbered)
         starts = list(itertools.accumulate((len(block.operations) for block in blocks), initial=0))
@@ -402,7 +421,10 @@ class _Grouping:
 
 
 def _sorted(nodes: Sequence[_Block], before: Sequence[set[int]]) -> list[_Block] | None:
-    """The nodes, each behind those before it, else by their numbers; None if there is a circle."""
+    """The nodes in the order of their first operations' numbers, but each behind the nodes in its `before`.
+
+    None if nodes wait for each other in a circle.
+    """
     behind: defaultdict[int, list[int]] = defaultdict(list)
     for n, earlier in enumerate(before):
         for each in earlier:
@@ -428,7 +450,7 @@ def _is_of(back: RecurrentBackwardData[int], layer: Recurrent[int]) -> bool:
 
 
 def _names(operation: Any) -> set[str]:
-    """The names of the operands that there are."""
+    """The names of an operation's operands."""
     return {name for name, _ in operation.named()}
 
 
@@ -444,11 +466,11 @@ def _changed(operation: Any, of: Mapping[int, int]) -> Any:
 
 
 def layered(graph: OperationGraph) -> Sequence[Node]:
-    """The operations of a graph; of a group of recurrent layers, one for all of them.
+    """Returns the operations of a graph; for a group of recurrent layers, one that stands for the group.
 
-    Such a one has an operand that is in no graph: the library's reserve, whose uid is new.
+    That one may have an operand that the graph does not have: the library's reserve, with a new uid.
 
-    Raises `Refused` where what is the library's own would leave the group.
+    Raises `Refused` if a buffer would hold a reserve or slopes, which have a meaning to the library alone.
     """
     operations = graph.operations
     if not any(isinstance(each, _RECURRENT) for each in operations):
@@ -488,5 +510,5 @@ def _backward(layers: Sequence[Any], data: Sequence[Any], weights: Sequence[Any]
 
 
 def _all(operations: Sequence[Any], name: str) -> tuple[int, ...]:
-    """An operand of each operation; empty if it is left out."""
+    """The uids of an operand of each operation; empty if the operations have no such operand."""
     return tuple(uid for each in operations if (uid := getattr(each, name)) is not None)

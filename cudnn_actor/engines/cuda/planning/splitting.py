@@ -308,7 +308,10 @@ class _Splitter:
     def _make_room(
         self, launcher: Launcher, alone: Node, placed: dict[str, tuple[GraphTensor, Source]]
     ) -> int:
-        """Bytes of a step's workspace. Operands that only a library understands get their memory."""
+        """Returns the bytes of a step's workspace.
+
+        Places the operands that only a library understands in memory that it reserves for them.
+        """
         tensors = [form for form, _ in placed.values()]
         if launcher.asked is None:
             return 0 if launcher.workspace is None else launcher.workspace(alone, tensors)
@@ -332,10 +335,11 @@ class _Splitter:
         Inputs are copied before where they must be packed, and results afterwards.
         """
         placed: dict[str, tuple[GraphTensor, Source]] = {}
+        written = frozenset(operation.writes)
         for name, uid in operation.named():
             tensor = self._forms[uid]
             form = _repacked(tensor, Layout.NCHW) if packed else tensor
-            copied = uid in operation.writes and not _serves(tensor, form)
+            copied = uid in written and not _serves(tensor, form)
             placed[name] = form, self._take(form) if copied else self._packed(tensor, form)
         yield placed
         for name, uid in operation.named(operation.outputs):
