@@ -324,7 +324,7 @@ class Arrays(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, 
 
 
 class NeedsRoom(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4, gc=False):
-    """The answer has arrays of so many bytes, for which there is no room yet. `Room` is the reply."""
+    """The answer has arrays of `nbytes` bytes, for which there is no room yet. `Room` is the reply."""
 
     nbytes: int
 

@@ -81,7 +81,8 @@ class Catalog:
     load
         Loads and warms the model of a file, which is served under a name. Raises `CudnnActorError`.
     lend
-        Called with a name and the model that serves under it from now on, or None; None for nothing to call.
+        Called with a name and the model that serves under it from now on; the model is None if no model does.
+        None if nothing is to be called.
     """
 
     def __init__(self, load: Load, lend: Lend | None = None) -> None:

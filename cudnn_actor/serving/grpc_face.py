@@ -177,7 +177,7 @@ class _GrpcFace:
             await _abort(context, error)
 
     async def _answered(self, request: Any, nbytes: int, left_s: float | None) -> Any:
-        """The response to an inference of so many bytes. Raises `CudnnActorError`."""
+        """The response to an inference whose request has `nbytes` bytes. Raises `CudnnActorError`."""
         regions, model = self._host.regions, request.model_name
 
         def encode(version: str, inference: Inference, results: Mapping[str, np.ndarray]) -> Any:

@@ -29,7 +29,7 @@ NAME = "cudnn-actor"
 LONG_LIST = 32 << 10
 """Bytes of JSON, and numbers in an answer's lists, above which a thread reads and writes them."""
 _MOST_ASIDE = 4
-"""How many threads do so at a time."""
+"""The most threads that read or write such JSON at a time."""
 EXTENSIONS = (
     "binary_tensor_data",
     "model_configuration",

@@ -65,7 +65,7 @@ _decoder = msgspec.json.Decoder(_Request)
 
 
 def header_length(header: str | None, body: int) -> int:
-    """The bytes of JSON in a body of so many, by the header's text; None for all. Raises `Refused`."""
+    """The bytes of JSON in a body of `body` bytes, by the header; `body` without one. Raises `Refused`."""
     if header is None:
         return body
     if not (header.isascii() and header.isdigit() and len(header) < 20 and int(header) <= body):

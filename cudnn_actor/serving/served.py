@@ -115,7 +115,7 @@ class Served:
         }
 
     def config(self, name: str) -> dict[str, Any]:
-        """The model's configuration, in Triton's form. Where batches are formed, dims are without theirs."""
+        """The model's configuration, in Triton's form. Where batches are formed, dims leave the batch out."""
         batched = self._endpoint is not None
         config: dict[str, Any] = {
             "name": name,

@@ -93,7 +93,7 @@ class ModelCounts:
 
     def reported(self) -> dict[str, Any]:
         """The fields of the protocol's statistics."""
-        # A request that failed after its run has waited, too, but is in no other of these sums.
+        # A request that failed after its run has waited, too, but no other sum has it.
         queued = min(self.queued_ns, self.ran.ns)
         parts = {
             "success": self.success,

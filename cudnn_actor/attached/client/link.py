@@ -65,7 +65,7 @@ __all__ = ["Link", "ShareWeights"]
 log = Log("cudnn_actor.attached")
 
 _MOST_GATHERED, _GATHERED_BYTES = 32, 64 << 10
-"""So many messages are sent before the loop goes on, and so many bytes of them in one frame, or one more."""
+"""Messages are sent before the loop goes on once there are this many, or once they have this many bytes."""
 _STEP = 64
 
 
@@ -91,7 +91,7 @@ class _Sent:
         self.blocks: Sequence[Block] = ()
         """Where its arrays lie."""
         self.room: Block | None = None
-        """Where those of its answer may be written."""
+        """Where the arrays of its answer may be written."""
 
     def withdraw(self) -> bool | None:
         """See `actors.envelope.Elsewhere`: the server knows whether it has started."""

@@ -24,11 +24,11 @@ class Known:
         self.runs_plan = type(message) in COMPUTE
         self.control: bool = getattr(message, "control", False)
         self.checked = -1
-        """The epoch of the client's holdings in which it was found to name nothing else."""
+        """The epoch of the client's holdings in which all that the message names was found among them."""
         self.cost_us: float | None = None
         """The device time of its last runs, in microseconds; None before the first."""
         self.average: Any = None
-        """That of its kind: see `Costs`."""
+        """The average of messages of its kind: see `Costs`."""
 
 
 class Takes(Protocol):

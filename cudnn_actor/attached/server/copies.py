@@ -20,7 +20,7 @@ from cudnn_actor.protocol.messages.messages import Allocate
 __all__ = ["Copies", "other_digest"]
 
 _SHORT_BYTES = 1 << 20
-"""Up to so many bytes are copied and checked at once, which takes 2 ms."""
+"""Values of up to this many bytes are copied and checked on the loop, which takes 2 ms."""
 
 
 class Copies:
@@ -29,7 +29,7 @@ class Copies:
     Parameters
     ----------
     limit
-        How many bytes they may take together. A larger one is made when there is no other.
+        The bytes that the copies may take together. A larger copy is made when there is no other.
     """
 
     def __init__(self, limit: int) -> None:
@@ -37,7 +37,7 @@ class Copies:
         self.nbytes = 0
         """Bytes of the copies that are there."""
         self._turn = asyncio.Lock()
-        """Held by the request whose copy is made next: those of a client are made in its order."""
+        """Held by the request whose copy is made next: copies are made in the order of the requests."""
         self._waiting = 0
         self._freed = asyncio.Event()
 
@@ -56,7 +56,7 @@ class Copies:
         return copied
 
     async def checked_in_turn(self, known: Known, share: str) -> Known:
-        """The same, once there is room, by a thread."""
+        """As `checked`, by a thread, once there is room for the copy."""
         nbytes = _nbytes(known)
         self._waiting += 1
         try:
@@ -74,7 +74,7 @@ class Copies:
             self._waiting -= 1
 
     def release(self, nbytes: int) -> None:
-        """Count bytes no more: their request was answered."""
+        """Stop counting the bytes of a copy: its request was answered."""
         self.nbytes -= nbytes
         self._freed.set()
 
@@ -88,7 +88,7 @@ def _nbytes(known: Known) -> int:
 
 
 def _checked(known: Known, share: str) -> Known:
-    """Takes some 2 ms for each MB. Any thread."""
+    """The message, with a copy of its values that was checked: some 2 ms for each MB. On any thread."""
     message = known.message
     values = None if message.data is None else np.array(message.data)
     if values is not None and digest_of(values) != share:

@@ -27,7 +27,7 @@ class _Average:
         self.us = us
 
     def add(self, us: float) -> None:
-        """Move towards what the latest has taken."""
+        """Move the average towards what the latest run has taken."""
         self.us += _NEW * (us - self.us)
 
 

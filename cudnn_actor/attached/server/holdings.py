@@ -69,7 +69,7 @@ class Holdings:
         self.nbytes = 0
         """Bytes of its buffers, of those that it has asked for, and of answers that wait for room."""
         self.epoch = 0
-        """Changes whenever the client has something no more: what `check` has passed before may fail then."""
+        """Changes whenever the client loses something: `check` may then refuse what it has passed before."""
         self._buffers: dict[Key, BufferRef] = {}
         self._read: dict[Key, int] = {}
         """The shared buffers, which it may only read: how often it was given each."""

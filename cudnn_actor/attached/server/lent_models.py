@@ -33,7 +33,7 @@ class LentModels:
     Parameters
     ----------
     models
-        Loaded by this process.
+        The models, which this process has loaded, by the names that clients use.
     """
 
     def __init__(self, models: Mapping[str, Model]) -> None:
@@ -56,14 +56,14 @@ class LentModels:
 
     @property
     def shown(self) -> dict[str, LoadedModel]:
-        """What clients are told of each."""
+        """What clients are told of each lent model, by its name."""
         return {
             name: LoadedModel(self._refs[name], model.inputs, model.defaults, model.outputs)
             for name, model in self._models.items()
         }
 
     def name_of(self, message: Any) -> str | None:
-        """The name of the model that a message runs, if it is or was one of these."""
+        """The name under which the model that a message runs is or was lent; None for anything else."""
         return self._names.get(message.model) if isinstance(message, RunModel) else None
 
     def start(
@@ -71,7 +71,7 @@ class LentModels:
     ) -> None:
         """Run the model of a name for a client. The answer is delivered to `asked`."""
         asked.work = in_task(self._answer(asked, name))
-        # Also if it is cancelled before it begins; of several answers the first counts.
+        # The task may be cancelled before it begins. Of several answers, the first counts.
         asked.work.add_done_callback(lambda _: asked.deliver(None, None))
 
     async def _answer(self, asked: Asked, name: str) -> None:
@@ -83,7 +83,7 @@ class LentModels:
             asked.deliver(results, None)
 
     async def _run(self, name: str, message: RunModel, timeout_s: float | None) -> dict[str, np.ndarray]:
-        """The outputs. If the model has been closed because another has taken its place, those of that."""
+        """The outputs of the model; of the model that has taken its place, if it was closed for that."""
         _check_arrays(message)
         with within(timeout_s) as deadline:
             while (model := self._models.get(name)) is not None:

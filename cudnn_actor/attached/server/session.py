@@ -83,7 +83,7 @@ log = Log("cudnn_actor.attached")
 _LONG_COPY_BYTES = 1 << 20
 """Answers of more bytes are copied by a thread, so that other clients do not wait for it."""
 _MOST_UNPLACED = 1 << 30
-"""While answers of so many bytes wait for a client's room, it is refused what would give more of them."""
+"""While answers of this many bytes wait for a client's memory, requests for more of them are refused."""
 _PATIENCE_S = 10.0
 """How long a client may take for its first frame, and from the beginning of a frame to its end."""
 

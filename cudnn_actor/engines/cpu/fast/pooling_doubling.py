@@ -55,7 +55,7 @@ def doubling_elements(axis: Axis) -> int:
 
 
 def doubling_scratch(axis: Axis, dim: int, x: Dims, count: int, join: Join) -> int:
-    """Bytes that doubling so many of the windows takes, in a part of x of these dims."""
+    """Bytes that doubling `count` of the windows takes, in a part of x of these dims."""
     span = (count - 1) * axis.stride + (axis.longest - 1) * axis.dilation + 1
     most = (*x[:dim], max(span, x[dim] + 1), *x[dim + 1 :])
     after = (*x[:dim], count, *x[dim + 1 :])
@@ -146,14 +146,14 @@ class _Levels:
         return self.join.calls(one, other, self._at(into, slice(0, self._length)), self.memory)
 
     def seen(self, ahead: int) -> list[Array]:
-        """Those that lie so many elements behind the first ones of windows of one length."""
+        """The values that lie `ahead` elements behind the first ones of windows of one length."""
         first, axis = ahead * self.axis.dilation, self.axis
         return self._at(
             self._arrays[0], slice(first, first + (axis.count - 1) * axis.stride + 1, axis.stride)
         )
 
     def taken(self, places: Array) -> tuple[list[Call], list[Array]]:
-        """Calls that take those at these places, and where they are then."""
+        """Calls that take the values at these places, and the arrays that then hold them."""
         assert self._found is not None
         calls: list[Call] = []
         for source, found in zip(self._arrays[0], self._found, strict=True):

@@ -24,11 +24,11 @@ _KEY = np.dtype(np.int64)
 
 
 class Join(Protocol):
-    """Joins what two parts of each of some windows are reduced to."""
+    """Joins two parts of each window: the numbers to which these were reduced."""
 
     @property
     def dtypes(self) -> Sequence[np.dtype[Any]]:
-        """Those of the arrays that parts are reduced to."""
+        """The dtypes of the arrays that parts are reduced to."""
 
     @property
     def neutral(self) -> Sequence[float | bool]:
@@ -81,7 +81,7 @@ class ElementJoin:
 
 @dataclass(frozen=True)
 class FirstLargest:
-    """The largest element and its number, as int64. Of equal elements, that of the lowest number."""
+    """The largest element and its number, as int64. Of equal elements, the first one counts."""
 
     dtypes = (_KEY, _KEY)
     neutral = (int(np.iinfo(_KEY).min), int(np.iinfo(_KEY).max))
@@ -108,7 +108,7 @@ class FirstLargest:
 
 @dataclass(frozen=True)
 class ScaledSums:
-    """Sums of powers of quotients, which are at most 1: so none overflows.
+    """Sums of powers of quotients. A quotient is at most 1, so no power overflows.
 
     The arrays are a scale, and the sum in terms of that scale's power. If two parts differ in their scales,
     the sum of one is multiplied by the power of their quotient.
@@ -118,8 +118,8 @@ class ScaledSums:
     p
         The exponent.
     largest
-        Whether the largest scale is that of both parts, and so numbers are divided by it; else it is the
-        least, which is divided by numbers.
+        Whether two parts have the larger of their scales when they are joined, and numbers are divided by it.
+        Else they have the smaller one, which is divided by the numbers.
     """
 
     p: float

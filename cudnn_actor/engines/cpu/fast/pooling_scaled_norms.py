@@ -91,12 +91,12 @@ class ScaledNorms:
 
 @dataclass(frozen=True, eq=False)
 class ScaledNormsGradient:
-    """The gradient of the same.
+    """The gradient of the root of the sum of powers of each window's elements.
 
     Parameters
     ----------
     pooling
-        From what is spread along the spatial dims, as of `reversed_axes`, to dx.
+        Joins numbers that are spread along the spatial dims, by the windows of `reversed_axes`, to dx.
     p
         The exponent.
     strides

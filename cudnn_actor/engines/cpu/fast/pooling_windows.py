@@ -50,7 +50,7 @@ class Axis:
         return np.array_equal(self.starts, numbers) and np.array_equal(self.stops, numbers + 1)
 
     def calls(self, count: int) -> int:
-        """The most calls that reduce so many of the windows, of one block."""
+        """The most calls that reduce `count` of the windows, all of one block."""
         if self.taps is None or len(self.taps) > 2 * count:
             return count
         edges = count - max(0, self.inside(self.taps[-1]).stop - self.inside(self.taps[0]).start)
@@ -63,7 +63,7 @@ class Axis:
         return int(self.members().max()) if self.taps is None else len(self.taps)
 
     def places(self, ahead: int) -> Array:
-        """The element of each window that lies so many behind its first one, of those without dilation."""
+        """The element `ahead` elements behind the first one of each window, in windows without dilation."""
         if ahead not in self._places:
             self._places[ahead] = self.starts + ahead
         return self._places[ahead]
@@ -147,7 +147,7 @@ def _reversed(window: Window, axis: int, size: int, count: int) -> Axis:
 
 
 def _of_taps(taps: range, stride: int, size: int, count: int) -> Axis:
-    """So many windows along a dim of some size. `taps`: where elements of the first would lie."""
+    """`count` windows along a dim of some size. `taps`: where the elements of the first one would lie."""
     first = np.arange(count, dtype=np.int64) * stride + taps.start
     last, dilation = first + (taps[-1] - taps.start), taps.step
     starts = first + np.maximum(0, -(first // dilation)) * dilation

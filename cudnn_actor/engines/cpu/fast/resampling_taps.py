@@ -1,7 +1,7 @@
-"""What elements of a resampled tensor are made of: kept by a program, or found again by each run.
+"""The taps of a resampled tensor: the elements of which each element is a sum, and their weights.
 
-Along a dim of a million elements, all taps take several times as many bytes as the result. So these are found
-for one block at a time, in scratch memory.
+A program keeps them, or each run finds them again. Along a dim of a million elements, all taps take several
+times as many bytes as the result. Such taps are found for one block at a time, in scratch memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 Allocate = Callable[[Dims, np.dtype[Any]], Array]
 _TOGETHER = 4096
-"""Taps that are found together, about: their arrays stay in the cache."""
+"""About how many taps are found at a time: their arrays stay in the cache."""
 _PLACE = np.dtype(np.int64)
 
 
@@ -50,14 +50,14 @@ class Resized(NamedTuple):
 
 
 class Along(NamedTuple):
-    """Elements of y along an axis: what they read.
+    """What elements of y along an axis read.
 
     Parameters
     ----------
     axis
         The axis.
     reach
-        The part of x.
+        The part of x that they read.
     places
         For each tap, places in that part.
     weights
@@ -65,7 +65,7 @@ class Along(NamedTuple):
     unread
         For each tap, where its weight is 0, so that nothing is read; None if none is.
     outside
-        Which elements of y have another value; None if none has.
+        Which elements of y lie outside of x, and have the value for that; None if none does.
     """
 
     axis: int
@@ -77,9 +77,9 @@ class Along(NamedTuple):
 
 
 Find = Callable[[int, int], tuple[Sequence[Call], Taps]]
-"""Calls that find the taps of some elements, by the number of the first and how many; and these taps.
+"""From the number of an element and a count: calls that find the taps of these elements, and these taps.
 
-They are there when the calls have been made, until those for others are.
+The arrays hold the taps once the calls have been made, until the calls for other elements are made.
 """
 
 
@@ -96,25 +96,25 @@ class TapsOf(Protocol):
         """How many taps each element has."""
 
     def alone(self, axis: int) -> bool:
-        """Whether each element of the result is one of the operand's. This may take long."""
+        """Whether each element of the result is a single element of the operand. This may take long."""
 
     @property
     def may_be_outside(self) -> bool:
-        """Whether some elements may have another value."""
+        """Whether some elements may lie outside of the operand."""
 
     def together(self, axis: int, count: int) -> int:
-        """How many of so many elements are to be found at a time."""
+        """Of how many elements, of `count`, taps are to be found at a time."""
 
     def nbytes(self, axis: int, count: int) -> int:
-        """Bytes of scratch in which so many are found."""
+        """Bytes of scratch in which the taps of `count` elements are found."""
 
     def finder(self, axis: int, count: int, memory: Scratch) -> Find:
-        """What finds up to so many at a time, in scratch memory."""
+        """What finds the taps of up to `count` elements at a time, in scratch memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class NamedTaps:
-    """Those of an operation, by its formulas."""
+    """The taps of an operation, by its formulas."""
 
     node: Resample[Any]
     x: Dims
@@ -160,11 +160,11 @@ class NamedTaps:
 
     @functools.cached_property
     def _known(self) -> dict[tuple[int, int], tuple[Recording, Recorded, Sequence[Any]]]:
-        """What has been recorded. It serves every program of a plan."""
+        """What has been recorded, by axis and count: every program of a plan uses it."""
         return {}
 
     def _recorded(self, axis: int, count: int) -> tuple[Recording, Recorded, Sequence[Any]]:
-        """What finds the taps of so many elements."""
+        """What finds the taps of `count` elements, with its input and its results."""
         if (axis, count) not in self._known:
             recording = Recording()
             given = recording.new((count,), np.int64)
@@ -177,7 +177,7 @@ class NamedTaps:
 
 @dataclass(frozen=True, eq=False)
 class HeldTaps:
-    """Those that a plan holds, of all elements along each axis."""
+    """Taps that a plan holds, of all elements along each axis."""
 
     of: Mapping[int, Taps]
 
@@ -239,17 +239,17 @@ def kept_along(of: TapsOf, resized: Resized, part: range, allocate: Allocate) ->
 
 
 def _reach(first: int, last: int, size: int) -> slice:
-    """A part of x with these elements. It is all of it if that is most: whole rows are contiguous."""
+    """The part of x between two elements; all of x if that is more than half: whole rows are contiguous."""
     return slice(0, size) if 2 * (last + 1 - first) > size else slice(first, last + 1)
 
 
 def _are_ones(taps: Taps) -> bool:
-    """Whether each element is one of x."""
+    """Whether each element is a single element of x, as it is."""
     return taps.weights.shape[1] == 1 and bool((taps.weights == 1).all())
 
 
 def found_bytes(of: TapsOf, resized: Resized, extent: int) -> int:
-    """Bytes of scratch that `FoundAlong` has for blocks of so many elements."""
+    """Bytes of scratch that `FoundAlong` has for blocks of `extent` elements."""
     dims = of.count(resized.axis), extent
     return (
         footprint(dims)
@@ -278,11 +278,11 @@ class FoundAlong:
         self._extent = extent
 
     def use(self, memory: Scratch) -> None:
-        """Find them in this memory, for `TapsOf.nbytes`. It is free again when the calls have been made."""
+        """Use this memory, of `TapsOf.nbytes` bytes, to find taps. It is free again behind the calls."""
         self._find = self._of.finder(self._axis, self._together, memory)
 
     def __call__(self, start: int, stop: int) -> tuple[Iterator[Call], Along]:
-        """Calls that find the taps of elements from one to another, and where they are then."""
+        """Calls that find the taps of elements from one to another, and the arrays that then hold them."""
         reach, count = self._reaches[start // self._extent], stop - start
         places, weights, unread = (each[:, :count] for each in (self._places, self._weights, self._unread))
         outside = self._outside[:count] if self._of.may_be_outside else None
