@@ -190,7 +190,7 @@ class _GrpcFace:
                 request.model_version,
                 lambda: grpc_wire.decode(request, regions),
                 encode,
-                listed=nbytes - sum(map(len, request.raw_input_contents)),
+                listed=0 if request.raw_input_contents else nbytes,  # there, they are the data of all inputs
                 left_s=None if left_s is None else max(left_s, 0.0),
             )
 
