@@ -14,29 +14,32 @@ _WEIGHT = 0.2
 
 
 class Costs:
-    """An estimate of each kind of request, corrected by how long its requests took.
+    """An estimate of each kind of request, from when requests of that kind were given and answered.
 
-    A member runs one request after the other. So a request should take as long as what the member had to do
-    when the request was given to it, its own time included. By what factor it took longer or shorter, its
-    estimate was too small or too large, and that of each other kind likewise when one of its requests is
-    answered. Where the estimates of all kinds are right, none changes.
+    A member runs one request after the other. So a request has run since it was given to the member, or since
+    the answer before its own, whichever was later. (Lindley's recursion, read backwards.)
+
+    Parameters
+    ----------
+    members
+        How many there are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: int) -> None:
         self._us: OrderedDict[Hashable, float] = OrderedDict()
+        self._last_s = [float("-inf")] * members
+        """By member: when it has answered last."""
 
     def estimate_us(self, kind: Hashable) -> int:
         """Microseconds that a request of this kind may take; at least 1."""
         return max(1, round(self._us.get(kind, _FIRST_US)))
 
-    def learn(self, kind: Hashable, cost_us: int, ahead_us: int, took_us: float) -> None:
-        """Note that a request took so many microseconds.
-
-        `cost_us` is what was estimated of it, and `ahead_us` what its member had to do besides.
-        """
-        observed = cost_us * max(took_us, 1.0) / (cost_us + ahead_us)
+    def answered(self, kind: Hashable, member: int, *, given_s: float, now_s: float) -> None:
+        """Note that a member has answered a request now, which it was given then, in seconds of one clock."""
+        took_us = (now_s - max(given_s, self._last_s[member])) * 1e6
+        self._last_s[member] = now_s
         known = self._us.get(kind)
-        self._us[kind] = observed if known is None else known + _WEIGHT * (observed - known)
+        self._us[kind] = took_us if known is None else known + _WEIGHT * (took_us - known)
         self._us.move_to_end(kind)
         if len(self._us) > _KEPT:
             self._us.popitem(last=False)

@@ -54,7 +54,7 @@ class Dispatching:
         self.routing = Routing(members, seed=seed)
         for member in range(members):
             self.routing.pause(member)
-        self.costs = Costs()
+        self.costs = Costs(members)
         self.finished = [0] * members
         """By member: how many requests it has answered."""
         self.moved = 0
@@ -88,15 +88,14 @@ class Dispatching:
         CudnnActorError
             As `work`, on a member that was not lost.
         """
-        number, cost_us = next(self._numbers), self.costs.estimate_us(kind)
+        number = next(self._numbers)
         request = self._pending[number] = _Pending()
         self._idle.clear()
         try:
-            request.move(self._submit(number, cost_us))
+            request.move(self._submit(number, self.costs.estimate_us(kind)))
             while True:
                 member = await self._member_of(request, deadline)
-                moves = request.moves
-                ahead_us, started = self.routing.device_us[member] - cost_us, time.monotonic()
+                moves, given_s = request.moves, time.monotonic()
                 try:
                     found = await work(member, deadline.left_s)
                 except CudnnActorError:
@@ -105,8 +104,7 @@ class Dispatching:
                     continue  # the member was lost: that is what the error says
                 if self.routing.answered(number, member):
                     self.finished[member] += 1
-                    took_us = (time.monotonic() - started) * 1e6
-                    self.costs.learn(kind, cost_us, ahead_us, took_us)
+                    self.costs.answered(kind, member, given_s=given_s, now_s=time.monotonic())
                 return found
         finally:
             self.routing.withdraw(number)  # unless it was answered

@@ -223,14 +223,19 @@ class Member:
     async def _start(self, one: _Incarnation) -> None:
         try:
             await self._launch(one)
-            self.gpu = gpu = await connect(self._path, name=self.name)
+            gpu = await connect(self._path, name=self.name)
             service: Any = gpu._service
+            if one.unwanted:  # another process may have its place by now
+                service.end("not wanted any more")
+                return
+            self.gpu = gpu
             service.stopped.add_done_callback(lambda _: self._ended(one))
             await self._listener.prepare(self)
         except Exception as error:  # noqa: BLE001 - whatever prevents a start is its reason
             one.starting = False
             if not one.over:
                 one.over, self.gpu = True, None
+                self._listener.lost(self)
                 one.close()
                 self._exited(one, ExitReason.start_failed(str(error)))
             return
@@ -249,14 +254,11 @@ class Member:
         one.control.setblocking(False)
         launcher = Launcher.shared(PRELOAD, self._executable)
 
-        def launch() -> None:
+        def launch() -> Child:
             with theirs:
-                child = launcher.launch(MAIN, (theirs.fileno(),), lambda: one.unwanted)
-            one.child = child
-            if one.unwanted:  # `close` sets this before it looks at `child`: so one of both closes it
-                child.close()
+                return launcher.launch(MAIN, (theirs.fileno(),), lambda: one.unwanted)
 
-        await in_own_thread(launch)
+        one.child = await in_own_thread(launch)
         begin = msgspec.json.encode(Begin(self._options, str(self._path))) + b"\n"
         await self._loop.sock_sendall(one.control, begin)
         line = await read_line(one.control)
@@ -299,24 +301,24 @@ class Member:
         self._signal(ChildExited(child=self.name, incarnation=one.number, reason=reason))
 
     async def _stop(self, one: _Incarnation | None, deadline: float) -> None:
-        """End a process in order: what is under way is answered by the deadline."""
+        """End a process in order, or kill it at the deadline."""
         assert one is not None, "a child that is asked to stop was started"
         one.unwanted = True
         if one.starting and self._starting is not None:
             one.close()
             await asyncio.wait({self._starting})
         if self.gpu is not None:
-            await self.gpu.aclose(drain_s=self._left_s(deadline))
+            await self.gpu.aclose(drain_s=0.0)  # the pool has waited for what is under way
         if one.control is not None:
             one.control.close()  # upon which the process ends
+        reason = ExitReason.shutdown()
         if one.child is not None:
+            left_s = max(0.0, deadline - self._clock.monotonic())
             with contextlib.suppress(ValueError):  # it was closed meanwhile
-                await in_own_thread(one.child.wait, self._left_s(deadline))
+                if not await in_own_thread(one.child.wait, left_s):
+                    reason = ExitReason.killed("not stopped in time")
         one.close()
-        self._exited(one, ExitReason.shutdown())
-
-    def _left_s(self, deadline: float) -> float:
-        return max(0.0, deadline - self._clock.monotonic())
+        self._exited(one, reason)
 
     def _kill(self, one: _Incarnation | None) -> None:
         """End a process, be it ready or not."""

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -48,6 +48,10 @@ from cudnn_actor.supervision.events import log_event, stamped
 __all__ = ["MemberStatistics", "Pool", "PoolStatistics"]
 
 log = Log("cudnn_actor.pool")
+
+T = TypeVar("T")
+SHUTDOWN_S = 5.0
+"""Seconds that a member's process has to end."""
 
 
 class MemberStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +126,8 @@ class Pool:
         How often each member may be replaced.
     min_ready
         The pool stops when fewer members than this are not given up.
+    ready_within_s
+        Seconds in which a member has to start.
     """
 
     def __init__(
@@ -133,6 +139,7 @@ class Pool:
         *,
         intensity: RestartIntensity,
         min_ready: int,
+        ready_within_s: float,
     ) -> None:
         self.name, self.devices = name, tuple(devices)
         self._folder, self._min_ready = folder, min_ready
@@ -153,7 +160,9 @@ class Pool:
                 options={**options, "device": device, "name": each},
                 path=folder / f"{number}.sock",
                 policy=SupervisorPolicy(
-                    children=(ChildPolicy(id=each),), intensity=intensity, backoff=Backoff(at_once=1)
+                    children=(ChildPolicy(id=each, ready_within_s=ready_within_s, shutdown_s=SHUTDOWN_S),),
+                    intensity=intensity,
+                    backoff=Backoff(at_once=1),
                 ),
                 listener=self,
                 executable=options.get("executable"),
@@ -277,6 +286,45 @@ class Pool:
         given = named_once(arrays, named)
         return self._loop.create_task(self.compute(what, given, also=also, timeout=timeout))
 
+    async def call(
+        self,
+        work: Callable[[CudnnRef, Callable[[Replica[Any]], Any]], Awaitable[T]],
+        *,
+        kind: Hashable = None,
+        timeout: float | None = None,
+    ) -> T:
+        """Run an asynchronous function on one of the members: any pure request, with buffers that are there.
+
+            y = await pool.call(lambda gpu, own: gpu.compute(graph, x=x, w=own(weights)))
+
+        Parameters
+        ----------
+        work
+            Gets the member's handle, and a function that gives the member's own buffer or model for what
+            `upload` or `load` gave. If the member is lost, it is called again with another. So it must not
+            matter how often it runs; what it allocates it frees.
+        kind
+            Calls of one kind take the device about as long as each other.
+        timeout
+            Seconds for all of it; then it is cancelled.
+
+        Raises
+        ------
+        DeadlineExceeded
+            No answer within `timeout`.
+        QuarantinedRequest, ServiceStopped
+            As `compute`.
+        CudnnActorError
+            What `work` raises on a member that was not lost, and so does whatever else it raises.
+        """
+
+        async def sent(member: int, _left_s: float | None) -> T:
+            async with deadline.limiting():
+                return await work(self.on(member), lambda replica: replica.of(member))
+
+        with within(timeout) as deadline:
+            return await self._dispatching.run(("call", kind), sent, deadline)
+
     async def run(
         self,
         model: PoolModel,
@@ -295,7 +343,7 @@ class Pool:
         self._require_arrays(given)
 
         async def work(member: int, left_s: float | None) -> dict[str, np.ndarray]:
-            return await self.on(member).run(model.at[member], given, timeout=left_s)
+            return await self.on(member).run(model.of(member), given, timeout=left_s)
 
         with within(timeout) as deadline:
             return await self._dispatching.run(kind_of_run(model, given), work, deadline)
@@ -309,8 +357,7 @@ class Pool:
 
         The pool keeps a copy of the array. Raises `InvalidRequest` and `OutOfMemory` as `CudnnRef.upload`.
         """
-        values = np.array(array, dtype=None if dtype is None else np.dtype(dtype), order="C")
-        buffer = PoolBuffer(values, layout)
+        buffer = PoolBuffer(np.array(array, order="C"), layout, dtype)
         await self._replicate(buffer)
         return buffer
 
@@ -347,8 +394,7 @@ class Pool:
         self._replicas.append(replica)  # first: a member that starts meanwhile makes it, too
         try:
             for member in self._members:
-                if self._dispatching.routing.is_up(member.number):
-                    await self._make_on(member)
+                await self._make_on(member)
         except BaseException:
             await asyncio.shield(self._drop(replica))
             raise
@@ -366,9 +412,8 @@ class Pool:
 
     async def _give_replicas(self, member: Member, gpu: CudnnRef) -> None:
         async with self._preparing[member.number]:
-            for replica in tuple(self._replicas):
-                if member.number in replica.at or replica.closed:
-                    continue
+            while missing := [each for each in self._replicas if member.number not in each.at]:
+                replica = missing[0]
                 copy = replica.at[member.number] = await replica.make(gpu)
                 if member.gpu is not gpu:
                     replica.lost(member.number)
@@ -414,9 +459,11 @@ class Pool:
         if os.getpid() != self._process:
             return
         require_seconds("drain_s", drain_s)
-        with contextlib.suppress(TimeoutError):
-            if self.alive:
-                await asyncio.wait_for(self._dispatching.drain(), drain_s)
+        if self.alive:
+            drains = [member.gpu.drain() for member in self._members if member.gpu is not None]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await asyncio.gather(self._dispatching.drain(), *drains, return_exceptions=True)
         await self._end("closed")
 
     async def __aenter__(self) -> Pool:

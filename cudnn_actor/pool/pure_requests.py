@@ -65,7 +65,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 def _own(value: Any, member: int) -> Any:
     if isinstance(value, PoolBuffer):
-        return value.at[member]
+        return value.of(member)
     if isinstance(value, tuple | list):
         return tuple(_own(each, member) for each in value)
     return value

@@ -12,8 +12,9 @@ import numpy as np
 from cudnn_actor.models import Feature, Model
 from cudnn_actor.models.sizes import Sizes
 from cudnn_actor.models.source import Source
-from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.tensor import LayoutLike
 from cudnn_actor.protocol.types.tune import Tune
 from cudnn_actor.service.client import CudnnRef
@@ -39,6 +40,17 @@ class Replica(ABC, Generic[T]):
     async def drop(self, gpu: CudnnRef, copy: T) -> None:
         """Free a copy. Raises `CudnnActorError`."""
 
+    def of(self, member: int) -> T:
+        """A member's copy. Raises `InvalidRequest` if there is none: it was dropped."""
+        if member not in self.at:
+            raise InvalidRequest(
+                field="value",
+                value=Words(self),
+                problem="was freed or unloaded",
+                fix="upload or load it again",
+            )
+        return self.at[member]
+
     def lost(self, member: int) -> None:
         """Forget the copy of a member that has ended."""
         self.at.pop(member, None)
@@ -51,13 +63,13 @@ class PoolBuffer(Replica[BufferRef]):
     ----------
     values
         What it has. The pool keeps them for members that restart.
-    layout
-        Its layout in memory.
+    layout, dtype
+        As in `CudnnRef.upload`.
     """
 
-    def __init__(self, values: np.ndarray, layout: LayoutLike) -> None:
+    def __init__(self, values: np.ndarray, layout: LayoutLike, dtype: DTypeLike | None) -> None:
         super().__init__()
-        self._values, self._layout = values, layout
+        self._values, self._layout, self._dtype = values, layout, dtype
 
     def __repr__(self) -> str:
         return f"<buffer of a pool {self._values.shape} {self._values.dtype}>"
@@ -71,7 +83,7 @@ class PoolBuffer(Replica[BufferRef]):
 
     async def make(self, gpu: CudnnRef) -> BufferRef:
         """Upload the values."""
-        return await gpu.upload(self._values, layout=self._layout)
+        return await gpu.upload(self._values, layout=self._layout, dtype=self._dtype)
 
     async def drop(self, gpu: CudnnRef, copy: BufferRef) -> None:
         """Free a member's buffer."""

@@ -15,7 +15,7 @@ from cudnn_actor.engines import check_device
 from cudnn_actor.options import make_options
 from cudnn_actor.pool.pool import Pool
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.types.checks import require_whole
+from cudnn_actor.protocol.types.checks import require_seconds, require_whole
 from cudnn_actor.supervision import RestartIntensity
 
 __all__ = ["SpawningPool", "spawn_pool"]
@@ -33,6 +33,7 @@ def spawn_pool(
     min_ready: int = 1,
     max_restarts: int = 3,
     period_s: float = 60.0,
+    ready_within_s: float = 600.0,
     **options: Any,
 ) -> SpawningPool:
     """Start a pool: `async with spawn_pool(["cuda:0", "cuda:1"]) as pool`, or `pool = await spawn_pool(...)`.
@@ -51,6 +52,9 @@ def spawn_pool(
     max_restarts, period_s
         Each member's process is replaced at most `max_restarts` times within `period_s` seconds. Within a
         process, its service replaces its worker likewise.
+    ready_within_s
+        Seconds in which a member's process has to start its service, and to load what the pool has; else it
+        is replaced.
     options
         The other options of `spawn`, for all members, without `faults`, `graph_limits` and `on_give_up`.
 
@@ -73,10 +77,12 @@ def spawn_pool(
                 problem="is no option of a pool's members",
                 fix="leave it out",
             )
+    require_seconds("ready_within_s", ready_within_s, positive=True)
     intensity = RestartIntensity(max_restarts=max_restarts, period_s=period_s)
     make_options({"name": name, **options})  # raises for what is out of its range
     plain = {key: os.fspath(each) if isinstance(each, os.PathLike) else each for key, each in options.items()}
-    return SpawningPool(name, members, plain, intensity, min_ready)
+    policy = {"intensity": intensity, "min_ready": min_ready, "ready_within_s": ready_within_s}
+    return SpawningPool(name, members, plain, policy)
 
 
 def _checked(devices: Sequence[str]) -> list[str]:
@@ -97,8 +103,10 @@ class SpawningPool:
 
     Parameters
     ----------
-    name, members, options, intensity, min_ready
+    name, members, options
         As in `Pool`.
+    policy
+        The other parameters of `Pool`, by name.
     """
 
     def __init__(
@@ -106,11 +114,9 @@ class SpawningPool:
         name: str,
         members: list[str],
         options: dict[str, Any],
-        intensity: RestartIntensity,
-        min_ready: int,
+        policy: dict[str, Any],
     ) -> None:
-        self._name, self._members, self._options = name, members, options
-        self._intensity, self._min_ready = intensity, min_ready
+        self._name, self._members, self._options, self._policy = name, members, options, policy
         self._pool: Pool | None = None
 
     def __repr__(self) -> str:
@@ -122,14 +128,7 @@ class SpawningPool:
     async def _start(self) -> Pool:
         running_loop()
         folder = Path(await in_own_thread(tempfile.mkdtemp, "", "cudnn-actor-pool-"))
-        pool = Pool(
-            self._name,
-            self._members,
-            self._options,
-            folder,
-            intensity=self._intensity,
-            min_ready=self._min_ready,
-        )
+        pool = Pool(self._name, self._members, self._options, folder, **self._policy)
         await pool.start()
         return pool
 

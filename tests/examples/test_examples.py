@@ -130,6 +130,12 @@ def test_every_example_has_a_test_here(example: Path) -> None:
     assert any(f'"{example.name}"' in test.read_text(encoding="utf-8") for test in tests)
 
 
+def test_a_pool_answers_all_requests_while_a_member_is_killed() -> None:
+    output = run(str(EXAMPLES / "pool.py"), "cpu", "cpu")
+    assert "pool-0 on cpu: replaced 1 times" in output
+    assert "answered: 321" in output
+
+
 def test_two_processes_use_one_service() -> None:
     output = run(str(EXAMPLES / "two_processes.py"))
     assert "the user got (1, 8, 30, 30), each value 27" in output

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from structlog.typing import EventDict
 
-from cudnn_actor.errors import InvalidRequest, ServiceStopped, StaleBufferError, StartFailed
+from cudnn_actor import CudnnRef
+from cudnn_actor.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    OutOfMemory,
+    ServiceStopped,
+    StaleBufferError,
+    StartFailed,
+)
 from cudnn_actor.messages import Ping
 from cudnn_actor.operations import MaxPool, Window
 from cudnn_actor.pool import MemberState, Pool, spawn_pool
-from cudnn_actor.supervision import Escalated, Restarting, Started, Stopped
+from cudnn_actor.pool.replicas import Replica
+from cudnn_actor.supervision import Escalated, ExitKind, Restarting, Started, Stopped
 
 from .conftest import is_back, kill, product, some
 
@@ -34,7 +46,9 @@ async def test_requests_run_on_all_members_and_give_what_one_service_gives(pool:
         await pool.compute(graph, x=x, w=weights)
 
 
-async def test_what_a_killed_member_had_runs_elsewhere_and_callers_see_no_error(pool: Pool) -> None:
+async def test_what_a_killed_member_had_runs_elsewhere_and_callers_see_no_error(
+    pool: Pool, logs: list[EventDict]
+) -> None:
     graph, x, w = product(), some(4, 8), some(8, 8, seed=1)
     weights = await pool.upload(w)
     killed = [0, 0]
@@ -54,6 +68,7 @@ async def test_what_a_killed_member_had_runs_elsewhere_and_callers_see_no_error(
     assert [member.restarts for member in found.members] == killed == [2, 1]
     assert sum(member.finished for member in found.members) == 8 * 30
     assert found.waiting == 0
+    assert not [line for line in logs if line["event"] not in ("service.restarting", "service.restarted")]
 
 
 async def test_a_stopped_members_requests_run_elsewhere_when_it_is_killed(pool: Pool) -> None:
@@ -72,6 +87,26 @@ async def test_a_stopped_members_requests_run_elsewhere_when_it_is_killed(pool: 
     assert pool.statistics().moved == had
     assert pool.statistics().members[0].finished == 0
     await is_back(pool, 0, 2)
+
+
+async def test_a_call_runs_on_a_member_with_its_own_buffers_and_elsewhere_if_that_is_lost(pool: Pool) -> None:
+    w = some(8, 8)
+    weights = await pool.upload(w)
+    pid = pool.statistics().members[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    tasks = [
+        asyncio.ensure_future(pool.call(lambda gpu, own: gpu.download(own(weights)), kind="download"))
+        for _ in range(4)
+    ]
+    late = asyncio.ensure_future(pool.call(lambda _gpu, _own: asyncio.sleep(100), timeout=0.01))
+    await asyncio.sleep(0)
+    assert pool.statistics().members[0].outstanding
+    with pytest.raises(DeadlineExceeded):
+        await late
+    kill(pool, 0)
+    for values in await asyncio.gather(*tasks):
+        np.testing.assert_array_equal(values, w)
 
 
 async def test_requests_wait_while_no_member_is_up(pool: Pool) -> None:
@@ -108,6 +143,47 @@ async def test_a_model_is_loaded_on_all_members_and_on_those_that_are_restarted(
         await pool.run(loaded, x=x)
 
 
+class Failing(Replica[None]):
+    """What a member gets at its first start, and is refused at its second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
+    async def make(self, gpu: CudnnRef) -> None:
+        self.made += 1
+        if self.made == 2:
+            raise OutOfMemory(requested=1, in_use=0, limit=0)
+
+    async def drop(self, gpu: CudnnRef, copy: None) -> None: ...
+
+
+async def test_a_member_that_cannot_get_all_that_the_pool_has_is_started_again_with_all_of_it() -> None:
+    async with spawn_pool(["cpu"]) as pool:
+        w = some(8, 8)
+        weights = await pool.upload(w)
+        failing = Failing()
+        await pool._replicate(failing)
+        kill(pool, 0)
+        await is_back(pool, 0, 3)
+        assert failing.made == 3
+        np.testing.assert_array_equal(await pool.call(lambda gpu, own: gpu.download(own(weights))), w)
+
+
+async def test_what_is_uploaded_while_a_member_starts_or_pauses_is_there_too(pool: Pool) -> None:
+    """Whichever comes first: the member's own start makes what it lacks, or the upload waits for it."""
+    kill(pool, 0)
+    early = await pool.upload(some(8, 8))  # its process is not there yet
+    pool._dispatching.pause(1)  # as while its worker restarts
+    late = await pool.upload(some(8, 8))
+    pool._dispatching.up(1)
+    await is_back(pool, 0, 2)
+    assert set(early.at) == set(late.at) == {0, 1}
+    await pool.free(early)
+    with pytest.raises(InvalidRequest, match="was freed"):
+        await pool.call(lambda gpu, own: gpu.download(own(early)))
+
+
 async def test_a_reference_of_one_member_is_refused_by_name(pool: Pool) -> None:
     graph, x = product(), some(4, 8)
     w = await pool.on(1).upload(some(8, 8))
@@ -142,9 +218,11 @@ async def test_events_say_which_member_was_replaced_and_the_end(pool: Pool) -> N
     assert [type(event) for event in events[:2]] == [Started, Started]
     restarting = [event for event in events if isinstance(event, Restarting)]
     assert [event.child for event in restarting] == ["pool-1"]
-    assert "SIGKILL" in str(restarting[0].cause)
-    assert isinstance(events[-1], Stopped)
-    assert events[-1].child is None
+    assert re.fullmatch("crash: its process (was killed by SIGKILL|has ended)", str(restarting[0].cause))
+    stopped = [event for event in events if isinstance(event, Stopped)]
+    assert {event.child for event in stopped} == {"pool-0", "pool-1", None}
+    assert {event.reason.kind for event in stopped} == {ExitKind.SHUTDOWN}  # none had to be killed
+    assert stopped[-1] is events[-1]
     with pytest.raises(ServiceStopped):
         await pool.compute(product(), x=some(4, 8), w=some(8, 8))
     with pytest.raises(ServiceStopped):
@@ -174,6 +252,58 @@ async def test_a_member_that_dies_too_often_is_given_up_and_the_others_go_on() -
         assert not pool.alive
     with pytest.raises(ServiceStopped):
         await pool.compute(graph, x=x, w=w)
+
+
+async def test_closing_waits_for_what_has_begun_and_removes_the_sockets() -> None:
+    pool = await spawn_pool(["cpu"])
+    folder = pool._folder
+    assert folder.exists()
+    task = pool.submit(product(), x=some(4, 8), w=np.eye(8, dtype=np.float32))
+    await asyncio.sleep(0)
+    await pool.aclose()
+    np.testing.assert_array_equal(await task, np.maximum(some(4, 8), 0))
+    assert not folder.exists()
+
+
+async def test_closing_ends_a_member_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cudnn_actor.pool.pool.SHUTDOWN_S", 0.1)
+    async with spawn_pool(["cpu"]) as pool:
+        pid = pool.statistics().members[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        task = pool.submit(product(), x=some(4, 8), w=some(8, 8))
+        await asyncio.sleep(0)
+        await pool.aclose(drain_s=0)
+        with pytest.raises(ServiceStopped):
+            await task
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    async def start() -> Pool:
+        return await spawn_pool(["cpu", "cpu"])
+
+    for turns in (1, 20):
+        task = asyncio.ensure_future(start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_members_end_with_the_process_of_their_pool() -> None:
+    program = [sys.executable, "-m", "tests.pool.pool_program"]
+    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    member = os.pidfd_open(int(await process.stdout.readline()))
+    process.kill()
+    await process.wait()
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(member, ended.set)
+    await ended.wait()
+    asyncio.get_running_loop().remove_reader(member)
+    os.close(member)
+    process._transport.close()  # type: ignore[attr-defined]
 
 
 async def test_a_pool_that_cannot_start_says_why_and_leaves_nothing() -> None:

@@ -508,7 +508,8 @@ class Link(Mailbox):
                 waker.wake()
             else:
                 bridges.add(waker)
-        if error is not None and not envelope.wants_reply:
+        freed = self._ended and isinstance(envelope.message, Free)  # the server frees what its clients had
+        if error is not None and not envelope.wants_reply and not freed:
             log.warning("request.failed", message=type(envelope.message).__name__, error=str(error))
 
     # The end.

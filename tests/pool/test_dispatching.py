@@ -1,0 +1,175 @@
+"""A pool's requests on their way, with members that the test plays itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from cudnn_actor.actors import Deadline
+from cudnn_actor.errors import DeadlineExceeded, InvalidRequest, QuarantinedRequest, ServiceStopped
+from cudnn_actor.pool.costs import Costs
+from cudnn_actor.pool.dispatching import Dispatching
+
+
+class Members:
+    """Members that do what they are told."""
+
+    def __init__(self, count: int) -> None:
+        self.dispatching = Dispatching(count)
+        self.has: list[dict[str, asyncio.Future[str]]] = [{} for _ in range(count)]
+        for member in range(count):
+            self.dispatching.up(member)
+
+    def asks(self, name: str, timeout: float | None = None) -> asyncio.Task[str]:
+        """A caller's task."""
+
+        async def work(member: int, _left_s: float | None) -> str:
+            answer = self.has[member][name] = asyncio.get_running_loop().create_future()
+            try:
+                given: str = await answer
+            finally:
+                del self.has[member][name]
+            return given
+
+        return asyncio.ensure_future(self.dispatching.run("kind", work, Deadline(timeout)))
+
+    def ends(self, member: int) -> None:
+        """A member's process has ended: its connection fails all requests, and the pool is told."""
+        for answer in self.has[member].values():
+            answer.set_exception(ServiceStopped(reason="its process has ended"))
+        self.dispatching.lost(member)
+
+
+async def turns(count: int = 4) -> None:
+    """Let tasks that can run do so."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_lost_members_requests_are_sent_to_others_and_answered_once() -> None:
+    members = Members(2)
+    callers = [members.asks(name) for name in "abcd"]
+    await turns()
+    assert [set(has) for has in members.has] == [{"a", "c"}, {"b", "d"}]
+    members.ends(0)
+    await turns()
+    assert [set(has) for has in members.has] == [set(), set("abcd")]
+    for name, answer in members.has[1].items():
+        answer.set_result(f"answer to {name}")
+    assert await asyncio.gather(*callers) == [f"answer to {name}" for name in "abcd"]
+    assert members.dispatching.finished == [0, 4]
+    assert members.dispatching.moved == 2
+    assert members.dispatching.routing.device_us == (0, 0)
+
+
+async def test_an_answer_that_was_on_its_way_when_its_member_was_lost_counts() -> None:
+    members = Members(2)
+    caller = members.asks("a")
+    await turns()
+    members.has[0]["a"].set_result("answered")
+    members.dispatching.lost(0)
+    assert await caller == "answered"
+    await turns()
+    assert members.has == [{}, {}]
+    assert members.dispatching.routing.of(1) == ()
+
+
+async def test_an_error_of_a_living_member_is_the_requests_own() -> None:
+    members = Members(2)
+    caller = members.asks("a")
+    await turns()
+    members.has[0]["a"].set_exception(InvalidRequest(field="x", value=1, problem="is wrong", fix="mend it"))
+    with pytest.raises(InvalidRequest):
+        await caller
+    assert members.dispatching.routing.of(0) == ()
+
+
+async def test_a_request_that_was_with_four_lost_members_is_quarantined() -> None:
+    members = Members(1)
+    caller = members.asks("a")
+    for _ in range(4):
+        await turns()
+        members.ends(0)
+        members.dispatching.up(0)
+    with pytest.raises(QuarantinedRequest, match="4 members of the pool ended"):
+        await caller
+
+
+async def test_a_request_waits_for_a_member_until_its_deadline() -> None:
+    members = Members(1)
+    members.dispatching.lost(0)
+    late, caller = members.asks("late", timeout=0.001), members.asks("a")
+    with pytest.raises(DeadlineExceeded):
+        await late
+    assert len(members.dispatching.routing.waiting) == 1
+    members.dispatching.up(0)
+    await turns()
+    members.has[0]["a"].set_result("answered")
+    assert await caller == "answered"
+
+
+async def test_a_cancelled_request_is_nobodys_and_what_waits_for_the_end_goes_on() -> None:
+    members = Members(1)
+    caller = members.asks("a")
+    await turns()
+    drained = asyncio.ensure_future(members.dispatching.drain())
+    await turns()
+    assert not drained.done()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await drained
+    assert members.dispatching.routing.of(0) == ()
+
+
+@pytest.mark.parametrize(
+    "end", [lambda it: it.close("closed"), lambda it: it.remove(0)], ids=["closed", "given up"]
+)
+async def test_all_requests_end_with_the_pool(end: Callable[[Dispatching], None]) -> None:
+    members = Members(1)
+    members.dispatching.pause(0)
+    waiting = members.asks("a")
+    await turns()
+    end(members.dispatching)
+    with pytest.raises(ServiceStopped):
+        await waiting
+    with pytest.raises(ServiceStopped):
+        await members.asks("b")
+
+
+async def test_a_paused_member_gets_nothing_and_one_that_was_removed_never_comes_back() -> None:
+    members = Members(2)
+    members.dispatching.pause(0)
+    members.dispatching.pause(0)
+    members.dispatching.remove(1)
+    members.dispatching.up(1)
+    caller = members.asks("a")
+    await turns()
+    assert members.has == [{}, {}]
+    members.dispatching.up(0)
+    await turns()
+    members.has[0]["a"].set_result("answered")
+    assert await caller == "answered"
+
+
+def test_the_costs_of_kinds_are_found_out_from_answers_alone() -> None:
+    """Long and short requests, all given at once, answered one after the other."""
+    costs, now_s = Costs(1), 50.0
+    assert costs.estimate_us("long") == costs.estimate_us("short") == 1000
+    for kind in ["long", "short", "short", "long"] * 10:
+        now_s += {"long": 0.010, "short": 0.001}[kind]
+        costs.answered(kind, 0, given_s=50.0, now_s=now_s)
+    assert costs.estimate_us("long") == 10_000
+    assert costs.estimate_us("short") == 1000
+    costs.answered("short", 0, given_s=now_s + 5.0, now_s=now_s + 5.001)  # it was idle for 5 s
+    assert costs.estimate_us("short") == 1000
+
+
+def test_few_kinds_are_kept() -> None:
+    costs = Costs(1)
+    for kind in range(5000):
+        costs.answered(kind, 0, given_s=kind, now_s=kind + 0.5)
+    assert costs.estimate_us(0) == 1000
+    assert costs.estimate_us(4999) == 500_000
