@@ -213,7 +213,7 @@ def test_spans_cover_all_weights_once(mode: RecurrentMode, state: int) -> None:
     assert len(whole) <= 8
 
 
-_NAMES = {
+CALLS = {
     "cudnnRNNForward": "handle rnn mode lengths x_of x y_of y h_of hx hy c_of cx cy weight_bytes weights "
     "work_bytes work reserve_bytes reserve",
     "cudnnRNNBackwardData_v8": "handle rnn lengths y_of y dy x_of dx h_of hx dhy dhx c_of cx dcy dcx "
@@ -252,8 +252,8 @@ class Recorded:
             elif name == "cudnnGetRNNWeightParams":
                 place = given[4] + 2048 * (16 * given[2] + given[5])
                 given[7][0], given[9][0] = place, place + 1024
-            elif name in _NAMES:
-                names = _NAMES[name].split()
+            elif name in CALLS:
+                names = CALLS[name].split()
                 arrived = {"arrived": not self.on_their_way}
                 self.calls.append((name, dict(zip(names, given, strict=True)) | arrived))
             return 0
