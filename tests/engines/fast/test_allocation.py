@@ -100,7 +100,7 @@ def test_a_run_allocates_no_arrays(operation: type) -> None:
 
 
 Dims = tuple[int, ...]
-LARGEST = "largest of rows that lie apart"
+LARGEST: Any = ArgReduction(x="x", y="y", axis=0, mode=ReductionMode.MAX, keep_dims=True)
 SPREAD: dict[str, tuple[Any, dict[str, tuple[Dims, Dims]]]] = {
     "softmax": (
         SoftmaxBackward(dy="dy", y="y", dx="dx", axis=1),
@@ -110,10 +110,8 @@ SPREAD: dict[str, tuple[Any, dict[str, tuple[Dims, Dims]]]] = {
         GroupNorm(x="x", y="y", groups=4),
         {"x": ((28, 20, 13), ()), "y": ((28, 20, 13), (21, 1, 588))},
     ),
-    LARGEST: (
-        ArgReduction(x="x", y="y", axis=0, mode=ReductionMode.MAX, keep_dims=True),
-        {"x": ((246, 217), (1, 247)), "y": ((1, 217), ())},
-    ),
+    "largest of rows that lie apart": (LARGEST, {"x": ((246, 217), (1, 247)), "y": ((1, 217), ())}),
+    "largest of long columns": (LARGEST, {"x": ((600_000, 2), ()), "y": ((1, 2), ())}),
     "part of an image": (
         Softmax(x="x", y="y", axis=1),
         {"x": ((5, 8, 30, 18), ()), "y": ((5, 8, 30, 18), (12_800, 1280, 40, 1))},
@@ -128,7 +126,7 @@ def test_gaps_between_elements_make_no_difference(name: str) -> None:
     operation, operands = SPREAD[name]
     specs = {}
     for operand, (dims, strides) in operands.items():
-        dtype = DType.INT64 if (name, operand) == (LARGEST, "y") else DType.FLOAT64
+        dtype = DType.INT64 if operation is LARGEST and operand == "y" else DType.FLOAT64
         packed = TensorSpec.packed(dims, dtype)
         specs[operand] = TensorSpec.strided(dims, strides, dtype) if strides else packed
     row = next(row for row in ROWS if row.operation is type(operation))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,16 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import (
-    MOST_SCRATCH,
-    Call,
-    Kernel,
-    Operands,
-    Step,
-    carried,
-    deal,
-    in_turn,
-)
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Box, Part, blocks_of_lines, most_lines, parts_of_lines
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, Node, ReductionMode
@@ -29,6 +20,8 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["arg_reduction", "cumulative"]
 
 _Any = npt.NDArray[Any]
+_PIECE_BYTES = 1 << 20
+"""Longer lines are copied piece by piece. Blocks of several lines are smaller: see `most_lines`."""
 
 
 def arg_reduction(node: Node, specs: Specs) -> Kernel | None:
@@ -69,15 +62,20 @@ class _Places:
         return most_lines(self.dims, (self.axis,), self.itemsize)
 
     @property
-    def _block(self) -> int:
-        """Bytes for the copy of a block; 0 if lines are so long that NumPy allocates what it needs."""
-        nbytes = footprint((self._count * self.dims[self.axis],), itemsize=self.itemsize)
-        return nbytes if nbytes < MOST_SCRATCH else 0
+    def _piece(self) -> int:
+        """The most elements that are copied at a time: a block's, or those of a part of a long line."""
+        return min(self._count * self.dims[self.axis], _PIECE_BYTES // self.itemsize)
+
+    @property
+    def _pieces(self) -> int:
+        """How many pieces a line has."""
+        return -(-self.dims[self.axis] // self._piece)
 
     def footprint(self, lanes: int) -> int:
-        """A block, and a place for each of its lines."""
+        """A piece, the element that is found in each, and its place; or a place for each line of a block."""
         del lanes
-        return self._block + footprint((self._count,), itemsize=8)
+        copied = footprint((self._piece,), (self._pieces,), itemsize=self.itemsize)
+        return copied + footprint((self._pieces,), (1,), (self._count,), itemsize=8)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         x, y = operands["x"], results["y"]
@@ -87,16 +85,34 @@ class _Places:
         def call(part: Part, lane: int) -> Call:
             (found,), (into,), _ = part
             scratch, calls = lanes[lane].fork(), list[Call]()
-            if self._block and not found.flags.c_contiguous:  # NumPy would allocate such a copy
+            places = scratch.take(found.shape[:-1], np.int64)
+            if found.flags.c_contiguous:
+                calls.append(partial(self.find, found, found.ndim - 1, places))
+            elif self._pieces > 1:
+                calls += self._in_pieces(found.reshape(-1), places.reshape(1), scratch)
+            else:  # NumPy would allocate such a copy
                 own = scratch.take(found.shape, x.dtype)
                 calls.append(partial(np.copyto, own, found))
-                found = own.reshape(-1, own.shape[-1])
-            places = scratch.take(found.shape[:-1], np.int64)
-            calls.append(partial(self.find, found, found.ndim - 1, places))
+                calls.append(partial(self.find, own, own.ndim - 1, places))
             calls.append(partial(np.copyto, into, places.reshape(into.shape)))
             return in_turn(calls)
 
         return [deal([*parts_of_lines((self.axis,), (x,), (y,))], len(lanes), call)]
+
+    def _in_pieces(self, line: _Any, into: _Any, scratch: Scratch) -> Iterator[Call]:
+        """Calls that find the place in a line with gaps: the first of the best elements of its pieces."""
+        own = scratch.take((self._piece,), line.dtype)
+        best = scratch.take((self._pieces,), line.dtype)
+        places, at = (scratch.take((count,), np.int64) for count in (self._pieces, 1))
+        for number, start in enumerate(range(0, line.size, self._piece)):
+            elements = line[start : start + self._piece]
+            copy, one = own[: elements.size], slice(number, number + 1)
+            yield partial(np.copyto, copy, elements)
+            yield partial(self.find, copy[None], 1, places[one])
+            yield partial(copy.take, places[one], None, best[one], "clip")
+            yield partial(np.add, places[one], start, places[one])
+        yield partial(self.find, best[None], 1, at)
+        yield partial(places.take, at, None, into, "clip")
 
 
 @dataclass(frozen=True)
