@@ -98,9 +98,9 @@ class Asked:
             bridge.sent(needs_thread=needs_thread)
 
     def withdraw(self) -> bool:
-        """Have it not started, if it has not been. It is answered in any case.
+        """Have the request not started, unless it has been started. It is answered in any case.
 
-        Returns whether it certainly never starts.
+        Returns whether it is certain that it never starts.
         """
         self.withdrawn = True
         if self.work is not None:

@@ -161,7 +161,7 @@ class _Block:
         self._count = len(self._losses)
         size = self._count * kernel.width + _PADS
         self._numbers = numbers[:size]
-        # Of cells, and of samples: this block may have fewer of them than others.
+        # Arrays of cells and of samples. This block may have fewer cells and samples than others.
         of = {name: scratch.take(dims, dtype) for name, (dims, dtype) in kernel.arrays.items()}
         cells = {name: array[:size] for name, array in of.items()}
         samples = {name: array[: self._count] for name, array in of.items()}

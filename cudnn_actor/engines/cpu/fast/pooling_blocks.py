@@ -35,7 +35,7 @@ def extents_of_blocks(x: Dims, y: Dims, axes: Sequence[Axis], *, channels_last: 
     """How much of the batch, of the channels and of the first spatial dim of y a block has."""
     image = math.prod(x[2:])
     step = axes[0].stride if axes[0].taps else -(-x[2] // y[2])
-    row = image if y[2] == 1 else image // x[2] * step  # of x, for one of y
+    row = image if y[2] == 1 else image // x[2] * step  # elements of x for a row of y
     batch = max(1, BLOCK_ELEMENTS // (image * x[1]))
     if channels_last:
         few = min(x[1], max(min(FEW_CHANNELS, _MOST_ELEMENTS // row), BLOCK_ELEMENTS // row, 1))

@@ -43,7 +43,7 @@ def folding_groups(axis: Axis) -> int:
 
 
 def _together(axis: Axis) -> int:
-    """How many windows are folded at the same time: they have no more elements than the dim, or are one."""
+    """How many windows are folded at a time: as many as have no more elements than the dim, at least one."""
     return 1 if axis.taps is None else max(1, axis.size // axis.longest)
 
 

@@ -28,11 +28,11 @@ Array = npt.NDArray[Any]
 _MOST_SCRATCH = 16 << 20
 """Bytes for each lane. NumPy would allocate more for a block of such windows."""
 _LONG = 16
-"""Elements of a window along a dim that are many."""
+"""A window of this many elements along a dim is long."""
 _EDGES = 3
-"""Arrays of 64-bit elements that loading a block may take, or storing it."""
+"""To load or to store a block, scratch for up to this many arrays of 64-bit elements is needed."""
 _CALLS = 20
-"""Calls of a join, about, and of loading or storing a block."""
+"""About how many calls a join takes; loading a block takes as many, and so does storing it."""
 
 
 class BlockArrays(NamedTuple):
@@ -43,7 +43,7 @@ class BlockArrays(NamedTuple):
     elements
         The part of x that a block is computed from, in the arrays that the join has.
     results
-        The same arrays for the block itself.
+        The block itself, in arrays of the same dtypes.
     memory
         Scratch that is free while a block is loaded or stored.
     order
@@ -179,7 +179,7 @@ def _joins(axis: Axis) -> int:
 
 
 def _lie(axis: Axis) -> object:
-    """Equal for windows that lie in the same way in parts of the same size."""
+    """A key that is equal for windows which lie in the same way in parts of the same size."""
     if axis.taps is None:
         return axis
     return axis.size, axis.count, axis.taps, axis.stride

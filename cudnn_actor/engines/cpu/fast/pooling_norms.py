@@ -66,7 +66,7 @@ def lp_pool(node: Node, specs: Specs) -> Kernel | None:
 
 
 def lp_pool_backward(node: Node, specs: Specs) -> Kernel | None:
-    """The kernel for `LpPoolBackward`; None for small windows, and as of `LpPool`."""
+    """The kernel for `LpPoolBackward`; None for small windows, and where `LpPool` has none."""
     assert isinstance(node, LpPoolBackward)
     x, y = specs["x"], specs["y"]
     if not all(spec.size for spec in specs.values()):

@@ -43,7 +43,7 @@ def scaled_norms(node: LpPool[Any], specs: Specs) -> ScaledNorms | None:
 
 
 def scaled_norms_gradient(node: LpPoolBackward[Any], specs: Specs) -> ScaledNormsGradient | None:
-    """The kernel for `LpPoolBackward` of any power; None for small windows, and as of `LpPool`."""
+    """The kernel for `LpPoolBackward` of any power; None for small windows, and where `LpPool` has none."""
     window, dx, dy = node.window, specs["dx"].dims, specs["dy"].dims
     own = window_axes(window, dx, dy)
     if math.prod(axis.longest for axis in own) < _FEW:

@@ -32,7 +32,7 @@ _NS = 40
 
 
 def wide_max_pool(node: MaxPool[Any], specs: Specs) -> WideIndexedPooling | None:
-    """The kernel for `MaxPool` with an index, of 64 bits; None as of `scaled_norms`."""
+    """The kernel for `MaxPool` with an index, of 64 bits; None where `scaled_norms` is None."""
     x, y = specs["x"].dims, specs["y"].dims
     pooling = JoinedPooling(x, y, window_axes(node.window, x, y), FirstLargest())
     return WideIndexedPooling(pooling) if pooling.is_long() and pooling.fits() else None

@@ -51,10 +51,10 @@ _BLOCK_SCRATCH = 1 << 20
 _NS = 1.8
 """Nanoseconds of an element of y, about."""
 _GROUP = 16
-"""Blocks for which taps are found once. Behind them, progress is noted."""
+"""Taps are found once for this many blocks. Behind these blocks, progress is noted."""
 _TAPS_SCRATCH = 1 << 20
-"""Bytes for taps of a block along a dim that each run finds again, about. For `_LEAST_ELEMENTS`, they may be
-four times as many: so calls for each tap pay."""
+"""About how many bytes the taps of a block along a dim take that each run finds again. A block of
+`_LEAST_ELEMENTS` may take four times as many: then calls for each tap pay."""
 _MOST_KEPT = 1 << 20
 """Taps of all elements along a dim that a program keeps. Where there are more, they are found in each run."""
 _MOST_TAPS = 16
@@ -81,7 +81,10 @@ def resample(node: Node, specs: Specs) -> Resampled | None:
 
 
 def resample_backward(node: Node, specs: Specs) -> Resampled | None:
-    """The kernel for `ResampleBackward`; None as of `Resample`, or if some are part of many more."""
+    """The kernel for `ResampleBackward`.
+
+    None where `Resample` has none, or if some elements have far more taps than others.
+    """
     assert isinstance(node, ResampleBackward)
     dy, dx = specs["dy"].dims, specs["dx"].dims
     reversed_taps: dict[int, Taps] = {}
@@ -101,9 +104,9 @@ def _in_order(axes: Iterable[int], x: Dims, y: Dims) -> tuple[int, ...]:
 
 
 def _reversed(taps: Taps, size: int) -> Taps | None:
-    """What each of so many elements of an operand is part of, as if it were a sum of that.
+    """The taps of `size` elements of an operand, each as a sum of the elements that it is part of.
 
-    All have as many taps: some have weights of 0. None if that makes them far more.
+    All elements have the same number of taps: some weights are 0. None if that makes far more taps.
     """
     starts, places, weights = taps.transposed(size)
     if not len(places):  # nothing is read
