@@ -236,6 +236,7 @@ class Run:
     ) -> None:
         self.memory = library.memory
         self.memory.clear(seed)
+        library.kept.clear()  # no more of them than a byte numbers
         self.dims, self.buffers = dims, buffers
         self.at: dict[int, int] = {}
 
