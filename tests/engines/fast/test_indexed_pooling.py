@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,9 @@ from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.engines.cpu.fast.pooling_index_gradients import max_pool_backward
 from cudnn_actor.engines.cpu.fast.pooling_indices import max_pool
 from cudnn_actor.engines.cpu.fast.pooling_norms import lp_pool, lp_pool_backward
+from cudnn_actor.engines.cpu.fast.pooling_scaled_norms import scaled_norms, scaled_norms_gradient
+from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling
+from cudnn_actor.engines.cpu.fast.pooling_wide_indices import wide_max_pool
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import DType, Layout, TensorSpec
 from cudnn_actor.protocol.operations import (
@@ -164,6 +168,57 @@ def test_norms_of_images_of_many_rows_are_computed_in_blocks(window: Window) -> 
         np.testing.assert_allclose(found["dx"], expected, rtol=1e-12)
 
 
+def tiled(make: Any, most: int) -> Any:
+    """The same kernel, with so many bytes of scratch: windows are computed in parts."""
+
+    def of_tiles(operation: Any, specs: Any) -> Any:
+        kernel = make(operation, specs)
+        of = kernel.pooling
+        found = dataclasses.replace(kernel, pooling=TiledPooling(of.x, of.y, of.axes, of.join, most))
+        assert found.footprint(1) <= most
+        return found
+
+    return of_tiles
+
+
+TILED_SHAPES: list[tuple[tuple[int, ...], Any, int]] = [
+    ((1, 1, 30, 37), S(2, size=(21, 18), pad=(10, 7), stride=(5, 2), dilation=(1, 2)), 60_000),
+    ((1, 2, 34, 31), AdaptiveWindow(output=(2, 3)), 20_000),
+    ((1, 1, 900), AdaptiveWindow(output=(7,)), 20_000),
+    ((1, 1, 1000), S(1, size=300, pad=150, stride=1), 20_000),
+    ((1, 1, 9, 10, 20), S(3, size=(7, 8, 17), pad=3, stride=(2, 1, 1)), 200_000),
+    ((1, 1, 40, 30), S(2, size=(40, 30)), 20_000),
+]
+
+
+@pytest.mark.parametrize(("dims", "window", "most"), TILED_SHAPES, ids=[str(of[0]) for of in TILED_SHAPES])
+def test_windows_in_parts_have_the_first_of_their_largest_and_their_norms(
+    dims: tuple[int, ...], window: Any, most: int
+) -> None:
+    rng, y = np.random.default_rng(38), window.output_dims(dims)
+    x = whole_numbers(rng, dims)
+    every = {"x": dims, "y": y, "index": y, "dy": y, "dx": dims}
+    specs = {name: TensorSpec.packed(of, DType.INT64) for name, of in every.items()}
+    largest = MaxPool(x="x", y="y", index="index", window=window)
+    wanted = largest.evaluate(NumPy(), {"x": x.astype(np.float64)}, {n: specs[n] for n in ("y", "index")})
+    dtypes = {"x": DType.FLOAT32, "y": DType.FLOAT32, "index": DType.INT64}
+    for found in results_of(tiled(wide_max_pool, most), largest, {"x": x}, dtypes, every):
+        np.testing.assert_array_equal(found["index"], wanted["index"])
+        np.testing.assert_array_equal(found["y"], wanted["y"])
+    numbers, floats = rng.normal(size=dims), dict.fromkeys(every, DType.FLOAT64)
+    numbers[0, 0, :3] = 0
+    forward = LpPool(x="x", y="y", window=window, p=3.5)
+    norms = np.asarray(forward.evaluate(NumPy(), {"x": numbers}, specs)["y"])
+    of_norms = dict.fromkeys(("x", "y"), DType.FLOAT64)
+    for found in results_of(tiled(scaled_norms, most), forward, {"x": numbers}, of_norms, every):
+        np.testing.assert_allclose(found["y"], norms, rtol=1e-13)
+    given = {"x": numbers, "y": norms, "dy": rng.random(y)}
+    backward = LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=window, p=3.5)
+    expected = backward.evaluate(NumPy(), given, {"dx": specs["dx"]})["dx"]
+    for found in results_of(tiled(scaled_norms_gradient, most), backward, given, floats, every):
+        np.testing.assert_allclose(found["dx"], expected, rtol=1e-12)
+
+
 @pytest.mark.usefixtures("small_buffers")
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("p", [2.0, 40.0])
@@ -191,6 +246,25 @@ def test_norms_of_float64_by_long_windows_allocate_no_arrays(size: int, p: float
                 call()
 
     assert peak_of_second(computed) < MOST_BYTES
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
+@pytest.mark.parametrize("window", [S(2, size=(1000, 800)), S(2, size=(390, 390), stride=200)])
+def test_rows_that_do_not_fit_into_scratch_allocate_no_arrays(window: Window, dtype: DType) -> None:
+    x, y = (1, 1, 1000, 800), window.output_dims((1, 1, 1000, 800))
+    of_x, of_y, index = (TensorSpec.packed(*of) for of in ((x, dtype), (y, dtype), (y, DType.INT64)))
+    arrays = {"x": np.ones(x, dtype.numpy), "y": np.empty(y, dtype.numpy), "index": np.empty(y, np.int64)}
+    of_largest: Any = MaxPool(x="x", y="y", index="index", window=window)
+    of_norms: Any = LpPool(x="x", y="y", window=window, p=3.0)
+    largest = max_pool(of_largest, {"x": of_x, "y": of_y, "index": index})
+    norms = lp_pool(of_norms, {"x": of_x, "y": of_y})
+    for kernel in (largest, norms):
+        assert kernel is not None
+        memory = [Scratch(aligned_bytes(kernel.footprint(1)))]
+        (step,) = kernel.bind(arrays, arrays, memory)
+        run: Any = step[0]
+        assert peak_of_second(run) < MOST_BYTES
 
 
 def test_infinity_between_windows_has_a_gradient_of_0() -> None:

@@ -1,7 +1,7 @@
 """Max pooling with indices: each element and its place are one whole number, and the largest is searched for.
 
 The upper half of such a number is the element's value. The lower half is larger for earlier places, so that
-of equal elements the first is found. Elements of 64 bits do not fit: see `wide_max_pool`.
+of equal elements the first is found. Elements of 64 bits do not fit, nor large blocks: see `wide_max_pool`.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def max_pool(node: Node, specs: Specs) -> Kernel | None:
     if dtype.itemsize > 4:
         return wide_max_pool(node, specs)
     if math.prod(x.dims[2:]) > _LAST:
-        return None
+        return wide_max_pool(node, specs)
     axes = window_axes(node.window, x.dims, y.dims)
     kernel = IndexedPooling(Pooling(x.dims, y.dims, _KEY, axes, np.maximum, least_of(_KEY), None), dtype)
-    return kernel if kernel.footprint(1) <= MOST_SCRATCH else None
+    return kernel if kernel.footprint(1) <= MOST_SCRATCH else wide_max_pool(node, specs)
 
 
 @dataclass(frozen=True, eq=False)

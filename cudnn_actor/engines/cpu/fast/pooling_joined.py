@@ -22,14 +22,14 @@ from cudnn_actor.engines.cpu.fast.pooling_joins import Join
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
-__all__ = ["BlockArrays", "JoinedPooling"]
+__all__ = ["EDGES", "BlockArrays", "Edge", "JoinedPooling", "Store", "reduced"]
 
 Array = npt.NDArray[Any]
 _MOST_SCRATCH = 16 << 20
 """Bytes for each lane. NumPy would allocate more for a block of such windows."""
 _LONG = 16
 """A window of this many elements along a dim is long."""
-_EDGES = 3
+EDGES = 3
 """To load or to store a block, scratch for up to this many arrays of 64-bit elements is needed."""
 _CALLS = 20
 """About how many calls a join takes; loading a block takes as many, and so does storing it."""
@@ -56,8 +56,12 @@ class BlockArrays(NamedTuple):
     order: Dims
 
 
-Edge = Callable[[Block, slice, BlockArrays], Iterator[Call]]
-"""Calls that load a block, or store it. The slice: what it is computed from along x's first spatial dim."""
+Parts = tuple[slice, ...]
+"""Slices along the first dims of a tensor."""
+Edge = Callable[[Parts, Parts, BlockArrays], Iterator[Call]]
+"""Calls that load what a block is computed from. The second slices: where it lies along spatial dims of x."""
+Store = Callable[[Parts, BlockArrays], Iterator[Call]]
+"""Calls that store a block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +87,14 @@ class JoinedPooling:
 
     def _footprint(self, extents: Dims) -> int:
         dims = read_dims(self.x, self.y, self.axes, extents)
-        arrays, most = [dims], footprint(*[dims] * _EDGES)
+        arrays, most = [dims], footprint(*[dims] * EDGES)
         for number in self._wanted:
             axes = self._first_axes(extents) if number == 0 else [self.axes[number]]
             most = max(most, *(_scratch(axis, 2 + number, dims, self.join) for axis in axes))
             count = extents[2] if number == 0 else self.y[2 + number]
             dims = (*dims[: 2 + number], count, *dims[3 + number :])
             arrays.append(dims)
-        most = max(most, footprint(*[dims] * _EDGES))
+        most = max(most, footprint(*[dims] * EDGES))
         return most + sum(footprint(*arrays, itemsize=dtype.itemsize) for dtype in self.join.dtypes)
 
     @property
@@ -107,11 +111,11 @@ class JoinedPooling:
                 found[axis] = -(-found[axis] // 2)
         return tuple(found)
 
-    def read_dims(self, extents: Dims) -> Dims:
-        """The most that a block of these extents is computed from, along each dim of x."""
-        return read_dims(self.x, self.y, self.axes, extents)
+    def read_dims(self, *, channels_last: bool) -> Dims:
+        """The most that a block is computed from, along each dim of x."""
+        return read_dims(self.x, self.y, self.axes, self.extents(channels_last=channels_last))
 
-    def bind(self, lanes: Sequence[Scratch], *, channels_last: bool, load: Edge, store: Edge) -> list[Step]:
+    def bind(self, lanes: Sequence[Scratch], *, channels_last: bool, load: Edge, store: Store) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         extents = self.extents(channels_last=channels_last)
         order = memory_order(len(self.x), channels_last=channels_last)
@@ -124,13 +128,13 @@ class JoinedPooling:
             key = lane, *dims, _lie(axes[0])
             found = known.get(key)
             if found is None:
-                found = self._reduced((*dims, *self.x[3:]), axes, order, lanes[lane].fork())
+                found = reduced(self.join, (*dims, *self.x[3:]), axes, order, lanes[lane].fork())
                 if kept:
                     known[key] = found
             arrays, own = found
-            yield from load(block, read, arrays)
+            yield from load(block, (read,), arrays)
             yield from own
-            yield from store(block, read, arrays)
+            yield from store(block, arrays)
 
         def call(block: Block, lane: int) -> Call:
             return in_turn([*calls(block, lane)]) if kept else made_when_run(lambda: calls(block, lane))
@@ -149,20 +153,22 @@ class JoinedPooling:
         found = (self.axes[0].part(start, min(start + extents[2], self.y[2]))[1] for start in starts)
         return {_lie(axis): axis for axis in found}.values()
 
-    def _reduced(
-        self, dims: Dims, axes: Sequence[Axis], order: Dims, memory: Scratch
-    ) -> tuple[BlockArrays, list[Call]]:
-        """Arrays for a part of x, and the calls that reduce the windows in it."""
-        stages = [[laid_out(memory, dims, order, dtype) for dtype in self.join.dtypes]]
-        for number in self._wanted:
-            dims = (*dims[: 2 + number], axes[number].count, *dims[3 + number :])
-            stages.append([laid_out(memory, dims, order, dtype) for dtype in self.join.dtypes])
-        calls: list[Call] = []
-        for number, x, y in zip(self._wanted, stages, stages[1:], strict=False):
-            axis = axes[number]
-            along = folded if folding_pays(axis) else doubled
-            calls += along(axis, 2 + number, x, y, join=self.join, memory=memory.fork())
-        return BlockArrays(stages[0], stages[-1], memory, order), calls
+
+def reduced(
+    join: Join, dims: Dims, axes: Sequence[Axis], order: Dims, memory: Scratch
+) -> tuple[BlockArrays, list[Call]]:
+    """Arrays for a part of x of these dims, and the calls that reduce the windows in it."""
+    stages = [[laid_out(memory, dims, order, dtype) for dtype in join.dtypes]]
+    wanted = [number for number, axis in enumerate(axes) if not axis.same]
+    for number in wanted:
+        dims = (*dims[: 2 + number], axes[number].count, *dims[3 + number :])
+        stages.append([laid_out(memory, dims, order, dtype) for dtype in join.dtypes])
+    calls: list[Call] = []
+    for number, x, y in zip(wanted, stages, stages[1:], strict=False):
+        axis = axes[number]
+        along = folded if folding_pays(axis) else doubled
+        calls += along(axis, 2 + number, x, y, join=join, memory=memory.fork())
+    return BlockArrays(stages[0], stages[-1], memory, order), calls
 
 
 def _scratch(axis: Axis, dim: int, x: Dims, join: Join) -> int:

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, lanes_worth
-from cudnn_actor.engines.cpu.fast.pooling_blocks import Block
-from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling
+from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import ScaledSums, power
+from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, bounded_pooling
 from cudnn_actor.engines.cpu.fast.pooling_windows import in_windows, reversed_axes, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import LpPool, LpPoolBackward, Specs, Window
@@ -38,8 +38,8 @@ _NS = 100
 def scaled_norms(node: LpPool[Any], specs: Specs) -> ScaledNorms | None:
     """The kernel for `LpPool` of any power; None for short windows, and where a block takes much memory."""
     x, y = specs["x"].dims, specs["y"].dims
-    pooling = JoinedPooling(x, y, window_axes(node.window, x, y), ScaledSums(node.p, largest=True))
-    return ScaledNorms(pooling, node.p) if pooling.is_long() and pooling.fits() else None
+    pooling = bounded_pooling(x, y, window_axes(node.window, x, y), ScaledSums(node.p, largest=True))
+    return None if pooling is None else ScaledNorms(pooling, node.p)
 
 
 def scaled_norms_gradient(node: LpPoolBackward[Any], specs: Specs) -> ScaledNormsGradient | None:
@@ -50,17 +50,19 @@ def scaled_norms_gradient(node: LpPoolBackward[Any], specs: Specs) -> ScaledNorm
         return None
     axes = reversed_axes(window, dx, dy)
     spread = (*dy[:2], *(axis.size for axis in axes))
-    pooling = JoinedPooling(spread, dx, axes, ScaledSums(node.p - 1, largest=False))
+    join = ScaledSums(node.p - 1, largest=False)
+    pooling = JoinedPooling(spread, dx, axes, join)
+    bounded = pooling if pooling.fits() else TiledPooling(spread, dx, axes, join)
     strides = window.stride if isinstance(window, Window) else (1,) * len(axes)
     without = [~in_windows(axis) for axis in own]
-    return ScaledNormsGradient(pooling, node.p, strides, tuple(without)) if pooling.fits() else None
+    return ScaledNormsGradient(bounded, node.p, strides, tuple(without))
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledNorms:
     """The root of the sum of powers of each window's elements."""
 
-    pooling: JoinedPooling
+    pooling: JoinedPooling | TiledPooling
     p: float
 
     def footprint(self, lanes: int) -> int:
@@ -72,14 +74,13 @@ class ScaledNorms:
         """The steps of a run: see `Kernel`."""
         x, y = operands["x"], results["y"]
 
-        def load(block: Block, read: slice, arrays: BlockArrays) -> Iterator[Call]:
+        def load(block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
             magnitude, total = arrays.elements
-            yield partial(np.copyto, magnitude, x[block[0], block[1], read])
+            yield partial(np.copyto, magnitude, x[(*block[:2], *read)])
             yield partial(np.absolute, magnitude, magnitude)
             yield partial(total.fill, 1.0)
 
-        def store(block: Block, read: slice, arrays: BlockArrays) -> Iterator[Call]:
-            del read
+        def store(block: Parts, arrays: BlockArrays) -> Iterator[Call]:
             largest, total = arrays.results
             yield partial(np.power, total, 1 / self.p, out=total)
             yield partial(np.multiply, largest, total, largest)
@@ -105,7 +106,7 @@ class ScaledNormsGradient:
         For each spatial dim, which elements are in no window.
     """
 
-    pooling: JoinedPooling
+    pooling: JoinedPooling | TiledPooling
     p: float
     strides: Sequence[int]
     without: Sequence[npt.NDArray[np.bool_]]
@@ -119,23 +120,22 @@ class ScaledNormsGradient:
         """The steps of a run: see `Kernel`."""
         dx = results["dx"]
 
-        def load(block: Block, read: slice, arrays: BlockArrays) -> Iterator[Call]:
+        def load(block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
             return self._load(operands, block, read, arrays)
 
-        def store(block: Block, read: slice, arrays: BlockArrays) -> Iterator[Call]:
-            del read
-            return self._store(operands["x"][block], dx[block], block[2], arrays)
+        def store(block: Parts, arrays: BlockArrays) -> Iterator[Call]:
+            return self._store(operands["x"][block], dx[block], block[2:], arrays)
 
         lanes = lanes_worth(lanes, _NS * dx.size)
         return self.pooling.bind(lanes, channels_last=_channels_last(dx), load=load, store=store)
 
-    def _load(self, operands: Operands, block: Block, read: slice, arrays: BlockArrays) -> Iterator[Call]:
+    def _load(self, operands: Operands, block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
         """Calls that spread y and dy. Where y is 0, it is as if there were no window."""
-        first, stride = -(-read.start // self.strides[0]), self.strides[0]
-        part = (block[0], block[1], slice(first, -(-read.stop // stride)))
-        y, dy = operands["y"][part], operands["dy"][part]
-        ahead = slice(first * stride - read.start, None, stride)
-        steps: Any = (..., ahead, *(slice(None, None, step) for step in self.strides[1:]))
+        whole = (slice(0, axis.size) for axis in self.pooling.axes[len(read) :])
+        spread = [*zip((*read, *whole), self.strides, strict=True)]
+        part = tuple(slice(-(-of.start // step), -(-of.stop // step)) for of, step in spread)
+        y, dy = (operands[name][(*block[:2], *part)] for name in ("y", "dy"))
+        steps: Any = (..., *(slice(-of.start % step, None, step) for of, step in spread))
         scale, total = (array[steps] for array in arrays.elements)
         if math.prod(self.strides) > 1:
             yield partial(arrays.elements[0].fill, np.inf)
@@ -148,7 +148,7 @@ class ScaledNormsGradient:
             yield partial(np.copyto, scale, np.inf, where=empty)
             yield partial(np.copyto, total, 0.0, where=empty)
 
-    def _store(self, x: Array, dx: Array, rows: slice, arrays: BlockArrays) -> Iterator[Call]:
+    def _store(self, x: Array, dx: Array, places: Parts, arrays: BlockArrays) -> Iterator[Call]:
         least, total = arrays.results
         memory = arrays.memory.fork()
         share, spare = (laid_out(memory, x.shape, arrays.order, _WIDE) for _ in range(2))
@@ -161,7 +161,7 @@ class ScaledNormsGradient:
         yield partial(np.sign, spare, spare)
         yield partial(np.multiply, share, spare, share)
         for number, without in enumerate(self.without):
-            own = without[rows] if number == 0 else without
+            own = without[places[number]] if number < len(places) else without
             if own.any():  # there, an infinite x gives no NaN
                 where = own.reshape([-1 if axis == 2 + number else 1 for axis in range(x.ndim)])
                 yield partial(np.copyto, share, 0.0, where=where)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cudnn_actor.protocol.operations import AdaptiveWindow, AvgPool, AvgPoolBackward, Window
 
-__all__ = ["LONG", "Axis", "counts_of", "in_windows", "reversed_axes", "window_axes"]
+__all__ = ["LONG", "Axis", "counts_of", "in_windows", "regular_axis", "reversed_axes", "window_axes"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
@@ -134,19 +134,19 @@ def in_windows(axis: Axis) -> npt.NDArray[np.bool_]:
 def _regular(window: Window, axis: int, size: int, count: int) -> Axis:
     stride, dilation, pre = window.stride[axis], window.dilation[axis], window.pre_padding[axis]
     taps = range(-pre, window.size[axis] * dilation - pre, dilation)
-    return _of_taps(taps, stride, size, count)
+    return regular_axis(taps, stride, size, count)
 
 
 def _reversed(window: Window, axis: int, size: int, count: int) -> Axis:
     dilation, pre = window.dilation[axis], window.pre_padding[axis]
     first = pre - (window.size[axis] - 1) * dilation
     places = (count - 1) * window.stride[axis] + 1
-    found = _of_taps(range(first, pre + 1, dilation), 1, places, size)
+    found = regular_axis(range(first, pre + 1, dilation), 1, places, size)
     starts = np.minimum(found.starts, places)  # those behind the last window are in none
     return replace(found, starts=starts, stops=np.maximum(found.stops, starts))
 
 
-def _of_taps(taps: range, stride: int, size: int, count: int) -> Axis:
+def regular_axis(taps: range, stride: int, size: int, count: int) -> Axis:
     """`count` windows along a dim of some size. `taps`: where the elements of the first one would lie."""
     first = np.arange(count, dtype=np.int64) * stride + taps.start
     last, dilation = first + (taps[-1] - taps.start), taps.step
