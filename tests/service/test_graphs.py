@@ -109,7 +109,7 @@ async def test_requests_without_elements_give_what_their_definitions_say(device:
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 async def test_more_graphs_than_a_worker_keeps(isolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cudnn_actor.isolation.process.parent.sender._MOST_GRAPHS", 2)
+    monkeypatch.setattr("cudnn_actor.isolation.known_graphs.MOST_GRAPHS", 2)
     async with spawn(device="cpu", isolation=isolation) as gpu:  # type: ignore[arg-type]
         x = await gpu.upload(np.arange(6, dtype=np.float32))
         graphs = []
