@@ -11,6 +11,7 @@ import pytest
 
 from cudnn_actor.supervision import supervisor
 
+from ..service.noticed_hangs import notice_hang
 from ..service.rigs import SOON_S, Gate, VolatileEngine, in_thread, outcome, service_on
 from ..service.worker_rigs import GatedEngine
 from .scenarios import Logs
@@ -28,12 +29,13 @@ async def hung_thread(setup: Setup, logs: Logs) -> AsyncIterator[tuple[Session, 
     monkeypatch.setattr(supervisor, "KILL_GRACE_S", SOON_S)
     gate = Gate()
     engine = VolatileEngine if setup.loses_memory else GatedEngine
-    service = service_on(lambda: engine(gate), hang_after_s=SOON_S)
+    service = service_on(lambda: engine(gate))
     try:
         async with session_on(service, logs) as session:
             gate.catch_one()
             product = session.gpu.submit(session.trio.product())
             await in_thread(gate.wait_for_arrival)
+            notice_hang(session.gpu)
             await outcome(product)
             try:
                 yield session, product

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import BufferRef, CudnnRef, CudnnService, Fault, Receipt, ServiceStopped, StaleBufferError
+from cudnn_actor import (
+    BufferRef,
+    CudnnRef,
+    CudnnService,
+    Fault,
+    FaultPlan,
+    Receipt,
+    ServiceStopped,
+    StaleBufferError,
+)
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.errors import ContextLost
@@ -26,6 +35,7 @@ from cudnn_actor.service import Spawning
 
 from ..engines.devices import why_not
 from ..log_lines import line
+from ..service.noticed_hangs import notice_hang
 from ..service.rigs import PATIENCE_S, Trio, outcome, single
 
 __all__ = ["COLUMNS", "CrashTooEarly", "Session", "Setup", "open_session", "session_of", "session_on"]
@@ -69,11 +79,6 @@ class Setup(NamedTuple):
     def crashes(self) -> tuple[Fault, ...]:
         """The faults that end an incarnation in this setup."""
         return (Fault.STICKY, Fault.KILL, Fault.HANG) if self.in_process else (Fault.STICKY, Fault.HANG)
-
-    @property
-    def hang_after_s(self) -> float:
-        """Longer than anything takes that does not hang."""
-        return 0.5 if self.device == "cpu" else 5.0
 
     def require(self) -> None:
         """Skip the test if this machine does not have the device."""
@@ -196,10 +201,27 @@ class Session:
 
 @asynccontextmanager
 async def open_session(setup: Setup, logs: Sequence[EventDict], **options: Any) -> AsyncIterator[Session]:
-    """A session in this setup, with its one plan built. Its service is closed at the end."""
+    """A session in this setup, with its one plan built. Its service is closed at the end.
+
+    The watchdog notices a hang that `faults` injects soon, and takes nothing else for one.
+    """
     service = await asyncio.to_thread(setup.service, **options)  # the driver and files are looked at
     async with session_on(service, logs) as session:
-        yield session
+        noticing = asyncio.create_task(_notice_injected_hang(session, options.get("faults")))
+        try:
+            yield session
+        finally:
+            noticing.cancel()
+            await asyncio.wait([noticing])
+        if not noticing.cancelled():
+            noticing.result()
+
+
+async def _notice_injected_hang(session: Session, faults: FaultPlan | None) -> None:
+    """Wait until a hang has been injected, and have the watchdog notice it."""
+    if faults is not None and any(rule.fault is Fault.HANG for rule in faults.rules):
+        await session.line("fault.injected")
+        notice_hang(session.gpu)
 
 
 @asynccontextmanager

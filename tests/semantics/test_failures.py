@@ -118,7 +118,7 @@ async def the_worker_breaks_the_protocol(setup: Setup, _: Fault, logs: Logs) -> 
 @FAILURES.row("no progress for `hang_after_s`")
 async def no_progress(setup: Setup, _: Fault, logs: Logs) -> str:
     faults = FaultPlan().at(1, Fault.HANG, of=Fill)
-    async with open_session(setup, logs, faults=faults, hang_after_s=setup.hang_after_s) as session:
+    async with open_session(setup, logs, faults=faults) as session:
         await outcome(session.gpu.submit(Fill(dst=session.trio.y, value=2)))
         return await session.reaction()
 

@@ -25,10 +25,9 @@ MANY = 400
 """More messages than an actor takes from the mailbox at once, or than a worker has at a time."""
 
 
-def crash_options(setup: Setup, crash: Fault, of: str, *, times: int = 1) -> dict[str, object]:
-    """Options that make the actor crash at the first `times` messages of a class."""
-    faults = FaultPlan().at(1, crash, of=of, times=times)
-    return {"faults": faults, **({"hang_after_s": setup.hang_after_s} if crash is Fault.HANG else {})}
+def crashes_at(crash: Fault, of: str, *, times: int = 1) -> FaultPlan:
+    """Makes the actor crash at the first `times` messages of a class."""
+    return FaultPlan().at(1, crash, of=of, times=times)
 
 
 @REQUESTS.row("waited in the mailbox", "either", "any")
@@ -54,7 +53,7 @@ async def it_waited(setup: Setup, crash: Fault, logs: Logs) -> str:
     crashes=ANY_CRASH,
 )
 async def it_had_not_started(setup: Setup, crash: Fault, logs: Logs) -> str:
-    async with open_session(setup, logs, **crash_options(setup, crash, "Fill")) as session:
+    async with open_session(setup, logs, faults=crashes_at(crash, "Fill")) as session:
         crashes, waits = session.send(Fill(dst=session.trio.w, value=2), session.trio.sum())
         await outcome(crashes)
         result = await session.result_of(waits)
@@ -64,19 +63,19 @@ async def it_had_not_started(setup: Setup, crash: Fault, logs: Logs) -> str:
 
 @REQUESTS.row("had started", "yes", "first", crashes=HANG_TOO)
 async def it_had_started(setup: Setup, crash: Fault, logs: Logs) -> str:
-    async with open_session(setup, logs, **crash_options(setup, crash, "ConvFwd")) as session:
+    async with open_session(setup, logs, faults=crashes_at(crash, "ConvFwd")) as session:
         return await session.result_of(session.gpu.submit(session.trio.product()))
 
 
 @REQUESTS.row("had started", "no", "first", crashes=HANG_TOO)
 async def it_accumulates_and_had_started(setup: Setup, crash: Fault, logs: Logs) -> str:
-    async with open_session(setup, logs, **crash_options(setup, crash, "ConvFwd")) as session:
+    async with open_session(setup, logs, faults=crashes_at(crash, "ConvFwd")) as session:
         return await session.result_of(session.gpu.submit(session.trio.sum()))
 
 
 @REQUESTS.row("had started", "yes", "second", columns=REPLACED, crashes=ANY_CRASH)
 async def it_had_started_at_two_crashes(setup: Setup, crash: Fault, logs: Logs) -> str:
-    async with open_session(setup, logs, **crash_options(setup, crash, "ConvFwd", times=2)) as session:
+    async with open_session(setup, logs, faults=crashes_at(crash, "ConvFwd", times=2)) as session:
         return await session.result_of(session.gpu.submit(session.trio.product()))
 
 
@@ -109,7 +108,7 @@ async def its_worker_does_not_die(setup: Setup, crash: Fault, logs: Logs) -> str
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor, "KILLED_S", SOON_S)
         async with (
-            open_session(setup, logs, **crash_options(setup, crash, "ConvFwd")) as session,
+            open_session(setup, logs, faults=crashes_at(crash, "ConvFwd")) as session,
             dying_slowly(session.gpu),
         ):
             return await session.result_of(session.gpu.submit(session.trio.product()))
@@ -117,7 +116,7 @@ async def its_worker_does_not_die(setup: Setup, crash: Fault, logs: Logs) -> str
 
 @REQUESTS.row("had started, and no restart is left", "yes", "first")
 async def no_restart_is_left(setup: Setup, crash: Fault, logs: Logs) -> str:
-    async with open_session(setup, logs, max_restarts=0, **crash_options(setup, crash, "ConvFwd")) as session:
+    async with open_session(setup, logs, max_restarts=0, faults=crashes_at(crash, "ConvFwd")) as session:
         product = session.gpu.submit(session.trio.product())
         result = await session.result_of(product)
         error = product.exception()
@@ -128,7 +127,7 @@ async def no_restart_is_left(setup: Setup, crash: Fault, logs: Logs) -> str:
 
 @REQUESTS.row("reads a buffer that the crash has torn", "either", "any")
 async def it_reads_a_torn_buffer(setup: Setup, crash: Fault, logs: Logs) -> str:
-    async with open_session(setup, logs, **crash_options(setup, crash, "ConvFwd")) as session:
+    async with open_session(setup, logs, faults=crashes_at(crash, "ConvFwd")) as session:
         tears, reads = session.send(session.trio.sum(), Copy(src=session.trio.y, dst=session.spare))
         await outcome(tears)
         return await session.result_of(reads)
@@ -136,7 +135,7 @@ async def it_reads_a_torn_buffer(setup: Setup, crash: Fault, logs: Logs) -> str:
 
 @REQUESTS.row("is sent after the crash, and uses a quarantined plan", "either", "any", columns=REPLACED)
 async def its_plan_is_quarantined(setup: Setup, crash: Fault, logs: Logs) -> str:
-    async with open_session(setup, logs, **crash_options(setup, crash, "ConvFwd", times=2)) as session:
+    async with open_session(setup, logs, faults=crashes_at(crash, "ConvFwd", times=2)) as session:
         await outcome(session.gpu.submit(session.trio.product()))
         return await session.result_of(session.gpu.submit(session.trio.product(y=session.spare)))
 
@@ -162,7 +161,7 @@ async def it_was_withdrawn(setup: Setup, crash: Fault, logs: Logs) -> str:
 
 @REQUESTS.row("had finished, and its answer had not arrived yet", "either", "any")
 async def it_had_finished(setup: Setup, crash: Fault, logs: Logs) -> str:
-    async with open_session(setup, logs, **crash_options(setup, crash, "Fill")) as session:
+    async with open_session(setup, logs, faults=crashes_at(crash, "Fill")) as session:
         finished = session.gpu.submit(session.trio.sum())
         if setup.device != "cpu":  # there it could still be unfinished when the next request starts
             await outcome(finished)

@@ -1,0 +1,42 @@
+"""Has the watchdog notice a hang that the test knows of.
+
+A short `hang_after_s` holds for every incarnation of a service, and for its whole life. On a busy machine it
+takes a slow request, or the successor that runs the request again, for hung. Here only the incarnation that
+hangs has a short limit, and has it only from when it hangs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from cudnn_actor import CudnnRef
+from cudnn_actor.actors import Actor
+from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
+from cudnn_actor.service.service import CHILD
+
+__all__ = ["NOTICED_S", "notice_hang"]
+
+NOTICED_S = 0.2
+"""The limit of an incarnation that hangs, in seconds."""
+
+
+def notice_hang(gpu: CudnnRef) -> None:
+    """Give the present incarnation `NOTICED_S` for progress. Its successors have the service's own limit.
+
+    Call it when the incarnation hangs, and before anything else can end it. Any thread; never blocks.
+    """
+    supervisor = gpu._service._supervisor
+    assert supervisor is not None
+    specs, actor = supervisor._specs, supervisor._actors[CHILD]
+    own = specs[CHILD]
+
+    def make_successor(incarnation: int) -> Actor:
+        specs[CHILD] = own  # on the supervisor's thread, before that looks at the successor
+        return own.make(incarnation)
+
+    if isinstance(actor, WorkerMonitor):
+        actor._hang_after_s = (
+            NOTICED_S  # first: the supervisor reads its own limit before it asks the monitor
+        )
+    specs[CHILD] = msgspec.structs.replace(own, hang_after_s=NOTICED_S, make=make_successor)
+    supervisor.mailbox.nudge()  # it may be asleep for an eighth of the service's own limit
