@@ -67,26 +67,20 @@ _STATES_BACKWARD = ("h0", "c0", "dh_n", "dc_n", "dh0", "dc0")
 """States of all layers, which libcudnn takes one behind the other."""
 
 
-class Layers(Operation[T], tag="recurrent_layers"):
-    """Layers of a recurrent network, the lowest first: `Recurrent` operations, each of which reads the one
-    before it.
+class _OfLayers(Operation[T]):
+    """What layers and their gradients share: `Recurrent` operations, the lowest first, each of which reads
+    the one before it.
 
     Parameters
     ----------
-    x, y
-        What the first layer reads and the last one writes.
-    w_ih, w_hh, bias, w_hr, h0, c0, h_n, c_n
+    x
+        What the first layer reads.
+    w_ih, w_hh, bias, w_hr, h0, c0
         The operands of each layer; empty if they are left out.
-    reserve
-        What the library keeps for the gradients, and behind that the space of the weights; None if there are
-        no gradients.
     mode, lengths
         As of `Recurrent`.
     """
 
-    kind = "recurrent"
-    inputs = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0")
-    outputs = ("y", "h_n", "c_n", "reserve")
     x: T
     w_ih: tuple[T, ...]
     w_hh: tuple[T, ...]
@@ -94,21 +88,38 @@ class Layers(Operation[T], tag="recurrent_layers"):
     w_hr: tuple[T, ...] = ()
     h0: tuple[T, ...] = ()
     c0: tuple[T, ...] = ()
-    y: T = ALLOCATED
-    h_n: tuple[T, ...] = ()
-    c_n: tuple[T, ...] = ()
-    reserve: T | None = None
     mode: RecurrentMode
     lengths: tuple[int, ...] | None = None
 
 
-class LayersBackward(Operation[T], tag="recurrent_layers_backward"):
+class Layers(_OfLayers[T], tag="recurrent_layers"):
+    """Layers of a recurrent network.
+
+    Parameters
+    ----------
+    y
+        What the last layer writes.
+    h_n, c_n
+        The last states of each layer; empty if they are left out.
+    reserve
+        What the library keeps for the gradients, and behind that the space of the weights; None if there are
+        no gradients.
+    """
+
+    kind = "recurrent"
+    inputs = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0")
+    outputs = ("y", "h_n", "c_n", "reserve")
+    y: T = ALLOCATED
+    h_n: tuple[T, ...] = ()
+    c_n: tuple[T, ...] = ()
+    reserve: T | None = None
+
+
+class LayersBackward(_OfLayers[T], tag="recurrent_layers_backward"):
     """The gradients of `Layers`, by data and by weights.
 
     Parameters
     ----------
-    x, w_ih, w_hh, bias, w_hr, h0, c0, mode, lengths
-        As of `Layers`.
     y
         What the last layer wrote, for the gradients of the weights; None for what the layers compute again.
     dy, dh_n, dc_n
@@ -124,13 +135,6 @@ class LayersBackward(Operation[T], tag="recurrent_layers_backward"):
     kind = "recurrent_bwd"
     inputs = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0", "y", "dy", "dh_n", "dc_n", "reserve")
     outputs = ("dx", "dh0", "dc0", "dw_ih", "dw_hh", "dbias", "dw_hr")
-    x: T
-    w_ih: tuple[T, ...]
-    w_hh: tuple[T, ...]
-    bias: tuple[T, ...] = ()
-    w_hr: tuple[T, ...] = ()
-    h0: tuple[T, ...] = ()
-    c0: tuple[T, ...] = ()
     y: T | None = None
     dy: T | None = None
     dh_n: tuple[T, ...] = ()
@@ -143,8 +147,6 @@ class LayersBackward(Operation[T], tag="recurrent_layers_backward"):
     dw_hh: tuple[T, ...] = ()
     dbias: tuple[T, ...] = ()
     dw_hr: tuple[T, ...] = ()
-    mode: RecurrentMode
-    lengths: tuple[int, ...] | None = None
     again: bool = True
 
 
