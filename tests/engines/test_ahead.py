@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor.engines.cuda.checking.evaluated_reference import place_of
 from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.kernels.kernel import Ahead, Launch
 from cudnn_actor.engines.cuda.planning.ahead import launches_ahead
@@ -24,11 +23,7 @@ def pieces(graph: Graph) -> list[OperationGraph]:
 
 
 def named(graph: Graph) -> list[str]:
-    return [
-        each.name
-        for piece in pieces(graph)
-        for each in launches_ahead(piece, WORKSPACE_BYTES, place_of(piece))
-    ]
+    return [each.name for piece in pieces(graph) for each in launches_ahead(piece, WORKSPACE_BYTES)]
 
 
 def test_a_depthwise_convolution_has_its_kernel_and_that_of_its_reference() -> None:

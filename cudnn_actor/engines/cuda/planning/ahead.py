@@ -38,9 +38,7 @@ def compiling_ahead(
 
     `place`: as of `BuildContext`.
     """
-    missing = AHEAD.missing(
-        launch for piece in pieces for launch in launches_ahead(piece, limit, place(piece))
-    )
+    missing = AHEAD.missing(launch for piece in pieces for launch in launches_ahead(piece, limit, place))
     threads = min(_MOST_THREADS, len(missing), os.cpu_count() or 1)
     if threads < _LEAST_KERNELS:
         yield
@@ -51,10 +49,12 @@ def compiling_ahead(
         yield
 
 
-def launches_ahead(piece: OperationGraph, limit: int, place: Place) -> Iterator[Launch]:
+def launches_ahead(
+    piece: OperationGraph, limit: int, place: Callable[[OperationGraph], Place] = place_of
+) -> Iterator[Launch]:
     """Yields launches of the kernels of our own that the first plan of a piece has, and its self-check.
 
-    `place`: where the self-check evaluates it.
+    `place`: as of `BuildContext`.
     """
     with contextlib.suppress(Refused):
         plan = _of_kernels(piece, limit)
@@ -65,7 +65,7 @@ def launches_ahead(piece: OperationGraph, limit: int, place: Place) -> Iterator[
     if Reference.covers(piece):
         yield from References(piece).launches()
     else:
-        yield from kernels_of_evaluation(piece, place)
+        yield from kernels_of_evaluation(piece, place(piece))
 
 
 def _of_kernels(piece: OperationGraph, limit: int) -> CudaPlan | None:
