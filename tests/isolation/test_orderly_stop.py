@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import pykka
 import pytest
 from structlog.typing import EventDict
 
@@ -20,6 +22,7 @@ from cudnn_actor import (
     TensorSpec,
 )
 from cudnn_actor.isolation.process.parent import monitor
+from cudnn_actor.isolation.process.parent.in_flight import WINDOW
 from cudnn_actor.messages import Allocate, Copy, Drain, Ping
 from cudnn_actor.supervision import Restarting
 from tests.service.rigs import Trio, in_thread, outcome
@@ -66,6 +69,8 @@ def signals(logs: list[EventDict]) -> list[str]:
 
 
 async def test_what_had_begun_is_finished_and_what_had_not_says_so(logs: list[EventDict]) -> None:
+    # One read of the worker's socket takes at most 16 KiB, so the worker may have read some of the requests
+    # that were sent before its `Stop`, the ping first, and not `Stop` itself. It runs those.
     async with ending() as (service, gpu, points, trio):
         points.hold("execute")
         begun = gpu.submit(trio.sum())
@@ -79,11 +84,20 @@ async def test_what_had_begun_is_finished_and_what_had_not_says_so(logs: list[Ev
         await asyncio.wrap_future(stopped)
         assert isinstance(await outcome(begun), Receipt)
         ends = [await outcome(future) for future in waiting]
-        assert all(isinstance(end, ServiceStopped) for end in ends)
+        begun_too = sum(isinstance(end, Receipt) for end in ends)
+        assert begun_too <= WINDOW, "what the worker never had was not begun"
+        assert all(isinstance(end, ServiceStopped) for end in ends[begun_too:])
         assert isinstance(await outcome(drained), ServiceStopped)
-        with pytest.raises(ServiceStopped):
-            await in_thread(lambda: asked.get(timeout=PATIENCE_S))
+        answer = await in_thread(lambda: outcome_of(asked))
+        assert answer == 1 or isinstance(answer, ServiceStopped)
         assert signals(logs) == []
+
+
+def outcome_of(asked: pykka.Future[Any]) -> Any:
+    try:
+        return asked.get(timeout=PATIENCE_S)
+    except ServiceStopped as error:
+        return error
 
 
 async def asking_is_over(gpu: CudnnRef) -> None:
