@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from ..gpu.families import FAMILIES
+from ..gpu.seeds import seed_from
 from ..gpu.support_matrix import cells
 from ..gpu.support_page import PAGE, render
 from ..gpu.support_record import Outcome, Record, Setting, latest, read, write
@@ -91,3 +95,13 @@ def test_the_processes_of_a_run_share_a_record(tmp_path: Path) -> None:
     (path,) = paths
     assert read(path).cells == {"one": outcome, "other": outcome}
     assert write(Record(setting=SETTING, cells={}), tmp_path, "another") != path
+
+
+def test_the_processes_of_one_run_draw_by_one_seed(tmp_path: Path) -> None:
+    run = {"PYTEST_XDIST_TESTRUNUID": "6c1f"}
+    assert seed_from(run) == seed_from(dict(run)) != seed_from({"PYTEST_XDIST_TESTRUNUID": "6c20"})
+    assert seed_from(run | {"CUDNN_ACTOR_SEED": "5"}) == 5
+    assert seed_from({}) != seed_from({}), "a run without a seed draws anew"
+    write(Record(setting=SETTING, cells={}), tmp_path, tmp_path.name)
+    with pytest.raises(ValueError, match="drew by 7 and by 8"):
+        write(Record(setting=msgspec.structs.replace(SETTING, seed=8), cells={}), tmp_path, tmp_path.name)

@@ -9,7 +9,7 @@ import pytest
 from cudnn_actor.engines.base import Engine
 
 from ..engines.devices import factory, why_not
-from .support_matrix import seed_from_environment
+from .seeds import seed_from
 
 HERE = Path(__file__).parent
 
@@ -38,8 +38,8 @@ def whole_device() -> None:
 
 @pytest.fixture(scope="session")
 def seed() -> int:
-    """Of all that is random: another one each time, unless `CUDNN_ACTOR_SEED` gives it."""
-    return seed_from_environment()
+    """The seed of all that is random in this run."""
+    return seed_from(os.environ)
 
 
 @pytest.fixture(scope="module")

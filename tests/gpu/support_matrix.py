@@ -10,8 +10,6 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
-import os
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +23,7 @@ from ..engines.workbench import spread
 from .cases import RESULT, Case, Kind
 from .pairs import all_pairs
 
-__all__ = ["ARITHMETICS", "Arithmetic", "Cell", "Form", "cells", "seed_from_environment"]
+__all__ = ["ARITHMETICS", "Arithmetic", "Cell", "Form", "cells"]
 
 
 class Form(enum.StrEnum):
@@ -197,8 +195,3 @@ def _epilogue(name: str, filters: int, bias: DType) -> dict[str, Any]:
 
 def _ints(values: np.ndarray) -> tuple[int, ...]:
     return tuple(map(int, values))
-
-
-def seed_from_environment() -> int:
-    """`CUDNN_ACTOR_SEED`, or a new one that whoever draws with it has to print."""
-    return int(os.environ.get("CUDNN_ACTOR_SEED") or secrets.randbelow(1 << 32))

@@ -80,7 +80,8 @@ class Found:
 def write(record: Record, folder: Path, run: str = "") -> Path:
     """Write a record to a file of its own in `folder`: one line a cell, so that two can be compared.
 
-    The processes of one run, which `run` names, share a file.
+    The processes of one run, which `run` names, share a file. Raises `ValueError` if their seeds differ: a
+    test that repeats a claim of the record draws by its seed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stamp = record.setting.date.replace("-", "").replace(":", "")[:15]
@@ -92,6 +93,10 @@ def write(record: Record, folder: Path, run: str = "") -> Path:
             path = next(folder.glob(f"support-*-{run}.json"), folder / f"support-{stamp}-{run}.json")
             if path.exists():
                 before = read(path)
+                if before.setting.seed != record.setting.seed:
+                    raise ValueError(
+                        f"the processes of one run drew by {before.setting.seed} and by {record.setting.seed}"
+                    )
                 record = Record(setting=before.setting, cells=before.cells | record.cells)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(_lines(record)), indent=1) + b"\n")
     return path
