@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from cudnn_actor.engines.base import Binding, Builder, Engine, EngineFailure, Fence, Plan, StickyError
-from cudnn_actor.engines.engine_choice import EngineChoice, WorkerEngine, check_device, choose_engine
+from cudnn_actor.engines.engine_choice import (
+    EngineChoice,
+    WorkerEngine,
+    check_device,
+    choose_engine,
+    visible_gpus,
+)
 
 __all__ = [
     "Binding",
@@ -17,4 +23,5 @@ __all__ = [
     "WorkerEngine",
     "check_device",
     "choose_engine",
+    "visible_gpus",
 ]

@@ -22,7 +22,7 @@ from cudnn_actor.memory.container import default_limit
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import did_you_mean
 
-__all__ = ["EngineChoice", "WorkerEngine", "check_device", "choose_engine"]
+__all__ = ["EngineChoice", "WorkerEngine", "check_device", "choose_engine", "visible_gpus"]
 
 log = Log("cudnn_actor")
 _SAID: set[Problem] = set()
@@ -186,6 +186,19 @@ def check_device(device: str) -> None:
         if str(device).casefold().startswith("gpu"):  # "gpu" is closest to "cpu" in spelling
             hint = 'did you mean "cuda:0"? '
         raise _refused(device, "is not a device", f'{hint}use "auto", "cpu", "cuda" or "cuda:0"')
+
+
+def visible_gpus(executable: str | os.PathLike[str] | None = None) -> tuple[tuple[str, ...], str]:
+    """The GPUs that processes of this one may use, as "cuda:N"; and, if there is none, why, as text.
+
+    `CUDA_VISIBLE_DEVICES` is respected. A child process queries the driver: this call blocks as
+    `find_driver_apart` does. `executable` as in `choose_engine`.
+    """
+    driver = find_driver_apart(executable=None if executable is None else os.fspath(executable))
+    problem = obstacle(driver)
+    if problem is not None:
+        return (), f"{problem.what} ({problem.detail})"
+    return tuple(f"cuda:{ordinal}" for ordinal in range(len(driver.gpus))), ""
 
 
 def _automatic(setting: _Setting) -> EngineChoice:

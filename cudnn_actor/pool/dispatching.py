@@ -1,4 +1,4 @@
-"""Requests of a pool on their way: each runs on a member, and on another one if that is lost.
+"""Requests of a pool on their way: each runs on a member, and on another one if that is lost or restarts.
 
 On the pool's event loop, which alone calls it: nothing here needs a lock.
 """
@@ -6,13 +6,15 @@ On the pool's event loop, which alone calls it: nothing here needs a lock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from cudnn_actor.actors import Deadline
 from cudnn_actor.pool.costs import Costs
+from cudnn_actor.pool.restart_times import RestartTimes
 from cudnn_actor.pool.routing import Ended, Given, MemberState, NoMember, Routing
 from cudnn_actor.protocol.errors import CudnnActorError, QuarantinedRequest, ServiceStopped
 
@@ -21,10 +23,18 @@ __all__ = ["Dispatching"]
 T = TypeVar("T")
 
 
+class _Recalled(Exception):
+    """Raised when a request was taken from a member that lives, for another one."""
+
+
 class _Pending:
     """A request whose caller waits."""
 
     def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        """The caller's, while it waits for a member's answer."""
+        self.recalled = False
+        """Whether that wait was cancelled because another member has the request now."""
         self.member: int | None = None
         self.moves = 0
         """How often it was given to a member or taken from one. An error of a member that was lost meanwhile
@@ -38,6 +48,32 @@ class _Pending:
         self.moves += 1
         self.changed.set()
 
+    def recall(self) -> None:
+        """Cancel the wait for the answer of a member that lives: so the request is withdrawn there."""
+        if self.task is not None and not self.recalled:
+            self.recalled = True
+            self.task.cancel()
+
+    async def answer(self, work: Awaitable[T]) -> T:
+        """What `work` gives. Raises `_Recalled` in place of the cancellation by `recall`.
+
+        A task keeps count of who has cancelled it, as for `asyncio.timeout`: if its own canceller has, too,
+        `CancelledError` goes on.
+        """
+        self.task = task = asyncio.current_task()
+        assert task is not None, "requests are sent by tasks"
+        cancelling, self.recalled = task.cancelling(), False
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self.recalled and task.cancelling() <= cancelling + 1:
+                raise _Recalled from None
+            raise
+        finally:
+            self.task = None
+            if self.recalled:
+                task.uncancel()
+
 
 class Dispatching:
     """The requests of a pool that are not answered, and the members that may get them.
@@ -48,12 +84,20 @@ class Dispatching:
         How many there are. None is up at first.
     seed
         Of the choice among more members than a router looks at.
+    clock
+        Monotonic seconds.
     """
 
-    def __init__(self, members: int, *, seed: int = 0) -> None:
+    def __init__(self, members: int, *, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self.routing = Routing(members, seed=seed)
+        self._clock = clock
+        self._down = set(range(members))
+        """The members whose process or worker restarts."""
+        self._held = [0] * members
+        """By member: how many of those who call `holding` want it to get nothing new."""
         for member in range(members):
             self.routing.pause(member)
+        self.restart_times = RestartTimes(members, clock())
         self.costs = Costs(members)
         self.finished = [0] * members
         """By member: how many requests it has answered."""
@@ -66,7 +110,12 @@ class Dispatching:
         self._idle.set()
 
     async def run(
-        self, kind: Hashable, work: Callable[[int, float | None], Awaitable[T]], deadline: Deadline
+        self,
+        kind: Hashable,
+        work: Callable[[int, float | None], Awaitable[T]],
+        deadline: Deadline,
+        *,
+        max_losses: int | None = None,
     ) -> T:
         """The answer of a pure request, which runs again if its member is lost.
 
@@ -75,9 +124,12 @@ class Dispatching:
         kind
             Requests of one kind take about as long as each other.
         work
-            Sends it to a member, given the member's number and the seconds that are left.
+            Sends it to a member, given the member's number and the seconds that are left. It is cancelled if
+            the member restarts and another one will answer sooner.
         deadline
             Its end.
+        max_losses
+            It ends when it was lost with so many members; None for the usual limit.
 
         Raises
         ------
@@ -92,19 +144,21 @@ class Dispatching:
         request = self._pending[number] = _Pending()
         self._idle.clear()
         try:
-            request.move(self._submit(number, self.costs.estimate_us(kind)))
+            request.move(self._submit(number, self.costs.estimate_us(kind), max_losses))
             while True:
                 member = await self._member_of(request, deadline)
-                moves, given_s = request.moves, time.monotonic()
+                moves, given_s = request.moves, self._clock()
                 try:
-                    found = await work(member, deadline.left_s)
+                    found = await request.answer(work(member, deadline.left_s))
+                except _Recalled:
+                    continue
                 except CudnnActorError:
                     if request.moves == moves:
                         raise
                     continue  # the member was lost: that is what the error says
                 if self.routing.answered(number, member):
                     self.finished[member] += 1
-                    self.costs.answered(kind, member, given_s=given_s, now_s=time.monotonic())
+                    self.costs.answered(kind, member, given_s=given_s, now_s=self._clock())
                 return found
         finally:
             self.routing.withdraw(number)  # unless it was answered
@@ -112,11 +166,11 @@ class Dispatching:
             if not self._pending:
                 self._idle.set()
 
-    def _submit(self, number: int, cost_us: int) -> int | None:
+    def _submit(self, number: int, cost_us: int, max_losses: int | None) -> int | None:
         if self._closed is not None:
             raise ServiceStopped(reason=self._closed)
         try:
-            return self.routing.submit(number, cost_us)
+            return self.routing.submit(number, cost_us, max_losses)
         except NoMember:
             raise ServiceStopped(reason="no member of the pool is left") from None
 
@@ -147,24 +201,62 @@ class Dispatching:
 
     def up(self, member: int) -> None:
         """A member may get requests, if it was not removed."""
-        if self.routing.states[member] is MemberState.RESTARTING:
-            self._carry_out(self.routing.back(member))
+        self._down.discard(member)
+        self.restart_times.up(member, self._clock())
+        self._arrange()
 
     def pause(self, member: int) -> None:
-        """A member keeps what it has, and gets nothing new."""
+        """The worker of a member restarts: it gets nothing new, and others get what they will run sooner."""
+        if member in self._down:
+            return
+        back_us = round(1e6 * self.restart_times.worker_s(member))
+        self._down.add(member)
+        self.restart_times.down(member, self._clock(), process=False)
         if self.routing.is_up(member):
-            self.routing.pause(member)
+            self._carry_out(self.routing.pause(member, back_us))
+        self._arrange()
 
     def lost(self, member: int) -> None:
         """A member has ended, with all that it had."""
         if self.routing.states[member] is not MemberState.REMOVED:
+            self._down.add(member)
+            self.restart_times.down(member, self._clock(), process=True)
             self._take_from(member)
             self._carry_out(self.routing.lost(member))
+            self._arrange()
 
     def remove(self, member: int) -> None:
         """A member has ended for good."""
         self._take_from(member)
         self._carry_out(self.routing.remove(member))
+        self._arrange()
+
+    @contextlib.contextmanager
+    def holding(self, member: int) -> Iterator[None]:
+        """Give a member nothing new within the block, as long as another one is up."""
+        self._held[member] += 1
+        self._arrange()
+        try:
+            yield
+        finally:
+            self._held[member] -= 1
+            self._arrange()
+
+    def _arrange(self) -> None:
+        """Have the members up that neither restart nor are held; if there are none, those that are held."""
+        removed = MemberState.REMOVED
+        ready = [
+            member
+            for member, state in enumerate(self.routing.states)
+            if state is not removed and member not in self._down
+        ]
+        wanted = [member for member in ready if not self._held[member]] or ready
+        for member in wanted:  # first, so that one is always up if one can be
+            if not self.routing.is_up(member):
+                self._carry_out(self.routing.back(member))
+        for member in set(ready).difference(wanted):
+            if self.routing.is_up(member):
+                self.routing.pause(member)
 
     def _take_from(self, member: int) -> None:
         for number in self.routing.of(member):
@@ -174,6 +266,9 @@ class Dispatching:
     def _carry_out(self, moved: Sequence[Given | Ended]) -> None:
         for each in moved:
             request = self._pending[each.request]
+            if request.member is not None:  # by a member that lives, and would answer too
+                self.moved += 1
+                request.recall()
             if isinstance(each, Given):
                 request.move(each.member)
             else:
@@ -186,6 +281,6 @@ class Dispatching:
         return QuarantinedRequest(
             request_id=ended.request,
             digest="",
-            cause=f"{ended.losses} members of the pool ended while they had it",
+            cause=f"{ended.losses} members of the pool ended or restarted while they had it",
             message="request",
         )

@@ -153,6 +153,10 @@ class Pool:
         self._unsettled = set(range(len(self.devices)))
         self._given_up: list[Member] = []
         self._ending: asyncio.Task[None] | None = None
+        self.failure: ServiceStopped | None = None
+        """Why it has stopped, if nobody asked it to."""
+        self.on_failure: Callable[[], object] | None = None
+        """Called when it stops by itself."""
         self._members = [
             Member(
                 number,
@@ -497,7 +501,8 @@ class Pool:
     def _why_given_up(self) -> str:
         names = ", ".join(member.name for member in self._given_up)
         causes = [event.cause for event in self._events.all if hasattr(event, "cause")]
-        return f"{names} could not be kept running: {causes[-1] if causes else 'unknown'}"
+        left = f"{len(self._members) - len(self._given_up)} members are left, and min_ready={self._min_ready}"
+        return f"{names} could not be kept running ({causes[-1] if causes else 'unknown'}): {left}"
 
     # What happens to members: `member.Listener`.
 
@@ -528,8 +533,13 @@ class Pool:
         self._dispatching.remove(member.number)
         self._settle(member)
         left = len(self._members) - len(self._given_up)
-        if left < self._min_ready:
-            self._begin_to_end(ExitReason.crash(self._why_given_up()))
+        log.error("member.removed", child=member.name, left=left, min_ready=self._min_ready)
+        if left < self._min_ready and self.alive:
+            why = self._why_given_up()
+            self.failure = ServiceStopped(reason=why)
+            self._begin_to_end(ExitReason.crash(why))
+            if self.on_failure is not None:
+                self.on_failure()
 
     def happened(self, event: LifecycleEvent) -> None:
         """Keep an event, tell those that follow, and write its log line."""

@@ -4,7 +4,7 @@ A member is up, restarting or removed:
 
 | | from | to | its requests |
 | --- | --- | --- | --- |
-| `pause` | up | restarting | stay with it |
+| `pause` | up | restarting | stay with it, but for those that others will have run sooner |
 | `lost` | up, restarting | restarting | are given to others, or wait if none is up |
 | `back` | restarting | up | those that wait are given to members |
 | `remove` | up, restarting | removed | as `lost`; once all are removed, they end |
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -62,6 +62,7 @@ class Ended:
 class _Request:
     cost_us: int
     member: int | None
+    max_losses: int | None = None
     losses: int = 0
 
 
@@ -119,17 +120,17 @@ class Routing:
         """The requests that a member has, in the order in which it was given them."""
         return tuple(self._has[member])
 
-    def submit(self, request: int, cost_us: int) -> int | None:
+    def submit(self, request: int, cost_us: int, max_losses: int | None = None) -> int | None:
         """Take a new request of an estimated device time in microseconds, and give it to a member.
 
-        Returns the member, or None if none is up: then the request waits. Raises `NoMember` if all are
-        removed.
+        `max_losses` is the request's own limit; None for that of all. Returns the member, or None if none is
+        up: then the request waits. Raises `NoMember` if all are removed.
         """
         if request in self._requests:
             raise ValueError(f"request {request} has not ended")
         if not self._up and all(state is MemberState.REMOVED for state in self._states):
             raise NoMember
-        found = self._requests[request] = _Request(max(1, cost_us), None)
+        found = self._requests[request] = _Request(max(1, cost_us), None, max_losses)
         return self._place(request, found)
 
     def answered(self, request: int, member: int) -> bool:
@@ -154,11 +155,37 @@ class Routing:
         self._end(request, found)
         return member
 
-    def pause(self, member: int) -> None:
-        """Note that a member restarts which will run what it has: it gets nothing new until it is back."""
+    def pause(self, member: int, back_us: int | None = None) -> list[Given | Ended]:
+        """Note that a member restarts which will run what it has: it gets nothing new until it is back.
+
+        Parameters
+        ----------
+        member
+            Its number.
+        back_us
+            Microseconds until it may be back. A request that another member would have run sooner is given
+            to that one, which counts as a loss: it may be what has ended the worker. None: all stay.
+
+        Returns
+        -------
+        list
+            What to do.
+        """
         self._require(member, MemberState.UP)
         self._up.remove(member)
         self._states[member] = MemberState.RESTARTING
+        return [] if back_us is None else self._sooner_elsewhere(member, back_us)
+
+    def _sooner_elsewhere(self, member: int, free_us: int) -> list[Given | Ended]:
+        """Move what others will have run sooner than a member that begins with what it has in `free_us`."""
+        moved: list[Given | Ended] = []
+        for request in self.of(member):
+            found = self._requests[request]
+            if self._up and self._device_us[self._choose(self._loads, self._random)] < free_us:
+                moved += self._moved([request])
+            else:
+                free_us += found.cost_us  # it stays, and those behind it wait for it
+        return moved
 
     def lost(self, member: int) -> list[Given | Ended]:
         """Note that a member has ended with all that it had, and restarts. Returns what to do."""
@@ -195,19 +222,25 @@ class Routing:
         if self._states[member] is MemberState.UP:
             self._up.remove(member)
         self._states[member] = state
-        had = list(self._has[member])
-        for request in had:
+        return self._moved(self.of(member))
+
+    def _moved(self, requests: Sequence[int]) -> list[Given | Ended]:
+        """Take requests from the members that have lost them, and give them to others."""
+        for request in requests:
             found = self._requests[request]
             self._take_from(request, found)
             found.losses += 1
-        spent = [request for request in had if self._requests[request].losses >= self._max_losses]
+        spent = [request for request in requests if self._spent(self._requests[request])]
         moved: list[Given | Ended] = list(self._ended(spent))
-        for request in had:
+        for request in requests:
             if (again := self._requests.get(request)) is not None:
                 chosen = self._place(request, again)
                 if chosen is not None:
                     moved.append(Given(request, chosen))
         return moved
+
+    def _spent(self, found: _Request) -> bool:
+        return found.losses >= (self._max_losses if found.max_losses is None else found.max_losses)
 
     def _ended(self, requests: Iterable[int]) -> Iterable[Ended]:
         """End requests that no member has."""

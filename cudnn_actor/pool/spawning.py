@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
+from cudnn_actor.actors.body import Body
 from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.long_work import in_own_thread
-from cudnn_actor.engines import check_device
+from cudnn_actor.engines import check_device, visible_gpus
 from cudnn_actor.options import make_options
 from cudnn_actor.pool.pool import Pool
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -26,7 +28,7 @@ _OWN = ("device", "faults", "graph_limits", "name", "on_give_up")
 
 
 def spawn_pool(
-    devices: Sequence[str],
+    devices: Sequence[str] | Literal["all"] = "all",
     *,
     replicas: int = 1,
     name: str = _NAME,
@@ -41,14 +43,16 @@ def spawn_pool(
     Parameters
     ----------
     devices
-        The devices, as in `spawn`: "cpu" or "cuda:N". One may be there several times.
+        The devices, as in `spawn`: "cpu" or "cuda:N". One may be there several times. "all": all GPUs that
+        this process may use (`CUDA_VISIBLE_DEVICES` is respected).
     replicas
         Members for each of them.
     name
         The pool's name in log lines and events. Its members are NAME-0, NAME-1 and so on.
     min_ready
-        Members that have to be left: with fewer, the pool stops. A member is given up when its process has
-        ended more often than it may be replaced.
+        Members that have to be left: with fewer, the pool stops, the body of `async with` is cancelled, and
+        `ServiceStopped` is raised in its place. A member is given up when its process has ended more often
+        than it may be replaced.
     max_restarts, period_s
         Each member's process is replaced at most `max_restarts` times within `period_s` seconds. Within a
         process, its service replaces its worker likewise.
@@ -61,14 +65,16 @@ def spawn_pool(
     Raises
     ------
     InvalidRequest
-        An option is out of its range. Raised at once.
+        An option is out of its range: raised at once. There is no GPU that could be used for "all", or there
+        are fewer members than `min_ready`: raised when awaited or entered.
     StartFailed
         Fewer than `min_ready` members can be started. Raised when awaited or entered.
     """
     require_whole("replicas", replicas, 1)
-    each_device = _checked(devices)
-    members = [device for device in each_device for _ in range(replicas)]
-    require_whole("min_ready", min_ready, 1, len(members))
+    require_whole("min_ready", min_ready, 1)
+    named = None if devices == "all" else _checked(devices)
+    if named is not None:
+        require_whole("min_ready", min_ready, 1, len(named) * replicas)
     for option in _OWN:
         if option in options:
             raise InvalidRequest(
@@ -82,7 +88,20 @@ def spawn_pool(
     make_options({"name": name, **options})  # raises for what is out of its range
     plain = {key: os.fspath(each) if isinstance(each, os.PathLike) else each for key, each in options.items()}
     policy = {"intensity": intensity, "min_ready": min_ready, "ready_within_s": ready_within_s}
-    return SpawningPool(name, members, plain, policy)
+    return SpawningPool(name, named, replicas, plain, policy)
+
+
+def _all_gpus(executable: Any) -> list[str]:
+    """All GPUs that can be used. Blocks. Raises `InvalidRequest` if there are none."""
+    found, why_none = visible_gpus(executable)
+    if not found:
+        raise InvalidRequest(
+            field="devices",
+            value="all",
+            problem=f"needs a GPU that can be used here: {why_none or 'this process may use none'}",
+            fix='name the devices: spawn_pool(["cpu", "cpu"])',
+        )
+    return list(found)
 
 
 def _checked(devices: Sequence[str]) -> list[str]:
@@ -91,7 +110,7 @@ def _checked(devices: Sequence[str]) -> list[str]:
             field="devices",
             value=devices,
             problem="is no list of devices",
-            fix='give one for each member: ["cuda:0", "cuda:1"]',
+            fix='give one for each member, ["cuda:0", "cuda:1"], or "all"',
         )
     for device in devices:
         check_device(device)
@@ -103,8 +122,12 @@ class SpawningPool:
 
     Parameters
     ----------
-    name, members, options
+    name, options
         As in `Pool`.
+    devices
+        The devices; None for all GPUs.
+    replicas
+        Members for each of them.
     policy
         The other parameters of `Pool`, by name.
     """
@@ -112,12 +135,15 @@ class SpawningPool:
     def __init__(
         self,
         name: str,
-        members: list[str],
+        devices: list[str] | None,
+        replicas: int,
         options: dict[str, Any],
         policy: dict[str, Any],
     ) -> None:
-        self._name, self._members, self._options, self._policy = name, members, options, policy
+        self._name, self._devices, self._replicas = name, devices, replicas
+        self._options, self._policy = options, policy
         self._pool: Pool | None = None
+        self._body: Body | None = None
 
     def __repr__(self) -> str:
         return "<the result of spawn_pool(), which starts a pool when it is awaited or entered>"
@@ -127,17 +153,37 @@ class SpawningPool:
 
     async def _start(self) -> Pool:
         running_loop()
+        devices = self._devices
+        if devices is None:
+            devices = await in_own_thread(_all_gpus, self._options.get("executable"))
+            require_whole("min_ready", self._policy["min_ready"], 1, len(devices) * self._replicas)
+        members = [device for device in devices for _ in range(self._replicas)]
         folder = Path(await in_own_thread(tempfile.mkdtemp, "", "cudnn-actor-pool-"))
-        pool = Pool(self._name, self._members, self._options, folder, **self._policy)
+        pool = Pool(self._name, members, self._options, folder, **self._policy)
         await pool.start()
         return pool
 
     async def __aenter__(self) -> Pool:
         self._pool = await self._start()
+        self._body = Body()
+        self._pool.on_failure = self._body.cancel
         return self._pool
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._pool is not None, "it was entered"
-        await self._pool.aclose()
+        pool, body = self._pool, self._body
+        assert pool is not None, "it was entered"
+        assert body is not None, "likewise"
+        body.end()
+        cancelled = kind is asyncio.CancelledError
+        try:
+            await pool.aclose()
+        except asyncio.CancelledError:  # of the body, which has ended meanwhile; or of its task
+            cancelled = True
+            await pool.aclose()
+        alone = body.cancelled_alone()
+        if pool.failure is not None and (kind is None or cancelled) and (alone or not cancelled):
+            raise pool.failure from error
+        if cancelled and kind is None:
+            raise asyncio.CancelledError

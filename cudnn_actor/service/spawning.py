@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from cudnn_actor.actors import forks
+from cudnn_actor.actors.body import Body
 from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.actors.threads import ThreadRefused
@@ -68,9 +69,7 @@ class Spawning:
     def __init__(self, service: CudnnService | None = None, *, options: Options | None = None) -> None:
         self._made = service
         self._options = options
-        self._body: asyncio.Task[Any] | None = None
-        self._cancelled = False
-        self._cancelling = 0
+        self._body: Body | None = None
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -111,8 +110,7 @@ class Spawning:
 
     async def __aenter__(self) -> CudnnRef:
         gpu = await self._start()
-        self._body = asyncio.current_task()
-        self._cancelling = self._body.cancelling() if self._body is not None else 0
+        self._body = Body()
         loop = running_loop()
 
         def ended(_: Any) -> None:
@@ -125,7 +123,7 @@ class Spawning:
 
     def _fail_body(self) -> None:
         if self._failure() is not None and self._body is not None:
-            self._cancelled = self._body.cancel()
+            self._body.cancel()
 
     def _failure(self) -> ServiceStopped | None:
         """The error that the body raises, if `on_give_up` is "raise"."""
@@ -134,7 +132,8 @@ class Spawning:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        body, self._body = self._body, None
+        assert self._body is not None, "it was entered"
+        self._body.end()
         if self._service.forked:
             return
         if kind is GeneratorExit:  # the body was dropped with its event loop, so nothing can be awaited
@@ -144,9 +143,7 @@ class Spawning:
         if failure is None:
             await self._gpu.aclose()
             failure = self._failure()
-        ours_alone = False
-        if self._cancelled and body is not None:
-            ours_alone = body.uncancel() <= self._cancelling
+        ours_alone = self._body.cancelled_alone()
         if failure is not None and (kind is None or (kind is asyncio.CancelledError and ours_alone)):
             raise failure from error
 

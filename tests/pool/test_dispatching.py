@@ -11,13 +11,16 @@ from cudnn_actor.actors import Deadline
 from cudnn_actor.errors import DeadlineExceeded, InvalidRequest, QuarantinedRequest, ServiceStopped
 from cudnn_actor.pool.costs import Costs
 from cudnn_actor.pool.dispatching import Dispatching
+from cudnn_actor.pool.restart_times import RestartTimes
 
 
 class Members:
     """Members that do what they are told."""
 
     def __init__(self, count: int) -> None:
-        self.dispatching = Dispatching(count)
+        self.now_s = 0.0
+        self.dispatching = Dispatching(count, clock=lambda: self.now_s)
+        self.now_s = 0.5  # what the start of each takes
         self.has: list[dict[str, asyncio.Future[str]]] = [{} for _ in range(count)]
         for member in range(count):
             self.dispatching.up(member)
@@ -93,7 +96,7 @@ async def test_a_request_that_was_with_four_lost_members_is_quarantined() -> Non
         await turns()
         members.ends(0)
         members.dispatching.up(0)
-    with pytest.raises(QuarantinedRequest, match="4 members of the pool ended"):
+    with pytest.raises(QuarantinedRequest, match="4 members of the pool ended or restarted"):
         await caller
 
 
@@ -173,3 +176,114 @@ def test_few_kinds_are_kept() -> None:
         costs.answered(kind, 0, given_s=kind, now_s=kind + 0.5)
     assert costs.estimate_us(0) == 1000
     assert costs.estimate_us(4999) == 500_000
+
+
+async def test_what_a_restarting_member_would_answer_later_runs_elsewhere_and_is_withdrawn_there() -> None:
+    members = Members(2)
+    callers = [members.asks(name) for name in "abcd"]
+    await turns()
+    members.dispatching.pause(0)  # its worker takes some 0.5 s, and a request 1 ms
+    await turns()
+    assert [set(has) for has in members.has] == [set(), set("abcd")]
+    for name, answer in members.has[1].items():
+        answer.set_result(f"answer to {name}")
+    assert await asyncio.gather(*callers) == [f"answer to {name}" for name in "abcd"]
+    assert members.dispatching.finished == [0, 4]
+    assert members.dispatching.moved == 2
+    assert not any(caller.cancelled() or caller.cancelling() for caller in callers)
+
+
+async def test_a_member_that_is_back_sooner_keeps_its_requests() -> None:
+    members = Members(2)
+    for member in (0, 1):  # their workers are back in no time
+        members.dispatching.pause(member)
+        members.dispatching.up(member)
+    caller = members.asks("a")
+    await turns()
+    assert set(members.has[0]) == {"a"}
+    members.dispatching.pause(0)
+    await turns()
+    assert set(members.has[0]) == {"a"}
+    members.has[0]["a"].set_result("answered")
+    assert await caller == "answered"
+    assert members.dispatching.moved == 0
+
+
+async def test_an_answer_that_was_on_its_way_from_a_restarting_member_is_given_once() -> None:
+    """Its caller has been woken by the answer, and is then told of the restart: another member answers."""
+    members = Members(2)
+    caller = members.asks("a")
+    await turns()
+    members.has[0]["a"].set_result("early")
+    members.dispatching.pause(0)
+    await turns()
+    members.has[1]["a"].set_result("answered")
+    assert await caller == "answered"
+    assert members.dispatching.finished == [0, 1]
+    assert members.dispatching.routing.of(0) == members.dispatching.routing.of(1) == ()
+
+
+async def test_a_caller_that_is_cancelled_as_its_request_is_moved_is_cancelled() -> None:
+    members = Members(2)
+    caller = members.asks("a")
+    await turns()
+    members.dispatching.pause(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert members.has == [{}, {}]
+    assert members.dispatching.routing.of(1) == ()
+
+
+async def test_a_timeout_around_a_request_that_is_moved_is_a_timeout() -> None:
+    members = Members(2)
+
+    async def ask() -> str:
+        async with asyncio.timeout(0.01):
+            return await members.asks("a")
+
+    caller = asyncio.ensure_future(ask())
+    await turns()
+    members.dispatching.pause(0)
+    with pytest.raises(TimeoutError):
+        await caller
+
+
+async def test_a_held_member_gets_nothing_new_as_long_as_another_is_up() -> None:
+    members = Members(2)
+    kept = members.asks("kept")
+    await turns()
+    with members.dispatching.holding(0):
+        callers = [members.asks(name) for name in "abc"]
+        await turns()
+        assert [set(has) for has in members.has] == [{"kept"}, set("abc")]
+        members.ends(1)
+        await turns()
+        assert set(members.has[0]) == {"kept", *"abc"}
+        members.dispatching.up(1)
+        assert members.dispatching.routing.states == ("restarting", "up")
+        with members.dispatching.holding(1):  # both: they are up
+            assert members.dispatching.routing.states == ("up", "up")
+    for answer in members.has[0].values():
+        answer.set_result("answered")
+    assert await asyncio.gather(kept, *callers) == ["answered"] * 4
+    assert members.dispatching.routing.states == ("up", "up")
+
+
+def test_how_long_a_worker_takes_to_be_back_is_each_members_own_history() -> None:
+    times = RestartTimes(2, now_s=10.0)
+    times.up(0, 12.0)
+    times.up(1, 11.0)
+    assert (times.worker_s(0), times.worker_s(1)) == (2.0, 1.0)
+    times.down(0, 20.0, process=False)
+    times.up(0, 20.25)
+    assert times.worker_s(0) == 0.25
+    times.down(0, 30.0, process=False)
+    times.down(0, 30.1, process=False)  # its worker failed to start, too
+    times.up(0, 30.75)
+    assert times.worker_s(0) == 0.5
+    times.down(0, 40.0, process=False)
+    times.down(0, 45.0, process=True)  # its process ended, which says nothing of workers
+    times.up(0, 49.0)
+    times.up(0, 50.0)
+    assert (times.worker_s(0), times.worker_s(1)) == (0.5, 1.0)

@@ -230,28 +230,56 @@ async def test_events_say_which_member_was_replaced_and_the_end(pool: Pool) -> N
     assert not pool.alive
 
 
-async def test_a_member_that_dies_too_often_is_given_up_and_the_others_go_on() -> None:
+async def gone(pool: Pool, member: int) -> None:
+    """Kill a member that may not be replaced, and wait until it has been given up."""
+    kill(pool, member)
+    name = pool.statistics().members[member].name
+    async for event in pool.events():
+        if isinstance(event, Escalated) and event.child == name:
+            break
+
+
+async def test_a_member_that_dies_too_often_is_given_up_and_the_others_go_on(logs: list[EventDict]) -> None:
     graph, x, w = product(), some(4, 8), some(8, 8)
-    async with spawn_pool(["cpu"], replicas=2, name="two", max_restarts=0) as pool:
-        kill(pool, 0)
-        async for event in pool.events():
-            if isinstance(event, Escalated):
-                assert event.child == "two-0"
-                break
-        y = await pool.compute(graph, x=x, w=w)
-        np.testing.assert_allclose(y, np.maximum(x @ w, 0), rtol=1e-5, atol=1e-5)
-        assert [member.state for member in pool.statistics().members] == [MemberState.REMOVED, MemberState.UP]
-        pid = pool.statistics().members[1].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        waiting = pool.submit(graph, x=x, w=w)
-        await asyncio.sleep(0)
-        kill(pool, 1)
-        with pytest.raises(ServiceStopped, match="no member of the pool is left"):
-            await waiting
-        assert not pool.alive
+    pool = await spawn_pool(["cpu"], replicas=2, name="two", max_restarts=0)
+    await gone(pool, 0)
+    y = await pool.compute(graph, x=x, w=w)
+    np.testing.assert_allclose(y, np.maximum(x @ w, 0), rtol=1e-5, atol=1e-5)
+    assert [member.state for member in pool.statistics().members] == [MemberState.REMOVED, MemberState.UP]
+    removed = next(line for line in logs if line["event"] == "member.removed")
+    assert (removed["child"], removed["left"], removed["min_ready"]) == ("two-0", 1, 1)
+    pid = pool.statistics().members[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    waiting = pool.submit(graph, x=x, w=w)
+    await asyncio.sleep(0)
+    kill(pool, 1)
+    with pytest.raises(ServiceStopped, match="no member of the pool is left"):
+        await waiting
+    assert not pool.alive
     with pytest.raises(ServiceStopped):
         await pool.compute(graph, x=x, w=w)
+    await pool.aclose()
+
+
+async def test_with_fewer_members_than_min_ready_the_pool_stops_and_says_so_to_whoever_entered_it() -> None:
+    pools = list[Pool]()
+
+    async def body() -> None:
+        async with spawn_pool(["cpu", "cpu"], max_restarts=0, min_ready=2) as pool:
+            pools.append(pool)
+            kill(pool, 1)
+            await asyncio.Event().wait()  # until it is cancelled
+
+    with pytest.raises(ServiceStopped, match="1 members are left, and min_ready=2") as stopped:
+        await body()
+    assert "was killed" in str(stopped.value)
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+    *_, last = [event async for event in pools[0].events()]
+    assert isinstance(last, Stopped)
+    assert last.reason.kind is ExitKind.CRASH
 
 
 async def test_closing_waits_for_what_has_begun_and_removes_the_sockets() -> None:
@@ -311,11 +339,22 @@ async def test_a_pool_that_cannot_start_says_why_and_leaves_nothing() -> None:
         await spawn_pool(["cuda:7"], max_restarts=0)
 
 
+async def test_all_gpus_where_there_is_none_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(InvalidRequest, match=r'spawn_pool\(\["cpu", "cpu"\]\)') as refused:
+        await spawn_pool("all")
+    assert refused.value.field == "devices"
+
+
 def test_options_of_a_pool_are_checked_at_once() -> None:
     options: list[dict[str, Any]] = [
         {"devices": "cpu"},
         {"devices": []},
         {"devices": ["cpu"], "replicas": 0},
+        {"devices": "all", "replicas": 0},
+        {"devices": "all", "min_ready": 0},
         {"devices": ["cpu"], "min_ready": 2},
         {"devices": ["cpu"], "max_restarts": -1},
         {"devices": ["gpu"]},
@@ -339,3 +378,24 @@ async def test_a_member_whose_worker_restarts_keeps_its_requests() -> None:
         assert (await gpu.download(w)).shape == (8, 8)
         await gpu.ask(Ping())
         assert pool.statistics().members[0].restarts == 0
+
+
+async def test_what_a_restarting_worker_had_runs_elsewhere_if_that_is_sooner() -> None:
+    graph, x, w = product(), some(4, 8), some(8, 8)
+    async with spawn_pool(["cpu", "cpu"], isolation="process") as pool:
+        await asyncio.gather(*(pool.compute(graph, x=x, w=w) for _ in range(8)))
+        worker = pool.on(0).worker_pid
+        assert worker is not None
+        os.kill(worker, signal.SIGSTOP)
+        tasks = [pool.submit(graph, x=x, w=w) for _ in range(6)]
+        await asyncio.sleep(0)
+        finished = [member.finished for member in pool.statistics().members]
+        had = pool.statistics().members[0].outstanding
+        assert had
+        os.kill(worker, signal.SIGKILL)
+        for task in tasks:
+            np.testing.assert_allclose(await task, np.maximum(x @ w, 0), rtol=1e-5, atol=1e-5)
+        found = pool.statistics()
+        assert [member.finished for member in found.members] == [finished[0], finished[1] + 6]
+        assert found.moved == had
+        assert found.members[0].restarts == 0

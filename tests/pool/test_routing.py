@@ -59,6 +59,27 @@ def test_a_paused_member_keeps_what_it_has_and_gets_nothing_new() -> None:
     assert routing.submit(3, 10) == 0
 
 
+def test_a_restarting_member_keeps_what_it_will_have_run_sooner_than_another() -> None:
+    routing = Routing(2)
+    assert [routing.submit(each, 10) for each in range(6)] == [0, 1, 0, 1, 0, 1]
+    assert routing.submit(6, 100) == 0
+    # It is back in 25 us. Its first would wait for 30 elsewhere, and stays. So its second waits for 35 here,
+    # and moves; its third for 35, and for 40 elsewhere; its fourth for 45.
+    assert routing.pause(0, back_us=25) == [Given(2, 1), Given(6, 1)]
+    assert routing.of(0) == (0, 4)
+    assert routing.of(1) == (1, 3, 5, 2, 6)
+    assert routing.back(0) == []
+    routing.pause(1)
+    assert routing.pause(0, back_us=10**9) == []  # there is no other
+
+
+def test_a_request_that_was_moved_from_too_many_restarting_members_ends() -> None:
+    routing = Routing(3)
+    assert routing.submit(0, 10, max_losses=2) == 0
+    assert routing.pause(0, back_us=1000) == [Given(0, 1)]
+    assert routing.pause(1, back_us=1000) == [Ended(0, 2)]
+
+
 def test_an_answer_that_comes_after_the_request_was_given_to_another_is_refused() -> None:
     routing = Routing(2)
     assert routing.submit(0, 10) == 0
@@ -139,23 +160,28 @@ class Anything(RuleBasedStateMachine):
             assert self.routing.withdraw(request) == self.at[request]
             self.end(request)
 
-    @rule(data=st.data(), what=st.sampled_from(["lost", "pause", "back", "remove"]))
+    @rule(data=st.data(), what=st.sampled_from(["lost", "pause", "move", "back", "remove"]))
     def member(self, data: st.DataObject, what: str) -> None:
         member = data.draw(st.sampled_from(self.members))
         state = self.routing.states[member]
         allowed = {
             "lost": (UP, RESTARTING),
             "pause": (UP,),
+            "move": (UP,),
             "back": (RESTARTING,),
             "remove": tuple(MemberState),
         }
         if state not in allowed[what]:
             with pytest.raises(ValueError, match=f"member {member} is {state}"):
-                getattr(self.routing, what)(member)
+                self.happens(what, member, 0)
             return
         waited = {request for request, at in self.at.items() if at is None}
         had = {request for request, at in self.at.items() if at == member and what in ("lost", "remove")}
-        moved = getattr(self.routing, what)(member) or []
+        back_us = data.draw(st.integers(0, 3000)) if what == "move" else 0
+        moved = self.happens(what, member, back_us)
+        if what == "move":
+            had = {each.request for each in moved}
+            assert all(self.at[request] == member for request in had)
         for request in had:
             self.at[request] = None
         for each in moved:
@@ -166,6 +192,12 @@ class Anything(RuleBasedStateMachine):
                 self.at[each.request] = each.member
             else:
                 self.end(each.request)
+
+    def happens(self, what: str, member: int, back_us: int) -> list[Given | Ended]:
+        if what == "move":
+            return self.routing.pause(member, back_us)
+        moved: list[Given | Ended] = getattr(self.routing, what)(member)
+        return moved
 
     def check_up(self, member: int | None) -> None:
         up = [each for each in self.members if self.routing.is_up(each)]
