@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pykka
 import pytest
@@ -23,6 +23,9 @@ from cudnn_actor.processes.launching import Launcher, close_launchers
 from cudnn_actor.processes.server_process import ForkedServer
 
 from .log_lines import capture_logs, handled_by
+
+if TYPE_CHECKING:
+    from .tracing import Tracing
 
 # No example fails for the time that it takes: another process may have the processor meanwhile.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,6 +57,15 @@ def what_a_module_leaves_is_spared_the_collector() -> Iterator[None]:
 def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def tracing() -> Iterator[Tracing]:
+    """A tracer provider whose spans are kept in memory."""
+    from .tracing import recording
+
+    with recording() as found:
+        yield found
 
 
 @pytest.hookimpl(wrapper=True)

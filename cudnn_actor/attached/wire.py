@@ -76,7 +76,7 @@ __all__ = [
     "writing",
 ]
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Both sides must have the same."""
 LONGEST: Final = 16 << 20
 """Bytes of the longest frame that a server accepts of a client."""
@@ -191,6 +191,8 @@ class Request(
     share
         With an `Allocate`: whether others with the same values may share the buffer, which is only read. The
         SHA-256 of the values, as hexadecimal digits; empty for a buffer of its own.
+    headers
+        The client's span of the request, as W3C's Trace Context names it; None where spans are off.
     """
 
     number: int
@@ -199,6 +201,7 @@ class Request(
     room_bytes: int = 0
     timeout_s: float | None = None
     share: str = ""
+    headers: dict[str, str] | None = None
 
 
 class Requests(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):

@@ -10,9 +10,10 @@ a message type always have the same requests. Bytes are one tuple for each type,
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -244,6 +245,13 @@ class RequestObserver(Protocol):
     def replayed(self, envelope: Envelope, cause: str) -> None:
         """A request was running at a crash, and will run again."""
 
+    def sent(self, envelope: Envelope) -> dict[str, str] | None:
+        """A request goes to another process now. Returns what to send with it, by name; None for nothing."""
+
+    def received(self, headers: Mapping[str, str]) -> contextvars.Context:
+        """A request has come from another process with these headers. Returns the context to send it in: a
+        copy of the present one, and what `sent` has put into the headers, if they have it."""
+
 
 class RequestCounters(Counters):
     """The counters of a service, with those of each message type and model.
@@ -351,11 +359,6 @@ class RequestCounters(Counters):
         """Tell the observer of a request that is not run, which is counted elsewhere. Any thread."""
         if (observer := self._observer) is not None:
             observer.left(envelope, error)
-
-    def tell_answered(self, envelope: Envelope, value: Any, error: Exception | None) -> None:
-        """Tell the observer of an answer that the service's process counts. One caller at a time."""
-        if (observer := self._observer) is not None:
-            observer.answered(envelope, value, error, 0, 0)
 
     def tally(self, message: Any) -> Tally:
         """The counts of a message's type or model."""

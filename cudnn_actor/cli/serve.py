@@ -81,6 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most-running", type=most, default=1024, metavar="N", help="inferences under way; 1024 unless given"
     )
+    parser.add_argument(
+        "--spans",
+        type=float,
+        metavar="RATIO",
+        help="make OpenTelemetry spans of the requests that clients trace, and of this share of the others, "
+        "0 to 1; run by `opentelemetry-instrument`, which says where they go",
+    )
     add_cpu_arguments(parser)
 
 
@@ -154,6 +161,7 @@ async def _run(args: argparse.Namespace) -> int:
         most_body=args.most_body,
         most_running=args.most_running,
         socket=args.socket,
+        spans=args.spans,
         service=service | cpu_options(args),
     )
     # The handlers come first: whoever reads that it serves may end it at once.

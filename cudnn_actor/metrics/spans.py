@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import queue
 import random
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, Self
 
 import cudnn_actor
@@ -14,6 +16,7 @@ from cudnn_actor.actors import Envelope
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.actors.threads import start_thread
 from cudnn_actor.attached.client.attached_service import AttachedService
+from cudnn_actor.attached.client.link import Link
 from cudnn_actor.broker.request_counts import RequestCounters
 from cudnn_actor.extras import install_command
 from cudnn_actor.protocol.errors import DeadlineExceeded, InvalidRequest, ServiceStopped
@@ -23,6 +26,7 @@ from cudnn_actor.service.service import CudnnService
 try:
     from opentelemetry import context as contexts
     from opentelemetry import trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise ImportError(
         f"spans for OpenTelemetry need opentelemetry-api: {install_command('opentelemetry')}"
@@ -33,6 +37,7 @@ __all__ = ["RequestSpans"]
 _MOST_WAITING = 2048
 """Answers that wait for their spans, as many as the SDK's batches of spans hold by default."""
 _MOST_LETTERS = 500
+_TRACE_CONTEXT = TraceContextTextMapPropagator()
 
 
 class _Handle(Protocol):
@@ -44,7 +49,8 @@ class _Handle(Protocol):
 class _Answered(NamedTuple):
     """An answer, with all that its span says. Times are on `time.perf_counter_ns`'s clock."""
 
-    parent: contexts.Context
+    begun: contexts.Context | trace.Span
+    """Its span, if that was made when the request was sent; else the context of the span's parent."""
     operation: str
     model: str | None
     number: int
@@ -72,14 +78,21 @@ class RequestSpans:
     and `cudnn_actor.plan` and `cudnn_actor.generation` what its receipt says. An error sets the status; so
     does the end of a request that is not run, because its caller has left or its time or the service is over.
 
-    Of a handle that `connect` gave, the spans are those of the requests of this process, from when they were
-    sent until their answers were here. The times in the queue and in the run are those that a receipt says,
-    and there are no events, no restarts, and no names of models: the service's process alone knows them.
+    A request that has come from another process, of an attached client or of one of the inference server,
+    has as its parent the span that the client has sent with it, as W3C's Trace Context. It is of the kind
+    SERVER.
 
-    Spans are made, and the program's span processors called, on a thread of its own. If more than 2048
-    answers wait for it, further ones get no span, and are counted in `dropped`. `close`, or the end of a
-    `with` or `async with`, waits for the spans of all earlier answers. A service has one
-    `RequestSpans` at a time.
+    Of a handle that `connect` gave, the spans are those of the requests of this process, from when they were
+    sent until their answers were here. They are of the kind CLIENT, and the service's process gets to know
+    each: if that has a `RequestSpans`, too, its span of the request is a child of the one here. The times in
+    the queue and in the run are those that a receipt says, and there are no events, no restarts, and no names
+    of models: the service's process alone knows them. A span begins where its request is sent, which takes
+    the event loop some 20 µs.
+
+    All else of spans is done, and the program's span processors called, on a thread of its own. If more than
+    2048 answers wait for it, further ones get no span, and are counted in `dropped`. `close`, or the end of a
+    `with` or `async with`, waits for the spans of all earlier answers. A service has one `RequestSpans` at a
+    time.
 
     Parameters
     ----------
@@ -108,9 +121,10 @@ class RequestSpans:
         owner: CudnnService | AttachedService = (
             service if isinstance(service, CudnnService) else service._service
         )
-        self._is_attached = isinstance(owner, AttachedService)
+        self._link = owner.link if isinstance(owner, AttachedService) else None
         self._counters: RequestCounters = owner.state.counters
-        if self._counters.observer is not None:
+        self._observed: Link | RequestCounters = self._counters if self._link is None else self._link
+        if self._observed.observer is not None:
             raise InvalidRequest(
                 field="service",
                 value=owner.name,
@@ -126,9 +140,11 @@ class RequestSpans:
         """The number of the request that was answered last."""
         self._restarts: dict[int, list[tuple[int, str]]] = {}
         """The number of a request that runs again → when and why. Each is taken out when it is answered."""
+        self._begun: dict[int, trace.Span | None] = {}
+        """The spans of requests that another process has, by number; None where one is not sampled."""
         self._thread = threading.Thread(target=self._run, name="cudnn-actor-spans", daemon=True)
         start_thread(self._thread)
-        self._counters.observer = self
+        self._observed.observer = self
 
     def __enter__(self) -> Self:
         return self
@@ -145,8 +161,8 @@ class RequestSpans:
 
     def close(self) -> None:
         """End: later answers get no spans. Blocks until those of earlier ones are made. Idempotent."""
-        if self._counters.observer is self:
-            self._counters.observer = None
+        if self._observed.observer is self:
+            self._observed.observer = None
         self._answers.put(None)
         self._thread.join()
 
@@ -170,8 +186,8 @@ class RequestSpans:
     ) -> None:
         number = envelope.number
         restarts = tuple(self._restarts.pop(number, ()))
-        parent = self._sampled(envelope)
-        if parent is None:
+        begun = self._parent_or_span(envelope)
+        if begun is None:
             return
         if self._answers.qsize() >= _MOST_WAITING:
             self.dropped += 1
@@ -179,9 +195,9 @@ class RequestSpans:
         message = envelope.message
         self._answers.put(
             _Answered(
-                parent,
+                begun,
                 type(message).__name__,
-                None if self._is_attached else self._counters.tally(message).model,
+                None if self._link is not None else self._counters.tally(message).model,
                 number,
                 envelope.admitted_ns,
                 started_ns,
@@ -193,9 +209,48 @@ class RequestSpans:
             )
         )
 
+    def _parent_or_span(self, envelope: Envelope) -> contexts.Context | trace.Span | None:
+        """The span of a request that was sent to another process, else its parent's; None for no span."""
+        if envelope.number in self._begun:
+            return self._begun.pop(envelope.number)
+        # One that the other process got before this was here may not have the time of its admission.
+        return self._sampled(envelope) if envelope.admitted_ns else None
+
     def replayed(self, envelope: Envelope, cause: str) -> None:
         """Note that a request runs again."""
         self._restarts.setdefault(envelope.number, []).append((time.perf_counter_ns(), cause))
+
+    # Told by what sends requests to another process, and by what gets them from there.
+
+    def sent(self, envelope: Envelope) -> dict[str, str] | None:
+        """Begin the span of a request that is sampled. Returns what tells its process of the span."""
+        self._begun[envelope.number] = None
+        if (parent := self._sampled(envelope)) is None:
+            return None
+        span = self._tracer.start_span(
+            type(envelope.message).__name__,
+            parent,
+            kind=trace.SpanKind.CLIENT,
+            start_time=envelope.admitted_ns + _offset_ns(),
+        )
+        if not span.is_recording():  # the provider's sampler has refused it
+            return None
+        self._begun[envelope.number] = span
+        headers: dict[str, str] = {}
+        _TRACE_CONTEXT.inject(headers, trace.set_span_in_context(span, parent))
+        return headers
+
+    def received(self, headers: Mapping[str, str]) -> contextvars.Context:
+        """The present context, with the span that the headers name as the current one.
+
+        Without a valid one in the headers, the present span stays, and so it does if it is of the same trace:
+        then what has read the headers before has made it.
+        """
+        context, present = contextvars.copy_context(), contexts.get_current()
+        told = _TRACE_CONTEXT.extract(headers, present)
+        if _span_of(told).trace_id != _span_of(present).trace_id:
+            context.run(contexts.attach, told)
+        return context
 
     def _sampled(self, envelope: Envelope) -> contexts.Context | None:
         """The context of the span's parent; None for no span. Messages of the service's own have none."""
@@ -203,7 +258,7 @@ class RequestSpans:
             return None
         # A copy, which takes no time: nobody else can be inside of it.
         current = envelope.context.copy().run(contexts.get_current)
-        parent = trace.get_current_span(current).get_span_context()
+        parent = _span_of(current)
         if parent.is_valid:
             return current if parent.trace_flags.sampled else None
         return current if self._ratio and random.random() < self._ratio else None
@@ -215,7 +270,7 @@ class RequestSpans:
             self._make(answered)
 
     def _make(self, answered: _Answered) -> None:
-        offset = time.time_ns() - time.perf_counter_ns()  # from this clock to that of spans
+        offset = _offset_ns()
         model, started_ns = answered.model, answered.started_ns
         attributes: dict[str, Any] = {
             "cudnn_actor.service": self._name,
@@ -233,12 +288,17 @@ class RequestSpans:
         if answered.receipt is not None:
             attributes["cudnn_actor.plan"] = answered.receipt.plan
             attributes["cudnn_actor.generation"] = answered.receipt.generation
-        span = self._tracer.start_span(
-            answered.operation if model is None else f"{answered.operation} {model}",
-            answered.parent,
-            start_time=answered.admitted_ns + offset,
-            attributes=attributes,
-        )
+        span = answered.begun
+        if isinstance(span, trace.Span):
+            span.set_attributes(attributes)
+        else:
+            span = self._tracer.start_span(
+                answered.operation if model is None else f"{answered.operation} {model}",
+                span,
+                kind=trace.SpanKind.SERVER if _span_of(span).is_remote else trace.SpanKind.INTERNAL,
+                start_time=answered.admitted_ns + offset,
+                attributes=attributes,
+            )
         for when_ns, cause in answered.restarts:
             span.add_event("restart", {"cause": cause[:_MOST_LETTERS]}, when_ns + offset)
         if started_ns:
@@ -249,6 +309,15 @@ class RequestSpans:
             span.set_attribute("error.type", type(answered.error).__name__)
             span.set_status(trace.Status(trace.StatusCode.ERROR, text))
         span.end(answered.ended_ns + offset)
+
+
+def _span_of(context: contexts.Context) -> trace.SpanContext:
+    return trace.get_current_span(context).get_span_context()
+
+
+def _offset_ns() -> int:
+    """Nanoseconds from the clock of requests to that of spans."""
+    return time.time_ns() - time.perf_counter_ns()
 
 
 def _told(envelope: Envelope, error: BaseException | None) -> BaseException | None:

@@ -172,12 +172,13 @@ class _GrpcFace:
         try:
             self._require_token(context)
             request = grpc_wire.parse("ModelInferRequest", data)
-            return await self._answered(request, len(data), context.time_remaining())
+            return await self._answered(request, len(data), context, context.time_remaining())
         except CudnnActorError as error:
             await _abort(context, error)
 
-    async def _answered(self, request: Any, nbytes: int, left_s: float | None) -> Any:
-        """The response to an inference whose request has `nbytes` bytes. Raises `CudnnActorError`."""
+    async def _answered(self, request: Any, nbytes: int, call: Any, left_s: float | None) -> Any:
+        """The response to an inference whose request has `nbytes` bytes, by a call's context. Raises
+        `CudnnActorError`."""
         regions, model = self._host.regions, request.model_name
 
         def encode(version: str, inference: Inference, results: Mapping[str, np.ndarray]) -> Any:
@@ -191,6 +192,7 @@ class _GrpcFace:
                 lambda: grpc_wire.decode(request, regions),
                 encode,
                 listed=0 if request.raw_input_contents else nbytes,  # there, they are the data of all inputs
+                headers=lambda: dict(call.invocation_metadata() or ()),
                 left_s=None if left_s is None else max(left_s, 0.0),
             )
 
@@ -209,7 +211,7 @@ class _GrpcFace:
         async def read() -> None:
             try:
                 async for data in requests:
-                    task = asyncio.create_task(self._streamed(data))
+                    task = asyncio.create_task(self._streamed(data, context))
                     running.add(task)
                     task.add_done_callback(running.discard)
                     await under_way.put(task)
@@ -225,13 +227,13 @@ class _GrpcFace:
                 each.cancel()
             await asyncio.gather(reading, *running, return_exceptions=True)
 
-    async def _streamed(self, data: bytes) -> Any:
+    async def _streamed(self, data: bytes, call: Any) -> Any:
         """The response to one request of a stream."""
         answer = message_class("ModelStreamInferResponse")()
         try:
             request = grpc_wire.parse("ModelInferRequest", data)
             answer.infer_response.id = request.id  # by which the client finds whose error it is
-            answer.infer_response.CopyFrom(await self._answered(request, len(data), None))
+            answer.infer_response.CopyFrom(await self._answered(request, len(data), call, None))
             if grpc_wire.parameters_of(request.parameters).get("triton_enable_empty_final_response"):
                 answer.infer_response.parameters["triton_final_response"].bool_param = True
         except CudnnActorError as error:

@@ -192,14 +192,31 @@ class Host:
         encode: Callable[[str, Inference, Mapping[str, np.ndarray]], T],
         *,
         listed: int,
+        headers: Callable[[], Mapping[str, str]],
         left_s: float | None = None,
     ) -> T:
         """Run a model for a request that was admitted, and return what `encode` makes of its outputs.
 
         `decode` reads the request, `encode` gets the version, the request and the outputs. `listed`: bytes of
         the request that are no raw tensors. If they are many, it is read on a thread, and so are many numbers
-        written. `left_s`: seconds until the client stops waiting; None for no end. Raises `CudnnActorError`.
+        written. `headers` gives those of the request, which may name the client's span. `left_s`: seconds
+        until the client stops waiting; None for no end. Raises `CudnnActorError`.
         """
+        inferred = self._inferred(name, version, decode, encode, listed=listed, left_s=left_s)
+        if (observer := self._gpu._service.state.counters.observer) is None:
+            return await inferred
+        return await asyncio.create_task(inferred, context=observer.received(headers()))
+
+    async def _inferred(
+        self,
+        name: str,
+        version: str,
+        decode: Callable[[], Inference],
+        encode: Callable[[str, Inference, Mapping[str, np.ndarray]], T],
+        *,
+        listed: int,
+        left_s: float | None,
+    ) -> T:
         entry, served = self.catalog.served(name, version)
         begun = time.perf_counter_ns()
         try:

@@ -229,7 +229,9 @@ class _HttpFace:
 
             version = request.path_params.get("version", "")
             with _while_connected(request):
-                return await self._host.infer(model, version, decode, encode, listed=json_bytes)
+                return await self._host.infer(
+                    model, version, decode, encode, listed=json_bytes, headers=lambda: request.headers
+                )
 
     async def _body(self, request: Request, most: int, take: Callable[[int], object] = int) -> bytes:
         """All of the body, as it was before it was compressed.

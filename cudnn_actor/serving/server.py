@@ -75,6 +75,9 @@ class ServerOptions:
         Seconds that running inferences get when the server ends.
     poll_s
         Seconds between two looks at the repository.
+    spans
+        Of the requests whose clients send no span, the share that gets one, 0 to 1; None for no spans at all.
+        They go to OpenTelemetry's global tracer provider: see `RequestSpans`.
     service
         Options of `spawn`.
     """
@@ -95,6 +98,7 @@ class ServerOptions:
     socket: Path | None = None
     drain_s: float = 30.0
     poll_s: float = 1.0
+    spans: float | None = None
     service: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -130,8 +134,8 @@ class InferenceServer:
 async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
     """Start a server; leaving the block drains it for up to `drain_s` seconds, and stops it.
 
-    Raises as `spawn`, and as `CudnnRef.load` for a model; `Refused` for the token file, and `OSError` for an
-    address or a certificate.
+    Raises as `spawn`, and as `CudnnRef.load` for a model; `Refused` for the token file, `OSError` for an
+    address or a certificate, and `ImportError` if spans are wanted without the extra `opentelemetry`.
     """
     async with spawn(**options.service) as gpu, serve_with(gpu, options) as server:
         yield server
@@ -144,6 +148,8 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
     if options.token_file is not None:
         tokens = await asyncio.to_thread(Tokens, options.token_file)
     async with contextlib.AsyncExitStack() as stack:
+        if options.spans is not None:
+            await stack.enter_async_context(_request_spans(gpu, options.spans))
         lend: Lend | None = None
         if options.socket is not None:
             serving = serve_socket(gpu, options.socket, models=options.models)
@@ -179,6 +185,12 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
             stack.enter_context(_cancelled(asyncio.create_task(watch.keep_looking(options.poll_s))))
         host.starting = False
         yield InferenceServer(gpu, host, http_port, grpc_port)
+
+
+def _request_spans(gpu: CudnnRef, ratio: float) -> contextlib.AbstractAsyncContextManager[Any]:
+    from cudnn_actor.metrics.opentelemetry import RequestSpans  # noqa: PLC0415 - needs the extra
+
+    return RequestSpans(gpu, ratio=ratio)
 
 
 def _loader(gpu: CudnnRef, options: ServerOptions) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +16,7 @@ from cudnn_actor import (
     InvalidRequest,
     MailboxFull,
     ServiceStopped,
-    connect,
 )
-from cudnn_actor.attached import serve_socket
 from cudnn_actor.blocking import spawn as blocking_spawn
 from cudnn_actor.messages import Fill
 from cudnn_actor.protocol.messages.messages import Ping
@@ -29,23 +25,10 @@ from tests.service.rigs import Gate, Trio, in_thread, outcome, spawn, spawn_gate
 
 pytest.importorskip("opentelemetry.sdk", reason="it is in the group `test`")
 
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
 from cudnn_actor.metrics.opentelemetry import RequestSpans
-
-Tracing = tuple[TracerProvider, InMemorySpanExporter]
-
-
-@pytest.fixture
-def tracing() -> Iterator[Tracing]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    yield provider, exporter
-    provider.shutdown()
+from tests.tracing import InMemorySpanExporter, Tracing
 
 
 def named(exporter: InMemorySpanExporter) -> dict[str, Any]:
@@ -149,39 +132,6 @@ async def test_requests_that_are_dropped_to_make_room_or_wait_at_the_end_have_sp
     kinds = [span.attributes.get("error.type") for span in spans]
     assert all(isinstance(each, ServiceStopped) for each in waiting)
     assert sorted(kinds) == ["CancelledError", *["ServiceStopped"] * len(waiting)]
-
-
-async def test_requests_of_an_attached_handle_have_spans_where_they_are_sent(
-    tracing: Tracing, tmp_path: Path
-) -> None:
-    provider, exporter = tracing
-    path = tmp_path / "gpu.sock"
-    faults = FaultPlan().at(2, Fault.FAIL_EXECUTION, of=Fill)
-    async with spawn(isolation="thread", faults=faults) as gpu, serve_socket(gpu, path):
-        async with connect(path) as attached, RequestSpans(attached, tracer_provider=provider):
-            with provider.get_tracer("program").start_as_current_span("caller") as caller:
-                x = await attached.empty((1, 1, 8, 8))
-                receipt = await attached.fill(x, 2.0)
-                with pytest.raises(CudnnActorError):
-                    await attached.fill(x, 3.0)
-                left = attached.submit(Fill(dst=x, value=4.0))
-                left.cancel()
-                with pytest.raises(InvalidRequest, match="already"):
-                    RequestSpans(attached)
-            await attached.ask(Ping())  # outside of a span; what was sent before it is answered
-        await gpu.ask(Ping())
-    spans: list[Any] = [span for span in exporter.get_finished_spans() if span.name != "caller"]
-    assert [span.name for span in spans] == ["Allocate", "Fill", "Fill", "Fill"]
-    assert {span.parent.span_id for span in spans} == {caller.get_span_context().span_id}
-    _, filled, failed, withdrawn = spans
-    assert filled.attributes["cudnn_actor.queue_us"] == receipt.queue_us
-    assert filled.attributes["cudnn_actor.run_us"] == receipt.run_us
-    assert filled.attributes["cudnn_actor.plan"] == receipt.plan
-    assert filled.attributes["cudnn_actor.service"] == gpu._service.name
-    assert failed.status.status_code is StatusCode.ERROR
-    # The service may have run it before it heard that the caller had left.
-    assert withdrawn.attributes.get("error.type") in {None, "CancelledError"}
-    assert all(span.start_time <= span.end_time for span in spans)
 
 
 def test_ratio_is_the_share_of_requests_without_a_span(tracing: Tracing) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import time
 from typing import Any
 
@@ -161,6 +162,11 @@ class _Told:
     def left(self, envelope: Any, error: BaseException) -> None: ...
 
     def replayed(self, envelope: Any, cause: str) -> None: ...
+
+    def sent(self, envelope: Any) -> None: ...
+
+    def received(self, headers: Any) -> contextvars.Context:
+        return contextvars.Context()
 
 
 def test_an_observer_is_told_of_each_answer_from_when_it_is_set_until_it_is_removed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,23 +14,11 @@ from .rigs import Gate, Trio, in_thread, outcome, spawn_gated
 
 pytest.importorskip("opentelemetry.sdk", reason="it is in the group `test`")
 
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
 from cudnn_actor.metrics.opentelemetry import RequestSpans
 
+from ..tracing import InMemorySpanExporter, Tracing
+
 pytestmark = pytest.mark.usefixtures("isolation")
-Tracing = tuple[TracerProvider, InMemorySpanExporter]
-
-
-@pytest.fixture
-def tracing() -> Iterator[Tracing]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    yield provider, exporter
-    provider.shutdown()
 
 
 def fills(exporter: InMemorySpanExporter) -> list[Any]:

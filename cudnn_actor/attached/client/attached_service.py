@@ -67,8 +67,6 @@ class _AttachedState(ExecutionState):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.mailbox.on_refusal = self.counters.tell_left
-        self.mailbox.on_answer = self.counters.tell_answered
         self.models = _ModelsElsewhere()
         self.faults = None
 

@@ -42,6 +42,7 @@ from cudnn_actor.attached.wire import (
     Withdrawn,
     writing,
 )
+from cudnn_actor.broker.request_counts import RequestObserver
 from cudnn_actor.isolation.known_graphs import SentGraphs, known_form
 from cudnn_actor.isolation.staging import Block, Staging
 from cudnn_actor.processes.channel import Channel
@@ -155,8 +156,10 @@ class Link(Mailbox):
         self._last = 0
         self._rooms: dict[Any, int] = {}
         """How many bytes the last answer of each model had."""
-        self.on_answer: Callable[[Envelope, Any, Exception | None], None] | None = None
-        """Told of each answer; None for nobody. On the owning loop."""
+        self.observer: RequestObserver | None = None
+        """Told of each request and its answer; None for nobody. On the owning loop, but of requests that are
+        refused, on any thread. Any thread may replace it."""
+        self.on_refusal = self._tell_left
         self._scheduled = self._ended = False
         self._gathered = 0
         self._loop.add_reader(channel.fileno(), self._readable)
@@ -186,12 +189,14 @@ class Link(Mailbox):
         """Whether a message that runs a plan can be made ready without going through the mailbox.
 
         Not if another one waits there, which it must not overtake. What another thread adds just now has no
-        order to it. Nothing closes the mailbox meanwhile but this loop.
+        order to it. Nothing closes the mailbox meanwhile but this loop. And not with an observer: the mailbox
+        notes when it was admitted.
         """
         return (
             not (self._ordinary or self._control or self._afterwards)
             and len(self._sent) < self._window
             and self._closed is None
+            and self.observer is None
         )
 
     def _admit_here(self, envelope: Envelope) -> None:
@@ -272,6 +277,8 @@ class Link(Mailbox):
             self._free(sent)
             self._reply(envelope, None, _as_answer(error))
             return
+        if (observer := self.observer) is not None and (headers := observer.sent(envelope)) is not None:
+            request = msgspec.structs.replace(request, headers=headers)
         self._sent[number] = sent
         self._unsent.append(request)
         self._unsent_bytes += len(request.body)
@@ -357,7 +364,7 @@ class Link(Mailbox):
             self.turn()
 
     def _take_answers(self, answers: list[Any], bridges: set[LoopBridge]) -> None:
-        bridge, sent_requests = self._bridge, self._sent
+        bridge, sent_requests, observed = self._bridge, self._sent, self.observer is not None
         for answer in answers:
             sent = sent_requests.get(answer.number)
             envelope = None if sent is None else sent.envelope
@@ -368,6 +375,7 @@ class Link(Mailbox):
                 or envelope.bridge is not bridge
                 or (future := envelope.future) is None
                 or future.done()
+                or observed
             ):
                 self._take_answer(answer, bridges)
                 continue
@@ -495,8 +503,8 @@ class Link(Mailbox):
         bridges: set[LoopBridge] | None = None,
     ) -> None:
         """Give a reply: at once to a caller on this loop."""
-        if self.on_answer is not None:
-            self.on_answer(envelope, value, error)
+        if (observer := self.observer) is not None:
+            observer.answered(envelope, value, error, 0, 0)
         bridge = envelope.bridge
         if bridge is self._bridge and asyncio._get_running_loop() is self._loop:
             bridge.awaited -= 1
@@ -511,6 +519,11 @@ class Link(Mailbox):
         freed = self._ended and isinstance(envelope.message, Free)  # the server frees what its clients had
         if error is not None and not envelope.wants_reply and not freed:
             log.warning("request.failed", message=type(envelope.message).__name__, error=str(error))
+
+    def _tell_left(self, envelope: Envelope, error: Exception) -> None:
+        """See `Mailbox.on_refusal`."""
+        if (observer := self.observer) is not None:
+            observer.left(envelope, error)
 
     # The end.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import Any, Protocol
 
 from cudnn_actor.actors import Envelope, LoopBridge
 from cudnn_actor.attached.wire import Place
+from cudnn_actor.broker.request_counts import RequestObserver
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.messages.messages import COMPUTE, Allocate, DeployModel
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -47,6 +49,7 @@ class Asked:
         "cost_us",
         "digest",
         "envelope",
+        "headers",
         "known",
         "number",
         "reserved",
@@ -66,6 +69,7 @@ class Asked:
         self.session, self.number, self.known = session, number, known
         self.room, self.room_bytes = room, room_bytes
         self.timeout_s: float | None = None
+        self.headers: dict[str, str] | None = None
         self.digest: tuple[str, TensorSpec] | None = None
         """What others may share; None for a buffer of its own."""
         self.envelope: Envelope | None = None
@@ -84,11 +88,13 @@ class Asked:
     def send(self, state: ServiceState, bridge: LoopBridge, found: Any) -> None:
         """Put it into the service's mailbox. Raises `ActorStopped`."""
         discard = state.discard if type(self.known.message) in (Allocate, DeployModel) else None
+        observer = state.counters.observer
         self.envelope = envelope = _Envelope(
             self.known.message,
             future=_Reply(self),  # type: ignore[arg-type]  # it has what envelopes and bridges use of a future
             bridge=bridge,
             timeout_s=self.timeout_s,
+            context=None if observer is None else self.context(observer),
             discard=discard,
             found=found,
         )
@@ -96,6 +102,10 @@ class Asked:
         needs_thread = state.mailbox.needs_thread
         if bridge.watch is None if needs_thread else bridge.posted:  # else `sent` does nothing
             bridge.sent(needs_thread=needs_thread)
+
+    def context(self, observer: RequestObserver) -> contextvars.Context:
+        """The context in which spans of it are made: the client's span, and nothing of this process."""
+        return contextvars.Context().run(observer.received, self.headers or {})
 
     def withdraw(self) -> bool:
         """Have the request not started, unless it has been started. It is answered in any case.

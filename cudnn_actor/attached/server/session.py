@@ -8,9 +8,11 @@ there in its order, so the service runs them in its order.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import msgspec
@@ -300,7 +302,7 @@ class Session:
             raise MailboxFull(capacity=self._server.window)
         known = self._received.known(request.body)
         asked = Asked(self, request.number, known, request.room, request.room_bytes)
-        asked.timeout_s = request.timeout_s
+        asked.timeout_s, asked.headers = request.timeout_s, request.headers
         if known.runs_plan and not request.share:  # nearly all
             self._put_in_turn(asked)
             return
@@ -372,7 +374,7 @@ class Session:
             if not known.runs_plan and (name := self._server.lent.name_of(message)) is not None:
                 self._check_unplaced(message)
                 asked.sent_ns = time.perf_counter_ns()
-                self._server.lent.start(asked, name, self._in_task)
+                self._server.lent.start(asked, name, self._in_context(asked))
                 return
             if known.checked != holdings.epoch:
                 holdings.check(message, known.named)
@@ -514,11 +516,19 @@ class Session:
         else:
             self._end_request(asked, self._placed(asked, arrays))
 
-    def _in_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
+    def _in_task(
+        self, work: Coroutine[Any, Any, None], context: contextvars.Context | None = None
+    ) -> asyncio.Task[None]:
+        task = self._loop.create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _in_context(self, asked: Asked) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
+        """What runs the work of a request in a task: in the context of the client's span, if spans are on."""
+        if (observer := self._server.state.counters.observer) is None:
+            return self._in_task
+        return functools.partial(self._in_task, context=asked.context(observer))
 
     async def _copied(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> None:
         answer = await in_own_thread(self._placed, asked, arrays)
