@@ -40,29 +40,8 @@ from cudnn_actor.protocol.types.conv import ConvSpec as ConvSpec
 from cudnn_actor.protocol.types.device_array import DeviceArray as DeviceArray
 from cudnn_actor.protocol.types.dtypes import DType as DType
 from cudnn_actor.protocol.types.epilogue import Activation as Activation, Epilogue as Epilogue
-from cudnn_actor.protocol.errors import (
-    ContextLost as ContextLost,
-    CudnnActorError as CudnnActorError,
-    DeadlineExceeded as DeadlineExceeded,
-    ErrorRecord as ErrorRecord,
-    ExecutionFailed as ExecutionFailed,
-    InvalidRequest as InvalidRequest,
-    MailboxFull as MailboxFull,
-    MalformedMessage as MalformedMessage,
-    NoEventLoop as NoEventLoop,
-    NotDeployed as NotDeployed,
-    NoValues as NoValues,
-    OutcomeUnknown as OutcomeUnknown,
-    OutOfDescriptors as OutOfDescriptors,
-    OutOfMemory as OutOfMemory,
-    QuarantinedRequest as QuarantinedRequest,
-    ReentrantAsk as ReentrantAsk,
-    ServiceStopped as ServiceStopped,
-    StaleBufferError as StaleBufferError,
-    StaleReason as StaleReason,
-    StartFailed as StartFailed,
-    UnsupportedGraph as UnsupportedGraph,
-)
+from cudnn_actor.protocol.errors import *
+from cudnn_actor.protocol.errors import ErrorRecord as ErrorRecord
 from cudnn_actor.protocol.types.numerics import Numerics as Numerics
 from cudnn_actor.protocol.types.tensor import (
     Layout as Layout,

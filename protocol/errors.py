@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import msgspec
 
+# What users see; this package uses `ErrorRecord`, `Words` and `described_array` besides.
 __all__ = [
     "ContextLost",
     "CudnnActorError",
     "DeadlineExceeded",
-    "ErrorRecord",
     "ExecutionFailed",
     "InvalidRequest",
     "MailboxFull",
@@ -39,8 +39,6 @@ __all__ = [
     "StaleReason",
     "StartFailed",
     "UnsupportedGraph",
-    "Words",
-    "described_array",
 ]
 
 _LONGEST = 200
