@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
+from cudnn_actor.engines.cpu.fast import pooling_joined, pooling_tiles
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, in_turn
 from cudnn_actor.engines.cpu.fast.pooling_index_gradients import max_pool_backward
 from cudnn_actor.engines.cpu.fast.pooling_indices import max_pool
+from cudnn_actor.engines.cpu.fast.pooling_joins import FirstLargest
 from cudnn_actor.engines.cpu.fast.pooling_norms import lp_pool, lp_pool_backward
 from cudnn_actor.engines.cpu.fast.pooling_scaled_norms import scaled_norms, scaled_norms_gradient
-from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling
-from cudnn_actor.engines.cpu.fast.pooling_wide_indices import wide_max_pool
+from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, bounded_pooling
+from cudnn_actor.engines.cpu.fast.pooling_wide_indices import WideIndexedPooling, wide_max_pool
+from cudnn_actor.engines.cpu.fast.pooling_windows import window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import DType, Layout, TensorSpec
 from cudnn_actor.protocol.operations import (
@@ -29,7 +33,7 @@ from cudnn_actor.protocol.operations import (
 )
 
 from .kernel_cases import check
-from .kernel_runs import peak_of_second, run_kernel
+from .kernel_runs import array_of, peak_of_second, run_kernel
 from .test_allocation import MOST_BYTES
 
 S = Window.symmetric
@@ -265,6 +269,65 @@ def test_rows_that_do_not_fit_into_scratch_allocate_no_arrays(window: Window, dt
         (step,) = kernel.bind(arrays, arrays, memory)
         run: Any = step[0]
         assert peak_of_second(run) < MOST_BYTES
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("kind", [LpPoolBackward, MaxPoolBackward])
+@pytest.mark.parametrize("size", [2, 5])
+def test_gradients_by_small_windows_of_long_rows_allocate_no_arrays(size: int, kind: Any) -> None:
+    window = S(2, size=size, stride=1)
+    x, y = (1, 1, size + 1, 330_000 // size), window.output_dims((1, 1, size + 1, 330_000 // size))
+    dtypes = {"dy": DType.FLOAT64, "dx": DType.FLOAT64}
+    if kind is LpPoolBackward:
+        operation: Any = LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=window, p=9.0)
+        dtypes |= {"x": DType.FLOAT64, "y": DType.FLOAT64}
+    else:
+        operation = MaxPoolBackward(dy="dy", index="index", dx="dx", window=window)
+        dtypes |= {"index": DType.INT64}
+    dims = {"x": x, "dx": x, "y": y, "dy": y, "index": y}
+    specs = {name: TensorSpec.packed(dims[name], dtype) for name, dtype in dtypes.items()}
+    kernel = (lp_pool_backward if kind is LpPoolBackward else max_pool_backward)(operation, specs)
+    assert kernel is not None
+    assert 0 < kernel.footprint(1) <= 16 << 20
+    memory = [Scratch(aligned_bytes(kernel.footprint(1)))]
+    arrays = {name: np.ones(spec.dims, spec.dtype.numpy) for name, spec in specs.items()}
+    (step,) = kernel.bind(arrays, arrays, memory)
+    with np.errstate(all="ignore"):
+        assert peak_of_second(in_turn(step)) < MOST_BYTES
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("most", [200_000, MOST_SCRATCH])
+@pytest.mark.parametrize("window", [S(1, size=900, stride=1), AdaptiveWindow(output=(19_000,))])
+def test_calls_that_are_too_many_to_be_kept_allocate_no_arrays(
+    window: Any, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run makes them again: a window's bounds would be arrays of 100 kB."""
+    for module in (pooling_joined, pooling_tiles):
+        monkeypatch.setattr(module, "_CALLS", 1 << 40)
+    x, y = (1, 2, 20_000), window.output_dims((1, 2, 20_000))
+    specs = {"x": TensorSpec.packed(x, DType.FLOAT64), "y": TensorSpec.packed(y, DType.FLOAT64)}
+    specs["index"] = TensorSpec.packed(y, DType.INT64)
+    of = bounded_pooling(x, y, window_axes(window, x, y), FirstLargest())
+    if most < MOST_SCRATCH:
+        of = TiledPooling(x, y, of.axes, of.join, most)
+    kernel = WideIndexedPooling(of)
+    arrays = {name: array_of(spec, np.arange(spec.dims[-1])) for name, spec in specs.items()}
+    (step,) = kernel.bind(arrays, arrays, [Scratch(aligned_bytes(kernel.footprint(1)))])
+    assert peak_of_second(in_turn(step)) < 50_000  # what Python keeps of lists and tuples of the same size
+    # The last element of a window is its largest.
+    last = np.arange(899, 20_000) if isinstance(window, Window) else -(np.arange(1, 19_001) * -20 // 19) - 1
+    np.testing.assert_array_equal(arrays["y"][0, 1], last)
+
+
+def test_blocks_of_gradients_of_unequal_sizes_have_room() -> None:
+    window, dims = S(2, size=4, stride=1), {"dx": (1, 1, 304, 303), "dy": (1, 1, 301, 300)}
+    given = {"dy": np.ones(dims["dy"]), "index": np.zeros(dims["dy"], np.int64)}
+    operation = MaxPoolBackward(dy="dy", index="index", dx="dx", window=window)
+    dtypes = {"dy": DType.FLOAT64, "index": DType.INT64, "dx": DType.FLOAT64}
+    dims["index"] = dims["dy"]
+    for found in results_of(max_pool_backward, operation, given, dtypes, dims):
+        assert found["dx"].sum() == found["dx"][0, 0, 0, 0] == 1
 
 
 def test_infinity_between_windows_has_a_gradient_of_0() -> None:

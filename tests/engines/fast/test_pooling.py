@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import secrets
 import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,14 @@ import pytest
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.engines.cpu.fast import pooling
-from cudnn_actor.engines.cpu.fast.kernels import Kernel
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Kernel, in_turn
+from cudnn_actor.engines.cpu.fast.pooling_element_joins import element_gradient, element_pooling
 from cudnn_actor.engines.cpu.fast.pooling_gradients import avg_pool_backward
+from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays
+from cudnn_actor.engines.cpu.fast.pooling_joins import ElementJoin, ScaledSums
+from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling
+from cudnn_actor.engines.cpu.fast.pooling_windows import counts_of, regular_axis, window_axes
+from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import (
     AdaptiveWindow,
     AvgPool,
@@ -26,7 +35,8 @@ from cudnn_actor.protocol import (
 )
 
 from ...gpu.operations.drawing import draw
-from .kernel_runs import array_of, calls_of, error, run
+from .kernel_runs import array_of, calls_of, error, peak_of_second, run
+from .test_allocation import MOST_BYTES
 
 S = Window.symmetric
 SHAPES = [
@@ -112,22 +122,22 @@ def test_random_problems_are_within_the_bounds_of_their_operations() -> None:
 
 KINDS = (MaxPool, AvgPool, AvgPoolBackward)
 EXTREME = [
-    ((1, 16, 16, 4096), S(2, size=(1, 127), pad=(0, 63), stride=1), ()),
-    ((1, 1, 16, 4096), S(2, size=(1, 2047), pad=(0, 1023), stride=1), ()),
-    ((1, 4, 1024, 1024), S(2, size=33, pad=16, stride=1), (AvgPoolBackward,)),
-    ((1, 4, 2048, 2048), AdaptiveWindow(output=(2047, 2047)), (AvgPoolBackward,)),
-    ((1, 1, 100_000), S(1, size=39_999, pad=19_999, stride=1), ()),
-    ((1, 1, 4096, 4096), AdaptiveWindow(output=(1, 1)), ()),
-    ((1_000_000, 2, 2, 2), AdaptiveWindow(output=(1, 1)), (AvgPoolBackward,)),
-    ((1, 16, 16, 65_536), S(2, size=3, pad=1, stride=1), (AvgPoolBackward,)),
+    ((1, 16, 16, 4096), S(2, size=(1, 127), pad=(0, 63), stride=1)),
+    ((1, 1, 16, 4096), S(2, size=(1, 2047), pad=(0, 1023), stride=1)),
+    ((1, 4, 1024, 1024), S(2, size=33, pad=16, stride=1)),
+    ((1, 4, 2048, 2048), AdaptiveWindow(output=(2047, 2047))),
+    ((1, 1, 100_000), S(1, size=39_999, pad=19_999, stride=1)),
+    ((1, 1, 4096, 4096), AdaptiveWindow(output=(1, 1))),
+    ((1_000_000, 2, 2, 2), AdaptiveWindow(output=(1, 1))),
+    ((1, 16, 16, 65_536), S(2, size=3, pad=1, stride=1)),
+    ((1, 1, 40, 400, 400), S(3, size=3, stride=1)),
 ]
-"""Dims of images, windows, and the operations that have no kernel for these: it would take too many calls."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dims", "window", "without"), EXTREME, ids=[str(dims) for dims, *_ in EXTREME])
+@pytest.mark.parametrize(("dims", "window"), EXTREME, ids=[str(dims) for dims, *_ in EXTREME])
 def test_calls_and_scratch_are_bounded_whatever_the_windows(
-    dims: tuple[int, ...], window: Any, without: tuple[Any, ...], kind: Any
+    dims: tuple[int, ...], window: Any, kind: Any
 ) -> None:
     small = TensorSpec.packed(window.output_dims(dims), DType.FLOAT32)
     large = TensorSpec.packed(dims, DType.FLOAT32)
@@ -136,12 +146,101 @@ def test_calls_and_scratch_are_bounded_whatever_the_windows(
     else:
         operation, specs = kind(x="x", y="y", window=window), {"x": large, "y": small}
     kernel = made(operation, specs)
-    assert (kernel is None) == (kind in without)
-    if kernel is None:
-        return
+    assert kernel is not None
     assert kernel.footprint(1) <= 4 << 20
     given, result = ({name: np.empty(spec.dims, np.float32)} for name, spec in specs.items())
     assert calls_of(kernel, given, result) <= 100_000
+
+
+TILED = [
+    ((1, 2, 30, 37), S(2, size=(21, 18), pad=(10, 7), stride=(5, 2), dilation=(1, 2)), 20_000),
+    ((2, 3, 34, 31), AdaptiveWindow(output=(3, 4)), 4000),
+    ((1, 17, 20, 50), S(2, size=3, pad=1, stride=2), 12_000),
+    ((1, 1, 900), AdaptiveWindow(output=(7,)), 4000),
+    ((1, 1, 1000), S(1, size=300, pad=150, stride=1), 8000),
+    ((1, 1, 9, 10, 20), S(3, size=(7, 8, 17), pad=3, stride=(2, 1, 1)), 40_000),
+    ((1, 1, 4, 90), S(2, size=(2, 3), stride=(1, 20)), 4000),
+]
+"""Dims of images, windows, and bytes of scratch that hold less than a row."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dims", "window", "most"), TILED, ids=[str(dims) for dims, *_ in TILED])
+def test_windows_in_parts_give_what_the_definition_gives(
+    dims: tuple[int, ...], window: Any, most: int, kind: Any
+) -> None:
+    rng, y = np.random.default_rng(38), window.output_dims(dims)
+    given, result = ("dy", "dx") if kind is AvgPoolBackward else ("x", "y")
+    operation = kind(**{given: given, result: result}, window=window)
+    of_dims = {"x": dims, "y": y, "dy": y, "dx": dims}
+    values = rng.normal(size=of_dims[given])
+    if kind is not AvgPoolBackward:
+        values.reshape(-1)[rng.integers(0, values.size, 3)] = (np.nan, np.inf, 1e-40)
+    spec = TensorSpec.packed(of_dims[result], DType.FLOAT64)
+    wanted = operation.evaluate(NumPy(), {given: values}, {result: spec})[result]
+    for layout in (Layout.NCHW, Layout.NHWC):
+        specs = {name: TensorSpec.packed(of_dims[name], DType.FLOAT64, layout) for name in (given, result)}
+        kernel = tiled(operation, specs, most)
+        assert kernel.footprint(1) <= most
+        for lanes in (1, 3):
+            found = array_of(specs[result])
+            run(kernel, {given: array_of(specs[given], values)}, {result: found}, lanes)
+            np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def tiled(operation: Any, specs: dict[str, TensorSpec], most: int) -> Kernel:
+    """The kernel for windows of which no row fits into so many bytes of scratch."""
+    dims = {name: spec.dims for name, spec in specs.items()}
+    dtype = np.dtype(np.float64)
+    if isinstance(operation, AvgPoolBackward):
+        axes = window_axes(operation.window, dims["dx"], dims["dy"])
+        counts = counts_of(operation, axes, dtype)
+        kernel: Any = element_gradient(operation.window, dims["dx"], dims["dy"], dtype, counts)
+    else:
+        of_sums = isinstance(operation, AvgPool)
+        axes = window_axes(operation.window, dims["x"], dims["y"])
+        join = ElementJoin(np.add, dtype, 0.0) if of_sums else ElementJoin(np.maximum, dtype, -np.inf)
+        divisors = counts_of(operation, axes, dtype) if isinstance(operation, AvgPool) else None
+        kernel = element_pooling(dims["x"], dims["y"], axes, join, divisors)
+    of = kernel.pooling
+    found: Kernel = dataclasses.replace(kernel, pooling=TiledPooling(of.x, of.y, of.axes, of.join, most))
+    return found
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
+def test_rows_that_do_not_fit_into_scratch_allocate_no_arrays(kind: Any, layout: Layout) -> None:
+    x, window = (1, 2, 9, 110_000), S(2, size=3, stride=(5, 1))
+    specs = {"x": TensorSpec.packed(x, DType.FLOAT64, layout)}
+    specs["y"] = TensorSpec.packed(window.output_dims(x), DType.FLOAT64, layout)
+    specs |= {"dx": specs["x"], "dy": specs["y"]}
+    given, result = ("dy", "dx") if kind is AvgPoolBackward else ("x", "y")
+    operation = kind(**{given: given, result: result}, window=window)
+    kernel = made(operation, {name: specs[name] for name in (given, result)})
+    assert kernel is not None
+    assert kernel.footprint(1) <= MOST_SCRATCH
+    arrays = {name: array_of(specs[name], np.ones(specs[name].dims)) for name in (given, result)}
+    (step,) = kernel.bind(arrays, arrays, [Scratch(aligned_bytes(kernel.footprint(1)))])
+    assert peak_of_second(in_turn(step)) < MOST_BYTES
+
+
+def test_windows_that_share_rows_do_not_read_them_again_and_again() -> None:
+    """What is left of their parts along the first dim is kept."""
+    x, window = (1, 1, 400, 1200), S(2, size=(390, 390), stride=10)
+    y = window.output_dims(x)
+    pooling = TiledPooling(x, y, window_axes(window, x, y), ScaledSums(3.0, largest=True))
+    read: list[int] = []
+
+    def load(block: Any, part: Any, arrays: BlockArrays) -> Iterator[Call]:
+        read.append(arrays.elements[0].size)
+        return iter(())
+
+    def store(block: Any, arrays: BlockArrays) -> Iterator[Call]:
+        return iter(())
+
+    pooling.bind([Scratch(aligned_bytes(pooling.footprint()))], channels_last=False, load=load, store=store)
+    assert math.prod(x) <= sum(read) < 2 * math.prod(x)
 
 
 @pytest.mark.parametrize("window", [S(1, size=3, stride=1, pad=1), S(1, size=1 << 19, stride=1 << 18)])
@@ -171,3 +270,23 @@ def test_the_gradient_of_few_long_windows_takes_a_call_for_each() -> None:
     np.testing.assert_array_equal(
         results["dx"][0, :, :, 0] * (1 << 20), [[3.0] * (1 << 20), [5.0] * (1 << 20)]
     )
+
+
+def test_a_part_of_the_windows_along_a_dim_has_their_elements() -> None:
+    rng = np.random.default_rng(38)
+    for _ in range(300):
+        size, count, stride, dilation, longest = (int(rng.integers(1, most)) for most in (30, 9, 7, 5, 8))
+        first = int(rng.integers(-20, 20))
+        axis = regular_axis(range(first, first + longest * dilation, dilation), stride, size, count)
+        members = [
+            [place for tap in axis.taps or () if 0 <= (place := tap + number * stride) < size]
+            for number in range(count)
+        ]
+        begin = int(rng.integers(0, count))
+        end = int(rng.integers(begin, count)) + 1
+        read, part = axis.part(begin, end)
+        assert 0 <= read.start <= read.stop <= size
+        assert part.size == read.stop - read.start
+        for of, ahead, windows in ((axis, 0, members), (part, read.start, members[begin:end])):
+            found = zip(of.starts, of.stops, strict=True)
+            assert [[*range(start + ahead, stop + ahead, dilation)] for start, stop in found] == windows

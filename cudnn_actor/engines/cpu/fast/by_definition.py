@@ -39,7 +39,7 @@ from cudnn_actor.protocol.operations.base import Part, Region
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["ByDefinition", "by_definition"]
+__all__ = ["ByDefinition", "by_definition", "definition_in_scratch"]
 
 Array = npt.NDArray[Any]
 _PART_ELEMENTS = 1 << 15
@@ -60,6 +60,12 @@ def by_definition(node: Node, specs: Specs) -> ByDefinition | None:
     dims, *others = [specs[name].dims for name, _ in node.named(node.outputs)]
     whole = ByDefinition(node, specs, dims)
     return None if any(other != dims for other in others) or whole.part(_box(dims)) is None else whole
+
+
+def definition_in_scratch(node: Node, specs: Specs) -> ByDefinition | None:
+    """The kernel for an operation whose definition is recorded, which allocates nothing; None for others."""
+    kernel = by_definition(node, specs)
+    return kernel if kernel is not None and kernel.is_recorded else None
 
 
 def _box(dims: Dims) -> Box:
@@ -116,6 +122,19 @@ class ByDefinition:
         assert part is not None, "`_extents` has asked for it"
         found = (self._recorded(part, last) for last in ((False, True) if len(self.dims) > 2 else (False,)))
         return max(footprint((0 if one is None else one.recording.nbytes,), itemsize=1) for one in found)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the definition is recorded of the first part and of one in the middle, which reads more."""
+        last = (False, True) if len(self.dims) > 2 else (False,)
+        first = _box(self._extents(range(len(self.dims))))
+        middle = tuple(
+            slice(at, min(at + of.stop, size))
+            for of, size in zip(first, self.dims, strict=True)
+            for at in (size // of.stop // 2 * of.stop,)
+        )
+        parts = [part for box in (first, middle) if (part := self.part(box)) is not None]
+        return all(self._recorded(part, of) is not None for part in parts for of in last)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""

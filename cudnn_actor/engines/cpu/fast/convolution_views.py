@@ -32,6 +32,7 @@ __all__ = [
     "grouped",
     "images_joined",
     "inner",
+    "is_channels_last",
     "laid_out",
     "memory_order",
     "multiplying",
@@ -65,6 +66,11 @@ def channels_last(array: Floats) -> bool:
 def laid_out(memory: Scratch, dims: Dims, order: Sequence[int], dtype: npt.DTypeLike) -> Floats:
     """Scratch memory for an array of these dims, whose axes lie in memory in this order, the last densest."""
     return memory.take(tuple([dims[axis] for axis in order]), dtype).transpose(_places(tuple(order)))
+
+
+def is_channels_last(array: npt.NDArray[Any]) -> bool:
+    """Whether the channels of images, (N, C, spatial), lie side by side."""
+    return abs(array.strides[1]) < min(map(abs, array.strides[2:]))
 
 
 def memory_order(rank: int, *, channels_last: bool) -> tuple[int, ...]:

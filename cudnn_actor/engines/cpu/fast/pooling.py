@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
+from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
+    Kernel,
     Operands,
     Step,
     carried,
@@ -41,6 +42,7 @@ from cudnn_actor.engines.cpu.fast.pooling_doubling import (
     doubling_scratch,
     is_long,
 )
+from cudnn_actor.engines.cpu.fast.pooling_element_joins import element_pooling
 from cudnn_actor.engines.cpu.fast.pooling_joins import ElementJoin
 from cudnn_actor.engines.cpu.fast.pooling_windows import LONG, Axis, counts_of, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -61,8 +63,8 @@ _CALL_NS = 700
 """Nanoseconds of a call, about, beside its elements."""
 
 
-def max_pool(node: Node, specs: Specs) -> Pooling | None:
-    """The kernel for `MaxPool` without an index; None where it would take much memory."""
+def max_pool(node: Node, specs: Specs) -> Kernel | None:
+    """The kernel for `MaxPool` without an index."""
     assert isinstance(node, MaxPool)
     x, y = specs["x"], specs["y"]
     if "index" in specs or 0 in x.dims or 0 in y.dims:
@@ -72,8 +74,8 @@ def max_pool(node: Node, specs: Specs) -> Pooling | None:
     return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.maximum, least_of(dtype), None))
 
 
-def avg_pool(node: Node, specs: Specs) -> Pooling | None:
-    """The kernel for `AvgPool`; None where it would take much memory."""
+def avg_pool(node: Node, specs: Specs) -> Kernel | None:
+    """The kernel for `AvgPool`."""
     assert isinstance(node, AvgPool)
     x, y = specs["x"], specs["y"]
     if 0 in x.dims or 0 in y.dims:
@@ -89,8 +91,10 @@ def least_of(dtype: np.dtype[Any]) -> float | bool:
     return False if dtype.kind == "b" else -math.inf if dtype.kind == "f" else int(np.iinfo(dtype.name).min)
 
 
-def _bounded(kernel: Pooling) -> Pooling | None:
-    return kernel if kernel.footprint(1) <= MOST_SCRATCH else None
+def _bounded(kernel: Pooling) -> Kernel:
+    if kernel.footprint(1) <= MOST_SCRATCH:
+        return kernel
+    return element_pooling(kernel.x, kernel.y, kernel.axes, kernel.join, kernel.counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +110,8 @@ class Pooling:
     counts: Array | None
 
     @property
-    def _join(self) -> ElementJoin:
+    def join(self) -> ElementJoin:
+        """How two parts of windows are joined."""
         return ElementJoin(self.ufunc, self.dtype, self.neutral)
 
     @property
@@ -131,7 +136,7 @@ class Pooling:
             )
             total += footprint(dims, after, itemsize=self.dtype.itemsize)
             if is_long(axis):
-                total += doubling_scratch(axis, 2 + number, dims, after[2 + number], self._join)
+                total += doubling_scratch(axis, 2 + number, dims, after[2 + number], self.join)
             dims = after
         return total + footprint(self.x[:2], itemsize=self.dtype.itemsize)
 
@@ -146,7 +151,7 @@ class Pooling:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, y = operands["x"], results["y"]
-        channels_last = abs(x.strides[1]) < min(map(abs, x.strides[2:]))
+        channels_last = is_channels_last(x)
         lanes = lanes_worth(lanes, _NS * math.prod(self.x))
 
         def call(block: Block, lane: int) -> Call:
@@ -201,7 +206,7 @@ class Pooling:
     def _along(self, axis: Axis, dim: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
         """Reduce windows along a dim."""
         if is_long(axis) and _doubling_pays(axis, x.size // axis.size):
-            yield from doubled(axis, dim, (x,), (y,), join=self._join, memory=memory.fork())
+            yield from doubled(axis, dim, (x,), (y,), join=self.join, memory=memory.fork())
         elif axis.taps is None or len(axis.taps) > 2 * axis.count:
             yield from (self._of_window(axis, number, dim, x, y) for number in range(axis.count))
         elif _is_one_run(x) and _pays(axis, x.strides[dim] // x.itemsize):
@@ -274,9 +279,8 @@ class Pooling:
             if len(taps) > LONG:
                 yield self._of_window(axis, number, dim, x, y)
             else:
-                _, one = axis.part(number, number + 1)
-                start = axis.starts[number]
-                part = x[(*before, slice(start, axis.stops[number]))]
+                read, one = axis.part(number, number + 1)
+                part = x[(*before, read)]
                 edge = y[(*before, slice(number, number + 1))]
                 assert one.taps is not None
                 yield from self._in_slices(one, one.taps, dim, part, edge)

@@ -128,7 +128,7 @@ class _Levels:
 
         self._arrays = [arrays(self._length) for _ in range(2)]
         self.elements = self._arrays[0]
-        self.least = axis.longest if regular else int(axis.members().min())
+        self.least = axis.shortest
         """Elements that each window has at least."""
         self._found = None if regular else arrays(axis.count)
 
@@ -174,7 +174,7 @@ def _overlapping(levels: _Levels, y: Arrays) -> Iterator[Call]:
     # They differ by 1 at most. So two of the largest power of 2 that is in the shortest cover the longest.
     calls, found = levels.taken(axis.places(0))
     yield from (*calls, *copies(found, y))
-    calls, found = levels.taken(axis.stops - levels.width)
+    calls, found = levels.taken(axis.places(0, levels.width))
     yield from (*calls, *join.calls(y, found, y, levels.memory))
 
 
@@ -182,7 +182,7 @@ def _side_by_side(levels: _Levels, y: Arrays) -> Iterator[Call]:
     """One after the other, the bits of the shortest length; then the last elements of longer windows."""
     axis, done, begun = levels.axis, 0, False
     if axis.taps is None:
-        calls, found = levels.taken(np.where(axis.members() > levels.least, axis.stops - 1, axis.size))
+        calls, found = levels.taken(axis.places_of_longer(levels.least))
         yield from (*calls, *copies(found, y))
         begun = True
     while True:

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, FEW_CHANNELS
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
+from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
+    Kernel,
     Operands,
     Step,
     carried,
@@ -25,6 +26,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     lanes_worth,
     most_calls,
 )
+from cudnn_actor.engines.cpu.fast.pooling_element_joins import element_gradient
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, counts_of, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import AvgPoolBackward, Node, Specs
@@ -37,8 +39,8 @@ _NS = 1.8
 """Nanoseconds of an element of dx, about."""
 
 
-def avg_pool_backward(node: Node, specs: Specs) -> Spreading | None:
-    """The kernel for `AvgPoolBackward`; None where it would take very many calls, or much memory."""
+def avg_pool_backward(node: Node, specs: Specs) -> Kernel | None:
+    """The kernel for `AvgPoolBackward`."""
     assert isinstance(node, AvgPoolBackward)
     dx, dy = specs["dx"], specs["dy"]
     if 0 in dx.dims or 0 in dy.dims:
@@ -46,7 +48,9 @@ def avg_pool_backward(node: Node, specs: Specs) -> Spreading | None:
     dtype = carried(dx.dtype)
     axes = window_axes(node.window, dx.dims, dy.dims)
     kernel = Spreading(dx.dims, dy.dims, dtype, axes, counts_of(node, axes, dtype))
-    return kernel if kernel.fits() and kernel.footprint(1) <= MOST_SCRATCH else None
+    if kernel.fits() and kernel.footprint(1) <= MOST_SCRATCH:
+        return kernel
+    return element_gradient(node.window, dx.dims, dy.dims, dtype, kernel.counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +93,13 @@ class Spreading:
 
     def _most_calls(self) -> int:
         """The most calls of a run, of either layout."""
-        each = 1 + sum(1 + len(_by_tap(axis) or axis.starts) for axis in self.axes)
+        each = 1 + sum(1 + (len(_by_tap(axis) or ()) or axis.count) for axis in self.axes)
         return self.dx[0] * -(-self.dx[1] // self.channels(channels_last=False)) * each
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         dy, dx = operands["dy"], results["dx"]
-        channels_last = abs(dx.strides[1]) < min(map(abs, dx.strides[2:]))
+        channels_last = is_channels_last(dx)
         channels = self.channels(channels_last=channels_last)
         lanes = lanes_worth(lanes, _NS * math.prod(self.dx))
         order = memory_order(dx.ndim, channels_last=channels_last)

@@ -18,7 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, carried, deal, in_turn, lanes_worth
+from cudnn_actor.engines.cpu.fast.by_definition import definition_in_scratch
+from cudnn_actor.engines.cpu.fast.kernels import (
+    Call,
+    Kernel,
+    Operands,
+    Step,
+    carried,
+    deal,
+    in_turn,
+    lanes_worth,
+)
 from cudnn_actor.engines.cpu.fast.lines import Box, boxes_of_elements
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, window_axes
 from cudnn_actor.engines.cpu.fast.rounding import saturate
@@ -34,15 +44,17 @@ _NS = 25
 """Nanoseconds of an element of dy, about."""
 
 
-def max_pool_backward(node: Node, specs: Specs) -> IndexedGradient | None:
-    """The kernel for `MaxPoolBackward`; None for small windows."""
+def max_pool_backward(node: Node, specs: Specs) -> Kernel | None:
+    """The kernel for `MaxPoolBackward`."""
     assert isinstance(node, MaxPoolBackward)
     dx, dy = specs["dx"], specs["dy"]
     if 0 in dx.dims or 0 in dy.dims:
         return None
     axes = window_axes(node.window, dx.dims, dy.dims)
     if math.prod(axis.longest for axis in axes) < _FEW:
-        return None
+        small = definition_in_scratch(node, specs)
+        if small is not None:
+            return small
     return IndexedGradient(dx.dims, dy.dims, carried(dx.dtype), axes)
 
 
@@ -70,8 +82,7 @@ class IndexedGradient:
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for places in dx and along a dim, and for what is added."""
         del lanes
-        box = next(boxes_of_elements(self.dy[1:], BLOCK_ELEMENTS))
-        dims = tuple(part.stop - part.start for part in box)
+        dims = (min(math.prod(self.dy[1:]), BLOCK_ELEMENTS),)
         return footprint(*[dims] * 5) + footprint(dims, dims, itemsize=1)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast import pooling
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
+from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
@@ -47,7 +47,7 @@ _NS = 6
 
 
 def max_pool(node: Node, specs: Specs) -> Kernel | None:
-    """The kernel for `MaxPool`; None where it would take much memory."""
+    """The kernel for `MaxPool`."""
     assert isinstance(node, MaxPool)
     if "index" not in specs:
         return pooling.max_pool(node, specs)
@@ -86,7 +86,7 @@ class IndexedPooling:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, of_keys = operands["x"], self.pooling
-        channels_last = abs(x.strides[1]) < min(map(abs, x.strides[2:]))
+        channels_last = is_channels_last(x)
         extents = of_keys.extents(channels_last=channels_last)
         images = lanes[0].keep((*x.shape[:2], *[1] * (x.ndim - 2)), _KEY)
         """The number of the first element of each image."""

@@ -7,7 +7,7 @@ alike share them on a lane; only what loads a block and what stores it is its ow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,15 +22,21 @@ from cudnn_actor.engines.cpu.fast.pooling_joins import Join
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
-__all__ = ["EDGES", "BlockArrays", "Edge", "JoinedPooling", "Store", "reduced"]
+__all__ = [
+    "BlockArrays",
+    "Edge",
+    "JoinedPooling",
+    "Parts",
+    "Store",
+    "arrays_of",
+    "joins_of",
+    "reduction_scratch",
+    "windows_reduced",
+]
 
 Array = npt.NDArray[Any]
-_MOST_SCRATCH = 16 << 20
-"""Bytes for each lane. NumPy would allocate more for a block of such windows."""
-_LONG = 16
-"""A window of this many elements along a dim is long."""
-EDGES = 3
-"""To load or to store a block, scratch for up to this many arrays of 64-bit elements is needed."""
+_MOST_SCRATCH = 8 << 20
+"""Bytes for each lane. Blocks that need more read the same rows again and again."""
 _CALLS = 20
 """About how many calls a join takes; loading a block takes as many, and so does storing it."""
 
@@ -73,10 +79,6 @@ class JoinedPooling:
     axes: tuple[Axis, ...]
     join: Join
 
-    def is_long(self) -> bool:
-        """Whether windows have many elements along a dim. The definition takes less time for others."""
-        return max(axis.longest for axis in self.axes) >= _LONG
-
     def fits(self) -> bool:
         """Whether a block of it needs no more scratch than lanes should have."""
         return self.footprint() <= _MOST_SCRATCH
@@ -87,14 +89,14 @@ class JoinedPooling:
 
     def _footprint(self, extents: Dims) -> int:
         dims = read_dims(self.x, self.y, self.axes, extents)
-        arrays, most = [dims], footprint(*[dims] * EDGES)
+        arrays, most = [dims], footprint(*[dims] * self.join.edges)
         for number in self._wanted:
             axes = self._first_axes(extents) if number == 0 else [self.axes[number]]
-            most = max(most, *(_scratch(axis, 2 + number, dims, self.join) for axis in axes))
+            most = max(most, *(reduction_scratch(axis, 2 + number, dims, self.join) for axis in axes))
             count = extents[2] if number == 0 else self.y[2 + number]
             dims = (*dims[: 2 + number], count, *dims[3 + number :])
             arrays.append(dims)
-        most = max(most, footprint(*[dims] * EDGES))
+        most = max(most, footprint(*[dims] * self.join.edges))
         return most + sum(footprint(*arrays, itemsize=dtype.itemsize) for dtype in self.join.dtypes)
 
     @property
@@ -120,7 +122,7 @@ class JoinedPooling:
         extents = self.extents(channels_last=channels_last)
         order = memory_order(len(self.x), channels_last=channels_last)
         kept = self._calls(extents) <= most_calls(8 * max(math.prod(self.x), math.prod(self.y)))
-        known: dict[object, tuple[BlockArrays, list[Call]]] = {}
+        known: dict[object, tuple[BlockArrays, Iterable[Call]]] = {}
 
         def calls(block: Block, lane: int) -> Iterator[Call]:
             read, axes = part_read(self.axes, block)
@@ -128,9 +130,9 @@ class JoinedPooling:
             key = lane, *dims, _lie(axes[0])
             found = known.get(key)
             if found is None:
-                found = reduced(self.join, (*dims, *self.x[3:]), axes, order, lanes[lane].fork())
+                found = self._reduced((*dims, *self.x[3:]), axes, order, lanes[lane].fork())
                 if kept:
-                    known[key] = found
+                    found = known[key] = found[0], [*found[1]]
             arrays, own = found
             yield from load(block, (read,), arrays)
             yield from own
@@ -141,11 +143,19 @@ class JoinedPooling:
 
         return [deal(blocks(self.y, extents), len(lanes), call)]
 
+    def _reduced(
+        self, dims: Dims, axes: Sequence[Axis], order: Dims, memory: Scratch
+    ) -> tuple[BlockArrays, Iterable[Call]]:
+        """Arrays for a part of x of these dims, and the calls that reduce the windows in it."""
+        elements = arrays_of(self.join, dims, order, memory)
+        results, calls = windows_reduced(self.join, elements, dict(enumerate(axes)), order, memory)
+        return BlockArrays(elements, results, memory, order), calls
+
     def _calls(self, extents: Dims) -> int:
         """About how many calls a run takes that are kept."""
         count = math.prod(-(-size // extent) for size, extent in zip(self.y, extents, strict=False))
-        inner = sum(map(_joins, self.axes[1:]))
-        return _CALLS * (count + sum(_joins(first) + inner for first in self._first_axes(extents)))
+        inner = sum(map(joins_of, self.axes[1:]))
+        return _CALLS * (count + sum(joins_of(first) + inner for first in self._first_axes(extents)))
 
     def _first_axes(self, extents: Dims) -> Iterable[Axis]:
         """The windows of blocks along the first spatial dim, those that differ."""
@@ -154,31 +164,41 @@ class JoinedPooling:
         return {_lie(axis): axis for axis in found}.values()
 
 
-def reduced(
-    join: Join, dims: Dims, axes: Sequence[Axis], order: Dims, memory: Scratch
-) -> tuple[BlockArrays, list[Call]]:
-    """Arrays for a part of x of these dims, and the calls that reduce the windows in it."""
-    stages = [[laid_out(memory, dims, order, dtype) for dtype in join.dtypes]]
-    wanted = [number for number, axis in enumerate(axes) if not axis.same]
-    for number in wanted:
-        dims = (*dims[: 2 + number], axes[number].count, *dims[3 + number :])
-        stages.append([laid_out(memory, dims, order, dtype) for dtype in join.dtypes])
-    calls: list[Call] = []
-    for number, x, y in zip(wanted, stages, stages[1:], strict=False):
-        axis = axes[number]
-        along = folded if folding_pays(axis) else doubled
-        calls += along(axis, 2 + number, x, y, join=join, memory=memory.fork())
-    return BlockArrays(stages[0], stages[-1], memory, order), calls
+def arrays_of(join: Join, dims: Dims, order: Dims, memory: Scratch) -> list[Array]:
+    """New arrays of a join's dtypes."""
+    return [laid_out(memory, dims, order, dtype) for dtype in join.dtypes]
 
 
-def _scratch(axis: Axis, dim: int, x: Dims, join: Join) -> int:
+def windows_reduced(
+    join: Join, elements: list[Array], axes: Mapping[int, Axis], order: Dims, memory: Scratch
+) -> tuple[list[Array], Iterator[Call]]:
+    """Where the results will be, and the calls that reduce windows along some spatial dims.
+
+    `axes`: the windows along each of these dims. The results are in new arrays, or are the elements
+    themselves if there is nothing to do.
+    """
+    stages = [elements]
+    wanted = {number: axis for number, axis in axes.items() if not axis.same}
+    for number, axis in wanted.items():
+        dims = stages[-1][0].shape
+        stages.append(arrays_of(join, (*dims[: 2 + number], axis.count, *dims[3 + number :]), order, memory))
+
+    def calls() -> Iterator[Call]:
+        for (number, axis), x, y in zip(wanted.items(), stages, stages[1:], strict=False):
+            along = folded if folding_pays(axis) else doubled
+            yield from along(axis, 2 + number, x, y, join=join, memory=memory.fork())
+
+    return stages[-1], calls()
+
+
+def reduction_scratch(axis: Axis, dim: int, x: Dims, join: Join) -> int:
     """Bytes that reducing windows along a dim of a part of x takes."""
     if folding_pays(axis):
         return folding_scratch(axis, dim, x, join)
     return doubling_scratch(axis, dim, x, axis.count, join)
 
 
-def _joins(axis: Axis) -> int:
+def joins_of(axis: Axis) -> int:
     """How many joins reduce the windows along a dim, about."""
     levels = 2 * axis.longest.bit_length()
     return levels * folding_groups(axis) if folding_pays(axis) else levels

@@ -21,6 +21,7 @@ Arrays = Sequence[Array]
 """What some parts of windows are reduced to: arrays of the same dims."""
 _WIDE = np.dtype(np.float64)
 _KEY = np.dtype(np.int64)
+_EDGES = 3
 
 
 class Join(Protocol):
@@ -38,6 +39,10 @@ class Join(Protocol):
     def may_repeat(self) -> bool:
         """Whether parts may have elements in common."""
 
+    @property
+    def edges(self) -> int:
+        """How many scratch arrays of 64-bit elements it takes, at most, to load or to store a block."""
+
     def scratch(self, dims: Dims) -> int:
         """Bytes of scratch that joining parts of these dims takes."""
 
@@ -52,6 +57,7 @@ class ElementJoin:
     ufunc: np.ufunc
     dtype: np.dtype[Any]
     least: float | bool
+    edges = 0
 
     @property
     def dtypes(self) -> Sequence[np.dtype[Any]]:
@@ -86,6 +92,7 @@ class FirstLargest:
     dtypes = (_KEY, _KEY)
     neutral = (int(np.iinfo(_KEY).min), int(np.iinfo(_KEY).max))
     may_repeat = True
+    edges = _EDGES
 
     def scratch(self, dims: Dims) -> int:
         """See `Join`."""
@@ -126,6 +133,7 @@ class ScaledSums:
     largest: bool
     dtypes = (_WIDE, _WIDE)
     may_repeat = False
+    edges = _EDGES
 
     @property
     def neutral(self) -> Sequence[float]:

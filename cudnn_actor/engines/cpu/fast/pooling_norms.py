@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
+from cudnn_actor.engines.cpu.fast.by_definition import definition_in_scratch
+from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
@@ -53,7 +54,7 @@ def _needs_scales(specs: Specs, p: float) -> bool:
 
 
 def lp_pool(node: Node, specs: Specs) -> Kernel | None:
-    """The kernel for `LpPool`; None where it would take much memory."""
+    """The kernel for `LpPool`."""
     assert isinstance(node, LpPool)
     x, y = specs["x"], specs["y"]
     if not all(spec.size for spec in specs.values()):
@@ -66,14 +67,16 @@ def lp_pool(node: Node, specs: Specs) -> Kernel | None:
 
 
 def lp_pool_backward(node: Node, specs: Specs) -> Kernel | None:
-    """The kernel for `LpPoolBackward`; None for small windows, and where `LpPool` has none."""
+    """The kernel for `LpPoolBackward`."""
     assert isinstance(node, LpPoolBackward)
     x, y = specs["x"], specs["y"]
     if not all(spec.size for spec in specs.values()):
         return None
     axes = window_axes(node.window, x.dims, y.dims)
     if math.prod(axis.longest for axis in axes) < _FEW:
-        return None
+        small = definition_in_scratch(node, specs)
+        if small is not None:
+            return small
     if _needs_scales(specs, node.p):
         return scaled_norms_gradient(node, specs)
     kernel = NormsGradient(Spreading(x.dims, y.dims, _WIDE, axes, np.ones((), _WIDE)), node.p)
@@ -110,7 +113,7 @@ class Norms:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, y = operands["x"], results["y"]
-        last = abs(x.strides[1]) < min(map(abs, x.strides[2:]))
+        last = is_channels_last(x)
         order = memory_order(x.ndim, channels_last=last)
         lanes = lanes_worth(lanes, _NS * x.size)
 
@@ -156,7 +159,7 @@ class NormsGradient:
         """The steps of a run: see `Kernel`."""
         x, dx = operands["x"], results["dx"]
         spreading = self.spreading
-        last = abs(dx.strides[1]) < min(map(abs, dx.strides[2:]))
+        last = is_channels_last(dx)
         order = memory_order(dx.ndim, channels_last=last)
         channels = spreading.channels(channels_last=last)
         lanes = lanes_worth(lanes, _NS * x.size)

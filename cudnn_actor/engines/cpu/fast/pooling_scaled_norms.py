@@ -16,12 +16,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, lanes_worth
+from cudnn_actor.engines.cpu.fast.by_definition import definition_in_scratch
+from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, lanes_worth
 from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import ScaledSums, power
 from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, bounded_pooling
-from cudnn_actor.engines.cpu.fast.pooling_windows import in_windows, reversed_axes, window_axes
+from cudnn_actor.engines.cpu.fast.pooling_windows import (
+    are_long,
+    in_windows,
+    reversed_axes,
+    spread_part,
+    window_axes,
+)
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import LpPool, LpPoolBackward, Specs, Window
 
@@ -35,27 +42,28 @@ _NS = 100
 """Nanoseconds of an element of x, about."""
 
 
-def scaled_norms(node: LpPool[Any], specs: Specs) -> ScaledNorms | None:
-    """The kernel for `LpPool` of any power; None for short windows, and where a block takes much memory."""
+def scaled_norms(node: LpPool[Any], specs: Specs) -> Kernel:
+    """The kernel for `LpPool` of any power."""
     x, y = specs["x"].dims, specs["y"].dims
-    pooling = bounded_pooling(x, y, window_axes(node.window, x, y), ScaledSums(node.p, largest=True))
-    return None if pooling is None else ScaledNorms(pooling, node.p)
+    axes = window_axes(node.window, x, y)
+    short = None if are_long(axes) else definition_in_scratch(node, specs)
+    return short or ScaledNorms(bounded_pooling(x, y, axes, ScaledSums(node.p, largest=True)), node.p)
 
 
-def scaled_norms_gradient(node: LpPoolBackward[Any], specs: Specs) -> ScaledNormsGradient | None:
-    """The kernel for `LpPoolBackward` of any power; None for small windows, and where `LpPool` has none."""
+def scaled_norms_gradient(node: LpPoolBackward[Any], specs: Specs) -> Kernel:
+    """The kernel for `LpPoolBackward` of any power."""
     window, dx, dy = node.window, specs["dx"].dims, specs["dy"].dims
     own = window_axes(window, dx, dy)
     if math.prod(axis.longest for axis in own) < _FEW:
-        return None
+        small = definition_in_scratch(node, specs)
+        if small is not None:
+            return small
     axes = reversed_axes(window, dx, dy)
     spread = (*dy[:2], *(axis.size for axis in axes))
-    join = ScaledSums(node.p - 1, largest=False)
-    pooling = JoinedPooling(spread, dx, axes, join)
-    bounded = pooling if pooling.fits() else TiledPooling(spread, dx, axes, join)
+    pooling = bounded_pooling(spread, dx, axes, ScaledSums(node.p - 1, largest=False))
     strides = window.stride if isinstance(window, Window) else (1,) * len(axes)
     without = [~in_windows(axis) for axis in own]
-    return ScaledNormsGradient(bounded, node.p, strides, tuple(without))
+    return ScaledNormsGradient(pooling, node.p, strides, tuple(without))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +95,7 @@ class ScaledNorms:
             yield partial(np.copyto, y[block], largest, "same_kind")
 
         lanes = lanes_worth(lanes, _NS * x.size)
-        return self.pooling.bind(lanes, channels_last=_channels_last(x), load=load, store=store)
+        return self.pooling.bind(lanes, channels_last=is_channels_last(x), load=load, store=store)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,16 +135,14 @@ class ScaledNormsGradient:
             return self._store(operands["x"][block], dx[block], block[2:], arrays)
 
         lanes = lanes_worth(lanes, _NS * dx.size)
-        return self.pooling.bind(lanes, channels_last=_channels_last(dx), load=load, store=store)
+        return self.pooling.bind(lanes, channels_last=is_channels_last(dx), load=load, store=store)
 
     def _load(self, operands: Operands, block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
         """Calls that spread y and dy. Where y is 0, it is as if there were no window."""
         whole = (slice(0, axis.size) for axis in self.pooling.axes[len(read) :])
-        spread = [*zip((*read, *whole), self.strides, strict=True)]
-        part = tuple(slice(-(-of.start // step), -(-of.stop // step)) for of, step in spread)
+        part, places = spread_part((*read, *whole), self.strides)
         y, dy = (operands[name][(*block[:2], *part)] for name in ("y", "dy"))
-        steps: Any = (..., *(slice(-of.start % step, None, step) for of, step in spread))
-        scale, total = (array[steps] for array in arrays.elements)
+        scale, total = (array[(slice(None), slice(None), *places)] for array in arrays.elements)
         if math.prod(self.strides) > 1:
             yield partial(arrays.elements[0].fill, np.inf)
             yield partial(arrays.elements[1].fill, 0.0)
@@ -166,8 +172,3 @@ class ScaledNormsGradient:
                 where = own.reshape([-1 if axis == 2 + number else 1 for axis in range(x.ndim)])
                 yield partial(np.copyto, share, 0.0, where=where)
         yield partial(np.copyto, dx, share, "same_kind")
-
-
-def _channels_last(array: Array) -> bool:
-    """Whether channels lie side by side."""
-    return abs(array.strides[1]) < min(map(abs, array.strides[2:]))

@@ -1,22 +1,24 @@
 """Windows of which not even a row fits into scratch memory: parts of windows are joined one after the other.
 
-A block has some windows along each spatial dim. Its results begin neutral. Windows are cut along each dim
-into parts of a few elements, the first ones, those behind them, and so on: such parts lie as regular windows
-do. So each is reduced as whole windows are, and joined to the block's results.
+Blocks and parts are those of `Cuts`. Each part is reduced as whole windows are. What is left of the parts
+along the first spatial dim is joined, and then reduced along the other dims: so windows that share rows do
+not read them again and again. What is left of parts along the other dims is joined to the block's results.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
+from cudnn_actor.engines.cpu.fast.blocks import FEW_CHANNELS
+from cudnn_actor.engines.cpu.fast.convolution_views import memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
@@ -26,19 +28,19 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     made_when_run,
     most_calls,
 )
-from cudnn_actor.engines.cpu.fast.pooling_doubling import doubling_scratch
-from cudnn_actor.engines.cpu.fast.pooling_folding import folding_scratch
+from cudnn_actor.engines.cpu.fast.pooling_cuts import Cuts, Piece, cuts_of, grid
 from cudnn_actor.engines.cpu.fast.pooling_joined import (
-    EDGES,
     BlockArrays,
     Edge,
     JoinedPooling,
+    Parts,
     Store,
-    reduced,
+    arrays_of,
+    windows_reduced,
 )
 from cudnn_actor.engines.cpu.fast.pooling_joins import Join
-from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, regular_axis
-from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 
 __all__ = ["TiledPooling", "bounded_pooling"]
 
@@ -47,79 +49,10 @@ _CALLS = 300
 """Calls that join a part of a block's windows, about."""
 
 
-def bounded_pooling(
-    x: Dims, y: Dims, axes: tuple[Axis, ...], join: Join
-) -> JoinedPooling | TiledPooling | None:
-    """What reduces windows of any size in bounded memory; None if the definition does so in less time."""
+def bounded_pooling(x: Dims, y: Dims, axes: tuple[Axis, ...], join: Join) -> JoinedPooling | TiledPooling:
+    """What reduces windows of any size in bounded memory."""
     rows = JoinedPooling(x, y, axes, join)
-    if not rows.fits():
-        return TiledPooling(x, y, axes, join)
-    return rows if rows.is_long() or rows.footprint() > MOST_SCRATCH else None
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """Along a spatial dim: how many windows a block has, and how many elements a part of a window."""
-
-    axis: Axis
-    windows: int
-    taps: int
-
-    @property
-    def whole(self) -> bool:
-        """Whether windows of unequal lengths are not cut."""
-        return self.axis.taps is None and self.windows > 1
-
-    @property
-    def _step(self) -> int:
-        """How far apart two windows are, about."""
-        return self.axis.stride if self.axis.taps is not None else -(-self.axis.size // self.axis.count)
-
-    @property
-    def spans(self) -> tuple[int, int]:
-        """Elements between the first and the last window, and between those of a part; 0: it is not cut."""
-        return (self.windows - 1) * self._step, 0 if self.whole else (self.taps - 1) * self.axis.dilation
-
-    def halved(self, which: int) -> _Cut:
-        """With half of the windows (0), or of the elements (1)."""
-        if which:
-            return _Cut(self.axis, self.windows, -(-self.taps // 2))
-        return _Cut(self.axis, -(-self.windows // 2), self.taps)
-
-    @cached_property
-    def part(self) -> Axis:
-        """The windows of a block, with padding. Along `size` lies what it reads at most."""
-        if self.whole:
-            starts = range(0, self.axis.count, self.windows)
-            parts = [self.axis.part(at, min(at + self.windows, self.axis.count))[1] for at in starts]
-            return max(parts, key=lambda axis: axis.size)
-        step, dilation = self._step, self.axis.dilation
-        reach = (self.windows - 1) * step + (self.taps - 1) * dilation + 1
-        taps = range(-1, self.taps * dilation - 1, dilation)
-        return regular_axis(taps, step, min(reach, self.axis.size), self.windows)
-
-    @property
-    def blocks(self) -> list[slice]:
-        """The windows of each block."""
-        count = self.axis.count
-        return [slice(at, min(at + self.windows, count)) for at in range(0, count, self.windows)]
-
-    def parts(self, block: slice) -> Iterator[tuple[slice, Axis]]:
-        """What each part of a block's windows reads, and these parts counted from there."""
-        if self.whole:
-            yield self.axis.part(block.start, block.stop)
-            return
-        first, count = block.start, block.stop - block.start
-        if self.axis.taps is None:
-            taps = range(int(self.axis.starts[first]), int(self.axis.stops[first]))
-        else:
-            own, ahead = self.axis.taps, first * self.axis.stride
-            taps = range(own.start + ahead, own.stop + ahead, own.step)
-        for at in range(0, len(taps), self.taps):
-            axis = regular_axis(taps[at : at + self.taps], self.axis.stride, self.axis.size, count)
-            begin, end = axis.reach(0, count)
-            if begin < end:
-                yield axis.part(0, count)
+    return rows if rows.fits() else TiledPooling(x, y, axes, join)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,70 +66,102 @@ class TiledPooling:
     most: int = MOST_SCRATCH
     """Bytes of scratch that each lane should have at most. A window of one element takes what it takes."""
 
-    @cached_property
-    def _cuts(self) -> list[_Cut]:
-        found = [_Cut(axis, axis.count, axis.longest) for axis in self.axes]
-        while self._footprint(found) > self.most and any(any(cut.spans) for cut in found):
-            number, which = max(
-                ((number, which) for number in range(len(found)) for which in range(2)),
-                key=lambda at: found[at[0]].spans[at[1]],
-            )
-            found[number] = found[number].halved(which)
-        return found
+    @functools.cached_property
+    def _known(self) -> dict[bool, Cuts]:
+        return {}
+
+    def _cuts(self, *, channels_last: bool) -> Cuts:
+        if channels_last not in self._known:
+            channels = min(self.x[1], FEW_CHANNELS) if channels_last else 1
+            self._known[channels_last] = cuts_of(self.join, self.axes, channels, self.most)
+        return self._known[channels_last]
 
     def footprint(self) -> int:
         """Bytes of scratch that each lane needs."""
-        return self._footprint(self._cuts)
-
-    def _footprint(self, cuts: Sequence[_Cut]) -> int:
-        block = (1, 1, *(cut.windows for cut in cuts))
-        dims = self._read(cuts)
-        arrays, most = [dims, block], footprint(*[dims] * EDGES, *[block] * EDGES) + self.join.scratch(block)
-        for dim, cut in enumerate(cuts, 2):
-            scratch = doubling_scratch(cut.part, dim, dims, cut.windows, self.join)
-            most = max(most, scratch, folding_scratch(cut.part, dim, dims, self.join))
-            dims = (*dims[:dim], cut.windows, *dims[dim + 1 :])
-            arrays.append(dims)
-        return most + sum(footprint(*arrays, itemsize=dtype.itemsize) for dtype in self.join.dtypes)
-
-    def _read(self, cuts: Sequence[_Cut]) -> Dims:
-        return (1, 1, *(cut.part.size for cut in cuts))
+        return max(self._cuts(channels_last=last).footprint for last in (False, True))
 
     def read_dims(self, *, channels_last: bool) -> Dims:
         """The most that is read at a time, along each dim of x."""
-        del channels_last
-        return self._read(self._cuts)
+        return self._cuts(channels_last=channels_last).read
 
     def bind(self, lanes: Sequence[Scratch], *, channels_last: bool, load: Edge, store: Store) -> list[Step]:
         """The steps of a run: see `Kernel`."""
-        order, cuts = memory_order(len(self.x), channels_last=channels_last), self._cuts
-        images = [[slice(at, at + 1) for at in range(size)] for size in self.x[:2]]
-        of_image = math.prod(
-            -(-cut.axis.count // cut.windows) * (1 if cut.whole else -(-cut.axis.longest // cut.taps))
-            for cut in cuts
-        )
-        kept = _CALLS * of_image * math.prod(self.x[:2]) <= most_calls(
-            8 * max(math.prod(self.x), math.prod(self.y))
-        )
+        cuts = self._cuts(channels_last=channels_last)
+        order = memory_order(len(self.x), channels_last=channels_last)
+        blocks = [*grid(cuts, *self.x[:2])]
+        pieces = [{block.start: cut.pieces(block) for block in cut.blocks} for cut in cuts.along]
+        tiles = len(blocks) * math.prod(cut.count for cut in cuts.along)
+        kept = _CALLS * tiles <= most_calls(8 * max(math.prod(self.x), math.prod(self.y)))
 
-        def calls(block: tuple[slice, ...], lane: int) -> Iterator[Call]:
-            memory = lanes[lane].fork()
-            dims = tuple(part.stop - part.start for part in block)
-            total = [laid_out(memory, dims, order, dtype) for dtype in self.join.dtypes]
-            for array, neutral in zip(total, self.join.neutral, strict=True):
-                yield partial(array.fill, neutral)
-            pieces = ([*cut.parts(part)] for cut, part in zip(cuts, block[2:], strict=True))
-            for piece in itertools.product(*pieces):
-                read, axes = zip(*piece, strict=True)
-                of_x = (1, 1, *(part.stop - part.start for part in read))
-                arrays, own = reduced(self.join, of_x, axes, order, memory.fork())
-                yield from load(block, read, arrays)
-                yield from own
-                yield from self.join.calls(total, arrays.results, total, arrays.memory.fork())
-            yield from store(block, BlockArrays(total, total, memory, order))
+        def calls(block: Parts, lane: int) -> Iterator[Call]:
+            own = [of[part.start] for of, part in zip(pieces, block[2:], strict=True)]
+            tile = _Block(self.join, block, order, load, whole=cuts.along[0].count == 1)
+            arrays = yield from tile.reduced(own, lanes[lane].fork())
+            yield from store(block, arrays)
 
-        def call(block: tuple[slice, ...], lane: int) -> Call:
+        def call(block: Parts, lane: int) -> Call:
             return in_turn([*calls(block, lane)]) if kept else made_when_run(lambda: calls(block, lane))
 
-        grid = itertools.product(*images, *(cut.blocks for cut in cuts))
-        return [deal(grid, len(lanes), call)]
+        return [deal(blocks, len(lanes), call)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """The windows of a block. `block`: where they are in y. `whole`: they are not cut along the first dim."""
+
+    join: Join
+    block: Parts
+    order: Dims
+    load: Edge
+    whole: bool
+
+    def reduced(
+        self, pieces: Sequence[Sequence[Piece]], memory: Scratch
+    ) -> Generator[Call, None, BlockArrays]:
+        """Calls that reduce windows. `pieces`: their parts along each spatial dim."""
+        first, *others = pieces
+        if first and math.prod(map(len, others)) == 1:
+            return (yield from self._along_others(first, [of[0] for of in others], memory))
+        total = self._arrays([part.stop - part.start for part in self.block[2:]], memory)
+        yield from self._filled(total)
+        for rest in itertools.product(*others) if first else ():
+            part = yield from self._along_others(first, rest, memory.fork())
+            yield from self.join.calls(total, part.results, total, part.memory.fork())
+        return BlockArrays(total, total, memory, self.order)
+
+    def _along_others(
+        self, first: Sequence[Piece], rest: Sequence[Piece], memory: Scratch
+    ) -> Generator[Call, None, BlockArrays]:
+        """Calls that reduce parts along the first dim, and then one part along the others."""
+        axes = {number: axis for number, (_, axis) in enumerate(rest, 1)}
+        if self.whole:
+            return (yield from self._part([first[0], *rest], {0: first[0][1], **axes}, memory))
+        windows = self.block[2].stop - self.block[2].start
+        middle = self._arrays([windows, *(part.stop - part.start for part, _ in rest)], memory)
+        yield from self._filled(middle)
+        for piece in first:
+            part = yield from self._part([piece, *rest], {0: piece[1]}, memory.fork())
+            yield from self.join.calls(middle, part.results, middle, part.memory.fork())
+        results, calls = windows_reduced(self.join, middle, axes, self.order, memory)
+        yield from calls
+        return BlockArrays(middle, results, memory, self.order)
+
+    def _part(
+        self, pieces: Sequence[Piece], axes: dict[int, Axis], memory: Scratch
+    ) -> Generator[Call, None, BlockArrays]:
+        """Calls that load a part of x, and reduce windows in it along some dims."""
+        read = tuple(part for part, _ in pieces)
+        elements = self._arrays([part.stop - part.start for part in read], memory)
+        results, calls = windows_reduced(self.join, elements, axes, self.order, memory)
+        arrays = BlockArrays(elements, results, memory, self.order)
+        yield from self.load(self.block, read, arrays)
+        yield from calls
+        return arrays
+
+    def _arrays(self, spatial: Sequence[int], memory: Scratch) -> list[Array]:
+        channels = self.block[1].stop - self.block[1].start
+        return arrays_of(self.join, (1, channels, *spatial), self.order, memory)
+
+    def _filled(self, arrays: Sequence[Array]) -> Iterator[Call]:
+        for array, neutral in zip(arrays, self.join.neutral, strict=True):
+            yield partial(array.fill, neutral)

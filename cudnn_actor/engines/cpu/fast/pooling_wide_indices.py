@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, lanes_worth
+from cudnn_actor.engines.cpu.fast.by_definition import definition_in_scratch
+from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, lanes_worth
 from cudnn_actor.engines.cpu.fast.ordered_keys import bits_in_order, floats_of_bits
 from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import FirstLargest
 from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, bounded_pooling
-from cudnn_actor.engines.cpu.fast.pooling_windows import window_axes
+from cudnn_actor.engines.cpu.fast.pooling_windows import are_long, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import MaxPool, Specs
 
@@ -31,11 +32,12 @@ _NS = 40
 """Nanoseconds of an element of x, about."""
 
 
-def wide_max_pool(node: MaxPool[Any], specs: Specs) -> WideIndexedPooling | None:
-    """The kernel for `MaxPool` with an index, of 64 bits; None where `scaled_norms` is None."""
+def wide_max_pool(node: MaxPool[Any], specs: Specs) -> Kernel:
+    """The kernel for `MaxPool` with an index, of 64 bits."""
     x, y = specs["x"].dims, specs["y"].dims
-    pooling = bounded_pooling(x, y, window_axes(node.window, x, y), FirstLargest())
-    return None if pooling is None else WideIndexedPooling(pooling)
+    axes = window_axes(node.window, x, y)
+    short = None if are_long(axes) else definition_in_scratch(node, specs)
+    return short or WideIndexedPooling(bounded_pooling(x, y, axes, FirstLargest()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +57,7 @@ class WideIndexedPooling:
         ahead = lanes[0].keep((*x.shape[:2], *[1] * (x.ndim - 2)), _KEY)
         """The number of the first element of each image."""
         ahead[...] = (np.arange(ahead.size) * math.prod(x.shape[2:])).reshape(ahead.shape)
-        last = abs(x.strides[1]) < min(map(abs, x.strides[2:]))
+        last = is_channels_last(x)
         spatial = self.pooling.read_dims(channels_last=last)[2:]
         numbers = lanes[0].keep(spatial, _KEY)
         """Those of the elements of a part at the beginning of an image."""

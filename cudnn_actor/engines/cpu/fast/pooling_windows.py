@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,39 +13,83 @@ import numpy.typing as npt
 
 from cudnn_actor.protocol.operations import AdaptiveWindow, AvgPool, AvgPoolBackward, Window
 
-__all__ = ["LONG", "Axis", "counts_of", "in_windows", "regular_axis", "reversed_axes", "window_axes"]
+__all__ = [
+    "LONG",
+    "Axis",
+    "are_long",
+    "counts_of",
+    "in_windows",
+    "regular_axis",
+    "reversed_axes",
+    "spread_part",
+    "window_axes",
+]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
 LONG = 8
 """Windows of more elements are reduced by one call each where they reach over an end."""
+_MANY = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """The windows along one spatial dim of `size` elements: the elements of each, from `starts` to `stops`.
+    """The windows along one spatial dim of `size` elements.
 
-    These are arrays of int64. `taps`: if all windows are the same but for the input's borders: where the
-    first window's elements would lie, in order, and `stride`, the distance of two windows.
+    Parameters
+    ----------
+    size, count
+        Elements of the dim, and how many windows there are.
+    dilation
+        How far apart neighbours of a window are.
+    taps
+        If all windows are the same but for the input's borders: where the first window's elements would lie,
+        in order.
+    stride
+        Of such windows, how far apart neighbours are.
+    bounds
+        Of other windows: the first element of each, and the one behind the last. Arrays of int64.
     """
 
     size: int
-    starts: Array
-    stops: Array
+    count: int
     dilation: int = 1
     taps: range | None = None
     stride: int = 1
+    bounds: tuple[Array, Array] | None = None
     _parts: dict[tuple[int, int], tuple[slice, Axis]] = field(default_factory=dict, repr=False)
-    _places: dict[int, Array] = field(default_factory=dict, repr=False)
+    _places: dict[tuple[int, int], Array] = field(default_factory=dict, repr=False)
 
-    @property
-    def count(self) -> int:
-        """How many windows there are."""
-        return len(self.starts)
+    @functools.cached_property
+    def starts(self) -> Array:
+        """The first element of each window: int64. A window behind all elements has none, at `size`."""
+        if self.taps is None:
+            assert self.bounds is not None
+            return self.bounds[0]
+        first, step = self._first(self.taps.start), self.dilation
+        found: Array = np.minimum(first + np.maximum(0, -(first // step)) * step, self.size)
+        return found
+
+    @functools.cached_property
+    def stops(self) -> Array:
+        """The element behind the last one of each window: int64, at least its start."""
+        if self.taps is None:
+            assert self.bounds is not None
+            return self.bounds[1]
+        last, step = self._first(self.taps[-1]), self.dilation
+        inside: Array = last - np.maximum(0, -((self.size - 1 - last) // step)) * step + 1
+        return np.maximum(inside, self.starts, out=inside)
+
+    def _first(self, tap: int) -> Array:
+        return np.arange(self.count, dtype=np.int64) * self.stride + tap
 
     @functools.cached_property
     def same(self) -> bool:
-        """Whether each window is the element of the same number."""
+        """Whether each window is the element of the same number, and has no padding."""
+        if self.count != self.size:
+            return False
+        if self.taps is not None:
+            return self.taps == range(1) and (self.stride == 1 or self.count == 1)
         numbers = np.arange(self.size)
         return np.array_equal(self.starts, numbers) and np.array_equal(self.stops, numbers + 1)
 
@@ -62,11 +106,27 @@ class Axis:
         """The most elements of a window; of equal ones, those in padding too."""
         return int(self.members().max()) if self.taps is None else len(self.taps)
 
-    def places(self, ahead: int) -> Array:
-        """The element `ahead` elements behind the first one of each window, in windows without dilation."""
-        if ahead not in self._places:
-            self._places[ahead] = self.starts + ahead
-        return self._places[ahead]
+    @functools.cached_property
+    def shortest(self) -> int:
+        """The fewest elements of a window; of equal ones, with those in padding."""
+        return int(self.members().min()) if self.taps is None else len(self.taps)
+
+    def places(self, ahead: int, behind: int = 0) -> Array:
+        """Elements of windows without dilation, as one array that is kept.
+
+        The element `ahead` elements behind the first one of each window; with `behind` the one that lies so
+        many before the element behind its last one.
+        """
+        if (ahead, behind) not in self._places:
+            self._places[ahead, behind] = self.stops - behind if behind else self.starts + ahead
+        return self._places[ahead, behind]
+
+    def places_of_longer(self, least: int) -> Array:
+        """The last element of windows of more than `least` elements, `size` for others; it is kept."""
+        key = -1, least
+        if key not in self._places:
+            self._places[key] = np.where(self.members() > least, self.stops - 1, self.size)
+        return self._places[key]
 
     def members(self) -> Array:
         """How many elements each window has."""
@@ -74,8 +134,12 @@ class Axis:
         return found
 
     def reach(self, first: int, last: int) -> tuple[int, int]:
-        """Start and end of what windows `first` to `last - 1` read."""
-        return int(self.starts[first:last].min()), int(self.stops[first:last].max())
+        """Start and end of what windows `first` to `last - 1` lie in: some do not begin at the start."""
+        if self.taps is None:
+            return int(self.starts[first:last].min()), int(self.stops[first:last].max())
+        begin = max(0, self.taps[0] + first * self.stride)
+        end = self.taps[-1] + (last - 1) * self.stride + 1
+        return min(begin, self.size), max(min(begin, self.size), min(end, self.size))
 
     def part(self, first: int, last: int) -> tuple[slice, Axis]:
         """The slice that windows `first` to `last - 1` read, and these windows counted from its start."""
@@ -85,11 +149,12 @@ class Axis:
 
     def _part(self, first: int, last: int) -> tuple[slice, Axis]:
         begin, end = self.reach(first, last)
-        starts, stops = self.starts[first:last] - begin, self.stops[first:last] - begin
-        taps, moved = self.taps, first * self.stride - begin
-        if taps is not None:
-            taps = range(taps.start + moved, taps.stop + moved, taps.step)
-        return slice(begin, end), Axis(end - begin, starts, stops, self.dilation, taps, self.stride)
+        if self.taps is None:
+            bounds = self.starts[first:last] - begin, self.stops[first:last] - begin
+            return slice(begin, end), Axis(end - begin, last - first, bounds=bounds)
+        moved = first * self.stride - begin
+        taps = range(self.taps.start + moved, self.taps.stop + moved, self.taps.step)
+        return slice(begin, end), regular_axis(taps, self.stride, end - begin, last - first)
 
     def inside(self, tap: int) -> range:
         """The windows that have an element at a tap. `tap`: where that lies in the first window."""
@@ -141,26 +206,34 @@ def _reversed(window: Window, axis: int, size: int, count: int) -> Axis:
     dilation, pre = window.dilation[axis], window.pre_padding[axis]
     first = pre - (window.size[axis] - 1) * dilation
     places = (count - 1) * window.stride[axis] + 1
-    found = regular_axis(range(first, pre + 1, dilation), 1, places, size)
-    starts = np.minimum(found.starts, places)  # those behind the last window are in none
-    return replace(found, starts=starts, stops=np.maximum(found.stops, starts))
+    return regular_axis(range(first, pre + 1, dilation), 1, places, size)
 
 
 def regular_axis(taps: range, stride: int, size: int, count: int) -> Axis:
     """`count` windows along a dim of some size. `taps`: where the elements of the first one would lie."""
-    first = np.arange(count, dtype=np.int64) * stride + taps.start
-    last, dilation = first + (taps[-1] - taps.start), taps.step
-    starts = first + np.maximum(0, -(first // dilation)) * dilation
-    stops = last - np.maximum(0, -((size - 1 - last) // dilation)) * dilation + 1
-    return Axis(size, starts, stops, dilation, taps, stride)
+    return Axis(size, count, taps.step, taps, stride)
 
 
 def _adaptive(size: int, count: int) -> Axis:
+    if size % count == 0:
+        return regular_axis(range(size // count), size // count, size, count)
     places = np.arange(count, dtype=np.int64)
-    starts, stops = places * size // count, -(-(places + 1) * size // count)
-    if size % count:
-        return Axis(size, starts, stops)
-    return Axis(size, starts, stops, 1, range(size // count), size // count)
+    return Axis(size, count, bounds=(places * size // count, -(-(places + 1) * size // count)))
+
+
+def spread_part(read: Sequence[slice], strides: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Which elements of y lie in a part of it that is spread (see `reversed_axes`), and where in that.
+
+    `read`: the part, along each spatial dim; `strides`: how far apart elements of y are there.
+    """
+    spread = [*zip(read, strides, strict=True)]
+    part = (slice(-(-of.start // step), -(-of.stop // step)) for of, step in spread)
+    return tuple(part), tuple(slice(-of.start % step, None, step) for of, step in spread)
+
+
+def are_long(axes: Sequence[Axis]) -> bool:
+    """Whether windows have many elements along a dim. Definitions of joins take less time for others."""
+    return max(axis.longest for axis in axes) >= _MANY
 
 
 def counts_of(node: AvgPool[Any] | AvgPoolBackward[Any], axes: Sequence[Axis], dtype: np.dtype[Any]) -> Array:

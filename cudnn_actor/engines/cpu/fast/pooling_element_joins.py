@@ -1,0 +1,135 @@
+"""Max and average pooling, and the gradient of the latter, where a row of windows takes much scratch memory.
+
+The windows are joined in parts: see `TiledPooling`. The gradient is the sum over the windows that an element
+is in: see `reversed_axes`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
+from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, lanes_worth
+from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
+from cudnn_actor.engines.cpu.fast.pooling_joins import ElementJoin
+from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling
+from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, reversed_axes, spread_part
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch
+from cudnn_actor.protocol.operations import AdaptiveWindow, Window
+
+__all__ = ["ElementGradient", "ElementPooling", "element_gradient", "element_pooling"]
+
+Array = npt.NDArray[Any]
+_NS = 5
+"""Nanoseconds of an element of x, about."""
+
+
+def element_pooling(
+    x: Dims, y: Dims, axes: tuple[Axis, ...], join: ElementJoin, counts: Array | None
+) -> ElementPooling:
+    """The kernel for `MaxPool`, or with counts for `AvgPool`."""
+    return ElementPooling(TiledPooling(x, y, axes, join), counts)
+
+
+def element_gradient(
+    window: Window | AdaptiveWindow, dx: Dims, dy: Dims, dtype: np.dtype[Any], counts: Array
+) -> ElementGradient:
+    """The kernel for `AvgPoolBackward`."""
+    axes = reversed_axes(window, dx, dy)
+    spread = (*dy[:2], *(axis.size for axis in axes))
+    strides = window.stride if isinstance(window, Window) else (1,) * len(axes)
+    several = math.prod(dx[2:]) <= BLOCK_ELEMENTS  # images in a block
+    pooling = (JoinedPooling if several else TiledPooling)(spread, dx, axes, ElementJoin(np.add, dtype, 0.0))
+    return ElementGradient(pooling, strides, counts)
+
+
+@dataclass(frozen=True, eq=False)
+class ElementPooling:
+    """Joins the elements of each window. Sums are divided by counts, if there are some."""
+
+    pooling: TiledPooling
+    counts: Array | None
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs."""
+        del lanes
+        return self.pooling.footprint()
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        x, y = operands["x"], results["y"]
+
+        def load(block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
+            yield partial(np.copyto, arrays.elements[0], x[(*block[:2], *read)])
+
+        def store(block: Parts, arrays: BlockArrays) -> Iterator[Call]:
+            if self.counts is None:
+                yield partial(np.copyto, y[block], arrays.results[0])
+            else:
+                yield partial(np.divide, arrays.results[0], _part(self.counts, block), y[block])
+
+        lanes = lanes_worth(lanes, _NS * x.size)
+        return self.pooling.bind(lanes, channels_last=is_channels_last(x), load=load, store=store)
+
+
+@dataclass(frozen=True, eq=False)
+class ElementGradient:
+    """Adds dy, divided by counts, to all elements of dx that are in the window.
+
+    Parameters
+    ----------
+    pooling
+        Adds what is spread along the spatial dims, by the windows of `reversed_axes`.
+    strides
+        For each spatial dim, how far apart elements of dy are spread.
+    counts
+        What these are divided by.
+    """
+
+    pooling: JoinedPooling | TiledPooling
+    strides: Sequence[int]
+    counts: Array
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs."""
+        del lanes
+        return self.pooling.footprint()
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        dy, dx = operands["dy"], results["dx"]
+
+        def load(block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
+            (elements,) = arrays.elements
+            whole = (slice(0, axis.size) for axis in self.pooling.axes[len(read) :])
+            part, places = spread_part((*read, *whole), self.strides)
+            if max(self.strides) > 1:
+                yield partial(elements.fill, 0)
+            at = (*block[:2], *part)
+            if (given := dy[at]).size:
+                into = elements[(slice(None), slice(None), *places)]
+                yield partial(np.divide, given, _part(self.counts, at), into)
+
+        def store(block: Parts, arrays: BlockArrays) -> Iterator[Call]:
+            yield partial(np.copyto, dx[block], arrays.results[0])
+
+        lanes = lanes_worth(lanes, _NS * dx.size)
+        return self.pooling.bind(lanes, channels_last=is_channels_last(dx), load=load, store=store)
+
+
+def _part(counts: Array, at: Parts) -> Array:
+    """The counts of a part of the windows; dims of one element are repeated."""
+    if counts.ndim == 0:
+        return counts
+    found: Array = counts[
+        tuple(slice(None) if size == 1 else of for size, of in zip(counts.shape, at, strict=False))
+    ]
+    return found
