@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def small_buffers() -> Iterator[None]:
-    """NumPy converts types in buffers of 8192 elements, of whatever tensor: here they have 16."""
+    """NumPy converts types in buffers of 1024 elements in a run, of whatever tensor: here they have 16."""
     before = np.setbufsize(16)
     yield
     np.setbufsize(before)

@@ -76,7 +76,13 @@ LARGER = {
         (1, 2, 9000), (2, 1, 130), ConvSpec.symmetric(1, 64, groups=2)
     ),
     "depthwise, a large filter": Problem((1, 2, 2000), (2, 1, 1200), ConvSpec.symmetric(1, 600, groups=2)),
+    "depthwise, products in pieces": Problem(
+        (1, 2, 112, 120), (2, 1, 9, 9), ConvSpec.symmetric(2, 4, groups=2)
+    ),
     "depthwise volumes": Problem((1, 5, 6, 8, 33), (5, 1, 3, 3, 3), ConvSpec.symmetric(3, 1, groups=5)),
+    "depthwise volumes, strided": Problem(
+        (1, 4, 6, 9, 34), (4, 1, 2, 3, 3), ConvSpec.symmetric(3, 1, 2, groups=4)
+    ),
 }
 ALL = PROBLEMS | LARGER
 LARGE_FILTERS = {

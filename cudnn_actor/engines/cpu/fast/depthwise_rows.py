@@ -1,40 +1,52 @@
 """Depthwise convolutions of images whose rows lie side by side: packed ones, with long rows.
 
 For each column of the filter, there is a copy of a block of x that is shifted to the pixels which that
-column meets. Where rows of x are as long as those of y, all rows of a channel are copied as one run. There, a
-tap's pixels of all rows are one run, and `np.einsum` multiplies and adds in one pass over such runs. A stride
-over 1 across rows divides these by their phase, whose sums are added up.
+column meets. Where rows of x are as long as those of y, all rows of a channel are copied as one run.
+
+A row of the filter is then one row of a matrix, and a channel's copies are the rows of another. BLAS
+multiplies them: that gives, for each row of the filter, what it adds to y, shifted by whole rows. Those are
+added up. `np.einsum` would take a pass over the copies for each tap. A stride over 1 across rows divides
+these by their phase.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     adding,
+    calls_of_taps,
     copying,
     even,
     filling,
     inner,
+    multiplying,
     reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import most_elements
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats
+from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.types.conv import ConvSpec
 
 __all__ = ["DepthwiseRows"]
 
-_LEAST_ROW = 20
+_LEAST_ROW = 8
 """Pixels of a row. For shorter ones, channels-last copies take less time."""
-_COPIES_BYTES = 4 << 20
-"""Shifted copies of a block, at most. They grow with the filter, both in number and in rows."""
+_PRODUCTS, _LEAST_PIXELS = 10**6, 512
+"""OpenBLAS computes matrices of more products, on x86-64 with AVX-512, half as fast: it copies them first.
+Of fewer pixels, each product's own overhead shows."""
+_BLOCK_BYTES, _MOST_BLOCK_BYTES = 2 << 20, 4 << 20
+"""Shifted copies and products of a block: what is aimed at, and the most. They grow with the filter."""
 
 
 class DepthwiseRows:
@@ -49,34 +61,40 @@ class DepthwiseRows:
             tile[axis] = even(self._geometry.y[axis], most_elements(geometry.y) // math.prod(tile))
         for axis, least in enumerate((1, *self._geometry.window), 1):
             # Blocks smaller than the window would read much that their neighbours read, too.
-            while self._copies_bytes(tuple(tile[1:])) > _COPIES_BYTES and tile[axis] >= 2 * least:
+            while self._block_bytes(tuple(tile[1:])) > _BLOCK_BYTES and tile[axis] >= 2 * least:
                 tile[axis] = even(self._geometry.y[axis], tile[axis] // 2)
         self._tile = tuple(tile)
-        self._few_copies = self._copies_bytes(self._tile[1:]) <= _COPIES_BYTES
+        self._few_copies = self._block_bytes(self._tile[1:]) <= _MOST_BLOCK_BYTES
 
     def takes(self, x: Floats, y: Floats) -> bool:
         """Whether rows of both are runs in memory, and long ones, and the filter is not too large."""
         return self._few_copies and x.strides[-1] == y.strides[-1] == x.itemsize and y.shape[-1] >= _LEAST_ROW
 
     def footprint(self) -> int:
-        """Bytes for shifted copies of x, for rows of which they are copies, and for two sums."""
+        """Bytes for a block's copies, products, filters and sums, and for rows of which there are copies."""
         if not self._few_copies:
             return 0
         sums = self._tile[1:]
-        rows = self._shifted_dims(sums)[2:]
-        return self._copies_bytes(sums) + footprint(rows, sums, sums, itemsize=np.dtype(self._dtype).itemsize)
+        rows, filters = self._shifted_dims(sums)[2:], (sums[0], *self._geometry.taps)
+        others = footprint(rows, sums, filters, itemsize=np.dtype(self._dtype).itemsize)
+        return self._block_bytes(sums) + others
 
-    def _copies_bytes(self, sums: Dims) -> int:
-        return footprint(self._shifted_dims(sums), itemsize=np.dtype(self._dtype).itemsize)
+    def _block_bytes(self, sums: Dims) -> int:
+        shifted = self._shifted_dims(sums)
+        products = (math.prod(self._geometry.taps[:-1]), *shifted[2:])
+        return footprint(shifted, products, itemsize=np.dtype(self._dtype).itemsize)
 
     def bind(self, operands: tuple[Floats, Floats], y: Floats, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`. `operands`: x and w."""
         x, w = operands
         if self._lines:
             x, w, y = (array[:, :, None] for array in (x, w, y))
+        *rows, columns = self._geometry.taps
+        calls = math.prod(rows) + 2 * columns  # of a block, about
 
         def call(box: Box, lane: int) -> Call:
-            return in_turn(self._block(x[box[0]], w[box[1], 0], y[box], box, lanes[lane].fork()))
+            block = partial(self._block, x[box[0]], w[box[1], 0], y[box], box, lanes[lane])
+            return in_turn(calls_of_taps(calls, block))
 
         return [deal(boxes(self._geometry.y, self._tile), len(lanes), call)]
 
@@ -90,21 +108,47 @@ class DepthwiseRows:
         start, stop = self._geometry.reach((0, extent), axis)
         return stop - start
 
-    def _block(self, x: Floats, w: Floats, target: Floats, box: Box, memory: Scratch) -> list[Call]:
-        result = target[0]
+    def _block(self, x: Floats, w: Floats, target: Floats, box: Box, lane: Scratch) -> Iterator[Call]:
+        result, memory = target[0], lane.fork()
         shifted = memory.take(self._shifted_dims(result.shape), self._dtype)
         runs = (*result.shape[:-2], math.prod(result.shape[-2:]))
         into = reshaped_view(result, runs)
         sums = memory.take(runs, self._dtype) if into is None else into
-        terms = memory.take(runs, self._dtype)
-        calls = [*self._shift(x[0, box[1]], shifted, box, memory)]
-        for number, (seen, taps) in enumerate(self._phases(shifted, w, result.shape)):
-            calls.append(_accumulate(seen, taps, terms if number else sums))
-            if number:
-                calls.append(adding(sums, terms))
+        yield from self._shift(x[0, box[1]], shifted, box, memory)
+        yield from self._sums(shifted, w, sums, memory)
         if into is None:
-            calls.append(copying(sums.reshape(result.shape), result))
-        return calls
+            yield copying(sums.reshape(result.shape), result)
+
+    def _sums(self, shifted: Floats, w: Floats, sums: Floats, memory: Scratch) -> Iterator[Call]:
+        """Calls that set `sums`, (channels, outer dims, pixels of all rows), from copies and the filter."""
+        columns, _, channels, *spatial = shifted.shape
+        count = math.prod(self._geometry.taps[:-1])
+        products = memory.take((count, channels, math.prod(spatial)), self._dtype)
+        filters = memory.take((channels, count, columns), self._dtype)
+        terms = list[Floats]()
+        for phase in self._phases(w):
+            part = slice(len(terms), len(terms) + len(phase.rows))
+            taps = reshaped_view(phase.taps, filters[:, part].shape)
+            if taps is None or not blas_takes(taps):
+                taps = filters[:, part]
+                yield copying(phase.taps, taps.reshape(phase.taps.shape))
+            copies = shifted[:, phase.number].reshape(columns, channels, -1)
+            yield from _multiplied(taps, copies.swapaxes(0, 1), products[part].swapaxes(0, 1))
+            terms += (
+                self._met(product.reshape(channels, *spatial), row, sums.shape)
+                for product, row in zip(products[part], phase.rows, strict=True)
+            )
+        yield from _adding_up(terms, sums)
+
+    def _met(self, product: Floats, row: Dims, dims: Dims) -> Floats:
+        """What a row of the filter adds to sums of these dims, of a product for all pixels of the copies.
+
+        `row`: where in the copies the first row of y meets it.
+        """
+        channel, *outer, _, pixel = product.strides
+        first = product[:, *(slice(place, None) for place in row)]
+        places = (step * stride for step, stride in zip(outer, self._geometry.conv.stride, strict=False))
+        return np.lib.stride_tricks.as_strided(first, dims, (channel, *places, pixel))
 
     def _shift(self, x: Floats, shifted: Floats, box: Box, memory: Scratch) -> Iterator[Call]:
         """Calls that copy x, of the box's channels, for each column of the filter and each phase of rows."""
@@ -162,24 +206,57 @@ class DepthwiseRows:
                     if source.size:
                         yield copying(source, target[column][..., places])
 
-    def _phases(self, shifted: Floats, w: Floats, dims: Dims) -> Iterator[tuple[Floats, Floats]]:
-        """For each phase of rows: x as seen by its taps, (channels, taps, pixels), and the taps.
-
-        The last of the taps' dims is the column; the last of the pixels' has those of all rows.
-        """
-        conv, itemsize = self._geometry.conv, shifted.itemsize
-        column, _, channel, *outer, row, _ = shifted.strides
-        dilation, stride = conv.dilation[-2], conv.stride[-2]
-        planes = [step * d for step, d in zip(outer, conv.dilation, strict=False)]
-        places = [step * s for step, s in zip(outer, conv.stride, strict=False)]
-        period = stride // math.gcd(dilation, stride)
+    def _phases(self, w: Floats) -> Iterator[_Phase]:
+        """For each phase of rows, the rows of the filter that meet them."""
+        conv = self._geometry.conv
+        across, stride = conv.dilation[-2], conv.stride[-2]
+        period = stride // math.gcd(across, stride)
         for first in range(min(period, w.shape[-2])):
             taps = w[..., first::period, :]
-            skipped, phase = divmod(first * dilation, stride)
-            seen = shifted[0, phase][..., skipped:, :]
-            extents = (*taps.shape, *dims[1:-2], dims[-2] * dims[-1])
-            strides = (channel, *planes, row * (period * dilation // stride), column, *places, itemsize)
-            yield np.lib.stride_tricks.as_strided(seen, extents, strides, writeable=False), taps
+            skipped, phase = divmod(first * across, stride)
+            step = period * across // stride
+            planes = (
+                range(0, d * count, d) for d, count in zip(conv.dilation, taps.shape[1:-2], strict=False)
+            )
+            rows = (skipped + step * row for row in range(taps.shape[-2]))
+            yield _Phase(phase, taps, [*itertools.product(*planes, rows)])
+
+
+class _Phase(NamedTuple):
+    """Rows of the filter that meet the same phase of rows.
+
+    Parameters
+    ----------
+    number
+        The phase.
+    taps
+        Those of these rows: (channels, outer dims, rows, columns).
+    rows
+        For each row, in that order, where in the phase's copies the first row of y meets it.
+    """
+
+    number: int
+    taps: Floats
+    rows: list[Dims]
+
+
+def _multiplied(a: Floats, b: Floats, y: Floats) -> Iterator[Call]:
+    """Calls that compute y = a @ b, of few rows, in pieces of the columns."""
+    pixels = even(y.shape[-1], max(_LEAST_PIXELS, _PRODUCTS // (a.shape[-1] * a.shape[-2])))
+    for start in range(0, y.shape[-1], pixels):
+        part = slice(start, start + pixels)
+        yield multiplying(a, b[..., part], y[..., part])
+
+
+def _adding_up(terms: Sequence[Floats], sums: Floats) -> Iterator[Call]:
+    """Calls that set an array to the sum of others, of which the first is overwritten."""
+    first, *others = terms
+    if not others:
+        yield copying(first, sums)
+    for term in others[:-1]:
+        yield adding(first, term)
+    for term in others[-1:]:
+        yield partial(np.add, first, term, out=sums)
 
 
 def _joined(array: Floats) -> Floats | None:
@@ -217,12 +294,3 @@ def _of_rows(geometry: ConvGeometry) -> ConvGeometry:
     )
     x, w, y = ((*dims[:2], 1, *dims[2:]) for dims in (geometry.x, geometry.w, geometry.y))
     return ConvGeometry(x, w, y, rows)
-
-
-def _accumulate(seen: Floats, taps: Floats, into: Floats) -> Call:
-    """A call that sets an array, (channels, spatial dims), to sums over taps, (channels, dims of taps)."""
-    of_taps = range(1, taps.ndim)
-    pixels = range(taps.ndim, seen.ndim)
-    einsum: Callable[..., object] = np.einsum
-    subscripts = [0, *of_taps, *pixels], [0, *of_taps], [0, *pixels]
-    return lambda: einsum(seen, subscripts[0], taps, subscripts[1], subscripts[2], out=into)

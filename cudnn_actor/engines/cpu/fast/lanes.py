@@ -24,6 +24,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cudnn_actor.actors import forks
+from cudnn_actor.engines.cpu.fast.buffering import with_small_buffers
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, of_calls
 
 __all__ = ["Lanes"]
@@ -94,7 +95,8 @@ class _Member:
         own = threading.current_thread()
         if self._owner.setdefault("is", own) is not own:
             return
-        with np.errstate(all="ignore"):  # of this thread alone; the engine's thread has its own
+        # Of this thread alone; the engine's thread has its own.
+        with np.errstate(all="ignore"), with_small_buffers():
             while (work := self.given.get()) is not None:
                 work.make()
                 del work  # what its call refers to is not kept until the next one

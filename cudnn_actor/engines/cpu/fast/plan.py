@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.base import no_progress
+from cudnn_actor.engines.cpu.fast.buffering import with_small_buffers
 from cudnn_actor.engines.cpu.fast.kernels import Step, of_calls
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.units import Arrays, Unit
@@ -118,7 +119,7 @@ class FastPlan:
 
         Kernels may allocate copies of operands when they are bound. In a run, only these allocate: operations
         evaluated by definitions that cannot be recorded, for a part on each lane, or for all where there are
-        no parts; and NumPy, for buffers of 8192 elements in which it converts dtypes.
+        no parts; and NumPy, for buffers of 1024 elements in which it converts dtypes.
         """
         return self.held_bytes + self.lanes * self.lane_bytes
 
@@ -249,7 +250,7 @@ class FastProgram:
             place[...] = value
         run = lanes.run
         # Overflow to infinity, and NaN, are valid results, as on a GPU.
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), with_small_buffers():
             for steps in self.pieces:
                 for step in steps:
                     run(step, on_progress)
