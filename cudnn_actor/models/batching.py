@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from cudnn_actor.models.batch_records import BatchStatistics, BatchTimes
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.forming import FormingBatches
 from cudnn_actor.models.inputs import named_once
-from cudnn_actor.models.model import Model
+from cudnn_actor.models.source import Features
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
     DeadlineExceeded,
@@ -33,8 +33,9 @@ from cudnn_actor.protocol.errors import (
     Words,
 )
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["BatchStatistics", "BatchedModel"]
+__all__ = ["BatchStatistics", "Batchable", "BatchedModel"]
 
 log = Log("cudnn_actor")
 
@@ -43,6 +44,29 @@ _ON_LOOP_BYTES = 256 << 10
 
 _DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
 """After these, the requests of a batch run one by one: one may be the cause, or smaller sizes may fit."""
+
+
+class Batchable(Features, Protocol):
+    """What batches run on: a `Model`, or what a pool has of one on each member."""
+
+    def validated(self, inputs: Mapping[str, Any]) -> Mapping[str, BufferRef | np.ndarray]:
+        """See `Model.validated`."""
+
+    async def run_checked(
+        self,
+        given: Mapping[str, BufferRef | np.ndarray],
+        deadline: Deadline,
+        *,
+        again: bool = True,
+        crashes: int = 0,
+    ) -> dict[str, Any]:
+        """See `Model.run_checked`."""
+
+    async def reserve(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> Callable[[], None]:
+        """See `Model.reserve`."""
+
+    async def lend(self, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
+        """See `Model.lend`."""
 
 
 class _Request:
@@ -92,22 +116,25 @@ class BatchedModel:
     quarantined
         Whether the service refuses graphs of a digest.
     note_batch
-        Called with the model's number and the samples of each batch.
+        Called with the samples of each batch.
     name
         The service's name in its log lines.
     timeout
         Seconds for entering it.
+    devices
+        How many devices run batches.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: Batchable,
         rules: BatchRules,
         *,
         quarantined: Callable[[str], bool],
-        note_batch: Callable[[int, int], None],
+        note_batch: Callable[[int], None],
         name: str | None,
         timeout: float | None,
+        devices: int = 1,
     ) -> None:
         require_timeout(timeout)
         self._model = model
@@ -117,7 +144,7 @@ class BatchedModel:
         self._name = name
         self._timeout = timeout
         self._forming: FormingBatches[_Request] = FormingBatches(
-            rules.sizes, rules.max_delay_us / 1e6, rules.in_flight
+            rules.sizes, rules.max_delay_us / 1e6, rules.in_flight, devices
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
@@ -439,7 +466,7 @@ class BatchedModel:
         self._counts["batches"] += 1
         self._counts["samples"] += samples
         self._counts["padded"] += size - samples
-        self._note_batch(self._model.ref.number, samples)
+        self._note_batch(samples)
         began_ns = assembled_ns = time.perf_counter_ns()
         try:
             parts = [each.inputs for each in requests]

@@ -23,7 +23,7 @@ class FormingBatches(Generic[R]):
 
     A batch starts
 
-    - at once, if none is running;
+    - at once, if a device has none to run;
     - else if it is full, which is when its size is reached or the next request of its group does not fit;
     - else if its first request has waited for `max_delay`;
 
@@ -38,12 +38,15 @@ class FormingBatches(Generic[R]):
         How long a request waits for others while another batch runs, in the unit of the times given.
     most_running
         How many batches may run at a time.
+    devices
+        How many devices run them.
     """
 
-    def __init__(self, sizes: Sequence[int], max_delay: float, most_running: int) -> None:
+    def __init__(self, sizes: Sequence[int], max_delay: float, most_running: int, devices: int = 1) -> None:
         self._sizes = tuple(sizes)
         self._max_delay = max_delay
         self._most_running = most_running
+        self._devices = devices
         self._groups: dict[Hashable, OrderedDict[R, _Waiting]] = {}
         self._samples: dict[Hashable, int] = {}
         self._sizes_left: dict[Hashable, tuple[int, ...]] = {}
@@ -127,7 +130,7 @@ class FormingBatches(Generic[R]):
         return next(iter(self._groups[group].values()))
 
     def _may_start(self, group: Hashable, now: float) -> bool:
-        if not self.running or self._samples[group] >= self.sizes(group)[-1]:
+        if self.running < self._devices or self._samples[group] >= self.sizes(group)[-1]:
             return True
         return now >= self._first(group).since + self._max_delay
 

@@ -185,6 +185,11 @@ class Dispatching:
         assert request.member is not None
         return request.member
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._closed is not None
+
     async def drain(self) -> None:
         """Wait until all requests have ended."""
         await self._idle.wait()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import signal
 import socket
 from collections.abc import Coroutine
 from pathlib import Path
@@ -172,6 +173,11 @@ class Member:
     def stop(self) -> None:
         """End it. `finished` says when that is done."""
         self._signal(StopRequested())
+
+    def restart(self) -> None:
+        """Kill its process, which is then replaced as after any other end."""
+        if self._current is not None and self._current.child is not None:
+            self._current.child.signal(signal.SIGKILL)
 
     # Decisions, and what they ask for.
 

@@ -6,33 +6,22 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
-from cudnn_actor.actors import within
-from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.long_work import in_own_thread
-from cudnn_actor.models.inputs import named_once
-from cudnn_actor.models.sizes import Sizes
 from cudnn_actor.pool.dispatching import Dispatching
 from cudnn_actor.pool.member import Member
-from cudnn_actor.pool.pure_requests import kind_of_compute, kind_of_run, require_arrays, with_copies
-from cudnn_actor.pool.replicas import PoolBuffer, PoolModel, Replica
+from cudnn_actor.pool.requests import PoolRequests
 from cudnn_actor.pool.routing import MemberState
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, ServiceStopped, StartFailed
-from cudnn_actor.protocol.types.checks import require_seconds, require_whole
-from cudnn_actor.protocol.types.dtypes import DTypeLike
-from cudnn_actor.protocol.types.tensor import Layout, LayoutLike
-from cudnn_actor.protocol.types.tune import Tune
-from cudnn_actor.service.client import DRAIN_S, CudnnRef
-from cudnn_actor.service.computing import Computable
+from cudnn_actor.protocol.errors import ServiceStopped, StartFailed
+from cudnn_actor.protocol.types.checks import require_seconds
+from cudnn_actor.service.client import DRAIN_S
 from cudnn_actor.service.event_log import EventLog
-from cudnn_actor.service.model_sources import name_of, read_before, read_model
 from cudnn_actor.supervision import (
     Backoff,
     ChildPolicy,
@@ -105,7 +94,7 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     moved: int
 
 
-class Pool:
+class Pool(PoolRequests):
     """Several services of one machine behind one handle. Made by `spawn_pool`.
 
     Each member is a service in a process of its own. A pure request (`compute`, `run`) goes to the member
@@ -141,13 +130,10 @@ class Pool:
         min_ready: int,
         ready_within_s: float,
     ) -> None:
-        self.name, self.devices = name, tuple(devices)
+        self.devices = tuple(devices)
         self._folder, self._min_ready = folder, min_ready
-        self._loop, self._process = running_loop(), os.getpid()
-        self._dispatching = Dispatching(len(self.devices))
+        self._process = os.getpid()
         self._events = EventLog()
-        self._replicas: list[Replica[Any]] = []
-        self._preparing = [asyncio.Lock() for _ in self.devices]
         self._settled = asyncio.Event()
         """Set when each member has been up once, or was given up."""
         self._unsettled = set(range(len(self.devices)))
@@ -157,7 +143,7 @@ class Pool:
         """Why it has stopped, if nobody asked it to."""
         self.on_failure: Callable[[], object] | None = None
         """Called when it stops by itself."""
-        self._members = [
+        members = [
             Member(
                 number,
                 each := f"{name}-{number}",
@@ -173,20 +159,12 @@ class Pool:
             )
             for number, device in enumerate(self.devices)
         ]
+        super().__init__(name, members, Dispatching(len(members)))
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} of {len(self._members)} members{'' if self.alive else ': stopped'}>"
 
-    def __len__(self) -> int:
-        """How many members it has, those that were given up included."""
-        return len(self._members)
-
     # What it is.
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has not ended. Sends no message; never blocks."""
-        return self._ending is None
 
     @property
     def ready(self) -> bool:
@@ -217,225 +195,6 @@ class Pool:
         `child` is a member's name. `Escalated` says that a member was given up; the others go on.
         """
         return self._events.follow()
-
-    def on(self, member: int) -> CudnnRef:
-        """The handle of one member's service, for what must stay together: buffers, and requests with them.
-
-        When the member's process ends, the handle's requests raise `ServiceStopped`, and so does this method
-        until the member is back. Another member refuses its references with `StaleBufferError`. The pool does
-        not count its requests when it chooses a member. Raises `InvalidRequest` for no such member.
-        """
-        number = require_whole("member", member, 0, len(self._members) - 1)
-        gpu = self._members[number].gpu
-        if gpu is None:
-            raise ServiceStopped(reason=f"the process of {self._members[number].name} does not run")
-        return gpu
-
-    # Pure requests.
-
-    async def compute(
-        self,
-        what: Computable,
-        arrays: Mapping[str, Any] | None = None,
-        /,
-        *,
-        also: Sequence[str] = (),
-        timeout: float | None = None,
-        **named: Any,
-    ) -> Any:
-        """Arrays in, arrays out, on one of the members: see `CudnnRef.compute`.
-
-        Parameters
-        ----------
-        what, also, timeout
-            As there.
-        arrays, named
-            By name: an array, or what `Pool.upload` gave, which is only read; and an operation's other
-            fields.
-
-        Raises
-        ------
-        InvalidRequest
-            A `BufferRef` was given, which belongs to one member; or a buffer of the pool was given for what
-            is overwritten. Else as there.
-        QuarantinedRequest
-            Four members ended while they had it.
-        ServiceStopped
-            No member is left.
-        CudnnActorError
-            As there.
-        """
-        given = named_once(arrays, named)
-        self._require_arrays(given)
-        with_copies(what, given, None)  # refuses what is overwritten, before anything is sent
-
-        async def work(member: int, left_s: float | None) -> Any:
-            own = with_copies(what, given, member)
-            return await self.on(member).compute(what, own, also=also, timeout=left_s)
-
-        with within(timeout) as deadline:
-            return await self._dispatching.run(kind_of_compute(what, given), work, deadline)
-
-    def submit(
-        self,
-        what: Computable,
-        arrays: Mapping[str, Any] | None = None,
-        /,
-        *,
-        also: Sequence[str] = (),
-        timeout: float | None = None,
-        **named: Any,
-    ) -> asyncio.Task[Any]:
-        """The same as a task, at once; cancelling it withdraws the request. What is wrong is its result."""
-        given = named_once(arrays, named)
-        return self._loop.create_task(self.compute(what, given, also=also, timeout=timeout))
-
-    async def call(
-        self,
-        work: Callable[[CudnnRef, Callable[[Replica[Any]], Any]], Awaitable[T]],
-        *,
-        kind: Hashable = None,
-        timeout: float | None = None,
-    ) -> T:
-        """Run an asynchronous function on one of the members: any pure request, with buffers that are there.
-
-            y = await pool.call(lambda gpu, own: gpu.compute(graph, x=x, w=own(weights)))
-
-        Parameters
-        ----------
-        work
-            Gets the member's handle, and a function that gives the member's own buffer or model for what
-            `upload` or `load` gave. If the member is lost, it is called again with another. So it must not
-            matter how often it runs; what it allocates it frees.
-        kind
-            Calls of one kind take the device about as long as each other.
-        timeout
-            Seconds for all of it; then it is cancelled.
-
-        Raises
-        ------
-        DeadlineExceeded
-            No answer within `timeout`.
-        QuarantinedRequest, ServiceStopped
-            As `compute`.
-        CudnnActorError
-            What `work` raises on a member that was not lost, and so does whatever else it raises.
-        """
-
-        async def sent(member: int, _left_s: float | None) -> T:
-            async with deadline.limiting():
-                return await work(self.on(member), lambda replica: replica.of(member))
-
-        with within(timeout) as deadline:
-            return await self._dispatching.run(("call", kind), sent, deadline)
-
-    async def run(
-        self,
-        model: PoolModel,
-        inputs: Mapping[str, Any] | None = None,
-        /,
-        *,
-        timeout: float | None = None,
-        **named: Any,
-    ) -> dict[str, np.ndarray]:
-        """Run a model that this pool has loaded, on one of the members: see `CudnnRef.run`.
-
-        Inputs are arrays, and so are the outputs, by name. Raises as `compute` and `CudnnRef.run`.
-        """
-        self._require_own(model)
-        given = named_once(inputs, named)
-        self._require_arrays(given)
-
-        async def work(member: int, left_s: float | None) -> dict[str, np.ndarray]:
-            return await self.on(member).run(model.of(member), given, timeout=left_s)
-
-        with within(timeout) as deadline:
-            return await self._dispatching.run(kind_of_run(model, given), work, deadline)
-
-    # What all members have.
-
-    async def upload(
-        self, array: Any, *, layout: LayoutLike = Layout.NCHW, dtype: DTypeLike | None = None
-    ) -> PoolBuffer:
-        """Copy an array to each member, and to each that is started later: weights, say. `free` frees it.
-
-        The pool keeps a copy of the array. Raises `InvalidRequest` and `OutOfMemory` as `CudnnRef.upload`.
-        """
-        buffer = PoolBuffer(np.array(array, order="C"), layout, dtype)
-        await self._replicate(buffer)
-        return buffer
-
-    async def free(self, buffer: PoolBuffer) -> None:
-        """Free a buffer of the pool on all members, once earlier work is done."""
-        await self._drop(buffer)
-
-    async def load(
-        self,
-        model: Any,
-        *,
-        dims: Mapping[str, Sizes] | None = None,
-        dtype: DTypeLike | None = None,
-        tune: Tune | None = None,
-        name: str | None = None,
-    ) -> PoolModel:
-        """Load a model on each member, and on each that is started later. It is read once.
-
-        Parameters and errors are those of `CudnnRef.load`. `unload` ends it.
-        """
-        source = read_before(model, dtype=dtype)
-        if source is None:
-            source = await in_own_thread(read_model, model, {"dtype": dtype})
-        loaded = PoolModel(source, name_of(model, name), dims, tune)
-        await self._replicate(loaded)
-        return loaded
-
-    async def unload(self, model: PoolModel) -> None:
-        """Unload a model on all members, once its runs are done."""
-        await self._drop(model)
-
-    async def _replicate(self, replica: Replica[Any]) -> None:
-        self._require_alive()
-        self._replicas.append(replica)  # first: a member that starts meanwhile makes it, too
-        try:
-            for member in self._members:
-                await self._make_on(member)
-        except BaseException:
-            await asyncio.shield(self._drop(replica))
-            raise
-
-    async def _make_on(self, member: Member) -> None:
-        """Make on a member what it lacks. If it is lost meanwhile, its next process makes it."""
-        gpu = member.gpu
-        if gpu is None:
-            return
-        try:
-            await self._give_replicas(member, gpu)
-        except CudnnActorError:
-            if member.gpu is gpu:
-                raise
-
-    async def _give_replicas(self, member: Member, gpu: CudnnRef) -> None:
-        async with self._preparing[member.number]:
-            while missing := [each for each in self._replicas if member.number not in each.at]:
-                replica = missing[0]
-                copy = replica.at[member.number] = await replica.make(gpu)
-                if member.gpu is not gpu:
-                    replica.lost(member.number)
-                    raise ServiceStopped(reason=f"the process of {member.name} has ended")
-                if replica not in self._replicas:  # it was dropped meanwhile
-                    del replica.at[member.number]
-                    await replica.drop(gpu, copy)
-
-    async def _drop(self, replica: Replica[Any]) -> None:
-        replica.closed = True
-        if replica in self._replicas:
-            self._replicas.remove(replica)
-        while replica.at:
-            member, copy = replica.at.popitem()
-            gpu = self._members[member].gpu
-            if gpu is not None:
-                with contextlib.suppress(ServiceStopped):  # it has gone, and the copy with it
-                    await replica.drop(gpu, copy)
 
     # Its life.
 
@@ -508,9 +267,7 @@ class Pool:
 
     async def prepare(self, member: Member) -> None:
         """Make on a member that has just started what all members have."""
-        gpu = member.gpu
-        assert gpu is not None, "it has just started"
-        await self._give_replicas(member, gpu)
+        await self._replication.give_all(member)
 
     def up(self, member: Member) -> None:
         """Give a member requests."""
@@ -523,8 +280,7 @@ class Pool:
 
     def lost(self, member: Member) -> None:
         """Give what a member had to others."""
-        for replica in self._replicas:
-            replica.lost(member.number)
+        self._replication.lost(member)
         self._dispatching.lost(member.number)
 
     def given_up(self, member: Member) -> None:
@@ -551,21 +307,3 @@ class Pool:
         self._unsettled.discard(member.number)
         if not self._unsettled:
             self._settled.set()
-
-    # Checks.
-
-    def _require_alive(self) -> None:
-        if not self.alive:
-            raise ServiceStopped(reason="the pool was closed")
-
-    def _require_own(self, model: object) -> None:
-        if model not in self._replicas:
-            raise InvalidRequest(
-                field="model",
-                value=model,
-                problem="is no model that this pool has loaded, or was unloaded",
-                fix="pass what pool.load gave",
-            )
-
-    def _require_arrays(self, given: Mapping[str, Any]) -> None:
-        require_arrays(given, {member.name: member.gpu for member in self._members})

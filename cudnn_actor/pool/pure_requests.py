@@ -13,22 +13,43 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.computing import updated_inputs
 
-__all__ = ["kind_of_compute", "kind_of_run", "require_arrays", "with_copies"]
+__all__ = [
+    "kind_of_compute",
+    "kind_of_run",
+    "operand_fields",
+    "references",
+    "require_arrays",
+    "with_copies",
+]
 
 
 def require_arrays(given: Mapping[str, Any], members: Mapping[str, CudnnRef | None]) -> None:
     """Raise `InvalidRequest`, which names the member, for a reference: no other member has such a buffer."""
+    for field, ref in references(given):
+        held_by = [name for name, gpu in members.items() if gpu and gpu._state.memory.is_live(ref)]
+        owner = held_by[0] if held_by else "one service"
+        raise InvalidRequest(
+            field=field,
+            value=ref,
+            problem=f"is a buffer of {owner}, and any member may run this",
+            fix="pass an array or what pool.upload gave, or send it there: pool.on(number)",
+        )
+
+
+def references(given: Mapping[str, Any]) -> Iterator[tuple[str, BufferRef]]:
+    """The references among what is given, each with its field."""
     for field, value in given.items():
         for each in _parts(value):
             if isinstance(each, BufferRef):
-                held_by = [name for name, gpu in members.items() if gpu and gpu._state.memory.is_live(each)]
-                owner = held_by[0] if held_by else "one service"
-                raise InvalidRequest(
-                    field=field,
-                    value=each,
-                    problem=f"is a buffer of {owner}, and any member may run this",
-                    fix="pass an array or what pool.upload gave, or send it there: pool.on(number)",
-                )
+                yield field, each
+
+
+def operand_fields(operation: Any) -> dict[str, Any]:
+    """The operands of an operation that are given, by field. Anything else has none, and is refused later."""
+    if type(operation) not in OPERATIONS:
+        return {}
+    values = {name: getattr(operation, name) for name in (*operation.inputs, *operation.outputs)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def with_copies(what: Any, given: Mapping[str, Any], member: int | None) -> dict[str, Any]:

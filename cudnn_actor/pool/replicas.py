@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from cudnn_actor.actors import Deadline
 from cudnn_actor.models import Feature, Model
 from cudnn_actor.models.sizes import Sizes
 from cudnn_actor.models.source import Source
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.dtypes import DTypeLike
-from cudnn_actor.protocol.types.tensor import LayoutLike
+from cudnn_actor.protocol.types.tensor import LayoutLike, TensorSpec
 from cudnn_actor.protocol.types.tune import Tune
 from cudnn_actor.service.client import CudnnRef
 
-__all__ = ["PoolBuffer", "PoolModel", "Replica"]
+__all__ = ["PoolBuffer", "PoolModel", "Replica", "Version"]
 
 T = TypeVar("T")
 
@@ -90,24 +93,44 @@ class PoolBuffer(Replica[BufferRef]):
         await gpu.free(copy)
 
 
-class PoolModel(Replica[Model]):
-    """A model that each member of a pool has loaded. Made by `Pool.load`, and run by `Pool.run`.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Version:
+    """What a model of a pool is made from.
 
     Parameters
     ----------
     source
         The model, which was read once.
-    name
-        What its runs are counted under.
     dims, tune
         As in `Pool.load`.
     """
 
-    def __init__(
-        self, source: Source, name: str, dims: Mapping[str, Sizes] | None, tune: Tune | None
-    ) -> None:
+    source: Source
+    dims: Mapping[str, Sizes] | None = None
+    tune: Tune | None = None
+
+
+class PoolModel(Replica[Model]):
+    """A model that each member of a pool has loaded. Made by `Pool.load`, and run by `Pool.run`.
+
+    Parameters
+    ----------
+    version
+        What it is made from.
+    name
+        What its runs are counted under.
+    """
+
+    def __init__(self, version: Version, name: str) -> None:
         super().__init__()
-        self._source, self.name, self._dims, self._tune = source, name, dims, tune
+        self.version, self.name = version, name
+        self.swapping = asyncio.Lock()
+        """One swap of it at a time."""
+        self._made: dict[Model, Version] = {}
+        """What each member's model runs."""
+        self._reserved: dict[object, Mapping[str, TensorSpec]] = {}
+        """Specs of inputs for which it is warm on each member, by who wants it so."""
+        self._releases: dict[tuple[object, Model], Callable[[], None]] = {}
 
     def __repr__(self) -> str:
         return f"<model {self.name!r} of a pool, on {len(self.at)} members>"
@@ -115,23 +138,71 @@ class PoolModel(Replica[Model]):
     @property
     def inputs(self) -> tuple[Feature, ...]:
         """The inputs that have to be given, in order."""
-        return self._source.inputs
+        return self.version.source.inputs
+
+    @property
+    def defaults(self) -> tuple[Feature, ...]:
+        """The inputs that may be given, and have a default in the model, in order."""
+        return self.version.source.defaults
 
     @property
     def outputs(self) -> tuple[Feature, ...]:
         """The outputs, in order."""
-        return self._source.outputs
+        return self.version.source.outputs
 
     async def make(self, gpu: CudnnRef) -> Model:
-        """Load the model, whose weights are uploaded."""
-        return await gpu.load(self._source, dims=self._dims, tune=self._tune, name=self.name)
+        """Load the model, whose weights are uploaded, and warm it for what is reserved."""
+        version = self.version
+        copy = await gpu.load(version.source, dims=version.dims, tune=version.tune, name=self.name)
+        self._made[copy] = version
+        try:
+            await self.warm(copy, Deadline())
+        except BaseException:
+            self._forget(copy)
+            raise
+        return copy
+
+    async def bring_up_to_date(self, gpu: CudnnRef, copy: Model) -> None:
+        """Have a member's model run the current version, if it runs another: see `CudnnRef.load`."""
+        version = self.version
+        if self._made[copy] is not version:
+            await gpu.load(version.source, dims=version.dims, tune=version.tune, name=self.name, replace=copy)
+            self._made[copy] = version
+
+    def reserve(self, specs: Mapping[str, TensorSpec]) -> Callable[[], None]:
+        """Have `warm` keep graphs for inputs of these specs. Returns what ends that, once called."""
+        key = object()
+        self._reserved[key] = specs
+
+        def release() -> None:
+            self._reserved.pop(key, None)
+            for each in [each for each in self._releases if each[0] is key]:
+                self._releases.pop(each)()
+
+        return release
+
+    async def warm(self, copy: Model, deadline: Deadline) -> None:
+        """Warm a member's model for all that is reserved. Raises as `Model.reserve`."""
+        for key, specs in tuple(self._reserved.items()):
+            if (key, copy) not in self._releases:
+                release = await copy.reserve(specs, deadline)
+                if key in self._reserved and copy in self._made:
+                    self._releases[key, copy] = release
+                else:  # nobody wants it any more
+                    release()
 
     async def drop(self, _gpu: CudnnRef, copy: Model) -> None:
         """Unload a member's model."""
-        await copy.close()
+        self._forget(copy)
 
     def lost(self, member: int) -> None:
         """Forget the model of a member that has ended."""
-        if (model := self.at.pop(member, None)) is not None:
-            with contextlib.suppress(CudnnActorError):
-                model.end()
+        if (copy := self.at.pop(member, None)) is not None:
+            self._forget(copy)
+
+    def _forget(self, copy: Model) -> None:
+        self._made.pop(copy, None)
+        for each in [each for each in self._releases if each[1] is copy]:
+            self._releases.pop(each)()
+        with contextlib.suppress(CudnnActorError):
+            copy.end()

@@ -827,7 +827,7 @@ class Requests:
             model,
             rules,
             quarantined=lambda digest: digest in state.quarantined,
-            note_batch=state.counters.note_batch,
+            note_batch=lambda samples: state.counters.note_batch(model.ref.number, samples),
             name=state.name,
             timeout=timeout,
         )

@@ -33,11 +33,16 @@ def some(*dims: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(dims).astype(np.float32)
 
 
-def kill(pool: Pool, member: int) -> None:
-    """Kill a member's process, which runs now."""
+def send(pool: Pool, member: int, number: signal.Signals) -> None:
+    """Send a signal to a member's process, which runs now."""
     pid = pool.statistics().members[member].pid
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
+
+
+def kill(pool: Pool, member: int) -> None:
+    """Kill a member's process, which runs now."""
+    send(pool, member, signal.SIGKILL)
 
 
 async def is_back(pool: Pool, member: int, generation: int) -> None:

@@ -28,7 +28,7 @@ from cudnn_actor.pool import MemberState, Pool, spawn_pool
 from cudnn_actor.pool.replicas import Replica
 from cudnn_actor.supervision import Escalated, ExitKind, Restarting, Started, Stopped
 
-from .conftest import is_back, kill, product, some
+from .conftest import is_back, kill, product, send, some
 
 
 async def test_requests_run_on_all_members_and_give_what_one_service_gives(pool: Pool) -> None:
@@ -74,9 +74,7 @@ async def test_what_a_killed_member_had_runs_elsewhere_and_callers_see_no_error(
 async def test_a_stopped_members_requests_run_elsewhere_when_it_is_killed(pool: Pool) -> None:
     """No race: the member cannot answer, so what it has is lost for sure."""
     graph, x, w = product(), some(4, 8), some(8, 8)
-    pid = pool.statistics().members[0].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    send(pool, 0, signal.SIGSTOP)
     tasks = [pool.submit(graph, x=x, w=w) for _ in range(4)]
     await asyncio.sleep(0)  # each has a member now
     had = pool.statistics().members[0].outstanding
@@ -92,9 +90,7 @@ async def test_a_stopped_members_requests_run_elsewhere_when_it_is_killed(pool: 
 async def test_a_call_runs_on_a_member_with_its_own_buffers_and_elsewhere_if_that_is_lost(pool: Pool) -> None:
     w = some(8, 8)
     weights = await pool.upload(w)
-    pid = pool.statistics().members[0].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    send(pool, 0, signal.SIGSTOP)
     tasks = [
         asyncio.ensure_future(pool.call(lambda gpu, own: gpu.download(own(weights)), kind="download"))
         for _ in range(4)
@@ -163,7 +159,7 @@ async def test_a_member_that_cannot_get_all_that_the_pool_has_is_started_again_w
         w = some(8, 8)
         weights = await pool.upload(w)
         failing = Failing()
-        await pool._replicate(failing)
+        await pool._replication.add(failing)
         kill(pool, 0)
         await is_back(pool, 0, 3)
         assert failing.made == 3
@@ -248,9 +244,7 @@ async def test_a_member_that_dies_too_often_is_given_up_and_the_others_go_on(log
     assert [member.state for member in pool.statistics().members] == [MemberState.REMOVED, MemberState.UP]
     removed = next(line for line in logs if line["event"] == "member.removed")
     assert (removed["child"], removed["left"], removed["min_ready"]) == ("two-0", 1, 1)
-    pid = pool.statistics().members[1].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    send(pool, 1, signal.SIGSTOP)
     waiting = pool.submit(graph, x=x, w=w)
     await asyncio.sleep(0)
     kill(pool, 1)
@@ -296,9 +290,7 @@ async def test_closing_waits_for_what_has_begun_and_removes_the_sockets() -> Non
 async def test_closing_ends_a_member_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cudnn_actor.pool.pool.SHUTDOWN_S", 0.1)
     async with spawn_pool(["cpu"]) as pool:
-        pid = pool.statistics().members[0].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        send(pool, 0, signal.SIGSTOP)
         task = pool.submit(product(), x=some(4, 8), w=some(8, 8))
         await asyncio.sleep(0)
         await pool.aclose(drain_s=0)
