@@ -39,8 +39,9 @@ __all__ = ["BatchStatistics", "Batchable", "BatchedModel"]
 
 log = Log("cudnn_actor")
 
-_ON_LOOP_BYTES = 256 << 10
-"""More than this is not copied on the event loop, but on a thread."""
+_ON_LOOP_BYTES = 2 << 20
+"""More than this is not copied on the event loop, but on a thread: to start one, and to be woken by it, costs
+as much as to copy this many."""
 
 _DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
 """After these, the requests of a batch run one by one: one may be the cause, or smaller sizes may fit."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
@@ -29,6 +29,7 @@ _OPEN = ("ServerLive", "ServerReady", "ModelReady")
 _MOST_AHEAD = 64
 """How many requests of one stream are under way at a time; further ones wait in the connection."""
 Operation = Callable[[Any], Awaitable[Mapping[str, Any]]]
+_Parsed = tuple[Any, list[memoryview], int]
 
 
 @contextlib.asynccontextmanager
@@ -88,12 +89,8 @@ class _GrpcFace:
             )
             for name, operation in self._operations().items()
         }
-        methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
-            self._infer, response_serializer=_serialized
-        )
-        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream, response_serializer=_serialized
-        )
+        methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _operations(self) -> dict[str, Operation]:
@@ -168,20 +165,21 @@ class _GrpcFace:
             given = dict(context.invocation_metadata() or ())
             self._tokens.require(given.get("authorization"))
 
-    async def _infer(self, data: bytes, context: Any) -> Any:
+    async def _infer(self, data: bytes, context: Any) -> bytes:
         try:
             self._require_token(context)
-            request = grpc_wire.parse("ModelInferRequest", data)
-            return await self._answered(request, len(data), context, context.time_remaining())
+            parsed = grpc_wire.parse_inference(data)
+            return await self._answered(parsed, len(data), context, context.time_remaining())
         except CudnnActorError as error:
             await _abort(context, error)
 
-    async def _answered(self, request: Any, nbytes: int, call: Any, left_s: float | None) -> Any:
+    async def _answered(self, parsed: _Parsed, nbytes: int, call: Any, left_s: float | None) -> bytes:
         """The response to an inference whose request has `nbytes` bytes, by a call's context. Raises
         `CudnnActorError`."""
+        request, raw, listed = parsed
         regions, model = self._host.regions, request.model_name
 
-        def encode(version: str, inference: Inference, results: Mapping[str, np.ndarray]) -> Any:
+        def encode(version: str, inference: Inference, results: Mapping[str, np.ndarray]) -> bytes:
             return grpc_wire.encode(model, version, inference, results, regions)
 
         with self._host.admitted() as admission:
@@ -189,14 +187,14 @@ class _GrpcFace:
             return await self._host.infer(
                 model,
                 request.model_version,
-                lambda: grpc_wire.decode(request, regions),
+                lambda: grpc_wire.decode(request, raw, regions),
                 encode,
-                listed=0 if request.raw_input_contents else nbytes,  # there, they are the data of all inputs
+                listed=listed,
                 headers=lambda: dict(call.invocation_metadata() or ()),
                 left_s=None if left_s is None else max(left_s, 0.0),
             )
 
-    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """The responses to the requests of a stream, in their order; an error is one of them.
 
         Requests run together. The queue bounds how many: with it full, none is read from the connection.
@@ -205,8 +203,8 @@ class _GrpcFace:
             self._require_token(context)
         except CudnnActorError as error:
             await _abort(context, error)
-        under_way: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_MOST_AHEAD)
-        running: set[asyncio.Task[Any]] = set()
+        under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_MOST_AHEAD)
+        running: set[asyncio.Task[bytes]] = set()
 
         async def read() -> None:
             try:
@@ -227,18 +225,20 @@ class _GrpcFace:
                 each.cancel()
             await asyncio.gather(reading, *running, return_exceptions=True)
 
-    async def _streamed(self, data: bytes, call: Any) -> Any:
+    async def _streamed(self, data: bytes, call: Any) -> bytes:
         """The response to one request of a stream."""
-        answer = message_class("ModelStreamInferResponse")()
+        request = None
         try:
-            request = grpc_wire.parse("ModelInferRequest", data)
-            answer.infer_response.id = request.id  # by which the client finds whose error it is
-            answer.infer_response.CopyFrom(await self._answered(request, len(data), call, None))
-            if grpc_wire.parameters_of(request.parameters).get("triton_enable_empty_final_response"):
-                answer.infer_response.parameters["triton_final_response"].bool_param = True
+            parsed = grpc_wire.parse_inference(data)
+            request = parsed[0]
+            response = await self._answered(parsed, len(data), call, None)
+            asked = grpc_wire.parameters_of(request.parameters)
+            return grpc_wire.streamed(response, last=bool(asked.get("triton_enable_empty_final_response")))
         except CudnnActorError as error:
-            answer.error_message = str(error)
-        return answer
+            failed = message_class("ModelStreamInferResponse")(error_message=str(error))
+            if request is not None:
+                failed.infer_response.id = request.id  # by which the client finds whose error it is
+            return _serialized(failed)
 
 
 def _awaited(answer: Callable[[Any], Mapping[str, Any]]) -> Operation:
@@ -254,6 +254,7 @@ def _serialized(message: Any) -> bytes:
     return message.SerializeToString()  # type: ignore[no-any-return]
 
 
-async def _abort(context: Any, error: CudnnActorError) -> None:
+async def _abort(context: Any, error: CudnnActorError) -> NoReturn:
     """End a call with the status of an error. Raises what grpc.aio ends calls with."""
     await context.abort(getattr(grpc.StatusCode, status_of(error).grpc), str(error))
+    raise error  # which is not reached

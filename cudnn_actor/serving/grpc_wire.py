@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from cudnn_actor.serving.failures import Refused
 from cudnn_actor.serving.grpc_schema import message_class
 from cudnn_actor.serving.json_numbers import PIECE
 from cudnn_actor.serving.requests import (
+    MOST_TENSORS,
     Inference,
     Place,
     Regions,
@@ -22,7 +23,7 @@ from cudnn_actor.serving.requests import (
 )
 from cudnn_actor.serving.tensors import NAMES, array_of_bytes, bytes_of, checked_shape, dtype_of, nbytes_of
 
-__all__ = ["decode", "encode", "parameters_of", "parse"]
+__all__ = ["decode", "encode", "parameters_of", "parse", "parse_inference", "streamed"]
 
 _CONTENTS = {
     "bool": "bool_contents",
@@ -39,6 +40,14 @@ _CONTENTS = {
 }
 """Where a tensor's numbers are if they are not sent as raw bytes."""
 _Response = message_class("ModelInferResponse")
+_WITH_LENGTH = 2
+"""The type of a field whose value comes behind its length: a string, bytes, a message."""
+_RAW_INPUT = 7 << 3 | _WITH_LENGTH
+_RAW_OUTPUT = 6 << 3 | _WITH_LENGTH
+_STREAMED_RESPONSE = 2 << 3 | _WITH_LENGTH
+"""The first bytes of `raw_input_contents`, `raw_output_contents` and `infer_response` in their messages."""
+MOST_FIELDS = 4 * MOST_TENSORS
+"""How many fields of a request are read here."""
 
 
 def parse(name: str, data: bytes) -> Any:
@@ -49,16 +58,63 @@ def parse(name: str, data: bytes) -> Any:
         raise Refused(problem=f"these bytes are no {name}", fix="send the protocol's message") from error
 
 
+def parse_inference(data: bytes) -> tuple[Any, list[memoryview], int]:
+    """A `ModelInferRequest` without its raw contents, these, and how many bytes the rest has.
+
+    The contents are views of `data`: protobuf would copy them twice, into its message and out of it. Raises
+    `Refused`.
+    """
+    rest, raw = _without_raw(data)
+    request = parse("ModelInferRequest", rest)
+    raw += map(memoryview, request.raw_input_contents)
+    return request, raw, len(rest)
+
+
+def _without_raw(data: bytes) -> tuple[bytes, list[memoryview]]:
+    """The fields of a request but its raw contents, and these contents.
+
+    All fields of a request are a byte, a length and a value. From one on that is not, it is all left to
+    protobuf, which takes it or refuses it. So is what follows many fields: reading one takes a microsecond.
+    """
+    view, rest = memoryview(data), []
+    raw: list[memoryview] = []
+    at = 0
+    for _ in range(MOST_FIELDS):
+        begin, end = _value_at(data, at)
+        if end is None:
+            break
+        if data[at] == _RAW_INPUT:
+            raw.append(view[begin:end])
+        else:
+            rest.append(view[at:end])
+        at = end
+    return b"".join([*rest, view[at:]]), raw
+
+
+def _value_at(data: bytes, at: int) -> tuple[int, int | None]:
+    """Where the value of the field at a place begins and ends; no end if the field is none of a request."""
+    size = 0
+    if data[at : at + 1] and data[at] & 0x87 == _WITH_LENGTH:  # its number is below 16
+        for place in range(at + 1, min(at + 5, len(data))):
+            size |= (data[place] & 0x7F) << 7 * (place - at - 1)
+            if data[place] < 0x80:
+                end = place + 1 + size
+                return place + 1, end if end <= len(data) else None
+    return at, None
+
+
 def parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters by name, each as a value of Python; those without a value are left out."""
     chosen = {name: each.WhichOneof("parameter_choice") for name, each in given.items()}
     return {name: getattr(given[name], field) for name, field in chosen.items() if field is not None}
 
 
-def decode(request: Any, regions: Regions) -> Inference:
-    """The inference that a `ModelInferRequest` asks for. Raises `Refused`."""
+def decode(request: Any, raw: Sequence[memoryview], regions: Regions) -> Inference:
+    """The inference that a request asks for, as `parse_inference` gives it. Its arrays are views of `raw`.
+
+    Raises `Refused`.
+    """
     require_once("input", [each.name for each in request.inputs])
-    raw = list(request.raw_input_contents)
     inputs: dict[str, np.ndarray] = {}
     taken = 0
     for each in request.inputs:
@@ -113,22 +169,42 @@ def _contents(tensor: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
 
 def encode(
     model: str, version: str, inference: Inference, results: Mapping[str, np.ndarray], regions: Regions
-) -> Any:
+) -> bytes:
     """The `ModelInferResponse` of these outputs; those for shared memory are written to it.
 
     Raises `Refused`.
     """
     answer = _Response(model_name=model, model_version=version, id=inference.id)
+    raw: list[bytes | memoryview] = []
     for wanted in inference.wanted(results):
         array = results[wanted.name]
         said = answer.outputs.add(
             name=wanted.name, datatype=NAMES[DType(array.dtype.name)], shape=array.shape
         )
         if wanted.place is None:
-            answer.raw_output_contents.append(bytes(bytes_of(array)))
+            raw += _begun(_RAW_OUTPUT, array.nbytes), bytes_of(array)
             continue
         regions.write(wanted.place, array)
         said.parameters["shared_memory_region"].string_param = wanted.place.region
         said.parameters["shared_memory_offset"].int64_param = wanted.place.offset
         said.parameters["shared_memory_byte_size"].int64_param = array.nbytes
-    return answer
+    return b"".join([answer.SerializeToString(), *raw])
+
+
+def streamed(response: bytes, *, last: bool) -> bytes:
+    """A `ModelStreamInferResponse` with a response. `last`: whether that says that no other follows it."""
+    said = _Response()
+    if last:
+        said.parameters["triton_final_response"].bool_param = True
+    more = said.SerializeToString()  # behind the response's own fields it is a part of it
+    return b"".join([_begun(_STREAMED_RESPONSE, len(response) + len(more)), response, more])
+
+
+def _begun(first: int, nbytes: int) -> bytes:
+    """The beginning of a field with a value of so many bytes."""
+    begun = bytearray([first])
+    while nbytes >= 0x80:
+        begun.append(nbytes & 0x7F | 0x80)
+        nbytes >>= 7
+    begun.append(nbytes)
+    return bytes(begun)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -64,6 +65,11 @@ def grpc_request(named: dict[str, np.ndarray]) -> Any:
     return request
 
 
+def over_grpc_wire(message: bytes) -> Inference:
+    request, raw, _ = grpc_wire.parse_inference(message)
+    return grpc_wire.decode(request, raw, NONE)
+
+
 def same(found: np.ndarray, wanted: np.ndarray) -> bool:
     return (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
 
@@ -72,7 +78,7 @@ def same(found: np.ndarray, wanted: np.ndarray) -> bool:
 @given(st.dictionaries(st.text(max_size=5), tensors(), max_size=3))
 def test_arrays_come_back_from_both_wires_as_they_were(named: dict[str, np.ndarray]) -> None:
     over_http = http_wire.decode(*http_request(named, id="7"), NONE)
-    over_grpc = grpc_wire.decode(grpc_request(named), NONE)
+    over_grpc = over_grpc_wire(grpc_request(named).SerializeToString())
     for inference in (over_http, over_grpc):
         assert inference.id == "7"
         assert inference.inputs.keys() == named.keys()
@@ -81,8 +87,15 @@ def test_arrays_come_back_from_both_wires_as_they_were(named: dict[str, np.ndarr
     parts, head = http_wire.encode("m", "1", asked, named, NONE)
     assert b"".join(parts[1:]) == b"".join(map(bytes_of, named.values()))
     assert head == (len(parts[0]) if named else None)
-    response = grpc_wire.encode("m", "1", asked, named, NONE)
+    written = grpc_wire.encode("m", "1", asked, named, NONE)
+    response = message_class("ModelInferResponse").FromString(written)
+    assert [each.name for each in response.outputs] == list(named)
     assert list(response.raw_output_contents) == [bytes(bytes_of(each)) for each in named.values()]
+    for last in (False, True):
+        piece = message_class("ModelStreamInferResponse").FromString(grpc_wire.streamed(written, last=last))
+        assert ("triton_final_response" in piece.infer_response.parameters) == last
+        piece.infer_response.ClearField("parameters")
+        assert piece.infer_response == response
 
 
 def mutated(data: bytes, places: list[tuple[int, bytes]]) -> bytes:
@@ -108,7 +121,7 @@ def test_bytes_that_are_no_request_are_refused(places: list[tuple[int, bytes]], 
     message = mutated(GRPC_BYTES, places)
     decoders: list[Callable[[], Inference]] = [
         lambda: http_wire.decode(body, http_wire.header_length(header or str(HTTP_HEAD), len(body)), NONE),
-        lambda: grpc_wire.decode(grpc_wire.parse("ModelInferRequest", message), NONE),
+        lambda: over_grpc_wire(message),
     ]
     for decode in decoders:
         try:
@@ -116,6 +129,78 @@ def test_bytes_that_are_no_request_are_refused(places: list[tuple[int, bytes]], 
         except Refused:
             continue
         assert sum(each.nbytes for each in found.inputs.values()) <= 8 * (len(body) + len(message))
+
+
+def fields_of(message: bytes) -> tuple[Any, list[bytes]] | None:
+    """A request's small fields, and its raw contents, as protobuf reads them; None if it is none."""
+    try:
+        whole = message_class("ModelInferRequest").FromString(message)
+    except DecodeError:
+        return None
+    raw = list(whole.raw_input_contents)
+    whole.ClearField("raw_input_contents")
+    return whole, raw
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(PLACES, st.booleans())
+def test_a_request_over_grpc_has_the_fields_that_protobuf_reads(
+    places: list[tuple[int, bytes]], large: bool
+) -> None:
+    values = np.ones((2, 300 if large else 3), np.float32)  # a length of two bytes, or of one
+    agree_on(mutated(grpc_request({"x": values, "y": values}).SerializeToString(), places))
+
+
+def test_a_request_over_grpc_that_is_cut_off_is_refused_where_protobuf_refuses_it() -> None:
+    message = grpc_request({"x": np.ones((2, 20), np.float32)}).SerializeToString()
+    for end in range(len(message)):
+        agree_on(message[:end])
+    agree_on(b"\x3a\x81" + b"\x80" * 10 + b"\0a")
+
+
+def test_what_follows_many_fields_is_left_to_protobuf() -> None:
+    _, raw, nbytes = grpc_wire.parse_inference(b"\x3a\0" * (grpc_wire.MOST_FIELDS + 9))
+    assert (len(raw), nbytes) == (grpc_wire.MOST_FIELDS + 9, 9 * 2)
+
+
+def agree_on(message: bytes) -> None:
+    """Assert that a message is read as protobuf reads it."""
+    wanted = fields_of(message)
+    try:
+        request, raw, nbytes = grpc_wire.parse_inference(message)
+    except Refused:
+        assert wanted is None
+        return
+    assert wanted is not None
+    assert [bytes(each) for each in raw] == wanted[1]
+    request.ClearField("raw_input_contents")
+    ours, theirs = (each.SerializeToString(deterministic=True) for each in (request, wanted[0]))
+    assert ours == theirs  # of the messages, a NaN is unlike itself
+    assert nbytes <= len(message)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"\x80\x01\x05",  # a number, 16
+        b"\x4d\0\0\0\0",  # a fixed32
+        b"\x43\x44",  # a group
+        b"\x9a\x06\x08aaaaa\x3a\x01b",  # a string, 99; from its second byte on it looks like raw contents
+        b"\x4a\x82\x80\x80\x80\x00ab",  # a length of five bytes
+        b"\x4a\x00" * 5000,  # many
+    ],
+)
+def test_fields_that_a_request_does_not_have_are_skipped(more: bytes) -> None:
+    values = np.ones((2, 3), np.float32)
+    message = grpc_request({"x": values}).SerializeToString()
+    assert same(over_grpc_wire(more + message).inputs["x"], values)
+    assert same(over_grpc_wire(message + more).inputs["x"], values)
+
+
+def test_raw_contents_of_grpc_are_not_copied() -> None:
+    message = grpc_request({"x": np.ones((2, 3), np.float32)}).SerializeToString()
+    found = over_grpc_wire(message).inputs["x"]
+    assert np.shares_memory(found, np.frombuffer(message, np.uint8))
 
 
 def refusal(head: bytes) -> str:
@@ -181,7 +266,7 @@ def test_typed_contents_of_grpc_are_read_by_pieces_as_in_one(monkeypatch: pytest
     request = message_class("ModelInferRequest")(model_name="m")
     given = request.inputs.add(name="x", datatype="FP32", shape=values.shape)
     given.contents.fp32_contents.extend(values.ravel().tolist())
-    np.testing.assert_array_equal(grpc_wire.decode(request, NONE).inputs["x"], values)
+    np.testing.assert_array_equal(grpc_wire.decode(request, [], NONE).inputs["x"], values)
 
 
 @pytest.mark.parametrize(("shape", "data"), [((0, 3), b"[]"), ((2, 0), b"[[],[]]"), ((1 << 60, 0), b"[]")])
@@ -204,7 +289,7 @@ def test_bytes_that_belong_to_no_tensor_are_refused() -> None:
     request = grpc_request({"x": np.ones(2, np.float32)})
     request.raw_input_contents.append(b"abc")
     with pytest.raises(Refused, match="one for each input"):
-        grpc_wire.decode(request, NONE)
+        over_grpc_wire(request.SerializeToString())
 
 
 def test_a_body_that_grows_when_it_is_decompressed_takes_no_memory() -> None:
