@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, Graph, GraphBuilder, Loop, RunGraph, RunLoop
 from cudnn_actor.attached import ServedSocket
+from cudnn_actor.attached.client import link
 from cudnn_actor.attached.server import received
 from cudnn_actor.attached.wire import ForgetGraph, KnowGraph, Requests
 from cudnn_actor.isolation import known_graphs
@@ -29,15 +31,31 @@ def adding(value: float, name: str = "x") -> Graph:
 def sent(client: CudnnRef, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The frames that the client sends."""
     frames: list[Any] = []
-    link: Any = client._state.mailbox
-    send = link._channel.send
+    mailbox: Any = client._state.mailbox
+    send = mailbox._channel.send
 
     def noting(frame: Any, descriptors: tuple[int, ...] = ()) -> None:
         frames.append(frame)
         send(frame, descriptors)
 
-    monkeypatch.setattr(link._channel, "send", noting)
+    monkeypatch.setattr(mailbox._channel, "send", noting)
     return frames
+
+
+async def test_requests_wait_for_a_frame_until_they_have_so_many_bytes(
+    client: CudnnRef, sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunGraph.bind(adding(1.0), x=await client.empty(DIMS), y=await client.empty(DIMS))
+    await client.ask(run)
+
+    async def frames() -> int:
+        sent.clear()
+        await asyncio.gather(*[client.ask(run) for _ in range(12)])
+        return len(sent)
+
+    assert await frames() < 4
+    monkeypatch.setattr(link, "_GATHERED_BYTES", 0)
+    assert await frames() == 12
 
 
 def kinds(frames: list[Any]) -> list[str]:
@@ -74,8 +92,9 @@ async def test_both_sides_keep_the_bounds_and_forgotten_graphs_come_again(
     x, y = await client.upload(np.zeros(DIMS, np.float32)), await client.empty(DIMS)
     (session,) = served._sessions
     kept = session._received._graphs
-    for value, graph in enumerate((*graphs, graphs[0])):
-        await client.ask(RunGraph.bind(graph, x=x, y=y))
+    runs = [RunGraph.bind(graph, x=x, y=y) for graph in graphs]
+    for value, run in enumerate((*runs, runs[0])):
+        await client.ask(run)
         assert np.array_equal(await client.download(y), np.full(DIMS, value % 5))
         assert len(kept) <= 3
         names = {known.message.graph.identity for known in session._received._known.values()}
@@ -89,8 +108,8 @@ async def test_both_sides_keep_the_bounds_and_forgotten_graphs_come_again(
 async def test_graphs_are_bounded_by_their_bytes_and_the_latest_stays(
     client: CudnnRef, served: ServedSocket
 ) -> None:
-    link: Any = client._state.mailbox
-    link._graphs._limit = 1
+    mailbox: Any = client._state.mailbox
+    mailbox._graphs._limit = 1
     x, y = await client.upload(np.zeros(DIMS, np.float32)), await client.empty(DIMS)
     (session,) = served._sessions
     for value in range(3):

@@ -204,7 +204,17 @@ class Link(Mailbox):
         envelope.mailbox = self
         envelope.number = next(self._numbers)
         self._bridge.awaited += 1
-        self._prepare(envelope)
+        body: bytes | None = envelope.found.body
+        if body is None or not self._graphs.knows(envelope.message):
+            self._prepare(envelope)
+            return
+        # Nearly all: the same message was sent before. This is a step of the loop in which its caller waits,
+        # and nobody else has the envelope yet: so it has not been withdrawn, and nobody else takes its claim.
+        self._last = number = self._last + 1
+        sent = _Sent(self, number, envelope)
+        envelope.elsewhere = sent
+        envelope.claim.clear()
+        self._put_by(sent, Request(number, body, None, 0, envelope.timeout_s))
 
     def call(self, what: Callable[..., None], *arguments: Any) -> None:
         """Run something on the owning loop soon; nothing if that has closed. Any thread."""
@@ -279,7 +289,11 @@ class Link(Mailbox):
             return
         if (observer := self.observer) is not None and (headers := observer.sent(envelope)) is not None:
             request = msgspec.structs.replace(request, headers=headers)
-        self._sent[number] = sent
+        self._put_by(sent, request)
+
+    def _put_by(self, sent: _Sent, request: Request) -> None:
+        """Let a request that is ready wait for the next frame."""
+        self._sent[sent.number] = sent
         self._unsent.append(request)
         self._unsent_bytes += len(request.body)
         if self._unsent_bytes > _GATHERED_BYTES:
