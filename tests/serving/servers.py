@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,14 @@ def write_square(folder: Path, name: str = "square") -> Path:
 
 
 @contextlib.contextmanager
-def running(*words: str, **options: Any) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
+def running(
+    *words: str, program: Sequence[str] = ("-m", "cudnn_actor.cli"), **options: Any
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
     """`cudnn-actor serve` in a process of its own, and the ports that it says it listens on.
 
-    `options` are those of `Popen`.
+    `program`: what the interpreter runs. `options` are those of `Popen`.
     """
-    command = [sys.executable, "-m", "cudnn_actor.cli", "serve", *words, "--device", "cpu"]
+    command = [sys.executable, *program, "serve", *words, "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
         try:
             assert process.stdout is not None

@@ -59,6 +59,17 @@ def test_its_process_ends_with_a_status_and_says_why(tmp_path: Path) -> None:
     assert "--max-restarts" in line
 
 
+def test_the_garbage_collector_looks_no_more_at_what_was_there_before_it_served(tmp_path: Path) -> None:
+    code = "import atexit, gc; from cudnn_actor.cli import main; "
+    code += "atexit.register(lambda: print(gc.get_freeze_count(), len(gc.get_objects()))); main()"
+    words = ("--repository", str(tmp_path), "--http", "0", "--grpc", "0")
+    with running(*words, program=("-c", code)) as (process, _):
+        process.terminate()
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    spared, others = map(int, said.split())
+    assert spared > 10 * others
+
+
 def another_worker(pid: int, before: int, port: int) -> int:
     """The worker that has taken the place of one that died, once it is ready."""
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE_S) as http:
