@@ -57,7 +57,10 @@ _PACKAGES = ("grpcio", "tritonclient", "uvicorn", "starlette", "uvloop", "aiohtt
 
 
 def network(blocks: int, width: int, image: int) -> onnx.ModelProto:
-    """A residual network of 3x3 convolutions: pictures of (N, 3, image, image) to ten scores."""
+    """A residual network of 3x3 convolutions: pictures of (N, 3, image, image) to ten scores.
+
+    Without `blocks` and `width`, ten scores of the means of the three colours.
+    """
     rng = np.random.default_rng(0)
     nodes, tensors = [], []
 
@@ -68,12 +71,12 @@ def network(blocks: int, width: int, image: int) -> onnx.ModelProto:
         nodes.append(helper.make_node("Relu", [name], [f"{name}_r"]))
         return f"{name}_r"
 
-    last = convolved("image", "first", 3)
+    last = convolved("image", "first", 3) if width else "image"
     for block in range(blocks):
         inner = convolved(convolved(last, f"a{block}", width), f"b{block}", width)
         nodes.append(helper.make_node("Add", [last, inner], [f"sum{block}"]))
         last = f"sum{block}"
-    scores = rng.standard_normal((width, 10)).astype(np.float32)
+    scores = rng.standard_normal((width or 3, 10)).astype(np.float32)
     tensors.append(numpy_helper.from_array(scores, "scores_w"))
     nodes += [
         helper.make_node("GlobalAveragePool", [last], ["pooled"]),
@@ -86,7 +89,7 @@ def network(blocks: int, width: int, image: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-NETWORKS = {"small": (1, 8, 16), "residual": (4, 32, 32)}
+NETWORKS = {"small": (1, 8, 16), "residual": (4, 32, 32), "means": (0, 0, 224)}
 """Blocks, width and image of the networks that are measured without a folder."""
 
 
