@@ -193,6 +193,46 @@ def _summands(call: _Call) -> int:
     return 2 * elements * max(call.given(0).shape, default=1)
 
 
+class _Einsum(NamedTuple):
+    """The sizes of an Einsum's labels, the labels of its result, and how many elements `...` stands for."""
+
+    sizes: dict[str, int]
+    result: str
+    beside: int
+
+    def count(self, labels: Iterable[str]) -> int:
+        return _count(self.sizes[label] for label in labels) * self.beside
+
+
+def _einsum(call: _Call) -> _Einsum:
+    equation = next((each.s for each in call.node.attribute if each.name == "equation"), b"").decode()
+    given, arrow, result = "".join(equation.split()).partition("->")
+    sizes: dict[str, int] = {}
+    beside: list[Sequence[int]] = []
+    for number, labels in enumerate(given.split(",")):
+        dims = call.given(number).shape
+        before, dots, behind = labels.partition("...")
+        end = len(dims) - len(behind)
+        named = (*dims[: len(before)], *dims[end:]) if dots else dims
+        for label, dim in zip(before + behind, named, strict=True):
+            sizes[label] = max(sizes.get(label, 1), dim)
+        if dots:
+            beside.append(dims[len(before) : end])
+    return _Einsum(sizes, result.replace("...", "") if arrow else "".join(sizes), _broadcast_count(beside))
+
+
+def _einsum_elements(call: _Call) -> int:
+    """Of its result, or of its inputs: it is computed in one loop, without other arrays between."""
+    found = _einsum(call)
+    return max(found.count(found.result), _as_given(call))
+
+
+def _einsum_terms(call: _Call) -> int:
+    """Of a loop over all labels."""
+    found = _einsum(call)
+    return 2 * len(call.arrays) * found.count(found.sizes)
+
+
 def _suppression(call: _Call) -> int:
     """Each box above the threshold is compared with those that were chosen, for each image and class."""
     scores = call.given(1)
@@ -234,6 +274,7 @@ _BOUNDS: dict[str, tuple[_Bound, Cost]] = {
     **dict.fromkeys(_IN_LOOPS, (_as_given, _LOOPED)),
     "Constant": (_constant, _QUICK),
     "ConstantOfShape": (_of_shape, _QUICK),
+    "Einsum": (_einsum_elements, _QUICK),
     "Expand": (_expanded, _QUICK),
     "Gather": (_gathered, _QUICK),
     "GatherND": (_gathered_nd, _LOOPED),
@@ -252,7 +293,12 @@ _BOUNDS: dict[str, tuple[_Bound, Cost]] = {
     "Trilu": (_matrices, _QUICK),
 }
 """Operators → the elements of the largest array there is on the way, and the cost of each."""
-_STEPS: dict[str, _Bound] = {"Gemm": _summands, "MatMul": _summands, "NonMaxSuppression": _suppression}
+_STEPS: dict[str, _Bound] = {
+    "Einsum": _einsum_terms,
+    "Gemm": _summands,
+    "MatMul": _summands,
+    "NonMaxSuppression": _suppression,
+}
 
 
 def cost_of(node: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> Cost:

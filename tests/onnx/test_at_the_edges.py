@@ -263,3 +263,22 @@ def test_a_quantised_sum_of_nothing_that_does_not_fit_is_told_with_its_dims(b: t
     model = model_of([node("MatMulInteger", "a b", "y")], given, {"y": (TensorProto.INT32, None)})
     with pytest.raises(InvalidModel, match=r"has a product of dims \(2, 3, 0\) and \("):
         backend.run_model(model, [np.empty((2, 3, 0), np.uint8), np.ones(b, np.uint8)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize(
+    ("equation", "dims"),
+    [
+        ("bij, bjk -> bik", [(0, 3, 4), (0, 4, 5)]),
+        ("bij,bjk->ik", [(0, 3, 4), (0, 4, 5)]),
+        ("...ij,...jk", [(0, 1, 3, 4), (1, 2, 4, 5)]),
+        ("i...i->...", [(3, 0, 3)]),
+        ("i,i->", [(0,), (0,)]),
+        ("a,b,c->cab", [(2,), (0,), (3,)]),
+    ],
+)
+def test_an_einsum_of_nothing_has_dims_and_zeros(equation: str, dims: Any, dtype: str) -> None:
+    given = [np.empty(each, dtype) for each in dims]
+    y, wanted = run("Einsum", *given, equation=equation), np.einsum(equation, *given)
+    assert (y.shape, y.dtype) == (wanted.shape, wanted.dtype)
+    assert (y == 0).all()

@@ -15,6 +15,7 @@ from cudnn_actor.engines.cpu.fast import pooling_joined, pooling_tiles
 from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, in_turn
 from cudnn_actor.engines.cpu.fast.pooling_index_gradients import max_pool_backward
 from cudnn_actor.engines.cpu.fast.pooling_indices import max_pool
+from cudnn_actor.engines.cpu.fast.pooling_joined_norms import joined_norms, joined_norms_gradient
 from cudnn_actor.engines.cpu.fast.pooling_joins import FirstLargest
 from cudnn_actor.engines.cpu.fast.pooling_norms import lp_pool, lp_pool_backward
 from cudnn_actor.engines.cpu.fast.pooling_scaled_norms import scaled_norms, scaled_norms_gradient
@@ -276,7 +277,8 @@ def test_rows_that_do_not_fit_into_scratch_allocate_no_arrays(window: Window, dt
 @pytest.mark.parametrize("size", [2, 5])
 def test_gradients_by_small_windows_of_long_rows_allocate_no_arrays(size: int, kind: Any) -> None:
     window = S(2, size=size, stride=1)
-    x, y = (1, 1, size + 1, 330_000 // size), window.output_dims((1, 1, size + 1, 330_000 // size))
+    x = (1, 1, size + 1, 600_000 // size)
+    y = window.output_dims(x)
     dtypes = {"dy": DType.FLOAT64, "dx": DType.FLOAT64}
     if kind is LpPoolBackward:
         operation: Any = LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=window, p=9.0)
@@ -330,13 +332,50 @@ def test_blocks_of_gradients_of_unequal_sizes_have_room() -> None:
         assert found["dx"].sum() == found["dx"][0, 0, 0, 0] == 1
 
 
-def test_infinity_between_windows_has_a_gradient_of_0() -> None:
+def narrow_norms(node: Any, specs: Any) -> Any:
+    x, y = specs["x"].dims, specs["y"].dims
+    return joined_norms(x, y, window_axes(node.window, x, y), node.p)
+
+
+def narrow_norms_gradient(node: Any, specs: Any) -> Any:
+    return joined_norms_gradient(node, specs["dx"].dims, specs["dy"].dims)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 5.5])
+@pytest.mark.parametrize(("dims", "window", "most"), TILED_SHAPES, ids=[str(of[0]) for of in TILED_SHAPES])
+def test_windows_in_parts_have_the_norms_of_float32_without_scales(
+    dims: tuple[int, ...], window: Any, most: int, p: float
+) -> None:
+    rng, y = np.random.default_rng(38), window.output_dims(dims)
+    every = {"x": dims, "y": y, "dy": y, "dx": dims}
+    specs = {name: TensorSpec.packed(of, DType.FLOAT32) for name, of in every.items()}
+    x = rng.normal(size=dims).astype(np.float32)
+    x[0, 0, :3] = 0
+    forward = LpPool(x="x", y="y", window=window, p=p)
+    norms = np.asarray(forward.evaluate(NumPy(), {"x": x.astype(np.float64)}, specs)["y"])
+    floats = dict.fromkeys(every, DType.FLOAT32)
+    of_norms = {name: floats[name] for name in ("x", "y")}
+    for found in results_of(tiled(narrow_norms, most), forward, {"x": x}, of_norms, every):
+        np.testing.assert_allclose(found["y"], norms, rtol=1e-6)
+    given = {"x": x, "y": norms.astype(np.float32), "dy": rng.random(y).astype(np.float32)}
+    backward = LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=window, p=p)
+    exact = {name: values.astype(np.float64) for name, values in given.items()}
+    expected = backward.evaluate(NumPy(), exact, {"dx": specs["dx"]})["dx"]
+    for found in results_of(tiled(narrow_norms_gradient, most), backward, given, floats, every):
+        np.testing.assert_allclose(found["dx"], expected, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
+@pytest.mark.parametrize("most", [None, 10_000])
+def test_infinity_between_windows_has_a_gradient_of_0(dtype: DType, most: int | None) -> None:
     dims = {"dy": (1, 1, 2), "y": (1, 1, 2), "x": (1, 1, 245), "dx": (1, 1, 245)}
     given = {name: np.ones(dims[name]) for name in ("dy", "y", "x")}
     given["x"][..., [110, 240]] = np.inf  # behind the first window, and behind the last
     given["y"][..., 1] = 0
     operation = LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=S(1, size=100, stride=120), p=3.0)
-    for found in results_of(lp_pool_backward, operation, given, dict.fromkeys(dims, DType.FLOAT64), dims):
+    in_parts = narrow_norms_gradient if dtype is DType.FLOAT32 else scaled_norms_gradient
+    make = lp_pool_backward if most is None else tiled(in_parts, most)
+    for found in results_of(make, operation, given, dict.fromkeys(dims, dtype), dims):
         np.testing.assert_array_equal(found["dx"], np.repeat([1.0, 0.0], [100, 145]).reshape(1, 1, 245))
 
 

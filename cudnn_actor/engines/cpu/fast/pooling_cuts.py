@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cudnn_actor.engines.cpu.fast.pooling_joined import joins_of, reduction_scratch
+from cudnn_actor.engines.cpu.fast.pooling_doubling import doubling_scratch
+from cudnn_actor.engines.cpu.fast.pooling_folding import most_folding_scratch
+from cudnn_actor.engines.cpu.fast.pooling_joined import joins_of
 from cudnn_actor.engines.cpu.fast.pooling_joins import Join
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, regular_axis
 from cudnn_actor.engines.cpu.scratch import Dims, footprint
@@ -23,6 +25,8 @@ Piece = tuple[slice, Axis]
 """A part of a dim, and the windows in it, or parts of these, counted from its start."""
 _CALL = 1000
 """How many elements take as long to be joined as a call, about."""
+_RUN = 100
+"""How many take as long as a run of elements that lie side by side in x, when it is loaded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +66,16 @@ class Cut:
     def part(self) -> Axis:
         """The windows of a block, with padding. Along `size` lies what it reads at most."""
         if self.whole:
-            return max((self._whole(block)[1] for block in self.blocks), key=lambda axis: axis.size)
+            return self._whole(max(self.blocks, key=self._extent))[1]
         step, dilation = self._step, self.axis.dilation
         reach = (self.windows - 1) * step + (self.taps - 1) * dilation + 1
         taps = range(-1, self.taps * dilation - 1, dilation)
         return regular_axis(taps, step, min(reach, self.axis.size), self.windows)
+
+    def _extent(self, block: slice) -> tuple[int, int]:
+        """How many elements a block lies in, and how many windows it has."""
+        begin, end = self.axis.reach(block.start, block.stop)
+        return end - begin, block.stop - block.start
 
     @property
     def blocks(self) -> list[slice]:
@@ -97,11 +106,24 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """How images are cut: the channels of a block, and its windows along each spatial dim."""
+    """How images are cut.
+
+    Parameters
+    ----------
+    join
+        What joins elements.
+    channels
+        How many channels a block has.
+    along
+        The windows of a block along each spatial dim.
+    channels_last
+        Whether channels lie side by side.
+    """
 
     join: Join
     channels: int
     along: tuple[Cut, ...]
+    channels_last: bool
 
     @property
     def block(self) -> Dims:
@@ -156,17 +178,22 @@ class Cuts:
         """Bytes that reducing windows along some dims takes, with the elements, and joining the results."""
         most, total = footprint(*[dims] * self.join.edges) if loaded else 0, self._bytes(dims)
         for number, axis in axes.items():
-            most = max(most, reduction_scratch(axis, 2 + number, dims, self.join))
+            # Parts at borders are shorter. So they may be folded where others are doubled, and the reverse.
+            doubling = doubling_scratch(axis, 2 + number, dims, axis.count, self.join)
+            most = max(most, doubling, most_folding_scratch(axis, 2 + number, dims, self.join))
             dims = (*dims[: 2 + number], axis.count, *dims[3 + number :])
             total += self._bytes(dims)
         return total + max(most, self.join.scratch(dims))
 
     @cached_property
     def cost(self) -> float:
-        """How long a block takes for each of its windows, about. In elements that are joined."""
+        """How long a channel of an image takes, about. In elements that are joined."""
         first, *others = self.along
         rest = math.prod(cut.count for cut in others)
-        own = first.count * self._joined(self.read, self._first) + self._joined(self._middle, self._others)
+        run = self.channels if self.channels_last else self.read[-1]
+        loaded = math.prod(self.read) * (1 + _RUN / run)
+        own = first.count * (loaded + self._joined(self.read, self._first))
+        own += self._joined(self._middle, self._others)
         # The last block along a dim is as large as the others, or smaller.
         blocks = math.prod(-(-cut.axis.count // cut.windows) for cut in self.along)
         return blocks * rest * own / self.channels
@@ -179,9 +206,13 @@ class Cuts:
         return total
 
 
-def cuts_of(join: Join, axes: Iterable[Axis], channels: int, most: int) -> Cuts:
-    """The cuts with which a block takes at most so many bytes of scratch, or those of one element."""
-    found = Cuts(join, channels, tuple(Cut(axis, axis.count, axis.longest) for axis in axes))
+def cuts_of(join: Join, axes: Iterable[Axis], channels: int, most: int, *, channels_last: bool) -> Cuts:
+    """The cuts with which a block takes at most so many bytes of scratch, or those of one element.
+
+    `channels`: how many images have. Where channels do not lie side by side, a block has one of them.
+    """
+    along = tuple(Cut(axis, axis.count, axis.longest) for axis in axes)
+    found = Cuts(join, channels if channels_last else 1, along, channels_last)
     while found.footprint > most:
         halves = [*found.halves()]
         if not halves:

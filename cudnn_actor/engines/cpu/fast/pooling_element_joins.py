@@ -6,7 +6,6 @@ is in: see `reversed_axes`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
 from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, lanes_worth
 from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import ElementJoin
-from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling
+from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, parts_joined
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, reversed_axes, spread_part
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 from cudnn_actor.protocol.operations import AdaptiveWindow, Window
@@ -36,7 +34,7 @@ def element_pooling(
     x: Dims, y: Dims, axes: tuple[Axis, ...], join: ElementJoin, counts: Array | None
 ) -> ElementPooling:
     """The kernel for `MaxPool`, or with counts for `AvgPool`."""
-    return ElementPooling(TiledPooling(x, y, axes, join), counts)
+    return ElementPooling(parts_joined(x, y, axes, join), counts)
 
 
 def element_gradient(
@@ -46,8 +44,7 @@ def element_gradient(
     axes = reversed_axes(window, dx, dy)
     spread = (*dy[:2], *(axis.size for axis in axes))
     strides = window.stride if isinstance(window, Window) else (1,) * len(axes)
-    several = math.prod(dx[2:]) <= BLOCK_ELEMENTS  # images in a block
-    pooling = (JoinedPooling if several else TiledPooling)(spread, dx, axes, ElementJoin(np.add, dtype, 0.0))
+    pooling = parts_joined(spread, dx, axes, ElementJoin(np.add, dtype, 0.0))
     return ElementGradient(pooling, strides, counts)
 
 
@@ -55,7 +52,7 @@ def element_gradient(
 class ElementPooling:
     """Joins the elements of each window. Sums are divided by counts, if there are some."""
 
-    pooling: TiledPooling
+    pooling: JoinedPooling | TiledPooling
     counts: Array | None
 
     def footprint(self, lanes: int) -> int:

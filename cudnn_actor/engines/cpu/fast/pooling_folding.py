@@ -5,7 +5,7 @@ That suits windows of which there are few, short ones, and those that have few e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from cudnn_actor.engines.cpu.fast.pooling_joins import Arrays, Join
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
-__all__ = ["folded", "folding_groups", "folding_pays", "folding_scratch"]
+__all__ = ["folded", "folding_groups", "folding_pays", "folding_scratch", "most_folding_scratch"]
 
 Array = npt.NDArray[Any]
 
@@ -49,13 +49,22 @@ def _together(axis: Axis) -> int:
 
 def folding_scratch(axis: Axis, dim: int, x: Dims, join: Join) -> int:
     """Bytes that folding windows takes, in a part of x of these dims."""
-    together = axis.longest * _together(axis)
-    before, behind = x[:dim], x[dim + 1 :]
-    arrays = [(*before, together, *behind)]
+    lengths = [axis.longest * _together(axis)]
     if _reaches_beyond(axis):
-        arrays.append((*before, padded_length(axis), *behind))
-    nbytes = sum(footprint(*arrays, itemsize=dtype.itemsize) for dtype in join.dtypes)
-    return nbytes + join.scratch((*before, together // 2, *behind))
+        lengths.append(padded_length(axis))
+    return _scratch(lengths, dim, x, join)
+
+
+def most_folding_scratch(axis: Axis, dim: int, x: Dims, join: Join) -> int:
+    """Bytes that folding takes of any such windows in a part of at most these dims, with shorter ones."""
+    return _scratch([max(axis.size, axis.longest), padded_length(axis)], dim, x, join)
+
+
+def _scratch(lengths: Sequence[int], dim: int, x: Dims, join: Join) -> int:
+    """Bytes of arrays that have these lengths along a dim; elements of the first are joined by halves."""
+    dims = [(*x[:dim], length, *x[dim + 1 :]) for length in lengths]
+    nbytes = sum(footprint(*dims, itemsize=dtype.itemsize) for dtype in join.dtypes)
+    return nbytes + join.scratch((*x[:dim], lengths[0] // 2, *x[dim + 1 :]))
 
 
 def _reaches_beyond(axis: Axis) -> bool:

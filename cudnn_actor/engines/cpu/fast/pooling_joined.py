@@ -30,7 +30,6 @@ __all__ = [
     "Store",
     "arrays_of",
     "joins_of",
-    "reduction_scratch",
     "windows_reduced",
 ]
 
@@ -92,7 +91,7 @@ class JoinedPooling:
         arrays, most = [dims], footprint(*[dims] * self.join.edges)
         for number in self._wanted:
             axes = self._first_axes(extents) if number == 0 else [self.axes[number]]
-            most = max(most, *(reduction_scratch(axis, 2 + number, dims, self.join) for axis in axes))
+            most = max(most, *(_scratch(axis, 2 + number, dims, self.join) for axis in axes))
             count = extents[2] if number == 0 else self.y[2 + number]
             dims = (*dims[: 2 + number], count, *dims[3 + number :])
             arrays.append(dims)
@@ -191,7 +190,7 @@ def windows_reduced(
     return stages[-1], calls()
 
 
-def reduction_scratch(axis: Axis, dim: int, x: Dims, join: Join) -> int:
+def _scratch(axis: Axis, dim: int, x: Dims, join: Join) -> int:
     """Bytes that reducing windows along a dim of a part of x takes."""
     if folding_pays(axis):
         return folding_scratch(axis, dim, x, join)

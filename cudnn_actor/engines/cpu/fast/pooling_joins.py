@@ -57,7 +57,7 @@ class ElementJoin:
     ufunc: np.ufunc
     dtype: np.dtype[Any]
     least: float | bool
-    edges = 0
+    edges: int = 0
 
     @property
     def dtypes(self) -> Sequence[np.dtype[Any]]:

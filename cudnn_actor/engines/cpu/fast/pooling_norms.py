@@ -31,9 +31,18 @@ from cudnn_actor.engines.cpu.fast.kernels import (
 from cudnn_actor.engines.cpu.fast.pooling import Pooling
 from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks
 from cudnn_actor.engines.cpu.fast.pooling_gradients import Spreading, spread_along
-from cudnn_actor.engines.cpu.fast.pooling_joins import power
+from cudnn_actor.engines.cpu.fast.pooling_joined_norms import joined_norms, joined_norms_gradient
+from cudnn_actor.engines.cpu.fast.pooling_powers import (
+    cleared,
+    gradient_scratch,
+    powers_of,
+    root,
+    shares,
+    shares_scratch,
+    times_powers,
+)
 from cudnn_actor.engines.cpu.fast.pooling_scaled_norms import scaled_norms, scaled_norms_gradient
-from cudnn_actor.engines.cpu.fast.pooling_windows import window_axes
+from cudnn_actor.engines.cpu.fast.pooling_windows import in_windows, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import LpPool, LpPoolBackward, Node, Specs
 
@@ -63,7 +72,7 @@ def lp_pool(node: Node, specs: Specs) -> Kernel | None:
         return scaled_norms(node, specs)
     axes = window_axes(node.window, x.dims, y.dims)
     kernel = Norms(Pooling(x.dims, y.dims, _WIDE, axes, np.add, 0.0, None), node.p)
-    return kernel if kernel.footprint(1) <= MOST_SCRATCH else scaled_norms(node, specs)
+    return kernel if kernel.footprint(1) <= MOST_SCRATCH else joined_norms(x.dims, y.dims, axes, node.p)
 
 
 def lp_pool_backward(node: Node, specs: Specs) -> Kernel | None:
@@ -79,19 +88,10 @@ def lp_pool_backward(node: Node, specs: Specs) -> Kernel | None:
             return small
     if _needs_scales(specs, node.p):
         return scaled_norms_gradient(node, specs)
-    kernel = NormsGradient(Spreading(x.dims, y.dims, _WIDE, axes, np.ones((), _WIDE)), node.p)
+    without = tuple(~in_windows(axis) for axis in axes)
+    kernel = NormsGradient(Spreading(x.dims, y.dims, _WIDE, axes, np.ones((), _WIDE)), node.p, without)
     fits = kernel.spreading.fits() and kernel.footprint(1) <= MOST_SCRATCH
-    return kernel if fits else scaled_norms_gradient(node, specs)
-
-
-def _root(x: Array, p: float) -> Iterator[Call]:
-    """Calls that take a root, in place."""
-    if p == 2:
-        yield partial(np.sqrt, x, x)
-    elif p == 3:
-        yield partial(np.cbrt, x, x)
-    elif p != 1:
-        yield partial(np.power, x, 1 / p, out=x)
+    return kernel if fits else joined_norms_gradient(node, x.dims, y.dims)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +120,11 @@ class Norms:
         def calls(block: Block, memory: Scratch) -> Iterator[Call]:
             read, axes = self.pooling.read(block)
             part, into = x[block[0], block[1], read], y[block]
-            powers, spare = (laid_out(memory, part.shape, order, _WIDE) for _ in range(2))
+            powers = laid_out(memory, part.shape, order, _WIDE)
+            yield from powers_of(part, powers, self.p, order, memory)
             sums = laid_out(memory, into.shape, order, _WIDE)
-            yield partial(np.copyto, powers, part)
-            yield partial(np.absolute, powers, powers)
-            yield from power(powers, self.p, spare)
             yield from self.pooling.reduced(powers, sums, axes, memory, channels_last=last)
-            yield from _root(sums, self.p)
+            yield from root(sums, self.p)
             yield partial(np.copyto, into, sums, "same_kind")
 
         def call(block: Block, lane: int) -> Call:
@@ -137,10 +135,14 @@ class Norms:
 
 @dataclass(frozen=True, eq=False)
 class NormsGradient:
-    """sign(x) |x|^(p - 1), times the sum of dy / y^(p - 1) over the windows that an element of x is in."""
+    """sign(x) |x|^(p - 1), times the sum of dy / y^(p - 1) over the windows that an element of x is in.
+
+    `without`: for each spatial dim, which elements are in no window.
+    """
 
     spreading: Spreading
     p: float
+    without: Sequence[npt.NDArray[np.bool_]]
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for shares of windows, elements, and their powers."""
@@ -151,9 +153,8 @@ class NormsGradient:
         spreading = self.spreading
         channels = spreading.channels(channels_last=channels_last)
         of_x, of_y = ((1, channels, *dims[2:]) for dims in (spreading.dx, spreading.dy))
-        return footprint(*spreading.partly(channels), of_x, of_x, of_x, of_y, of_y) + footprint(
-            of_y, itemsize=1
-        )
+        spare = max(shares_scratch(of_y), gradient_scratch(of_x))
+        return footprint(*spreading.partly(channels), of_x) + spare
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
@@ -167,19 +168,12 @@ class NormsGradient:
         def calls(place: tuple[slice, slice], memory: Scratch) -> Iterator[Call]:
             size = place[1].stop - place[1].start
             partly = [laid_out(memory, dims, order, _WIDE) for dims in spreading.partly(size)]
-            part = x[place]
-            total, powers, spare = (laid_out(memory, part.shape, order, _WIDE) for _ in range(3))
-            of_y = {name: operands[name][place] for name in ("dy", "y")}
-            yield from self._shares(of_y, partly[0], order, memory)
-            for axis, (y, into) in zip(spreading.wanted, itertools.pairwise([*partly, total]), strict=True):
-                yield from spread_along(spreading.axes[axis], 2 + axis, y, into)
-            yield partial(np.copyto, powers, part)
-            yield partial(np.absolute, powers, powers)
-            yield from power(powers, self.p - 1, spare)
-            yield partial(np.multiply, total, powers, total)
-            yield partial(np.copyto, powers, part)
-            yield partial(np.sign, powers, powers)
-            yield partial(np.multiply, total, powers, total)
+            total = laid_out(memory, (1, size, *spreading.dx[2:]), order, _WIDE)
+            yield from shares((operands["dy"][place], operands["y"][place]), partly[0], self.p, order, memory)
+            for axis, (of, into) in zip(spreading.wanted, itertools.pairwise([*partly, total]), strict=True):
+                yield from spread_along(spreading.axes[axis], 2 + axis, of, into)
+            yield from times_powers(total, x[place], self.p, order, memory)
+            yield from cleared(total, self.without)
             yield partial(np.copyto, dx[place], total, "same_kind")
 
         def call(block: tuple[int, int], lane: int) -> Call:
@@ -189,14 +183,3 @@ class NormsGradient:
 
         grid = itertools.product(range(spreading.dx[0]), range(0, spreading.dx[1], channels))
         return [deal(grid, len(lanes), call)]
-
-    def _shares(self, of_y: Operands, shares: Array, order: Sequence[int], memory: Scratch) -> Iterator[Call]:
-        """Calls that compute dy / y^(p - 1); 0 where y is 0."""
-        powers, spare = (laid_out(memory, shares.shape, order, _WIDE) for _ in range(2))
-        empty = laid_out(memory, shares.shape, order, np.bool_)
-        yield partial(np.copyto, shares, of_y["dy"])
-        yield partial(np.copyto, powers, of_y["y"])
-        yield partial(np.equal, powers, 0, out=empty)
-        yield from power(powers, self.p - 1, spare)
-        yield partial(np.divide, shares, powers, shares)
-        yield partial(np.copyto, shares, 0, where=empty)

@@ -21,6 +21,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, lai
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, lanes_worth
 from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import ScaledSums, power
+from cudnn_actor.engines.cpu.fast.pooling_powers import cleared
 from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, bounded_pooling
 from cudnn_actor.engines.cpu.fast.pooling_windows import (
     are_long,
@@ -166,9 +167,7 @@ class ScaledNormsGradient:
         yield partial(np.copyto, spare, x)
         yield partial(np.sign, spare, spare)
         yield partial(np.multiply, share, spare, share)
-        for number, without in enumerate(self.without):
-            own = without[places[number]] if number < len(places) else without
-            if own.any():  # there, an infinite x gives no NaN
-                where = own.reshape([-1 if axis == 2 + number else 1 for axis in range(x.ndim)])
-                yield partial(np.copyto, share, 0.0, where=where)
+        beside = (slice(None) for _ in self.without[len(places) :])
+        of_places = zip(self.without, (*places, *beside), strict=True)
+        yield from cleared(share, [own[of] for own, of in of_places])
         yield partial(np.copyto, dx, share, "same_kind")

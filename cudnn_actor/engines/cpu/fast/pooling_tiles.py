@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.blocks import FEW_CHANNELS
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
 from cudnn_actor.engines.cpu.fast.convolution_views import memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
@@ -42,7 +42,7 @@ from cudnn_actor.engines.cpu.fast.pooling_joins import Join
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 
-__all__ = ["TiledPooling", "bounded_pooling"]
+__all__ = ["TiledPooling", "bounded_pooling", "parts_joined"]
 
 Array = npt.NDArray[Any]
 _CALLS = 300
@@ -53,6 +53,12 @@ def bounded_pooling(x: Dims, y: Dims, axes: tuple[Axis, ...], join: Join) -> Joi
     """What reduces windows of any size in bounded memory."""
     rows = JoinedPooling(x, y, axes, join)
     return rows if rows.fits() else TiledPooling(x, y, axes, join)
+
+
+def parts_joined(x: Dims, y: Dims, axes: tuple[Axis, ...], join: Join) -> JoinedPooling | TiledPooling:
+    """What reduces windows of which a row takes much memory. A block has several images if they are small."""
+    small = max(math.prod(x[2:]), math.prod(y[2:])) <= BLOCK_ELEMENTS
+    return (JoinedPooling if small else TiledPooling)(x, y, axes, join)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +78,9 @@ class TiledPooling:
 
     def _cuts(self, *, channels_last: bool) -> Cuts:
         if channels_last not in self._known:
-            channels = min(self.x[1], FEW_CHANNELS) if channels_last else 1
-            self._known[channels_last] = cuts_of(self.join, self.axes, channels, self.most)
+            self._known[channels_last] = cuts_of(
+                self.join, self.axes, self.x[1], self.most, channels_last=channels_last
+            )
         return self._known[channels_last]
 
     def footprint(self) -> int:
