@@ -222,14 +222,8 @@ class Engine(Protocol):
         """Whether work is finished when the call that enqueues it returns; then fences are never used."""
 
     @property
-    def keeps_constants(self) -> bool:
-        """Whether a run that is expected may use values of constant buffers that it has read once.
-
-        Only of a synchronous engine: what was enqueued before `expect` has been written then."""
-
-    @property
     def converted_bytes(self) -> int:
-        """Bytes of host memory that copies of constant buffers in another dtype take."""
+        """Bytes of the engine's own memory that copies of constant buffers in another form take."""
 
     def open(self) -> None:
         """Create handle, stream and workspace on the calling thread. Raises `EngineFailure`. Blocks."""
@@ -296,7 +290,14 @@ class Engine(Protocol):
 
         The engine may take longer for the first runs, for faster later ones. Enqueues nothing itself. Raises
         as `prepare`. `constant`: the places of buffers whose values stay what they are now as long as the
-        function is called; none unless `keeps_constants`.
+        function is called. The engine may read them now or, if its work is enqueued, in the first run.
+        """
+
+    def keeps(self, plan: Plan, constant: Collection[int]) -> frozenset[int]:
+        """Those of these buffers, by their places, that a run which is expected would read only once.
+
+        `expect` must be told again after a write to one of these. An engine whose work is enqueued reads them
+        in the order of that work.
         """
 
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:

@@ -1,8 +1,8 @@
 """What an engine has prepared for the graphs of models: each runs on buffers of its own, many times.
 
 **Constant buffers.** Runs of a graph only read its weights. An engine may read them once, rearrange them, and
-compute with that (`Engine.expect`), so it must be told before they are written. Why no run ever computes with
-old weights:
+compute with that (`Engine.expect`), so it must be told before they are written. A device reads them in the
+order of enqueued work, at the first run behind a write. Why no run ever computes with old weights:
 
 - A write that goes through the runner is noted first (`note_writes`), and the next run is prepared anew. The
   runner has one thread, so nothing comes in between. Every method of it that writes to a buffer says so.
@@ -134,23 +134,21 @@ class ExpectedRuns:
     def _made(self, cached: CachedMessage, bound: Bound, plan: Plan, copied: Collection[int]) -> ExpectedRun:
         executor = self._executor
         buffers = [executor.binding(slot) for slot in bound.slots]
-        constant = self._constant_places(cached, bound.slots, copied)
+        constant = self._constant_places(cached, bound.slots, plan, copied)
         expect = executor.engine.expect
         prepare = functools.partial(executor.call, plan.tag, expect, plan, buffers, bound.scalars, constant)
         return ExpectedRun(plan, bound.slots, buffers, constant, prepare)
 
     def _constant_places(
-        self, cached: CachedMessage, slots: Sequence[Slot], copied: Collection[int]
+        self, cached: CachedMessage, slots: Sequence[Slot], plan: Plan, copied: Collection[int]
     ) -> frozenset[int]:
-        executor = self._executor
-        if not (executor.synchronous and executor.engine.keeps_constants):
-            return frozenset()
         results = {slot.index for slot in written_slots(cached, slots)}  # some overwrite an input
-        return frozenset(
+        constant = [
             place
             for place, slot in enumerate(slots)
             if place not in copied and slot.index not in results and not slot.viewed
-        )
+        ]
+        return self._executor.engine.keeps(plan, constant)
 
 
 def written_slots(cached: CachedMessage, slots: Sequence[Slot]) -> list[Slot]:

@@ -663,7 +663,7 @@ class Runner(Generic[T]):
     def expect(self, cached: CachedMessage, bound: Bound, copied: Collection[int]) -> None:
         """Have the engine prepare what the first run of a model's graph would wait for, if its plan is there.
 
-        Only an engine prepares it that keeps constants. Raises `CudnnActorError` if it cannot.
+        Only a synchronous engine prepares it before the first run. Raises `CudnnActorError` if it cannot.
 
         Parameters
         ----------
@@ -674,10 +674,10 @@ class Runner(Generic[T]):
         copied
             The places of the buffers that each run is copied to first.
         """
-        plan, engine = self.plans.peek(cached.lowered.graph.digest()), self.executor.engine
+        plan = self.plans.peek(cached.lowered.graph.digest())
         if self._expected is None or plan is None or isinstance(plan, CudnnActorError):
             return
-        if self.executor.synchronous and engine.keeps_constants:
+        if self.executor.synchronous:
             self._expected.of(cached, bound, plan, copied)
 
     def _enqueue(

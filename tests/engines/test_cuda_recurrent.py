@@ -17,7 +17,14 @@ from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.library import libcudnn
 from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, Span, joined, spans_of
+from cudnn_actor.engines.cuda.operations.recurrent import (
+    Layers,
+    LayersBackward,
+    LayerWeights,
+    Span,
+    joined,
+    spans_of,
+)
 from cudnn_actor.engines.cuda.planning.composition import compose, scratch_bytes
 from cudnn_actor.engines.cuda.planning.listing import singles
 from cudnn_actor.engines.cuda.planning.partition import cut
@@ -133,9 +140,11 @@ def test_gradients_by_data_alone_have_none_of_weights() -> None:
 def test_layers_without_gradients_keep_nothing() -> None:
     parts = check(network("lstm", 2, wanted=""))
     (piece,) = (piece.graph for piece in parts.pieces if kinds_of(piece.graph))
-    (one,) = layered(piece)
+    weights, one = layered(piece)
+    assert isinstance(weights, LayerWeights)
     assert isinstance(one, Layers)
     assert one.reserve is None
+    assert one.space == weights.space
     assert parts.kept == ()
 
 
@@ -232,6 +241,7 @@ class Recorded:
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.copies: list[tuple[int, int, int]] = []
+        self.cleared: list[tuple[int, int, int]] = []
         self.on_their_way: list[Any] = []
         """Arrays whose copy to the device nobody has waited for."""
         self.next = itertools.count(100)
@@ -267,7 +277,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     found = Recorded()
     runtime = SimpleNamespace(
         memcpyAsync=lambda into, of, nbytes, *_: found.copies.append((into, of, nbytes)),
-        memsetAsync=lambda *_: None,
+        memsetAsync=lambda at, value, nbytes, *_: found.cleared.append((at, value, nbytes)),
     )
 
     def asarray(values: np.ndarray) -> Any:
@@ -306,17 +316,20 @@ def launched(
                 for n, each in zip(numbers, dims[name] if several else [dims[name]], strict=True)
             ]
             operands[name] = tuple(numbers) if several else numbers[0]
-    more = {} if again is None else {"again": again}
-    node = operation(**operands, mode=RecurrentMode.LSTM, lengths=lengths, **more)
+    more: dict[str, Any] = {} if again is None else {"again": again}
+    if operation is not LayerWeights:
+        more["lengths"] = lengths
+    node = operation(**operands, mode=RecurrentMode.LSTM, **more)
     handle = SimpleNamespace(backend_handle=9)
     places = {name: (base or {}).get(name, (n + 1) << 20) for n, (name, _) in enumerate(node.named())}
     launcher = IMPLEMENTATIONS[operation].launchers["library"]
     assert launcher.asked is not None
     asked = launcher.asked(node, tensors, handle)
-    assert asked.workspace >= library.WORK + (
-        0 if "reserve" in dims and operation is Layers else library.WEIGHTS
-    )
-    assert asked.held == ({"reserve": library.RESERVE + library.WEIGHTS} if "reserve" in dims else {})
+    if operation is LayerWeights:
+        assert asked == (0, {"space": library.WEIGHTS})
+    else:
+        assert asked.workspace >= library.WORK + (0 if operation is Layers else library.WEIGHTS)
+        assert asked.held == ({"reserve": library.RESERVE + library.WEIGHTS} if "reserve" in dims else {})
     launcher.make(node, tensors, handle)([*places.values(), WORKSPACE], ())
     return places
 
@@ -341,17 +354,33 @@ GRADIENTS: dict[str, Any] = {
 
 
 def test_a_layer_is_passed_as_the_header_says(library: Recorded) -> None:
-    at = launched(library, Layers, **LAYER, y=(5, 3, 12), h_n=[(2, 3, 6)], c_n=[(2, 3, 6)])
+    at = launched(library, Layers, **LAYER, space=(0,), y=(5, 3, 12), h_n=[(2, 3, 6)], c_n=[(2, 3, 6)])
     ((name, given),) = library.calls
     assert name == "cudnnRNNForward"
     wanted = {"x": "x", "y": "y", "hx": "h0[0]", "hy": "h_n[0]", "cx": "c0[0]", "cy": "c_n[0]"}
     assert {key: given[key] for key in wanted} == {key: at[of] for key, of in wanted.items()}
     assert (given["handle"], given["mode"], given["lengths"]) == (9, 0, 77)
     assert (given["weight_bytes"], given["work_bytes"], given["reserve_bytes"]) == (1 << 18, 1 << 12, 0)
-    assert given["weights"] == WORKSPACE
+    assert given["weights"] == at["space"]
+    assert library.copies == [], "the weights are there"
+
+
+def test_the_weights_of_layers_are_copied_where_the_library_has_them(library: Recorded) -> None:
+    at = launched(
+        library, LayerWeights, **{name: LAYER[name] for name in ("w_ih", "w_hh", "bias")}, space=(0,)
+    )
+    assert library.calls == []
     copied = sum(nbytes for _, _, nbytes in library.copies)
     assert copied == 4 * (2 * 24 * (4 + 6 + 2)), "all weights, and both biases"
-    assert all(WORKSPACE <= into < WORKSPACE + library.WEIGHTS for into, _, _ in library.copies)
+    space = at["space"]
+    assert all(space <= into < space + library.WEIGHTS for into, _, _ in library.copies)
+    assert library.cleared == []
+
+
+def test_biases_that_are_left_out_are_0(library: Recorded) -> None:
+    at = launched(library, LayerWeights, w_ih=[(2, 24, 4)], w_hh=[(2, 24, 6)], space=(0,))
+    assert library.cleared == [(at["space"], 0, library.WEIGHTS)]
+    assert sum(nbytes for _, _, nbytes in library.copies) == 4 * (2 * 24 * (4 + 6))
 
 
 def test_layers_with_gradients_behind_them_keep_their_reserve(library: Recorded) -> None:
@@ -364,14 +393,15 @@ def test_layers_with_gradients_behind_them_keep_their_reserve(library: Recorded)
 def test_states_of_layers_are_copied_only_where_they_lie_apart(library: Recorded) -> None:
     state = 4 * 2 * 3 * 6
     near = {"h0[0]": 5 << 30, "h0[1]": (5 << 30) + state, "h_n[0]": 6 << 30, "h_n[1]": (6 << 30) + 2 * state}
-    at = launched(library, Layers, base=near, lengths=None, **TWO, y=(5, 3, 12), h_n=[(2, 3, 6)] * 2)
+    at = launched(
+        library, Layers, base=near, lengths=None, **TWO, space=(0,), y=(5, 3, 12), h_n=[(2, 3, 6)] * 2
+    )
     ((_, given),) = library.calls
     assert given["hx"] == at["h0[0]"], "one behind the other"
     for name in ("hy", "cx"):
-        assert given[name] >= WORKSPACE + library.WEIGHTS + library.WORK
+        assert given[name] >= WORKSPACE + library.WORK
     assert given["cy"] is None
-    weights = 4 * (2 * 24 * (4 + 6 + 2) + 2 * 24 * (12 + 6 + 2))
-    assert sum(nbytes for _, _, nbytes in library.copies) == weights + 2 * state + 2 * state
+    assert sum(nbytes for _, _, nbytes in library.copies) == 2 * state + 2 * state
     cells = [(into, of) for into, of, _ in library.copies if of in (at["c0[0]"], at["c0[1]"])]
     assert cells == [(given["cx"], at["c0[0]"]), (given["cx"] + state, at["c0[1]"])]
     ends = [(into, of) for into, of, _ in library.copies if into in (at["h_n[0]"], at["h_n[1]"])]
@@ -380,7 +410,7 @@ def test_states_of_layers_are_copied_only_where_they_lie_apart(library: Recorded
 
 def test_lengths_are_on_the_device_before_a_layer_runs(library: Recorded) -> None:
     """They are copied on another stream than the one that the layer runs on."""
-    launched(library, Layers, **LAYER, y=(5, 3, 12))
+    launched(library, Layers, **LAYER, space=(0,), y=(5, 3, 12))
     launched(library, LayersBackward, **LAYER, **GRADIENTS)
     assert [given["arrived"] for _, given in library.calls] == [True] * 4
 
@@ -390,7 +420,9 @@ def test_sizes_beyond_32_bits_are_refused(library: Recorded, lengths: Any) -> No
     """As arguments of C functions they would lose their upper bits without a word."""
     steps = (1 << 32) + 5
     with pytest.raises(EngineFailure, match="32 bits"):
-        launched(library, Layers, lengths=lengths, **LAYER | {"x": (steps, 3, 4)}, y=(steps, 3, 12))
+        launched(
+            library, Layers, lengths=lengths, **LAYER | {"x": (steps, 3, 4)}, space=(0,), y=(steps, 3, 12)
+        )
 
 
 def test_gradients_are_passed_as_the_header_says(library: Recorded) -> None:
@@ -521,7 +553,7 @@ def test_a_result_that_is_not_handed_on_is_kept_no_longer_than_it_is_read(librar
 
 def test_states_of_sequences_without_steps_stay(library: Recorded) -> None:
     """libcudnn writes 0 for them."""
-    at = launched(library, Layers, lengths=(5, 0, 0), **LAYER, y=(5, 3, 12), h_n=[(2, 3, 6)])
+    at = launched(library, Layers, lengths=(5, 0, 0), **LAYER, space=(0,), y=(5, 3, 12), h_n=[(2, 3, 6)])
     kept = [(into - at["h_n[0]"], of - at["h0[0]"], size) for into, of, size in library.copies[-2:]]
     line = 4 * 6
     assert kept == [(line, line, 2 * line), (4 * line, 4 * line, 2 * line)]

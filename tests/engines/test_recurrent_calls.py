@@ -240,26 +240,31 @@ class Run:
         self.dims, self.buffers = dims, buffers
         self.at: dict[int, int] = {}
 
-    def run(self, operation: Any) -> Values:
-        """What a call writes, by uid."""
+    def run(self, *operations: Any) -> Values:
+        """What the last of these calls writes, by uid, but for what only the library understands."""
+        *before, operation = operations
+        for each in before:
+            self.run(each)
         launcher, named = IMPLEMENTATIONS[type(operation)].launchers["library"], [*operation.named()]
         node = operation.with_operands({name: number for number, (name, _) in enumerate(named)}.__getitem__)
-        reserve = getattr(operation, "reserve", None)
+        opaque = {name: uid for name, uid in named if name in ("reserve", "space")}
+        own = dict.fromkeys(opaque.values(), (0,))
         tensors = [
-            tensor_of(n, TensorSpec.packed((0,) if uid == reserve else self.dims[uid], DType.FLOAT64))
+            tensor_of(n, TensorSpec.packed(own.get(uid) or self.dims[uid], DType.FLOAT64))
             for n, (_, uid) in enumerate(named)
         ]
         handle: Any = SimpleNamespace(backend_handle=9)
         assert launcher.asked is not None
         asked = launcher.asked(node, tensors, handle)
+        held = {opaque[name]: nbytes for name, nbytes in asked.held.items()}
         for uid in dict.fromkeys(uid for _, uid in named if uid not in self.at):
-            nbytes = asked.held["reserve"] if uid == reserve else 8 * int(np.prod(self.dims[uid]))
+            nbytes = held[uid] if uid in own else 8 * int(np.prod(self.dims[uid]))
             self.at[uid] = self.memory.place(nbytes)
             if uid in self.buffers:
                 self.memory.array(self.at[uid], self.dims[uid])[:] = self.buffers[uid]
         workspace = self.memory.place(asked.workspace)
         launcher.make(node, tensors, handle)([*(self.at[uid] for _, uid in named), workspace], ())
-        written = (uid for uid in operation.writes if uid != reserve)
+        written = (uid for uid in operation.writes if uid not in own)
         return {uid: self.memory.array(self.at[uid], self.dims[uid]).copy() for uid in written}
 
 
@@ -276,14 +281,14 @@ def test_a_run_computes_in_memory_what_its_operation_says(library: Computing, fi
         body = Network(seed).graph().body
         parts = cut(body)
         for piece in () if parts is None else (each.graph for each in parts.pieces):
-            operation = layered(piece)[0]
+            *before, operation = layered(piece)
             if not isinstance(operation, Layers | LayersBackward):
                 continue
             rng = np.random.default_rng(seed)
             dims = {tensor.uid: tensor.dims for tensor in piece.tensors}
             buffers = {uid: rng.normal(size=dims[uid]) for uid in piece.bound if uid not in piece.written}
             wanted = Call(operation, buffers).run()
-            compare(Run(library, seed, buffers, dims).run(operation), wanted)
+            compare(Run(library, seed, buffers, dims).run(*before, operation), wanted)
             if isinstance(operation, LayersBackward) and operation.y is None:
                 y = 1 + operation.reserve
                 width = dims[operation.w_hh[0]]

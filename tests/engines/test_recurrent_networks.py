@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward
+from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, LayerWeights
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, InvalidRequest, OperationGraph, TensorSpec
@@ -247,8 +247,9 @@ def calls_of(graph: Graph) -> list[Layers[int] | LayersBackward[int]]:
 
 def check_call(piece: OperationGraph) -> Layers[int] | LayersBackward[int]:
     """A piece of recurrent layers is one call, which writes all of the piece's results. Returns the call."""
-    (operation,) = layered(piece)
+    *before, operation = layered(piece)
     assert isinstance(operation, Layers | LayersBackward)
+    check_weights(before, operation)
     rng = np.random.default_rng(1)
     buffers = {
         uid: rng.normal(size=piece.tensor(uid).dims) for uid in piece.bound if uid not in piece.written
@@ -261,6 +262,18 @@ def check_call(piece: OperationGraph) -> Layers[int] | LayersBackward[int]:
     for uid, value in found.items():
         np.testing.assert_array_equal(value, wanted[uid])
     return operation
+
+
+def check_weights(before: Sequence[Any], operation: Layers[int] | LayersBackward[int]) -> None:
+    """The weights are brought into the library's form before, unless the layers have a reserve for them."""
+    if operation.reserve is not None:
+        assert before == []
+        return
+    (weights,) = before
+    assert isinstance(weights, LayerWeights)
+    assert isinstance(operation, Layers)
+    for name in (*LayerWeights.inputs, "space", "mode"):
+        assert getattr(weights, name) == getattr(operation, name)
 
 
 @pytest.mark.parametrize("first", range(0, 160, 40))

@@ -76,7 +76,6 @@ class CpuEngine:
     cudnn_version: str | None = None
     outlives_context = True
     synchronous = True
-    keeps_constants = True
 
     def __init__(self, exact: bool = False, threads: int | None = 1, sessions: Sessions = "never") -> None:
         self.on_progress: Callable[[], None] = no_progress
@@ -178,6 +177,10 @@ class CpuEngine:
             return functools.partial(self._run_constants, constants, scalars)
         self._bound(plan, buffers, scalars)
         return functools.partial(self.execute, plan, buffers, scalars)
+
+    def keeps(self, _plan: Plan, constant: Collection[int]) -> frozenset[int]:
+        """All of these buffers: a session has them as its own, and weights of half types are converted."""
+        return frozenset(constant)
 
     @property
     def converted_bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import (
     Builder,
     BuilderAccess,
@@ -39,7 +40,8 @@ from cudnn_actor.engines.cuda.library.versions import version_text
 from cudnn_actor.engines.cuda.planning.compiler import compile_plan
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.listing import with_candidates
-from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.kept_values import KeptValues, PreparedRun
+from cudnn_actor.engines.cuda.running.plan import CudaPlan, DividedPlan
 from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.timing import speed_of, timed
 from cudnn_actor.engines.remote import RemoteBuilder
@@ -55,8 +57,13 @@ _A_TRANSFER = 4
 """How many launches one transfer counts as: it makes a few copies and kernels."""
 _MOST_REPLAYS = 1024
 """CUDA graphs kept at most: each holds some device memory."""
+_FOR_KEPT = 1 / 4
+"""Of the memory that would be free without it: the part for what is prepared of weights. What does not fit is
+prepared in each run."""
 _QUIET_S = 1.0
 """How long a builder process waits for another build before it begins what nobody waits for."""
+
+log = Log("cudnn_actor")
 
 
 class CudaEngine:
@@ -78,8 +85,6 @@ class CudaEngine:
     name = "cuda"
     outlives_context = False
     synchronous = False
-    keeps_constants = False
-    converted_bytes = 0
 
     def __init__(self, ordinal: int = 0, dynamic_shapes: bool = False, *, fast: bool = True) -> None:
         self.device = f"cuda:{ordinal}"
@@ -97,6 +102,7 @@ class CudaEngine:
         self._replays = 0
         """CUDA graphs captured since all were dropped: at least as many as exist now."""
         self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
+        self._kept_values = KeptValues(self._allocate)
         self._speed: DeviceSpeed | None = None
         """What the device can do; None until it is asked for."""
 
@@ -119,6 +125,7 @@ class CudaEngine:
         self._transfer = Transfer(self.stream, self._fences)
         self._workspace = Workspace(self._ordinal)
         self._probe_stream = cupy.cuda.Stream(non_blocking=True)
+        self._pool = cupy.cuda.MemoryPool()
         self._handle = cudnn.create_handle()
         cudnn.set_stream(self._handle, self.stream.ptr)
         if os.environ.get(VARIABLE) == "1":
@@ -133,6 +140,7 @@ class CudaEngine:
         dead = self._shows_death(stream.synchronize)
         self.forget_replays()
         self._programs.clear()
+        self._kept_values.clear()
         if dead:
             self._transfer.pinned.forget()
         else:
@@ -140,6 +148,7 @@ class CudaEngine:
                 libraries().cudnn.destroy_handle(handle)
             self._transfer.close()
             self._workspace.close()
+            self._pool.free_all_blocks()
         self._arenas.clear()
 
     @staticmethod
@@ -259,19 +268,61 @@ class CudaEngine:
         plan: Plan,
         buffers: Sequence[Place],
         scalars: Sequence[float],
-        _constant: Collection[int] = (),
+        constant: Collection[int] = (),
     ) -> Callable[[], None]:
         """A function that enqueues a run on these buffers. The second run is captured, not only the fourth;
         after `load`, the first.
 
-        Raises `OutOfMemory`, `EngineFailure`.
+        What the plan prepares of constant buffers, the first call prepares for all, in memory of its own. If
+        there is none left, each run prepares it. Raises `OutOfMemory`, `EngineFailure`.
         """
-        key = (*(place.pointer for place in buffers), *scalars)
-        self._program(plan).expect(key)
-        return functools.partial(self._enqueue, plan, key, buffers, scalars)
+        program, pointers = self._program(plan), [place.pointer for place in buffers]
+        found = self._divided(plan, constant)
+        kept = None if found is None else self._kept_values.of(found.kept, buffers)
+        if found is not None and kept is None:
+            log.info("weights.not_kept", plan=plan.tag, nbytes=sum(each.nbytes for each in found.kept))
+        if found is None or kept is None:
+            key = (*pointers, *scalars)
+            program.expect(key)
+            return functools.partial(self._enqueue, plan, key, buffers, scalars)
+        key, places = (*pointers, *(memory.ptr for memory in kept), *scalars), (*buffers, *kept)
+        each = self._program(found.each)
+        if program.is_loaded:
+            each.load(self._workspace.pointer)
+        each.expect(key)
+        once, runs = (
+            functools.partial(self._enqueue, half, key, places, scalars) for half in (found.once, found.each)
+        )
+        return PreparedRun(once, runs)
+
+    def keeps(self, plan: Plan, constant: Collection[int]) -> frozenset[int]:
+        """Those of these buffers of which an expected run keeps values: see `Engine.keeps`."""
+        found = self._divided(plan, constant)
+        kept = () if found is None else found.kept
+        return frozenset(place for each in kept for place in each.reads)
+
+    @property
+    def converted_bytes(self) -> int:
+        """Bytes of device memory for what is prepared of constant buffers."""
+        return self._kept_values.nbytes
+
+    @staticmethod
+    def _divided(plan: Plan, constant: Collection[int]) -> DividedPlan | None:
+        return plan.divided(frozenset(constant)) if constant and isinstance(plan, CudaPlan) else None
+
+    def _allocate(self, nbytes: int) -> Any:
+        """Device memory that is free when it is dropped, for work on the engine's stream alone.
+
+        Raises `MemoryError` if it would take more than a part of what is free.
+        """
+        kept, free = self._kept_values.nbytes, libraries().runtime.memGetInfo()[0]
+        if kept + nbytes > (kept + free) * _FOR_KEPT:
+            raise MemoryError(f"{nbytes:,} bytes for what is prepared of weights")
+        with self.stream:
+            return self._pool.malloc(nbytes)
 
     def _enqueue(
-        self, plan: Plan, key: tuple[float, ...], buffers: Sequence[Place], scalars: Sequence[float]
+        self, plan: Plan, key: tuple[float, ...], buffers: Sequence[Any], scalars: Sequence[float]
     ) -> None:
         try:
             program = getattr(plan, "program", None)
@@ -287,7 +338,7 @@ class CudaEngine:
         self._launched += 1
 
     def _run(
-        self, plan: Plan, key: tuple[float, ...], buffers: Sequence[Place], scalars: Sequence[float]
+        self, plan: Plan, key: tuple[float, ...], buffers: Sequence[Any], scalars: Sequence[float]
     ) -> None:
         program = self._program(plan)
         recipe = program.recipe

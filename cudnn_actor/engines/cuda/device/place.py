@@ -25,7 +25,7 @@ class Place:
         The buffer's shape in memory.
     """
 
-    __slots__ = ("_raw", "mapping", "pointer", "spec")
+    __slots__ = ("__weakref__", "_raw", "mapping", "pointer", "spec")
 
     def __init__(self, mapping: Mapping, offset: int, spec: TensorSpec) -> None:
         if offset + spec.nbytes > mapping.nbytes:

@@ -1,8 +1,10 @@
 """Runs recurrent layers one above the other by libcudnn, which computes them together.
 
-libcudnn has all weights in one space. A run first copies its weights into that space: weights that are
-neighbours in both places in one copy. libcudnn's reserve has no meaning to anything else, so it stays within
-a plan: the gradients compute the layers again, unless an earlier step of the same plan has kept its reserve.
+libcudnn has all weights in one space. They are first copied into that space: weights that are neighbours in
+both places in one copy. That is a step of its own (`LayerWeights`), which a deployed model runs only once.
+Layers with gradients copy them themselves. libcudnn's reserve has no meaning to anything else, so it stays
+within a plan: the gradients compute the layers again, unless an earlier step of the same plan has kept its
+reserve.
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html
 """
 
@@ -12,9 +14,9 @@ import ctypes
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import c_size_t, c_void_p
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,7 +43,7 @@ from cudnn_actor.protocol.operations.base import ALLOCATED, T
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import packed_strides
 
-__all__ = ["Layers", "LayersBackward", "Span", "joined", "library_layers", "spans_of"]
+__all__ = ["LayerWeights", "Layers", "LayersBackward", "Span", "joined", "library_layers", "spans_of"]
 
 _MODES = {RecurrentMode.RELU: 0, RecurrentMode.TANH: 1, RecurrentMode.LSTM: 2, RecurrentMode.GRU: 3}
 """cudnnRNNMode_t."""
@@ -62,6 +64,7 @@ _BASE = 1 << 32
 """An address that stands for the space of the weights: what is asked for is where they lie in it."""
 _ON_DEVICE = 3
 """cudaMemcpyKind."""
+V = TypeVar("V")
 _STATES = ("h0", "c0", "h_n", "c_n")
 _STATES_BACKWARD = ("h0", "c0", "dh_n", "dc_n", "dh0", "dc0")
 """States of all layers, which libcudnn takes one behind the other."""
@@ -92,23 +95,50 @@ class _OfLayers(Operation[T]):
     lengths: tuple[int, ...] | None = None
 
 
+class LayerWeights(Operation[T], tag="recurrent_layer_weights"):
+    """The weights of layers, as the library has them.
+
+    Parameters
+    ----------
+    w_ih, w_hh, bias, w_hr
+        The operands of each layer; empty if they are left out.
+    space
+        The space of the weights.
+    mode
+        As of `Recurrent`.
+    """
+
+    kind = "recurrent_weights"
+    inputs = ("w_ih", "w_hh", "bias", "w_hr")
+    outputs = ("space",)
+    w_ih: tuple[T, ...]
+    w_hh: tuple[T, ...]
+    bias: tuple[T, ...] = ()
+    w_hr: tuple[T, ...] = ()
+    space: T = ALLOCATED
+    mode: RecurrentMode
+
+
 class Layers(_OfLayers[T], tag="recurrent_layers"):
     """Layers of a recurrent network.
 
     Parameters
     ----------
+    space
+        The space of the weights; None if there are gradients.
     y
         What the last layer writes.
     h_n, c_n
         The last states of each layer; empty if they are left out.
     reserve
-        What the library keeps for the gradients, and behind that the space of the weights; None if there are
-        no gradients.
+        What the library keeps for the gradients, and behind that the space of the weights, to which the run
+        copies them; None if there are no gradients.
     """
 
     kind = "recurrent"
-    inputs = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0")
+    inputs = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0", "space")
     outputs = ("y", "h_n", "c_n", "reserve")
+    space: T | None = None
     y: T = ALLOCATED
     h_n: tuple[T, ...] = ()
     c_n: tuple[T, ...] = ()
@@ -151,6 +181,7 @@ class LayersBackward(_OfLayers[T], tag="recurrent_layers_backward"):
 
 
 AnyLayers = Layers[int] | LayersBackward[int]
+_Any = AnyLayers | LayerWeights[int]
 
 
 class Span(NamedTuple):
@@ -163,10 +194,8 @@ class Span(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Sizes of a network. `features`: those that its first layer reads."""
+    """Sizes of the weights of a network. `features`: those that its first layer reads."""
 
-    steps: int
-    batch: int
     features: int
     directions: int
     hidden: int
@@ -177,6 +206,81 @@ class _Sizes(NamedTuple):
         return self if layer == 0 else self._replace(features=self.directions * self.state)
 
 
+class _Weights:
+    """The descriptor that tells libcudnn of a network, and the space of its weights.
+
+    Raises `Refused`, and `EngineFailure` if libcudnn does not take it.
+
+    Parameters
+    ----------
+    operation
+        Layers, their gradients or their weights.
+    given
+        Its operands by name.
+    handle
+        A handle of cuDNN's.
+    """
+
+    def __init__(self, operation: _Any, given: Mapping[str, GraphTensor], handle: Any) -> None:
+        self._operation, self._given, self._handle = operation, given, handle.backend_handle
+        self.layers, self.dtype = len(operation.w_hh), given["w_hh[0]"].dtype
+        directions, rows, state = given["w_hh[0]"].dims
+        hidden = rows // operation.mode.gates
+        self.sizes = sizes = _Sizes(given["w_ih[0]"].dims[-1], directions, hidden, state)
+        library, dtype = libcudnn(), self.dtype
+        if dtype is DType.BFLOAT16 and library.cudnnGetVersion() < _BFLOAT16_SINCE:
+            raise Refused("cuDNN has recurrent layers of bfloat16 from version 9.13 on")
+        self._dropout, self.rnn = Descriptor("Dropout"), Descriptor("RNN")
+        library.cudnnSetDropoutDescriptor(self._dropout.pointer, self._handle, 0.0, None, 0, 0)
+        wide = data_type(DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32)
+        library.cudnnSetRNNDescriptor_v8(
+            *(self.rnn.pointer, _STANDARD, _MODES[operation.mode], _TWO_BIASES, sizes.directions - 1),
+            *(_MULTIPLIED_INPUT, data_type(dtype), wide, self._math()),
+            *(sizes.features, sizes.hidden, sizes.state, self.layers, self._dropout.pointer, _PADDED),
+        )
+        (self.nbytes,) = _sizes_of("cudnnGetRNNWeightSpaceSize", self._handle, self.rnn.pointer)
+
+    def _math(self) -> int:
+        if self.dtype.is_half:
+            return _TENSOR_CORES
+        if self.dtype is DType.FLOAT64:
+            return _DEFAULT_MATH
+        numerics = self._operation.numerics
+        return _TENSOR_CORES if numerics is not None and numerics.tf32 else _FULL
+
+    def spans(self, *, gradients: bool) -> list[Span]:
+        """Where the weights that are operands lie in their space; or the gradients that are."""
+        found: list[Span] = []
+        for layer, way in itertools.product(range(self.layers), range(self.sizes.directions)):
+            for number in range(2 * self._operation.mode.gates + (self.sizes.state < self.sizes.hidden)):
+                places = self._of_weights(layer * self.sizes.directions + way, self._number(number))
+                of_gate = spans_of(self._operation.mode, self.sizes.of_layer(layer), way, number, places)
+                found += [each._replace(name=f"{each.name}[{layer}]") for each in of_gate]
+        itemsize, prefix = self.dtype.itemsize, "d" if gradients else ""
+        named = [
+            Span(prefix + each.name, each.start * itemsize, each.place, each.nbytes * itemsize)
+            for each in found
+            if prefix + each.name in self._given
+        ]
+        if any(each.place < 0 or each.place + each.nbytes > self.nbytes for each in named):
+            raise Refused("cuDNN's weights lie outside of their space")
+        return joined(named)
+
+    def _number(self, number: int) -> int:
+        """The number of weights in cudnnGetRNNWeightParams."""
+        return _PROJECTION if number == 2 * self._operation.mode.gates else number
+
+    def _of_weights(self, layer: int, number: int) -> tuple[int, int]:
+        """Where a matrix and its bias lie in the space of the weights. `layer`: of one direction."""
+        of_matrix, of_bias = Descriptor("Tensor"), Descriptor("Tensor")
+        matrix, bias = c_void_p(), c_void_p()
+        libcudnn().cudnnGetRNNWeightParams(
+            *(self._handle, self.rnn.pointer, layer, self.nbytes, c_void_p(_BASE), number),
+            *(of_matrix.pointer, ctypes.byref(matrix), of_bias.pointer, ctypes.byref(bias)),
+        )
+        return (matrix.value or 0) - _BASE, (bias.value or 0) - _BASE
+
+
 class _Network:
     """The descriptors that tell libcudnn of layers, and the parts of the workspace.
 
@@ -185,43 +289,28 @@ class _Network:
 
     def __init__(self, operation: AnyLayers, tensors: Sequence[GraphTensor], handle: Any) -> None:
         self.operation, self.handle = operation, handle.backend_handle
-        names = [name for name, _ in operation.named()]
-        self.given = dict(zip(names, tensors, strict=True))
-        self.places = {name: number for number, name in enumerate(names)}
-        self.layers = len(operation.w_hh)
-        self.sizes = sizes = self._sizes()
-        self.dtype = dtype = self.given["x"].dtype
-        library = libcudnn()
-        if dtype is DType.BFLOAT16 and library.cudnnGetVersion() < _BFLOAT16_SINCE:
-            raise Refused("cuDNN has recurrent layers of bfloat16 from version 9.13 on")
-        self._dropout, self.rnn = Descriptor("Dropout"), Descriptor("RNN")
-        library.cudnnSetDropoutDescriptor(self._dropout.pointer, self.handle, 0.0, None, 0, 0)
-        wide = data_type(DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32)
-        library.cudnnSetRNNDescriptor_v8(
-            *(self.rnn.pointer, _STANDARD, _MODES[operation.mode], _TWO_BIASES, sizes.directions - 1),
-            *(_MULTIPLIED_INPUT, data_type(dtype), wide, self._math()),
-            *(sizes.features, sizes.hidden, sizes.state, self.layers, self._dropout.pointer, _PADDED),
-        )
-        lengths = operation.lengths or (sizes.steps,) * sizes.batch
-        of_steps = (sizes.steps, sizes.batch)
-        self.x = sequences_descriptor((*of_steps, sizes.features), lengths, dtype)
-        self.y = sequences_descriptor((*of_steps, sizes.directions * sizes.state), lengths, dtype)
+        self.given = _by_name(operation, tensors)
+        self.weights = weights = _Weights(operation, self.given, handle)
+        self.layers, self.dtype, self.rnn = weights.layers, weights.dtype, weights.rnn
+        sizes, (steps, batch, _) = weights.sizes, self.given["x"].dims
+        wide, lengths = sizes.directions * sizes.state, operation.lengths or (steps,) * batch
+        self.x = sequences_descriptor((steps, batch, sizes.features), lengths, self.dtype)
+        self.y = sequences_descriptor((steps, batch, wide), lengths, self.dtype)
         self.lengths = on_device(np.asarray(lengths, np.int32))  # behind the descriptors, which check them
         self.h, self.c = (self._states(size) for size in (sizes.state, sizes.hidden))
-        self.weights = self._asked("cudnnGetRNNWeightSpaceSize", self.handle, self.rnn.pointer)[0]
         forward = _TRAINING if "reserve" in self.given else _INFERENCE
-        self.temporary, self.reserve = self._asked(
+        self.temporary, self.reserve = _sizes_of(
             "cudnnGetRNNTempSpaceSizes", self.handle, self.rnn.pointer, forward, self.x.pointer, count=2
         )
         self.kept_weights = -(-self.reserve // _LINE) * _LINE
         """Where the space of the weights begins in the operand `reserve`, in bytes."""
-        of_y = math.prod((*of_steps, sizes.directions * sizes.state)) * dtype.itemsize
-        self.bytes_of_x, self.bytes_of_y = math.prod((*of_steps, sizes.features)) * dtype.itemsize, of_y
+        of_y = math.prod((steps, batch, wide)) * self.dtype.itemsize
+        self.bytes_of_x, self.bytes_of_y = math.prod(self.given["x"].dims) * self.dtype.itemsize, of_y
         back = isinstance(operation, LayersBackward)
         self.parts = dict[str, int]()
         start = 0
         for name, nbytes in (
-            ("weights", 0 if "reserve" in self.given and not back else self.weights),
+            ("weights", weights.nbytes if back else 0),
             *(("temporary", self.temporary), ("y", of_y if back else 0)),
             ("dy", of_y if back and "dy" not in self.given else 0),
             *((name, self._bytes_of(name)) for name in (_STATES_BACKWARD if back else _STATES)),
@@ -229,11 +318,6 @@ class _Network:
             self.parts[name] = start
             start += -(-nbytes // _LINE) * _LINE
         self.room = start
-
-    def _sizes(self) -> _Sizes:
-        (steps, batch, features), gates = self.given["x"].dims, self.operation.mode.gates
-        directions, rows, state = self.given["w_hh[0]"].dims
-        return _Sizes(steps, batch, features, directions, rows // gates, state)
 
     def of_layers(self, name: str) -> list[str]:
         """The names of an operand of all layers."""
@@ -243,45 +327,9 @@ class _Network:
         """Bytes of a state of all layers together."""
         return sum(self.given[each].spec.nbytes for each in self.of_layers(name))
 
-    def _math(self) -> int:
-        if self.dtype.is_half:
-            return _TENSOR_CORES
-        if self.dtype is DType.FLOAT64:
-            return _DEFAULT_MATH
-        numerics = self.operation.numerics
-        return _TENSOR_CORES if numerics is not None and numerics.tf32 else _FULL
-
     def _states(self, size: int) -> Descriptor:
-        dims = (self.layers * self.sizes.directions, self.sizes.batch, size)
+        dims = (self.layers * self.weights.sizes.directions, self.given["x"].dims[1], size)
         return tensor_descriptor(dims, packed_strides(dims), self.dtype)
-
-    def _asked(self, function: str, *arguments: Any, count: int = 1) -> list[int]:
-        """Sizes in bytes that a function gives."""
-        found = [c_size_t() for _ in range(count)]
-        getattr(libcudnn(), function)(*arguments, *map(ctypes.byref, found))
-        return [each.value for each in found]
-
-    def spans(self, *, gradients: bool) -> list[Span]:
-        """Where the weights that are operands lie in their space; or the gradients that are."""
-        found: list[Span] = []
-        for layer, way in itertools.product(range(self.layers), range(self.sizes.directions)):
-            for number in range(2 * self.operation.mode.gates + (self.sizes.state < self.sizes.hidden)):
-                places = self._of_weights(layer * self.sizes.directions + way, self._number(number))
-                of_gate = spans_of(self.operation.mode, self.sizes.of_layer(layer), way, number, places)
-                found += [each._replace(name=f"{each.name}[{layer}]") for each in of_gate]
-        itemsize, prefix = self.dtype.itemsize, "d" if gradients else ""
-        named = [
-            Span(prefix + each.name, each.start * itemsize, each.place, each.nbytes * itemsize)
-            for each in found
-            if prefix + each.name in self.given
-        ]
-        if any(each.place < 0 or each.place + each.nbytes > self.weights for each in named):
-            raise Refused("cuDNN's weights lie outside of their space")
-        return joined(named)
-
-    def _number(self, number: int) -> int:
-        """The number of weights in cudnnGetRNNWeightParams."""
-        return _PROJECTION if number == 2 * self.operation.mode.gates else number
 
     @functools.cached_property
     def _without_steps(self) -> list[range]:
@@ -304,15 +352,17 @@ class _Network:
             for way in range(directions)
         ]
 
-    def _of_weights(self, layer: int, number: int) -> tuple[int, int]:
-        """Where a matrix and its bias lie in the space of the weights. `layer`: of one direction."""
-        of_matrix, of_bias = Descriptor("Tensor"), Descriptor("Tensor")
-        matrix, bias = c_void_p(), c_void_p()
-        libcudnn().cudnnGetRNNWeightParams(
-            *(self.handle, self.rnn.pointer, layer, self.weights, c_void_p(_BASE), number),
-            *(of_matrix.pointer, ctypes.byref(matrix), of_bias.pointer, ctypes.byref(bias)),
-        )
-        return (matrix.value or 0) - _BASE, (bias.value or 0) - _BASE
+
+def _by_name(operation: _Any, values: Sequence[V]) -> dict[str, V]:
+    """What stands for each operand, by the operand's name."""
+    return dict(zip((name for name, _ in operation.named()), values, strict=False))
+
+
+def _sizes_of(function: str, *arguments: Any, count: int = 1) -> list[int]:
+    """Sizes in bytes that a function of the library gives."""
+    found = [c_size_t() for _ in range(count)]
+    getattr(libcudnn(), function)(*arguments, *map(ctypes.byref, found))
+    return [each.value for each in found]
 
 
 def spans_of(
@@ -351,28 +401,44 @@ def joined(spans: Sequence[Span]) -> list[Span]:
     return found
 
 
+class _Device:
+    """The device's memory, on the stream of a run."""
+
+    def __init__(self) -> None:
+        self._runtime = libraries().runtime
+        self._stream = libraries().cupy.cuda.get_current_stream().ptr
+
+    def clear(self, address: int, nbytes: int) -> None:
+        """Enqueue filling memory with 0."""
+        self._runtime.memsetAsync(address, 0, nbytes, self._stream)
+
+    def copy(self, into: int, source: int, nbytes: int) -> None:
+        """Enqueue a copy."""
+        self._runtime.memcpyAsync(into, source, nbytes, _ON_DEVICE, self._stream)
+
+    def gather(self, weights: _Weights, spans: Sequence[Span], at: Mapping[str, int], space: int) -> None:
+        """Enqueue copies of weights into their space. `at`: the addresses of the operands."""
+        if "bias[0]" not in at:  # what no operand gives is 0
+            self.clear(space, weights.nbytes)
+        for span in spans:
+            self.copy(space + span.place, at[span.name] + span.start, span.nbytes)
+
+
 class _Call:
     """One run of the layers: where its operands and the parts of its workspace are."""
 
     def __init__(self, network: _Network, addresses: Sequence[int]) -> None:
-        self.network, self._addresses = network, addresses
-        self._library, self._runtime = libcudnn(), libraries().runtime
-        self._stream = libraries().cupy.cuda.get_current_stream().ptr
+        self.network, self.device = network, _Device()
+        self._at, self._workspace = _by_name(network.operation, addresses), addresses[-1]
+        self._library = libcudnn()
 
     def at(self, name: str) -> int | None:
         """The address of an operand; None if it is left out."""
-        place = self.network.places.get(name)
-        return None if place is None else self._addresses[place]
+        return self._at.get(name)
 
     def part(self, name: str) -> int:
         """The address of a part of the workspace."""
-        return self._addresses[-1] + self.network.parts[name]
-
-    def clear(self, address: int, nbytes: int) -> None:
-        self._runtime.memsetAsync(address, 0, nbytes, self._stream)
-
-    def copy(self, into: int, source: int, nbytes: int) -> None:
-        self._runtime.memcpyAsync(into, source, nbytes, _ON_DEVICE, self._stream)
+        return self._workspace + self.network.parts[name]
 
     @functools.cached_property
     def weights(self) -> int:
@@ -381,20 +447,17 @@ class _Call:
         There the step of the gradients finds them, too.
         """
         kept = self.at("reserve")
-        return self.part("weights") if kept is None else kept + self.network.kept_weights
+        return self._at["space"] if kept is None else kept + self.network.kept_weights
 
     def gather_weights(self, spans: Sequence[Span]) -> None:
         """Copy the weights into their space."""
-        weights = self.weights
-        if "bias[0]" not in self.network.given:  # what no operand gives is 0
-            self.clear(weights, self.network.weights)
-        for span in spans:
-            self.copy(weights + span.place, (self.at(span.name) or 0) + span.start, span.nbytes)
+        self.device.gather(self.network.weights, spans, self._at, self.weights)
 
     def scatter_weights(self, spans: Sequence[Span]) -> None:
         """Copy the gradients of the weights out of their space."""
+        space = self.part("weights")
         for span in spans:
-            self.copy((self.at(span.name) or 0) + span.start, self.part("weights") + span.place, span.nbytes)
+            self.device.copy(self._at[span.name] + span.start, space + span.place, span.nbytes)
 
     def _apart(self, name: str) -> list[tuple[int, int, int]]:
         """The address of each layer's state, its place in the workspace, and its bytes.
@@ -420,7 +483,7 @@ class _Call:
         """Copy states into the workspace if the layers' operands lie apart."""
         for name in names:
             for own, place, nbytes in self._apart(name):
-                self.copy(place, own, nbytes)
+                self.device.copy(place, own, nbytes)
 
     def scatter_states(self, *pairs: tuple[str, str]) -> None:
         """Copy states out of the workspace if the layers' operands lie apart.
@@ -430,12 +493,12 @@ class _Call:
         """
         for before, name in pairs:
             for own, place, nbytes in self._apart(name):
-                self.copy(own, place, nbytes)
+                self.device.copy(own, place, nbytes)
             for layer in range(self.network.layers):
                 source, into = self.at(f"{before}[{layer}]"), self.at(f"{name}[{layer}]")
                 if source is not None and into is not None:
                     for start, nbytes in self.network.without_steps(f"{before}[{layer}]"):
-                        self.copy(into + start, source + start, nbytes)
+                        self.device.copy(into + start, source + start, nbytes)
 
     def forward(self, mode: int, y: int | None, reserve: Sequence[Any]) -> None:
         """cudnnRNNForward. `reserve`: its bytes and its address."""
@@ -445,7 +508,7 @@ class _Call:
             *(network.handle, network.rnn.pointer, mode, network.lengths.data.ptr),
             *(network.x.pointer, self.at("x"), network.y.pointer, y),
             *(network.h.pointer, self.state("h0"), h_n, network.c.pointer, self.state("c0"), c_n),
-            *(network.weights, self.weights, network.temporary, self.part("temporary"), *reserve),
+            *(network.weights.nbytes, self.weights, network.temporary, self.part("temporary"), *reserve),
         )
 
     def by_data(self, y: int, dy: int, reserve: Sequence[Any]) -> None:
@@ -456,7 +519,7 @@ class _Call:
             *(network.y.pointer, y, dy, network.x.pointer, self.at("dx")),
             *(network.h.pointer, state("h0"), state("dh_n"), state("dh0")),
             *(network.c.pointer, state("c0"), state("dc_n"), state("dc0")),
-            *(network.weights, self.weights, network.temporary, self.part("temporary"), *reserve),
+            *(network.weights.nbytes, self.weights, network.temporary, self.part("temporary"), *reserve),
         )
 
     def by_weights(self, y: int, reserve: Sequence[Any]) -> None:
@@ -465,18 +528,25 @@ class _Call:
         self._library.cudnnRNNBackwardWeights_v8(
             *(network.handle, network.rnn.pointer, _ADDED, network.lengths.data.ptr),
             *(network.x.pointer, self.at("x"), network.h.pointer, self.state("h0"), network.y.pointer, y),
-            *(network.weights, self.part("weights"), network.temporary, self.part("temporary"), *reserve),
+            *(
+                network.weights.nbytes,
+                self.part("weights"),
+                network.temporary,
+                self.part("temporary"),
+                *reserve,
+            ),
         )
 
 
 def _forward(network: _Network) -> Callable[[_Call], None]:
     """The run of the layers."""
-    spans = network.spans(gradients=False)
+    spans = network.weights.spans(gradients=False)
 
     def run(call: _Call) -> None:
-        call.gather_weights(spans)
-        call.gather_states("h0", "c0")
         kept = call.at("reserve")
+        if kept is not None:
+            call.gather_weights(spans)
+        call.gather_states("h0", "c0")
         reserve = (0, None) if kept is None else (network.reserve, kept)
         call.forward(_INFERENCE if kept is None else _TRAINING, call.at("y"), reserve)
         call.scatter_states(("h0", "h_n"), ("c0", "c_n"))
@@ -486,7 +556,8 @@ def _forward(network: _Network) -> Callable[[_Call], None]:
 
 def _backward(network: _Network, *, again: bool) -> Callable[[_Call], None]:
     """The run of the gradients of the layers."""
-    spans, gradients = network.spans(gradients=False), network.spans(gradients=True)
+    weights = network.weights
+    spans, gradients = weights.spans(gradients=False), weights.spans(gradients=True)
 
     def run(call: _Call) -> None:
         call.gather_states("h0", "c0", "dh_n", "dc_n")
@@ -499,13 +570,13 @@ def _backward(network: _Network, *, again: bool) -> Callable[[_Call], None]:
             y = given
         if dy is None:
             dy = call.part("dy")
-            call.clear(dy, network.bytes_of_y)
+            call.device.clear(dy, network.bytes_of_y)
         if network.operation.lengths is not None:  # libcudnn may leave what is behind the end of a sequence
-            call.clear(call.at("dx") or 0, network.bytes_of_x)
+            call.device.clear(call.at("dx") or 0, network.bytes_of_x)
         call.by_data(y, dy, reserve)
         call.scatter_states(("dh_n", "dh0"), ("dc_n", "dc0"))
         if gradients:
-            call.clear(call.part("weights"), network.weights)
+            call.device.clear(call.part("weights"), network.weights.nbytes)
             call.by_weights(y if given is None else given, reserve)
             call.scatter_weights(gradients)
 
@@ -525,8 +596,25 @@ def library_layers(operation: AnyLayers, tensors: Sequence[GraphTensor], handle:
 def _asked(operation: AnyLayers, tensors: Sequence[GraphTensor], handle: Any) -> Asked:
     """Bytes of the workspace, and of the reserve with the weights."""
     network = _Network(operation, tensors, handle)
-    held = {"reserve": network.kept_weights + network.weights} if "reserve" in network.given else {}
-    return Asked(network.room, held)
+    reserve = network.kept_weights + network.weights.nbytes
+    return Asked(network.room, {"reserve": reserve} if "reserve" in network.given else {})
+
+
+def _library_weights(operation: LayerWeights[int], tensors: Sequence[GraphTensor], handle: Any) -> Run:
+    """The run that copies weights into their space. Raises `Refused` and `EngineFailure`."""
+    weights = _Weights(operation, _by_name(operation, tensors), handle)
+    spans = weights.spans(gradients=False)
+
+    def run(addresses: Sequence[int], _: Sequence[float]) -> None:
+        at = _by_name(operation, addresses)
+        _Device().gather(weights, spans, at, at["space"])
+
+    return run
+
+
+def _asked_of_weights(operation: LayerWeights[int], tensors: Sequence[GraphTensor], handle: Any) -> Asked:
+    """Bytes of the space of the weights."""
+    return Asked(0, {"space": _Weights(operation, _by_name(operation, tensors), handle).nbytes})
 
 
 implement(
@@ -539,4 +627,8 @@ implement(
     Layers,
     LayersBackward,
     launchers={"library": Launcher(library_layers, packed=True, asked=_asked)},
+)
+implement(
+    LayerWeights,
+    launchers={"library": Launcher(_library_weights, packed=True, asked=_asked_of_weights)},
 )

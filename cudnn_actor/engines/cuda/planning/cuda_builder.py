@@ -28,7 +28,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 
-_FORMAT = 18
+_FORMAT = 19
 """Version of the format of exported plans. Increase it when a recipe, what runs it or an erratum changes."""
 
 

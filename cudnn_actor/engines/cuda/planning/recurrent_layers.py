@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward
+from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, LayerWeights
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Node,
@@ -466,9 +466,10 @@ def _changed(operation: Any, of: Mapping[int, int]) -> Any:
 
 
 def layered(graph: OperationGraph) -> Sequence[Node]:
-    """Returns the operations of a graph; for a group of recurrent layers, one that stands for the group.
+    """Returns the operations of a graph; for a group of recurrent layers, those that stand for the group.
 
-    That one may have an operand that the graph does not have: the library's reserve, with a new uid.
+    They have an operand that the graph does not have, with a new uid: the library's reserve, or the space of
+    the weights.
 
     Raises `Refused` if a buffer would hold a reserve or slopes, which have a meaning to the library alone.
     """
@@ -486,16 +487,19 @@ def layered(graph: OperationGraph) -> Sequence[Node]:
     is_one = len(layers) + len(data) + len(weights) == len(operations) and len(data) in (0, len(layers))
     if not is_one or len(weights) not in (0, len(data)):
         raise Refused("recurrent layers are steps of their own")
-    reserve = 1 + max(tensor.uid for tensor in graph.tensors)
-    return (_backward(layers, data[::-1], weights[::-1], reserve) if data else _forward(layers, reserve),)
+    new = 1 + max(tensor.uid for tensor in graph.tensors)
+    return (_backward(layers, data[::-1], weights[::-1], new),) if data else _forward(layers, new)
 
 
-def _forward(layers: Sequence[Any], reserve: int) -> Node:
-    """Layers, the lowest first, as one operation."""
+def _forward(layers: Sequence[Any], new: int) -> Sequence[Any]:
+    """Layers, the lowest first, as one operation; before it their weights, unless it keeps a reserve."""
+    first, mode = layers[0], layers[0].mode
     given: dict[str, Any] = {name: _all(layers, name) for name in (*_OF_LAYERS, "h_n", "c_n")}
-    if layers[0].reserve is not None:
-        given["reserve"] = reserve
-    return Layers(x=layers[0].x, y=layers[-1].y, mode=layers[0].mode, lengths=layers[0].lengths, **given)
+    whole: Any = Layers(x=first.x, y=layers[-1].y, mode=mode, lengths=first.lengths, **given)
+    if first.reserve is not None:
+        return (msgspec.structs.replace(whole, reserve=new),)
+    weights = {name: given[name] for name in LayerWeights.inputs}
+    return LayerWeights(**weights, space=new, mode=mode), msgspec.structs.replace(whole, space=new)
 
 
 def _backward(layers: Sequence[Any], data: Sequence[Any], weights: Sequence[Any], reserve: int) -> Node:

@@ -131,6 +131,7 @@ class _Splitter:
         self._on_refusal = on_refusal
         self._precompiled = precompiled
         self._sources = bound_sources(graph)
+        self._of_graph = frozenset(tensor.uid for tensor in graph.tensors)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
         self._waiting: dict[int, Node] = {}
@@ -149,7 +150,8 @@ class _Splitter:
                 self._waiting[operation.result] = operation
                 continue
             self._compute([uid for uid in operation.reads if uid in self._waiting])
-            if not self._choice and _is_fused(self._graph, operation):
+            is_of_graph = self._of_graph.issuperset(operation.writes)
+            if not self._choice and is_of_graph and _is_fused(self._graph, operation):
                 self._waiting[operation.writes[0]] = operation
             else:
                 self._add(operation)
@@ -302,6 +304,7 @@ class _Splitter:
                 tensors=tensors,
                 sources=(*(source for _, source in placed.values()), *self._workspace(nbytes)),
                 launcher=launcher,
+                prepares=self._of_graph.isdisjoint(operation.writes),
             )
             self._steps.append(step)
 
@@ -319,7 +322,8 @@ class _Splitter:
         for name, nbytes in asked.held.items():
             uid = placed[name][0].uid
             self._sources[uid] = self._reserve(nbytes)
-            placed[name] = _opaque(uid, nbytes), self._sources[uid]
+            self._forms[uid] = _opaque(uid, nbytes)
+            placed[name] = self._forms[uid], self._sources[uid]
         return asked.workspace
 
     def _workspace(self, nbytes: int) -> tuple[Scratch, ...]:

@@ -112,6 +112,7 @@ def _widening(tensor: GraphTensor, source: Source, form: GraphTensor, place: Scr
         tensors=(tensor, form),
         sources=(source, place),
         launcher="kernel",
+        prepares=True,
     )
 
 

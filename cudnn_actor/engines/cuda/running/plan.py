@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from cudnn_actor.engines.cuda.running.divided import Kept, divided
 from cudnn_actor.engines.cuda.running.explaining import explanation
 from cudnn_actor.engines.cuda.running.recipe import Recipe
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
-__all__ = ["CudaPlan"]
+__all__ = ["CudaPlan", "DividedPlan"]
 
 _MOST_REASONS = 8
 
@@ -38,6 +39,7 @@ class CudaPlan:
         self.program: Any = None
         """The plan bound to the engine that runs it. Only that engine uses it."""
         self.tuning = recipe.tuning
+        self._divided: dict[frozenset[int], DividedPlan | None] = {}
 
     def instead_of(self, refused: Sequence[str], *, provisional: bool = False) -> CudaPlan:
         """The same plan, with the reasons why the candidates that were preferred to it do not run."""
@@ -46,6 +48,26 @@ class CudaPlan:
         recipe = msgspec.structs.replace(self.recipe, parts=parts, provisional=provisional)
         return CudaPlan(recipe, self.graphs)
 
+    def divided(self, constant: frozenset[int]) -> DividedPlan | None:
+        """The plan in two, for runs in which the buffers at these places keep their values.
+
+        None if there is nothing to prepare of them. See `divided`.
+        """
+        if constant not in self._divided:
+            found = divided(self.recipe, constant)
+            self._divided[constant] = found and DividedPlan(
+                found.kept, CudaPlan(found.once, ()), CudaPlan(found.each, self.graphs)
+            )
+        return self._divided[constant]
+
     def explain(self, graph: OperationGraph) -> Explanation:
         """How the plan runs the graph; see `engines.base.Plan`."""
         return explanation(self.recipe, graph)
+
+
+class DividedPlan(NamedTuple):
+    """A plan in two: see `Divided`."""
+
+    kept: Sequence[Kept]
+    once: CudaPlan
+    each: CudaPlan

@@ -183,7 +183,7 @@ class Program:
         self._expected: set[tuple[float, ...]] = set()
         """Addresses and scalars with which many runs are expected."""
         self._capturable = True
-        self._loaded = False
+        self.is_loaded = False
         """Whether `load` has loaded all kernels."""
         self.replays: dict[tuple[float, ...], Replay] = {}
         """CUDA graphs by the addresses and scalars that they were captured with."""
@@ -234,7 +234,7 @@ class Program:
         """Enqueue a run that has no replay yet. Count it, and capture it at its `_CAPTURE_AT`th time."""
         self._put(scalars)
         times = self._times.get(key, 0) + 1
-        if key in self._expected and (times > 1 or self._loaded):
+        if key in self._expected and (times > 1 or self.is_loaded):
             times = _CAPTURE_AT
         if times < _CAPTURE_AT or not self._capturable:
             if len(self._times) >= _MOST_KEYS:
@@ -347,13 +347,13 @@ class Program:
         cuDNN's frontend loads its own in the same way. `address` stands for all buffers and the workspace:
         nothing is read or written there.
         """
-        if self._loaded:
+        if self.is_loaded:
             return
         numbers = (1.0,) * self.recipe.scalars
         self._put(numbers)
         mode = libraries().runtime.streamCaptureModeRelaxed  # loading may allocate
         graph = self._recorded((address,) * self.recipe.buffers, numbers, address, mode)
-        self._loaded = graph is not None
+        self.is_loaded = graph is not None
 
     def forget_replays(self) -> None:
         """Drop captured graphs."""

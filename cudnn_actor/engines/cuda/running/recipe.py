@@ -19,7 +19,7 @@ from cudnn_actor.engines.cuda.kernels.row_copies import Rows
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled
 from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
 from cudnn_actor.engines.cuda.operations.fused_norms import Normed
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward
+from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, LayerWeights
 from cudnn_actor.protocol.operations import GraphTensor, Node
 
 __all__ = [
@@ -120,12 +120,16 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
         location, if there is one, is that of the launcher's workspace.
     launcher
         Which of the operation's launchers runs it.
+    prepares
+        Whether it only brings operands into another form, in scratch memory that has no other tensor in this
+        part and that only later steps of the part read. Such a step has one result, and no workspace.
     """
 
-    operation: Node | Layers[int] | LayersBackward[int]
+    operation: Node | LayerWeights[int] | Layers[int] | LayersBackward[int]
     tensors: tuple[GraphTensor, ...]
     sources: tuple[Source, ...]
     launcher: str
+    prepares: bool = False
 
 
 class ProductStep(msgspec.Struct, frozen=True, tag="product"):
