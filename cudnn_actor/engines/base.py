@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Collection, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = [
     "Fence",
     "Plan",
     "ProgressCallback",
+    "RunAnywhere",
     "StickyError",
     "blame",
     "blamed",
@@ -193,6 +195,36 @@ class Builder(Protocol):
         """The plan that `export` serialised. Raises `EngineFailure` if the bytes are not such a plan."""
 
 
+class RunAnywhere(ABC):
+    """A function of `Engine.expect` that can also run on other buffers than those that were expected.
+
+    Only of a synchronous engine. What a run reads and writes where it lies need not be copied.
+    """
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Run on the buffers that were expected."""
+
+    @abstractmethod
+    def instead(
+        self, sources: Sequence[tuple[int, Binding]], targets: Sequence[tuple[int, Binding | None]]
+    ) -> dict[int, Binding]:
+        """Which arrays a run can read and write in place of the buffers that were expected, by their places.
+
+        Arrays on the host, or bindings. Those that are not among them have to be copied.
+
+        Parameters
+        ----------
+        sources, targets
+            What a run reads its inputs from, and writes its outputs to, with their places among the buffers.
+            None for a new array.
+        """
+
+    @abstractmethod
+    def run_on(self, arrays: Mapping[int, Binding]) -> None:
+        """Run on the arrays that `instead` has given, and keep none of them. Raises as a run."""
+
+
 class Engine(Protocol):
     """A device library behind one interface. Not thread-safe: one thread opens, uses and closes it."""
 
@@ -290,7 +322,8 @@ class Engine(Protocol):
 
         The engine may take longer for the first runs, for faster later ones. Enqueues nothing itself. Raises
         as `prepare`. `constant`: the places of buffers whose values stay what they are now as long as the
-        function is called. The engine may read them now or, if its work is enqueued, in the first run.
+        function is called. The engine may read them now or, if its work is enqueued, in the first run. The
+        function may be a `RunAnywhere`.
         """
 
     def keeps(self, plan: Plan, constant: Collection[int]) -> frozenset[int]:

@@ -22,7 +22,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
-from cudnn_actor.engines.base import Binding, Plan
+from cudnn_actor.engines.base import Binding, Plan, RunAnywhere
 from cudnn_actor.execution.executor import Executor
 from cudnn_actor.memory import Slot
 
@@ -57,7 +57,12 @@ class ExpectedRun:
         self.buffers = buffers
         self.constant = constant
         self._expect = expect
-        self._launch = expect()
+        self._launch: Callable[[], None] = expect()
+
+    @property
+    def anywhere(self) -> RunAnywhere | None:
+        """What runs it on other buffers; None if nothing does, or if it has to be prepared anew."""
+        return self._launch if isinstance(self._launch, RunAnywhere) else None
 
     def enqueue(self) -> None:
         """Enqueue a run."""

@@ -5,6 +5,7 @@ Which plan runs, and how its request is answered, is the runner's.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
-from cudnn_actor.engines.base import Binding, Plan, StickyError
+from cudnn_actor.engines.base import Binding, Plan, RunAnywhere, StickyError
 from cudnn_actor.execution.executor import Executor
 from cudnn_actor.execution.expected_runs import ExpectedRun, ExpectedRuns
 from cudnn_actor.memory import Slot
@@ -111,18 +112,35 @@ class ModelRuns:
         executor, tag = self._executor, plan.tag
         engine = executor.engine
         expected = self._expected_run(cached, plan, places)
-        buffers = expected.buffers
+        buffers, anywhere = expected.buffers, expected.anywhere
+        instead = {} if anywhere is None else self._instead(tag, anywhere, places)
         for place, source in places.sources:
+            if place in instead:
+                continue
             if isinstance(source, Slot):
                 executor.call(tag, engine.copy, executor.binding(source), buffers[place])
             else:
                 executor.call(tag, engine.write, buffers[place], source)
-        executor.call(tag, expected.enqueue)
+        if anywhere is not None and instead:
+            executor.call(tag, anywhere.run_on, instead)
+        else:
+            executor.call(tag, expected.enqueue)
         for place, target in places.targets:
-            if isinstance(target, Slot):
+            if place in instead:
+                if not isinstance(target, Slot):
+                    read.append(functools.partial(instead.__getitem__, place))
+            elif isinstance(target, Slot):
                 executor.call(tag, engine.copy, buffers[place], executor.binding(target))
             else:
                 read.append(self._read_soon(tag, buffers[place], target))
+
+    def _instead(self, tag: str, anywhere: RunAnywhere, places: ModelPlaces) -> dict[int, Binding]:
+        """What a run reads and writes where it lies, in place of the buffers that it is expected on."""
+        binding = self._executor.binding
+        sources = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in places.sources]
+        targets = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in places.targets]
+        found: dict[int, Binding] = self._executor.call(tag, anywhere.instead, sources, targets)
+        return found
 
     def _expected_run(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> ExpectedRun:
         return self._expected.of(cached, places.bound, plan, [place for place, _ in places.sources])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import pytest
 
+from cudnn_actor.engines.base import RunAnywhere
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.sessions.draft import Unsupported
 from cudnn_actor.engines.cpu.sessions.export import exported
@@ -266,6 +268,80 @@ def test_constant_buffers_are_read_once(bench: Workbench) -> None:
         by_name["x"][...] = x * factor
         launch()
         np.testing.assert_allclose(by_name["y"], factor * wanted, rtol=1e-4, atol=1e-4)
+
+
+SQUARE = (256, 256)
+"""Large enough that a session is bound to it for one run."""
+
+
+class Launched(NamedTuple):
+    """A product of x with a constant w, expected on buffers, and the places of x and y among them."""
+
+    launch: RunAnywhere
+    buffers: list[np.ndarray]
+    x: int
+    y: int
+    w: np.ndarray
+
+
+@pytest.fixture
+def launched(bench: Workbench) -> Launched:
+    g = GraphBuilder()
+    graph = g.build(y=g.matmul(g.input("x", SQUARE), g.input("w", SQUARE)))
+    names = [graph.names_of[uid] for uid in graph.body.bound]
+    w = RNG.standard_normal(SQUARE).astype(np.float32)
+    buffers = [w.copy() if name == "w" else np.full(SQUARE, np.nan, np.float32) for name in names]
+    plan = bench.engine.build(graph.body, workspace_limit=None)
+    launch = bench.engine.expect(plan, buffers, (), [names.index("w")])
+    assert isinstance(launch, RunAnywhere)
+    return Launched(launch, buffers, names.index("x"), names.index("y"), w)
+
+
+def test_large_arrays_are_read_and_written_where_they_lie_and_are_not_kept(launched: Launched) -> None:
+    launch, buffers, x, y, w = launched
+    for seed in (1, 2):
+        given = np.random.default_rng(seed).standard_normal(SQUARE).astype(np.float32)
+        found = launch.instead([(x, given)], [(y, None)])
+        assert found[x] is given
+        launch.run_on(found)
+        np.testing.assert_allclose(found[y], given @ w, rtol=1e-3, atol=1e-3)
+        assert np.isnan(buffers[x]).all()
+        assert np.isnan(buffers[y]).all()
+        known = [weakref.ref(array) for array in found.values()]
+        del given, found
+        assert [one() for one in known] == [None, None]
+    only_y = launch.instead([], [(y, None)])
+    assert [*only_y] == [y]
+    buffers[x][...] = w
+    launch.run_on(only_y)
+    np.testing.assert_allclose(only_y[y], w @ w, rtol=1e-3, atol=1e-3)
+    launch()
+    np.testing.assert_array_equal(buffers[y], only_y[y])
+
+
+def test_other_arrays_are_copied(launched: Launched) -> None:
+    launch, _, x, y, w = launched
+    read_only = np.empty(SQUARE, np.float32)
+    read_only.flags.writeable = False
+    unaligned = np.frombuffer(bytes(4 * w.size + 1), np.uint8)[1:].view(np.float32).reshape(SQUARE)
+    for source in (w.T, w.astype(np.float64), w[:16], unaligned):
+        assert x not in launch.instead([(x, source)], [(y, None)])
+    assert [*launch.instead([(x, w)], [(y, read_only)])] == [x]
+    memory = np.zeros((384, 256), np.float32)
+    assert not launch.instead([(x, memory[:256])], [(y, memory[128:])])
+    assert not launch.instead([(x, w)], [(y, None), (y, None)])
+
+
+def test_small_runs_and_those_that_overwrite_an_operand_stay_on_their_buffers(bench: Workbench) -> None:
+    g = GraphBuilder()
+    state = g.input("x", SQUARE)
+    updating = g.build(y=g.matmul(state, state), updates={"x": state + 1.0})
+    g = GraphBuilder()
+    small = g.build(y=g.relu(g.input("x", (16, 16))))
+    for graph in (updating, small):
+        plan = bench.engine.build(graph.body, workspace_limit=None)
+        buffers = [np.zeros(graph.body.tensor(uid).dims, np.float32) for uid in graph.body.bound]
+        assert not isinstance(bench.engine.expect(plan, buffers, ()), RunAnywhere)
 
 
 def test_a_result_inside_a_graph_may_also_be_an_output(bench: Workbench) -> None:

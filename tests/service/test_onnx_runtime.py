@@ -156,6 +156,35 @@ async def test_a_worker_that_takes_over_has_the_present_weights() -> None:
         assert gpu.generation == 2
 
 
+async def test_results_are_right_wherever_inputs_and_outputs_lie() -> None:
+    """A session reads and writes large arrays and buffers of a run where they lie, if it can."""
+    x, w = (np.random.default_rng(n).standard_normal((256, 256)).astype(np.float32) for n in (1, 2))
+    g = GraphBuilder()
+    graph = g.build(y=g.matmul(g.input("x", x.shape), g.input("w", w.shape)))
+    async with spawn(onnx_runtime=True) as gpu:
+        buffers = await gpu.empty(x.shape), await gpu.upload(w), await gpu.empty(x.shape)
+        deployed = ModelGraph(
+            name="dense",
+            graph=graph,
+            buffers=buffers,
+            specs={"x": buffers[0].spec},
+            inputs={"x": "x"},
+            outputs={"y": "y"},
+        )
+        model = await gpu.ask(DeployModel(graphs=(deployed,)))
+        given, other = await gpu.upload(x), await gpu.empty(x.shape)
+        first: dict[str, np.ndarray] = await gpu.ask(RunModel.of(model, {"x": x}))
+        for source, values in ((given, x), (x.T, x.T), (x.T.copy(), x.T)):
+            found = await gpu.ask(RunModel.of(model, {"x": source}))
+            np.testing.assert_allclose(found["y"], values @ w, rtol=1e-3, atol=1e-3)
+        await gpu.ask(RunModel.of(model, {"x": given}, {"y": other}))
+        np.testing.assert_allclose(await gpu.download(other), x @ w, rtol=1e-3, atol=1e-3)
+        if not in_process():  # the input lies in the buffer that is written
+            await gpu.ask(RunModel.of(model, {"x": await gpu.view(given)}, {"y": given}))
+            np.testing.assert_allclose(await gpu.download(given), x @ w, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(first["y"], x @ w, rtol=1e-3, atol=1e-3)
+
+
 # What a service says.
 
 

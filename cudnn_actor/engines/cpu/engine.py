@@ -29,7 +29,7 @@ from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.measuring import operands, speed
 from cudnn_actor.engines.cpu.scratch import aligned_bytes, footprint
 from cudnn_actor.engines.cpu.sessions.choice import Sessions, fixed_or_none, session_or_reason, wants_session
-from cudnn_actor.engines.cpu.sessions.plan import InsteadOfSession, SessionPlan, SessionRun
+from cudnn_actor.engines.cpu.sessions.plan import InsteadOfSession, SessionLaunch, SessionPlan, SessionRun
 from cudnn_actor.engines.support import check_graph
 from cudnn_actor.engines.timing import medians
 from cudnn_actor.memory.container import available, processors, room_in_container
@@ -171,6 +171,8 @@ class CpuEngine:
             self.on_progress()
             # One of its own: runs that take turns on other buffers would bind a shared one anew each time.
             own = fixed or plan.bind()
+            if own.may_move(buffers):
+                return SessionLaunch(own, buffers, scalars, self.on_progress)
             return functools.partial(own.run, buffers, scalars, self.on_progress)
         if (constants := self._converted(_that_runs(plan), buffers, constant)) is not None:
             self._bound(constants.plan, constants.buffers, scalars)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
 
-from cudnn_actor.engines.base import EngineFailure, Plan, no_progress
+from cudnn_actor.engines.base import EngineFailure, Plan, RunAnywhere, no_progress
 from cudnn_actor.engines.cpu.sessions.draft import Draft, memory_order
 from cudnn_actor.engines.cpu.sessions.runtime import as_value, giving_memory_back, make_session
 from cudnn_actor.engines.support import tag_of
@@ -18,7 +19,10 @@ from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
-__all__ = ["InsteadOfSession", "SessionPlan", "SessionRun", "session_plan"]
+__all__ = ["InsteadOfSession", "SessionLaunch", "SessionPlan", "SessionRun", "session_plan"]
+
+_LEAST_BYTES = 1 << 18
+"""Bytes of arrays that a session is bound to for one run. To bind it takes as long as to copy some 100 kB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,16 +128,59 @@ class InsteadOfSession:
         return msgspec.structs.replace(found, pieces=(told, *others))
 
 
-def _in_memory_order(draft: Draft, uid: int, array: np.ndarray) -> np.ndarray:
-    """A buffer with its axes as they lie in memory."""
-    order = memory_order(draft.graph.tensor(uid))
-    return array if order is None else array.transpose(order)
-
-
 def _packed(draft: Draft, uid: int, array: np.ndarray) -> np.ndarray:
     """The values of a buffer, packed: the buffer's own memory if there are no gaps in it."""
-    ordered = _in_memory_order(draft, uid, array)
+    order = memory_order(draft.graph.tensor(uid))
+    ordered = array if order is None else array.transpose(order)
     return np.ascontiguousarray(ordered).reshape(ordered.shape).view(f"u{array.itemsize}")
+
+
+class _Port(NamedTuple):
+    """An input or output of a session, for a bound tensor of its graph.
+
+    Parameters
+    ----------
+    name, element_type
+        ONNX's.
+    order
+        The axes as they lie in memory; None if there are gaps.
+    written
+        Whether it is an output.
+    apart
+        Whether results are copied there behind a run, because the run may still read what lies there.
+    """
+
+    name: str
+    element_type: int
+    order: tuple[int, ...] | None
+    written: bool
+    apart: bool
+
+    def ordered(self, array: np.ndarray) -> np.ndarray:
+        """An array with its axes as they lie in memory."""
+        return array if self.order is None else array.transpose(self.order)
+
+
+class _Bound(NamedTuple):
+    """A session, bound to buffers.
+
+    Parameters
+    ----------
+    buffers
+        Those.
+    binding
+        ONNX Runtime's.
+    before, after
+        Copies around a run, of what does not lie as the session takes it.
+    numbers
+        Where the scalars of a run are written.
+    """
+
+    buffers: tuple[np.ndarray, ...]
+    binding: Any
+    before: list[Callable[[], object]]
+    after: list[Callable[[], object]]
+    numbers: list[np.ndarray]
 
 
 class SessionRun:
@@ -153,13 +200,13 @@ class SessionRun:
         self._draft = draft
         self._session = session
         self._constants = constants
-        self._buffers: tuple[np.ndarray, ...] | None = None
-        self._binding: Any = None
+        self._bound: _Bound | None = None
+        self._elsewhere: _Bound | None = None
+        """For runs on arrays in place of some buffers."""
+        self._moved: set[int] = set()
+        """The places that have been bound to such arrays."""
         self._options = giving_memory_back()
         """Of the first run: what other graphs' runs no longer need is given back behind it."""
-        self._before: list[Callable[[], object]] = []
-        self._after: list[Callable[[], object]] = []
-        self._numbers: list[np.ndarray] = []
 
     def run(
         self,
@@ -172,62 +219,171 @@ class SessionRun:
 
         Raises `ValueError` if a buffer's dims do not match the graph's, `EngineFailure`.
         """
-        known = self._buffers
-        if known is None or any(one is not other for one, other in zip(known, buffers, strict=True)):
-            self._bind(buffers)
-        for number, value in zip(self._numbers, scalars, strict=True):
-            number[...] = value
-        for call in self._before:
-            call()
-        try:
-            self._session.run_with_iobinding(self._binding, self._options)
-            self._options = None
-        except Exception as error:
-            raise EngineFailure("ONNX_RUNTIME", str(error)) from error
-        for call in self._after:
-            call()
+        bound = self._bound
+        if bound is None or any(one is not other for one, other in zip(bound.buffers, buffers, strict=True)):
+            self._bound = None
+            bound = self._bound = self._bind(buffers)
+        self._compute(bound, scalars)
         on_progress()
         on_piece()
 
-    def _bind(self, buffers: Sequence[np.ndarray]) -> None:
+    def run_on(
+        self, buffers: Sequence[np.ndarray], scalars: Iterable[float], arrays: Mapping[int, np.ndarray]
+    ) -> None:
+        """Compute on these buffers, and on arrays that it `takes` in place of some, by their places.
+
+        The buffers are the same at each call. None of the arrays is kept. Raises the same.
+        """
+        bound = self._elsewhere
+        if bound is None:
+            bound = self._elsewhere = self._bind(buffers)
+        self._moved.update(arrays)
+        for place in self._moved:  # ONNX Runtime has the addresses of the last ones
+            port = self._ports[place]
+            assert port is not None
+            _attach(bound.binding, port, port.ordered(arrays.get(place, buffers[place])))
+        self._compute(bound, scalars)
+
+    def takes(self, place: int, array: np.ndarray, buffer: np.ndarray) -> bool:
+        """Whether the session reads or writes an array where it lies, in the place of a graph's buffer."""
+        port = self._ports[place]
+        if port is None or port.apart or (array.shape, array.dtype) != (buffer.shape, buffer.dtype):
+            return False
+        if not port.ordered(buffer).flags.c_contiguous:
+            return False
+        flags = port.ordered(array).flags
+        return flags.c_contiguous and flags.aligned and (flags.writeable or not port.written)
+
+    def may_move(self, buffers: Sequence[np.ndarray]) -> bool:
+        """Whether it pays to run on arrays in place of buffers, and the graph overwrites no operand."""
+        if any(tensor.overwrites is not None for tensor in self._draft.graph.tensors):
+            return False
+        moved = (buffer for port, buffer in zip(self._ports, buffers, strict=True) if port is not None)
+        return sum(buffer.nbytes for buffer in moved) >= _LEAST_BYTES
+
+    @functools.cached_property
+    def _ports(self) -> list[_Port | None]:
+        """For each bound tensor; None if the session has its values, or does not use it."""
+        draft, graph = self._draft, self._draft.graph
+        ports = list[_Port | None]()
+        for uid in graph.bound:
+            written = uid in draft.outputs
+            if not written and (uid not in draft.inputs or uid in self._constants):
+                ports.append(None)
+                continue
+            tensor, (element_type, _) = graph.tensor(uid), draft.port_of(uid)
+            name = draft.outputs[uid] if written else draft.inputs[uid]
+            apart = tensor.overwrites is not None
+            ports.append(_Port(name, int(element_type), memory_order(tensor), written, apart))
+        return ports
+
+    def _compute(self, bound: _Bound, scalars: Iterable[float]) -> None:
+        for number, value in zip(bound.numbers, scalars, strict=True):
+            number[...] = value
+        for call in bound.before:
+            call()
+        try:
+            self._session.run_with_iobinding(bound.binding, self._options)
+            self._options = None
+        except Exception as error:
+            raise EngineFailure("ONNX_RUNTIME", str(error)) from error
+        for call in bound.after:
+            call()
+
+    def _bind(self, buffers: Sequence[np.ndarray]) -> _Bound:
         graph, draft = self._draft.graph, self._draft
-        self._buffers, self._binding = None, self._session.io_binding()
-        self._before, self._after, self._numbers = [], [], []
-        for uid, buffer in zip(graph.bound, buffers, strict=True):
+        bound = _Bound(tuple(buffers), self._session.io_binding(), [], [], [])
+        for uid, port, buffer in zip(graph.bound, self._ports, buffers, strict=True):
             if buffer.shape != graph.tensor(uid).dims:
                 raise ValueError(f"a buffer of dims {buffer.shape} for a tensor of {graph.tensor(uid).dims}")
-            if uid in draft.outputs:
-                self._bind_output(uid, buffer)
-            elif uid in draft.inputs and uid not in self._constants:
-                self._bind_input(uid, buffer)
+            if port is not None:
+                self._bind_port(bound, port, port.ordered(buffer))
         for uid in graph.scalars:
             number = np.empty((1,) * len(graph.tensor(uid).dims), np.float32)
-            self._numbers.append(number)
+            bound.numbers.append(number)
             if uid in draft.inputs:
-                self._binding.bind_input(*self._place(draft.inputs[uid], uid, number))
-        self._buffers = tuple(buffers)
+                element_type, _ = draft.port_of(uid)
+                _attach(
+                    bound.binding, _Port(draft.inputs[uid], int(element_type), None, False, False), number
+                )
+        return bound
 
-    def _bind_input(self, uid: int, buffer: np.ndarray) -> None:
-        array = _in_memory_order(self._draft, uid, buffer)
-        if not array.flags.c_contiguous:
-            packed = np.empty(array.shape, array.dtype)
-            self._before.append(functools.partial(np.copyto, packed, array))
-            array = packed
-        self._binding.bind_input(*self._place(self._draft.inputs[uid], uid, array))
-
-    def _bind_output(self, uid: int, buffer: np.ndarray) -> None:
-        array = _in_memory_order(self._draft, uid, buffer)
+    @staticmethod
+    def _bind_port(bound: _Bound, port: _Port, array: np.ndarray) -> None:
         # What an output overwrites may be read behind it: the session has an order of its own.
-        if not array.flags.c_contiguous or self._draft.graph.tensor(uid).overwrites is not None:
+        if not array.flags.c_contiguous or port.apart:
             packed = np.empty(array.shape, array.dtype)
-            self._after.append(functools.partial(np.copyto, array, packed))
+            if port.written:
+                bound.after.append(functools.partial(np.copyto, array, packed))
+            else:
+                bound.before.append(functools.partial(np.copyto, packed, array))
             array = packed
-        self._binding.bind_output(*self._place(self._draft.outputs[uid], uid, array))
+        _attach(bound.binding, port, array)
 
-    def _place(self, name: str, uid: int, array: np.ndarray) -> tuple[Any, ...]:
-        element_type, _ = self._draft.port_of(uid)
-        address, _ = array.__array_interface__["data"]
-        return name, "cpu", 0, int(element_type), array.shape, address
+
+def _attach(binding: Any, port: _Port, array: np.ndarray) -> None:
+    """Have a session read or write a packed array. It does not keep the array."""
+    address, _ = array.__array_interface__["data"]
+    attach = binding.bind_output if port.written else binding.bind_input
+    attach(port.name, "cpu", 0, port.element_type, array.shape, address)
+
+
+class SessionLaunch(RunAnywhere):
+    """Runs of a session on the buffers that it was made for, or on others in place of some.
+
+    Parameters
+    ----------
+    run
+        The session.
+    buffers, scalars
+        What it runs on.
+    on_progress
+        Is called behind a run.
+    """
+
+    def __init__(
+        self,
+        run: SessionRun,
+        buffers: Sequence[np.ndarray],
+        scalars: Sequence[float],
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._run, self._buffers, self._scalars, self._on_progress = run, buffers, scalars, on_progress
+
+    def __call__(self) -> None:
+        """Compute on its buffers."""
+        self._run.run(self._buffers, self._scalars, self._on_progress)
+
+    def instead(
+        self,
+        sources: Sequence[tuple[int, np.ndarray]],
+        targets: Sequence[tuple[int, np.ndarray | None]],
+    ) -> dict[int, np.ndarray]:
+        """See `RunAnywhere`: large arrays that lie as the session takes them, and overlap no result."""
+        run, buffers = self._run, self._buffers
+        if len({place for place, _ in targets}) < len(targets):
+            return {}
+        read = {place: array for place, array in sources if run.takes(place, array, buffers[place])}
+        written: dict[int, np.ndarray] = {}
+        for place, target in targets:
+            buffer = buffers[place]
+            array = np.empty(buffer.shape, buffer.dtype) if target is None else target
+            if run.takes(place, array, buffer):
+                written[place] = array
+        found = read | written
+        if sum(array.nbytes for array in found.values()) < _LEAST_BYTES:
+            return {}
+        others = [*(array for _, array in sources), *(array for _, array in targets if array is not None)]
+        overlapping = (
+            one is not other and np.may_share_memory(one, other)
+            for one, other in itertools.product(written.values(), others)
+        )
+        return {} if any(overlapping) else found
+
+    def run_on(self, arrays: Mapping[int, np.ndarray]) -> None:
+        """See `RunAnywhere`."""
+        self._run.run_on(self._buffers, self._scalars, arrays)
+        self._on_progress()
 
 
 def session_plan(draft: Draft, threads: int) -> SessionPlan:
