@@ -76,6 +76,10 @@ LARGER = {
         (1, 2, 9000), (2, 1, 130), ConvSpec.symmetric(1, 64, groups=2)
     ),
     "depthwise, a large filter": Problem((1, 2, 2000), (2, 1, 1200), ConvSpec.symmetric(1, 600, groups=2)),
+    "depthwise, many taps": Problem((2, 7, 30, 44), (7, 1, 7, 7), ConvSpec.symmetric(2, 3, groups=7)),
+    "depthwise, many taps, strided": Problem(
+        (1, 5, 23, 45), (5, 1, 7, 8), ConvSpec.symmetric(2, (3, 2), 2, groups=5)
+    ),
     "depthwise, products in pieces": Problem(
         (1, 2, 112, 120), (2, 1, 9, 9), ConvSpec.symmetric(2, 4, groups=2)
     ),

@@ -1,4 +1,4 @@
-"""Depthwise convolutions of images whose rows lie side by side: packed ones, with long rows.
+"""Depthwise convolutions of images whose rows lie side by side: packed ones, or copies of others.
 
 For each column of the filter, there is a copy of a block of x that is shifted to the pixels which that
 column meets. Where rows of x are as long as those of y, all rows of a channel are copied as one run.
@@ -42,11 +42,16 @@ __all__ = ["DepthwiseRows"]
 
 _LEAST_ROW = 8
 """Pixels of a row. For shorter ones, channels-last copies take less time."""
+_MOVED_TAPS, _LEAST_MOVED_ROW = 24, 20
+"""Taps for each step of the stride, and pixels of a row, with which it pays to take images from another order
+of memory, channels-last above all, and to bring them back."""
 _PRODUCTS, _LEAST_PIXELS = 10**6, 512
 """OpenBLAS computes matrices of more products, on x86-64 with AVX-512, half as fast: it copies them first.
 Of fewer pixels, each product's own overhead shows."""
 _BLOCK_BYTES, _MOST_BLOCK_BYTES = 2 << 20, 4 << 20
 """Shifted copies and products of a block: what is aimed at, and the most. They grow with the filter."""
+_MOST_SPAN = 1.25
+"""Elements of a run with gaps in it, for each that is added. One such run takes less time than many."""
 
 
 class DepthwiseRows:
@@ -67,8 +72,13 @@ class DepthwiseRows:
         self._few_copies = self._block_bytes(self._tile[1:]) <= _MOST_BLOCK_BYTES
 
     def takes(self, x: Floats, y: Floats) -> bool:
-        """Whether rows of both are runs in memory, and long ones, and the filter is not too large."""
-        return self._few_copies and x.strides[-1] == y.strides[-1] == x.itemsize and y.shape[-1] >= _LEAST_ROW
+        """Whether the filter is not too large, and this way takes less time than channels-last copies."""
+        if not self._few_copies:
+            return False
+        if x.strides[-1] == y.strides[-1] == x.itemsize:
+            return y.shape[-1] >= _LEAST_ROW
+        taps, stride = math.prod(self._geometry.taps), self._geometry.conv.stride[-1]
+        return y.shape[-1] >= _LEAST_MOVED_ROW and taps >= _MOVED_TAPS * stride
 
     def footprint(self) -> int:
         """Bytes for a block's copies, products, filters and sums, and for rows of which there are copies."""
@@ -191,7 +201,8 @@ class DepthwiseRows:
             pixels = rows[..., phase :: conv.stride[-1]]
             runs = _joined(pixels)
             whole = span[0] == 0 and pixels.shape == target.shape[1:] and _joined(target[0]) is not None
-            if whole and runs is None and len(shifts) > 1:
+            packed = runs is not None and pixels.strides[-1] == pixels.itemsize
+            if whole and not packed and len(shifts) > 1:
                 copy = memory.fork().take(pixels.shape, self._dtype)
                 yield copying(pixels, copy)
                 runs = copy.reshape(len(pixels), -1)
@@ -254,9 +265,18 @@ def _adding_up(terms: Sequence[Floats], sums: Floats) -> Iterator[Call]:
     if not others:
         yield copying(first, sums)
     for term in others[:-1]:
-        yield adding(first, term)
+        yield adding(_with_gaps(first), _with_gaps(term))
     for term in others[-1:]:
         yield partial(np.add, first, term, out=sums)
+
+
+def _with_gaps(array: Floats) -> Floats:
+    """All from the first element of an array to its last, as one run, if that is little more than it has."""
+    steps = zip(array.shape, array.strides, strict=True)
+    span = 1 + sum((size - 1) * step for size, step in steps) // array.itemsize
+    if span > _MOST_SPAN * array.size:
+        return array
+    return np.lib.stride_tricks.as_strided(array, (span,), (array.itemsize,))
 
 
 def _joined(array: Floats) -> Floats | None:
