@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.actors import Deadline
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.attached.client.shared_segments import shared_arrays
 from cudnn_actor.models import Feature
 from cudnn_actor.models.inputs import checked_inputs
 from cudnn_actor.pool.dispatching import Dispatching
@@ -98,8 +100,9 @@ class Everywhere:
         return await self._replication.reserve(self._model, specs, deadline)
 
     async def lend(self, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
-        """Arrays for the inputs of a batch."""
-        return {name: np.empty(spec.dims, spec.dtype.numpy) for name, spec in specs.items()}
+        """Arrays for the inputs of a batch, in memory that every member reads without another copy."""
+        made = await in_own_thread(shared_arrays, list(specs.values()))
+        return dict(zip(specs, made, strict=True))
 
 
 def _on_host(value: Any) -> Any:

@@ -254,6 +254,7 @@ class Pool(PoolRequests):
             member.stop()
         for member in self._members:
             await member.finished.wait()
+        self._replication.end()
         self.happened(Stopped(child=None, reason=reason))
         await in_own_thread(shutil.rmtree, self._folder, True)
 

@@ -15,6 +15,7 @@ from cudnn_actor.actors import Deadline
 from cudnn_actor.models import Feature, Model
 from cudnn_actor.models.sizes import Sizes
 from cudnn_actor.models.source import Source
+from cudnn_actor.pool.shared_source import SharedSource
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.dtypes import DTypeLike
@@ -58,6 +59,10 @@ class Replica(ABC, Generic[T]):
         """Forget the copy of a member that has ended."""
         self.at.pop(member, None)
 
+    def end(self) -> None:
+        """Release what copies are made from: none will be made any more."""
+        self.closed = True
+
 
 class PoolBuffer(Replica[BufferRef]):
     """A buffer of each member with the same values, which requests only read. Made by `Pool.upload`.
@@ -72,21 +77,27 @@ class PoolBuffer(Replica[BufferRef]):
 
     def __init__(self, values: np.ndarray, layout: LayoutLike, dtype: DTypeLike | None) -> None:
         super().__init__()
-        self._values, self._layout, self._dtype = values, layout, dtype
+        self._values: np.ndarray | None = values
+        self._layout, self._dtype = layout, dtype
+        self.dims: tuple[int, ...] = values.shape
+        """Its dims, in N, C, spatial order."""
 
     def __repr__(self) -> str:
-        return f"<buffer of a pool {self._values.shape} {self._values.dtype}>"
+        return f"<{'freed ' if self.closed else ''}buffer of a pool {self.dims}>"
 
     @property
-    def dims(self) -> tuple[int, ...]:
-        """Its dims, in N, C, spatial order."""
-        return self._values.shape
-
-    shape = dims
+    def shape(self) -> tuple[int, ...]:
+        """The same as `dims`."""
+        return self.dims
 
     async def make(self, gpu: CudnnRef) -> BufferRef:
         """Upload the values."""
         return await gpu.upload(self._values, layout=self._layout, dtype=self._dtype)
+
+    def end(self) -> None:
+        """Release the values."""
+        super().end()
+        self._values = None
 
     async def drop(self, gpu: CudnnRef, copy: BufferRef) -> None:
         """Free a member's buffer."""
@@ -108,6 +119,11 @@ class Version:
     source: Source
     dims: Mapping[str, Sizes] | None = None
     tune: Tune | None = None
+
+    def release(self) -> None:
+        """Forget the weights that members share: no member will load it any more."""
+        if isinstance(self.source, SharedSource):
+            self.source.release()
 
 
 class PoolModel(Replica[Model]):
@@ -199,6 +215,11 @@ class PoolModel(Replica[Model]):
         """Forget the model of a member that has ended."""
         if (copy := self.at.pop(member, None)) is not None:
             self._forget(copy)
+
+    def end(self) -> None:
+        """Release the weights."""
+        super().end()
+        self.version.release()
 
     def _forget(self, copy: Model) -> None:
         self._made.pop(copy, None)

@@ -67,15 +67,20 @@ class Replication:
 
     async def drop(self, replica: Replica[Any]) -> None:
         """Take something from all members."""
-        replica.closed = True
         if replica in self._all:
             self._all.remove(replica)
+        replica.end()
         while replica.at:
             member, copy = replica.at.popitem()
             gpu = self._members[member].gpu
             if gpu is not None:
                 with contextlib.suppress(ServiceStopped):  # it has gone, and the copy with it
                     await replica.drop(gpu, copy)
+
+    def end(self) -> None:
+        """Release what all members had, once they have ended."""
+        while self._all:
+            self._all.pop().end()
 
     async def give_all(self, member: Member) -> None:
         """Give a member that has just started all that there is. Raises `CudnnActorError`."""
@@ -105,7 +110,9 @@ class Replication:
             except BaseException:
                 model.version = earlier
                 await asyncio.shield(self._go_back(model))
+                version.release()
                 raise
+            earlier.release()
 
     async def reserve(
         self, model: PoolModel, specs: Mapping[str, TensorSpec], deadline: Deadline

@@ -13,6 +13,7 @@ import numpy as np
 from cudnn_actor.actors import within
 from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.attached.client.shared_segments import ToShare, shared_copies
 from cudnn_actor.models import BatchedModel
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.inputs import named_once
@@ -30,6 +31,7 @@ from cudnn_actor.pool.pure_requests import (
 )
 from cudnn_actor.pool.replicas import PoolBuffer, PoolModel, Replica, Version
 from cudnn_actor.pool.replication import Replication
+from cudnn_actor.pool.shared_source import shared
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StaleBufferError, StaleReason
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.messages import Allocate
@@ -39,6 +41,7 @@ from cudnn_actor.protocol.types.checks import require_type, require_whole
 from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike
 from cudnn_actor.protocol.types.tune import Tune
+from cudnn_actor.service.arrays import as_values, packed_like
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.computing import Computable
 from cudnn_actor.service.model_sources import name_of, read_before, read_model
@@ -317,9 +320,13 @@ class PoolRequests:
     ) -> PoolBuffer:
         """Copy an array to each member, and to each that is started later: weights, say. `free` frees it.
 
-        The pool keeps a copy of the array. Raises `InvalidRequest` and `OutOfMemory` as `CudnnRef.upload`.
+        The pool keeps a copy of the array, which all members map. Raises as `CudnnRef.upload`.
         """
-        buffer = PoolBuffer(np.array(array, order="C"), layout, dtype)
+        values = as_values(array, "cpu", None)
+        assert isinstance(values, np.ndarray), "what is on a device was refused"
+        spec = packed_like(values, None, Layout.NCHW)
+        (copy,) = await in_own_thread(shared_copies, [ToShare(spec, lambda: values)])
+        buffer = PoolBuffer(copy, layout, dtype)
         self._require_alive()
         await self._replication.add(buffer)
         return buffer
@@ -344,7 +351,9 @@ class PoolRequests:
         tune: Tune | None = None,
         name: str | None = None,
     ) -> PoolModel:
-        """Load a model on each member, and on each that is started later. It is read once.
+        """Load a model on each member, and on each that is started later.
+
+        It is read and imported once. Its weights lie in sealed memory, which all members map.
 
         Parameters
         ----------
@@ -373,7 +382,7 @@ class PoolRequests:
         if source is None:
             options = {**earlier, **({} if dtype is None else {"dtype": dtype})}
             source = await in_own_thread(read_model, model, options)
-        version = Version(source=source, dims=dims, tune=tune)
+        version = Version(source=shared(source), dims=dims, tune=tune)
         if replace is not None:
             await self._replication.swap(replace, version)
             return replace

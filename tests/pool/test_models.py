@@ -110,6 +110,9 @@ async def test_a_member_that_dies_in_the_middle_of_a_swap_comes_back_with_the_ne
 class Refused:
     """A model that the second member to import it refuses."""
 
+    swappable = True
+    """So each member imports it."""
+
     def __init__(self, source: Any) -> None:
         self._source, self.imports = source, 0
 

@@ -18,6 +18,7 @@ import numpy as np
 from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.pykka_seam import is_stop
+from cudnn_actor.attached.client.announced_segments import AnnouncedSegments
 from cudnn_actor.attached.client.held import HeldBuffers
 from cudnn_actor.attached.wire import (
     INLINE_BYTES,
@@ -140,6 +141,7 @@ class Link(Mailbox):
         self._loop = self._bridge.loop
         self.staging = Staging(self._announce, self._retire)
         """The client's memory for arrays on their way."""
+        self._shared = AnnouncedSegments(self._announce, lambda number: self.call(self._drop_shared, number))
         self._write = writing(self._put)
         self._blocks: list[Block] = []
         """Where the arrays of the message that is being encoded lie."""
@@ -339,10 +341,17 @@ class Link(Mailbox):
             return None
         if (found := self.staging.locate(array)) is not None and not found[1] % array.itemsize:
             return Place(*found)
+        if (found := self._shared.locate(array)) is not None:
+            return Place(*found)
         block = self.staging.take(array.nbytes)
         self._blocks.append(block)
         np.copyto(self.staging.array(block, array.shape, array.dtype), array)
         return _place(block)
+
+    def _drop_shared(self, number: int) -> None:
+        if not self._ended:
+            self._flush()  # what lies there goes first
+            self._retire(number)
 
     def _announce(self, number: int, nbytes: int, descriptor: int) -> None:
         self._send(MapSegment(number, nbytes), (descriptor,))

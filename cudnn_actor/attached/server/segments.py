@@ -53,7 +53,10 @@ class Segments:
                 raise BadFrame("a segment whose size is not sealed")
             if os.fstat(descriptor).st_size != nbytes:
                 raise BadFrame(f"a segment of another size than {nbytes:,} bytes")
-            self._mapped[number] = map_segment(descriptor, nbytes)
+            if seals & fcntl.F_SEAL_WRITE:
+                self._mapped[number] = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
+            else:
+                self._mapped[number] = map_segment(descriptor, nbytes)
         finally:
             os.close(descriptor)
 
@@ -81,11 +84,15 @@ class Segments:
         return array
 
     def write(self, place: Place, nbytes: int, arrays: Sequence[np.ndarray]) -> list[WireArray]:
-        """Copy arrays to the client's memory, one behind the other. Raises `ValueError` if they do not fit.
+        """Copy arrays to the client's memory, one behind the other.
+
+        Raises `ValueError` if they do not fit, or if the memory is sealed against writing.
 
         Takes some 0.2 ms for each MB. Any thread.
         """
         memory = self._bounded(place, nbytes)
+        if memory.readonly:
+            raise ValueError(f"segment {place.segment} is sealed, and cannot be written to")
         if room_needed(arrays) > nbytes or place.offset % _STEP:
             raise ValueError(f"an answer of {room_needed(arrays)} bytes does not fit into {nbytes}")
         written, offset = [], 0

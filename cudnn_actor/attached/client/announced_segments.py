@@ -1,0 +1,61 @@
+"""The shared segments that one service has been told of."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+
+from cudnn_actor.attached.client.shared_segments import SharedSegment, place_in_shared
+
+__all__ = ["AnnouncedSegments"]
+
+_FIRST = 1 << 30
+"""The number of the first one. The link's own memory has the numbers below."""
+_MOST = 128
+"""How many a service is told of at a time: it maps 256 for each client."""
+
+
+class AnnouncedSegments:
+    """The shared segments that a service has been told of, by number. On the link's loop only.
+
+    Parameters
+    ----------
+    announce
+        Called with the number, size in bytes and descriptor of a segment, before an array in it is used.
+    retire
+        Called with the number of a segment that was collected. On any thread.
+    """
+
+    def __init__(self, announce: Callable[[int, int, int], None], retire: Callable[[int], None]) -> None:
+        self._announce, self._retire = announce, retire
+        self._numbers: weakref.WeakKeyDictionary[SharedSegment, int] = weakref.WeakKeyDictionary()
+        self._unused = itertools.count(_FIRST)
+
+    def locate(self, array: np.ndarray) -> tuple[int, int] | None:
+        """The number of an array's segment, and the offset in bytes. The service is told of a new one first.
+
+        None for an array that lies in none, and for one in a segment more than a service is told of: such
+        arrays are copied like any other.
+        """
+        found = place_in_shared(array)
+        if found is None or found[1] % array.itemsize:
+            return None
+        segment, offset = found
+        number = self._numbers.get(segment)
+        if number is None:
+            if len(self._numbers) >= _MOST:
+                return None
+            number = next(self._unused)
+            self._announce(number, len(segment), segment.descriptor)
+            self._numbers[segment] = number
+            # By a weak reference: a segment lives longer than the links to members that have ended.
+            weakref.finalize(segment, _collected, weakref.ref(self), number).atexit = False
+        return number, offset
+
+
+def _collected(announced: weakref.ref[AnnouncedSegments], number: int) -> None:
+    if (those := announced()) is not None:
+        those._retire(number)

@@ -1,0 +1,109 @@
+"""A model whose weights lie in memory that all members of a pool map: read and computed once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.attached.client.shared_segments import ToShare, shared_copies
+from cudnn_actor.models import Feature
+from cudnn_actor.models.rounding import rounded
+from cudnn_actor.models.source import Source, Specialised, Weight, values_of
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["SharedSource", "shared"]
+
+_MOST_KEPT = 64
+"""So many imports are kept for members that start later."""
+
+
+def shared(source: Source) -> Source:
+    """A source for all members. One whose weights may be overwritten stays as it is: each has its own."""
+    return source if getattr(source, "swappable", False) else SharedSource(source)
+
+
+class SharedSource:
+    """See the module's docstring. Any thread may use it.
+
+    Parameters
+    ----------
+    source
+        The model.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        """Held while the model is imported: the members wait for the one that is first."""
+        self._made: OrderedDict[Hashable, Specialised] = OrderedDict()
+        self._weights: dict[tuple[str, TensorSpec], np.ndarray] = {}
+        """Read-only, by key and by the spec of the graphs' inputs."""
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """The inputs that have to be given, in order."""
+        return self._source.inputs
+
+    @property
+    def defaults(self) -> tuple[Feature, ...]:
+        """The inputs that may be given, and have a default, in order."""
+        return self._source.defaults
+
+    @property
+    def outputs(self) -> tuple[Feature, ...]:
+        """The outputs, in order."""
+        return self._source.outputs
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was read with."""
+        return dict(getattr(self._source, "options", {}))
+
+    def specialised(
+        self, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray], *limits: int
+    ) -> Specialised:
+        """See `Source`: the same for each member. Blocks for the import, if it is the first."""
+        known = frozenset(specs.items()), frozenset((name, *_key(each)) for name, each in values.items())
+        with self._lock:
+            made = self._made.get((*known, limits))
+            if made is None:
+                made = self._with_shared_weights(self._source.specialised(specs, values, *limits))
+                self._made[(*known, limits)] = made
+                if len(self._made) > _MOST_KEPT:
+                    self._made.popitem(last=False)
+            return made
+
+    def release(self) -> None:
+        """Forget all weights and imports. What a member still uses stays mapped until it is done.
+
+        Without the lock, which an import holds for seconds: what that adds goes with this object.
+        """
+        self._made, self._weights = OrderedDict(), {}
+
+    def _with_shared_weights(self, made: Specialised) -> Specialised:
+        if made.graph is None:
+            return made
+        specs = {port.name: port.spec for port in made.graph.inputs}
+        missing: dict[tuple[str, TensorSpec], Weight] = {
+            (name, specs[port]): weight
+            for port, (name, weight) in made.weights.items()
+            if (name, specs[port]) not in self._weights
+        }
+        if missing:
+            copies = shared_copies([_to_share(spec, weight) for (_, spec), weight in missing.items()])
+            self._weights.update(zip(missing, copies, strict=True))
+        weights = {port: (name, self._weights[name, specs[port]]) for port, (name, _) in made.weights.items()}
+        return replace(made, weights=weights)
+
+
+def _to_share(spec: TensorSpec, weight: Weight) -> ToShare:
+    return ToShare(spec, lambda: rounded(values_of(weight), spec.dtype))
+
+
+def _key(values: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+    return str(values.dtype), values.shape, values.tobytes()
