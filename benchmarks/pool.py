@@ -1,25 +1,35 @@
 """Pools of one and of all devices beside each other, and the killing of members under load.
 
-    python -m benchmarks.pool --devices cuda:0 cuda:1 --model resnet50.onnx --out benchmarks/results
+    python -m benchmarks.pool --devices cuda:0 cuda:1 --out benchmarks/results
+    python -m benchmarks.pool --devices cuda:0 cuda:1 --model resnet50.onnx --dtype bfloat16 --batched
 
-Callers send one request after the other: a product of matrices with weights on the members, a small
-convolution of buffers that each member has (`--convolution`), or a model.
+Callers send one request after the other: a small convolution of buffers that each member has, a model
+(`--model`), or single samples of a model in batches (`--batched`).
 
 - `per_s`, `p50_ms`, `p99_ms`: requests a second, and from a call to its answer; medians of the rounds, in
   which the pools take turns. `callers` is the number of callers.
 - "one member, its handle" is the same by `pool.on(0)`: what the pool adds is the difference.
+- "1 process", "2 processes": so many processes with an interpreter of their own send small convolutions to
+  the members' sockets, `callers` each.
+- "80 % load": requests begin at random moments, so many a second that it is 0.8 times what the pool answered
+  in a second before.
 - "killed": with all members, one is killed by SIGKILL in turn. `slowest_ms` is the longest request of those
-  that were answered within a second after a kill, the median and the maximum of the kills; `before_ms` the
-  same within 0.3 s before it; `down_ms` from the end of a member's process until it is up again.
+  that were answered within a second after a kill, the median and the maximum of the kills; `others_ms` the
+  same of those that the killed member never had; `before_ms` the same of all within 0.3 s before it;
+  `down_ms` from the end of a member's process until it is up again.
+- "target": a figure that is aimed at on two devices, and whether it was reached.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -29,15 +39,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from cudnn_actor import ConvFwd, ConvSpec, GraphBuilder
+from cudnn_actor import ConvFwd, ConvSpec, CudnnRef
 from cudnn_actor.pool import Pool, PoolBuffer, PoolModel, spawn_pool
 from cudnn_actor.supervision import Restarted
 
 from .recording import Row, keep
 
-__all__ = ["main", "rows", "sheet"]
+__all__ = ["Asked", "main", "rows", "sheet"]
 
 _BEHIND_S, _BEFORE_S = 1.0, 0.3
+_LOAD = 0.8
+Own = Callable[[Any], Any]
+Ask = Callable[[CudnnRef, Own], Awaitable[Any]]
+"""Sends a request to a member, whose own buffers and models the second argument gives."""
 Call = Callable[[], Awaitable[Any]]
 
 
@@ -46,33 +60,30 @@ class Asked(NamedTuple):
 
     devices: list[str]
     model: Path | None
-    convolution: bool
+    dtype: str | None
+    batched: bool
     batch: int
     callers: list[int]
+    processes: list[int]
     seconds: float
     rounds: int
     kills: int
 
 
-async def _calls(pool: Pool, asked: Asked) -> dict[str, Call]:
-    """A request by the pool, and the same by its first member's handle."""
+class Request(NamedTuple):
+    """When a request was sent and answered, in seconds; and the member that had it first, if it is known."""
+
+    began: float
+    ended: float
+    member: str | None = None
+
+
+async def _ask(pool: Pool, asked: Asked) -> Ask:
+    """What is sent to a member of a pool, which has been given what it needs."""
     if asked.model is not None:
-        model = await pool.load(asked.model, dims=_dims(asked))
-        return await _calls_of_model(pool, model, asked.batch)
-    if asked.convolution:
-        return await _calls_of_convolution(pool)
-    g, rng = GraphBuilder(), np.random.default_rng(0)
-    graph = g.build(y=g.matmul(g.input("x", (asked.batch, 256)), g.input("w", (256, 256))))
-    x = rng.standard_normal((asked.batch, 256)).astype(np.float32)
-    w = rng.standard_normal((256, 256)).astype(np.float32)
-    everywhere, there = await pool.upload(w), await pool.on(0).upload(w)
-    return {
-        "pool": lambda: pool.compute(graph, x=x, w=everywhere),
-        "handle": lambda: pool.on(0).compute(graph, x=x, w=there),
-    }
-
-
-async def _calls_of_convolution(pool: Pool) -> dict[str, Call]:
+        model = await pool.load(asked.model, dtype=asked.dtype, dims=_dims(asked))  # type: ignore[arg-type]
+        given = _inputs(model, asked.batch)
+        return lambda gpu, own: gpu.run(own(model), given)
     dims = {"x": (1, 8, 16, 16), "w": (8, 8, 3, 3), "y": (1, 8, 14, 14)}
     made = {name: await pool.upload(np.ones(each, np.float32)) for name, each in dims.items()}
     messages: dict[int, ConvFwd] = {}
@@ -84,49 +95,93 @@ async def _calls_of_convolution(pool: Pool) -> dict[str, Call]:
             messages[id(x)] = ConvFwd(x=x, w=own(made["w"]), y=own(made["y"]), conv=ConvSpec.symmetric(2))
         return messages[id(x)]
 
-    return {
-        "pool": lambda: pool.call(lambda gpu, own: gpu.ask(message(own)), kind="convolution"),
-        "handle": lambda: pool.on(0).ask(message(lambda buffer: buffer.at[0])),
-    }
+    return lambda gpu, own: gpu.ask(message(own))
 
 
 def _dims(asked: Asked) -> dict[str, int]:
     from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
 
+    assert asked.model is not None, "of a model alone"
     names = {dim for each in OnnxModel(asked.model).inputs for dim in each.dims or () if isinstance(dim, str)}
     return dict.fromkeys(names, asked.batch)
 
 
-async def _calls_of_model(pool: Pool, model: PoolModel, batch: int) -> dict[str, Call]:
-    given = {
+def _inputs(model: PoolModel, batch: int) -> dict[str, np.ndarray]:
+    return {
         each.name: np.zeros(
             [dim if isinstance(dim, int) else batch for dim in each.dims or ()],
             np.float32 if each.dtype is None else each.dtype.numpy,
         )
         for each in model.inputs
     }
-    return {
-        "pool": lambda: pool.run(model, given),
-        "handle": lambda: pool.on(0).run(model.at[0], given),
-    }
 
 
-async def _load(call: Call, callers: int, seconds: float) -> list[tuple[float, float]]:
-    """When each request of so many seconds was sent and answered."""
-    until, found = time.perf_counter() + seconds, list[tuple[float, float]]()
+@contextlib.asynccontextmanager
+async def _calls(pool: Pool, asked: Asked) -> AsyncIterator[dict[str, Call]]:
+    """A request by the pool, which returns the member that had it first; and the same by a handle."""
+    if asked.batched:
+        assert asked.model is not None, "batches are of a model"
+        model = await pool.load(asked.model, dtype=asked.dtype)  # type: ignore[arg-type]
+        sample = _inputs(model, 1)
+        async with pool.batched(model, max_batch=asked.batch) as endpoint:
+
+            async def one_sample() -> None:
+                await endpoint(sample)
+
+            yield {"pool": one_sample}
+        return
+    ask = await _ask(pool, asked)
+
+    async def by_the_pool() -> str | None:
+        members = list[str | None]()
+
+        async def work(gpu: CudnnRef, own: Own) -> None:
+            members.append(gpu._state.name)
+            await ask(gpu, own)
+
+        await pool.call(work, kind="measured")
+        return members[0]
+
+    async def by_its_handle() -> None:
+        await ask(pool.on(0), lambda replica: replica.at[0])
+
+    yield {"handle": by_its_handle, "pool": by_the_pool}
+
+
+async def _load(call: Call, callers: int, seconds: float) -> list[Request]:
+    """The requests of so many seconds, by callers that send the next one after an answer."""
+    until, found = time.perf_counter() + seconds, list[Request]()
 
     async def caller() -> None:
         while (began := time.perf_counter()) < until:
-            await call()
-            found.append((began, time.perf_counter()))
+            member = await call()
+            found.append(Request(began, time.perf_counter(), member))
 
     await asyncio.gather(*(caller() for _ in range(callers)))
     return found
 
 
-def _figures(found: list[tuple[float, float]]) -> dict[str, float]:
-    took_ms = np.array([1e3 * (ended - began) for began, ended in found])
-    span_s = found[-1][1] - min(began for began, _ in found)
+async def _open_load(call: Call, per_s: float, seconds: float) -> list[Request]:
+    """The requests of so many seconds, which begin at random moments, whatever has been answered."""
+    rng, found = random.Random(0), list[Request]()
+    began = due = time.perf_counter()
+
+    async def one(due: float) -> None:
+        await call()
+        found.append(Request(due, time.perf_counter()))
+
+    async with asyncio.TaskGroup() as tasks:
+        while due < began + seconds:
+            while (left_s := due - time.perf_counter()) > 0:  # noqa: ASYNC110 - a timer comes 1 ms too late
+                await asyncio.sleep(left_s - 0.002 if left_s > 0.003 else 0)
+            tasks.create_task(one(due))
+            due += rng.expovariate(per_s)
+    return found
+
+
+def _figures(found: list[Request]) -> dict[str, float]:
+    took_ms = np.array([1e3 * (each.ended - each.began) for each in found])
+    span_s = max(each.ended for each in found) - min(each.began for each in found)
     return {
         "per_s": len(found) / span_s,
         "p50_ms": float(np.percentile(took_ms, 50)),
@@ -135,13 +190,14 @@ def _figures(found: list[tuple[float, float]]) -> dict[str, float]:
 
 
 async def _rates(asked: Asked) -> AsyncIterator[Row]:
-    async with spawn_pool(asked.devices[:1], name="one") as one, spawn_pool(asked.devices) as all_of_them:
-        calls = await _calls(one, asked)
-        ways = {
-            "one member, its handle": calls["handle"],
-            "one member": calls["pool"],
-            f"{len(all_of_them)} members": (await _calls(all_of_them, asked))["pool"],
-        }
+    async with (
+        spawn_pool(asked.devices[:1], name="one") as one,
+        spawn_pool(asked.devices) as all_of_them,
+        _calls(one, asked) as of_one,
+        _calls(all_of_them, asked) as of_all,
+    ):
+        ways = {"one member, its handle": of_one["handle"]} if "handle" in of_one else {}
+        ways |= {"one member": of_one["pool"], f"{len(all_of_them)} members": of_all["pool"]}
         for call in ways.values():
             await _load(call, max(asked.callers), asked.seconds / 4)
         for callers in asked.callers:
@@ -150,81 +206,168 @@ async def _rates(asked: Asked) -> AsyncIterator[Row]:
                 for way, call in ways.items():
                     rounds[way].append(_figures(await _load(call, callers, asked.seconds)))
             for way, found in rounds.items():
-                medians = {name: statistics.median(each[name] for each in found) for name in found[0]}
-                yield {
-                    "what": way,
-                    "callers": callers,
-                    **{name: round(of, 3) for name, of in medians.items()},
-                }
+                yield {"what": way, "callers": callers, **_medians(found)}
+        async for row in _at_load(asked, {way: ways[way] for way in list(ways)[-2:]}):
+            yield row
+        if asked.model is None:
+            for processes in asked.processes:
+                for way, pool in (("one member", one), (f"{len(all_of_them)} members", all_of_them)):
+                    yield await _by_processes(asked, way, pool, processes)
+
+
+def _medians(found: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(each[name] for each in found), 3) for name in found[0]}
+
+
+async def _at_load(asked: Asked, ways: dict[str, Call]) -> AsyncIterator[Row]:
+    """The latencies at 0.8 of what a pool can answer, which is measured just before."""
+    rounds = defaultdict[str, list[dict[str, float]]](list)
+    for _ in range(asked.rounds):
+        for way, call in ways.items():
+            most = _figures(await _load(call, max(asked.callers), asked.seconds))["per_s"]
+            rounds[way].append(_figures(await _open_load(call, _LOAD * most, asked.seconds)))
+    for way, found in rounds.items():
+        yield {"what": f"{way}, 80 % load", **_medians(found)}
+
+
+async def _by_processes(asked: Asked, way: str, pool: Pool, processes: int) -> Row:
+    """The rate of small convolutions that processes of their own send to all members."""
+    sockets = [member.socket for member in pool.statistics().members]
+    arguments = [str(asked.seconds), str(max(asked.callers)), *sockets]
+    running = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks.pool_caller", *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        for _ in range(processes)
+    ]
+    for each in running:
+        assert each.stdout is not None, "it was asked for"
+        await each.stdout.readline()  # it is ready
+    answers = await asyncio.gather(*(each.communicate(b"\n") for each in running))
+    words = "1 process" if processes == 1 else f"{processes} processes"
+    rates = [float(out) for out, _ in answers]
+    return {"what": f"{way}, {words}", "callers": max(asked.callers), "per_s": round(sum(rates), 1)}
 
 
 async def _killed(asked: Asked) -> Row:
-    callers, before, behind = max(asked.callers), list[float](), list[float]()
-    async with spawn_pool(asked.devices, max_restarts=2 * asked.kills) as pool:
-        call = (await _calls(pool, asked))["pool"]
+    callers = max(asked.callers)
+    slowest = defaultdict[str, list[float]](list)
+    async with (
+        spawn_pool(asked.devices, max_restarts=2 * asked.kills) as pool,
+        _calls(pool, asked) as calls,
+    ):
+        call = calls["pool"]
         await _load(call, callers, asked.seconds / 4)
         for number in range(asked.kills):
+            victim = number % len(pool)
+            name = pool.statistics().members[victim].name
             load = asyncio.ensure_future(_load(call, callers, _BEFORE_S + _BEHIND_S))
             await asyncio.sleep(_BEFORE_S)
             killed = time.perf_counter()
-            os.kill(pool.statistics().members[number % len(pool)].pid or 0, signal.SIGKILL)
+            os.kill(pool.statistics().members[victim].pid or 0, signal.SIGKILL)
             found = await load
-            before.append(_slowest(found, killed, -1))
-            behind.append(_slowest(found, killed, 1))
-            while not pool.statistics().members[number % len(pool)].pid:  # noqa: ASYNC110 - it is not told
+            behind = [each for each in found if each.ended > killed]
+            slowest["before_ms"].append(_slowest([each for each in found if each.ended <= killed]))
+            slowest["slowest_ms"].append(_slowest(behind))
+            slowest["others_ms"].append(_slowest([each for each in behind if each.member != name]))
+            while not pool.statistics().members[victim].pid:  # noqa: ASYNC110 - it is not told
                 await asyncio.sleep(0.01)
         moved = pool.statistics().moved
-        await pool.aclose()
-        down = [1e3 * event.downtime_s async for event in pool.events() if isinstance(event, Restarted)]
+    down = [1e3 * event.downtime_s async for event in pool.events() if isinstance(event, Restarted)]
+    both = {name: [round(statistics.median(each), 2), round(max(each), 2)] for name, each in slowest.items()}
     return {
         "what": "killed",
         "callers": callers,
         "kills": asked.kills,
         "moved": moved,
-        "slowest_ms": [round(statistics.median(behind), 2), round(max(behind), 2)],
-        "before_ms": [round(statistics.median(before), 2), round(max(before), 2)],
+        **both,
         "down_ms": [round(statistics.median(down), 2), round(max(down), 2)] if down else [],
     }
 
 
-def _slowest(found: list[tuple[float, float]], killed: float, side: int) -> float:
-    """The longest of the requests that were answered before (-1) or after (1) a kill, in milliseconds."""
-    return 1e3 * max((ended - began for began, ended in found if side * (ended - killed) > 0), default=0.0)
+def _slowest(found: list[Request]) -> float:
+    """The longest of requests, in milliseconds."""
+    return 1e3 * max((each.ended - each.began for each in found), default=0.0)
+
+
+def _targets(asked: Asked, found: list[Row]) -> Iterator[Row]:
+    """What is aimed at on two devices, from the rows before."""
+    all_of_them = f"{len(asked.devices)} members"
+    by = {(row["what"], row.get("callers")): row for row in found}
+    most = max(asked.callers)
+
+    def ratio(suffix: str, figure: str, callers: int | None) -> float:
+        many, one = (by[f"{way}{suffix}", callers][figure] for way in (all_of_them, "one member"))
+        return round(float(many) / float(one), 3)
+
+    def target(what: str, measured: float, limit: float, *, least: bool) -> Row:
+        met = measured >= limit if least else measured <= limit
+        return {"what": "target", "of": what, "measured": measured, "limit": limit, "met": met}
+
+    if asked.model is not None:
+        yield target("rate beside one member's", ratio("", "per_s", most), 1.9, least=True)
+    else:
+        if 2 in asked.processes:
+            measured = ratio(", 2 processes", "per_s", most)
+            yield target("rate beside one member's, from 2 processes", measured, 1.9, least=True)
+        yield target("rate beside one member's, from this one", ratio("", "per_s", most), 1.5, least=True)
+    yield target("p99 at 80 % load beside one's", ratio(", 80 % load", "p99_ms", None), 1.3, least=False)
+    if killed := by.get(("killed", most)):
+        which = "slowest_ms" if asked.batched else "others_ms"  # of a batch's member nothing is known here
+        measured = killed[which][1]
+        yield target("slowest of the others' requests after a kill, ms", measured, 300.0, least=False)
 
 
 def rows(asked: Asked) -> Iterator[Row]:
-    """Yields a row for each way and number of callers, and one of the kills. Blocks for the runs."""
+    """Yields a row for each way and number of callers, one of the kills, and the targets. Blocks for it."""
+    found = list[Row]()
     with asyncio.Runner() as runner:
         rates = _rates(asked)
         try:
             while True:
-                yield runner.run(anext(rates))  # type: ignore[arg-type]  # a coroutine in all but its type
+                found.append(runner.run(anext(rates)))  # type: ignore[arg-type]  # a coroutine in all but type
+                yield found[-1]
         except StopAsyncIteration:
             pass
         if asked.kills:
-            yield runner.run(_killed(asked))
+            found.append(runner.run(_killed(asked)))
+            yield found[-1]
+    yield from _targets(asked, found)
 
 
 def sheet(found: list[Row]) -> Table:
     """The table for a terminal."""
     table = Table(title="Pools")
-    names = ("what", "callers", "per_s", "p50_ms", "p99_ms", "slowest_ms", "before_ms", "down_ms", "moved")
-    for name in names:
-        table.add_column(name, justify="left" if name == "what" else "right")
+    names = (
+        "what",
+        "callers",
+        "per_s",
+        "p50_ms",
+        "p99_ms",
+        "slowest_ms",
+        "others_ms",
+        "before_ms",
+        "down_ms",
+    )
+    columns = (*names, "moved", "of", "measured", "limit", "met")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("what", "of") else "right")
     for row in found:
-        table.add_row(*(str(row.get(name, "")) for name in names))
+        table.add_row(*(str(row.get(name, "")) for name in columns))
     return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pool", description=__doc__.splitlines()[0])
     parser.add_argument("--devices", nargs="+", default=["cpu", "cpu"])
-    parser.add_argument("--model", type=Path, help="an ONNX file; without one, a product of matrices")
-    parser.add_argument(
-        "--batch", type=int, default=32, help="the size of named dims, or rows of the product"
-    )
-    parser.add_argument("--convolution", action="store_true", help="a small one, of buffers on the members")
-    parser.add_argument("--callers", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--model", type=Path, help="an ONNX file; without one, a small convolution")
+    parser.add_argument("--dtype", help="what the model is computed in")
+    parser.add_argument("--batched", action="store_true", help="the model's samples, in batches of --batch")
+    parser.add_argument("--batch", type=int, default=32, help="the size of named dims, and of batches")
+    parser.add_argument("--callers", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--processes", type=int, nargs="*", default=[1, 2], help="processes that send")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kills", type=int, default=10)

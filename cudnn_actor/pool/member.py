@@ -147,7 +147,7 @@ class Member:
         """How often it has been replaced."""
         self.finished = asyncio.Event()
         """Set once no process of it lives and none will be started."""
-        self._options, self._path, self._listener = options, path, listener
+        self._options, self.path, self._listener = options, path, listener
         self._executable = executable
         self._state = SupervisorState.initial(policy, seed=number)
         self._clock = Clock()
@@ -229,7 +229,7 @@ class Member:
     async def _start(self, one: _Incarnation) -> None:
         try:
             await self._launch(one)
-            gpu = await connect(self._path, name=self.name)
+            gpu = await connect(self.path, name=self.name)
             service: Any = gpu._service
             if one.unwanted:  # another process may have its place by now
                 service.end("not wanted any more")
@@ -265,7 +265,7 @@ class Member:
                 return launcher.launch(MAIN, (theirs.fileno(),), lambda: one.unwanted)
 
         one.child = await in_own_thread(launch)
-        begin = msgspec.json.encode(Begin(self._options, str(self._path))) + b"\n"
+        begin = msgspec.json.encode(Begin(self._options, str(self.path))) + b"\n"
         await self._loop.sock_sendall(one.control, begin)
         line = await read_line(one.control)
         if not line:

@@ -56,6 +56,8 @@ class MemberStatistics(msgspec.Struct, frozen=True, kw_only=True):
         Whether it may get requests.
     pid
         The id of its process; None while there is none.
+    socket
+        The path of its socket, by which other processes of this user may attach to it: `connect(path)`.
     restarts
         How often its process has been replaced.
     finished
@@ -70,6 +72,7 @@ class MemberStatistics(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     state: MemberState
     pid: int | None
+    socket: str
     restarts: int
     finished: int
     outstanding: int
@@ -180,6 +183,7 @@ class Pool(PoolRequests):
                 device=self.devices[member.number],
                 state=routing.states[member.number],
                 pid=member.pid,
+                socket=os.fspath(member.path),
                 restarts=member.restarts,
                 finished=self._dispatching.finished[member.number],
                 outstanding=len(routing.of(member.number)),
