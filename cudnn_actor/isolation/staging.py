@@ -46,11 +46,15 @@ PIECES = 16
 """How many pieces a service keeps once it has copied anything to a device or from it."""
 
 
-def map_segment(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Map a segment for reading and writing. The caller keeps the descriptor. Raises `OSError`."""
+def map_segment(descriptor: int, nbytes: int, *, sealed: bool = False) -> mmap.mmap:
+    """Map a segment, for reading alone if it is sealed against writing.
+
+    The caller keeps the descriptor. Raises `OSError`.
+    """
+    access = mmap.ACCESS_READ if sealed else mmap.ACCESS_WRITE
     if sys.version_info >= (3, 13):
-        return mmap.mmap(descriptor, nbytes, trackfd=False)
-    return mmap.mmap(descriptor, nbytes)
+        return mmap.mmap(descriptor, nbytes, access=access, trackfd=False)
+    return mmap.mmap(descriptor, nbytes, access=access)
 
 
 class Block(NamedTuple):

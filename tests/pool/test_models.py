@@ -13,6 +13,7 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor.errors import InvalidRequest, MailboxFull, UnsupportedModel
+from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.pool import MemberState, Pool, PoolModel, spawn_pool
 from tests.onnx.small_models import FLOAT, model_of, node
 
@@ -144,6 +145,42 @@ async def test_a_swap_that_a_member_refuses_leaves_all_with_the_old_model(pool: 
     await pool.unload(model)
     with pytest.raises(InvalidRequest, match="was unloaded"):
         await pool.load(layers(WEIGHTS[1]), replace=model)
+
+
+class Once(Refused):
+    """A model that each member imports once, and refuses the next time."""
+
+    def specialised(self, *given: Any) -> Any:
+        self.imports += 1
+        if self.imports == 3:
+            raise UnsupportedModel(nodes=("it is refused",))
+        return self._source.specialised(*given)
+
+
+async def test_a_member_that_cannot_go_back_to_the_old_model_is_started_anew_with_it(pool: Pool) -> None:
+    model = await pool.load(Once(OnnxModel(layers(WEIGHTS[0]))), dims={"N": 1})
+    with pytest.raises(UnsupportedModel):
+        await pool.load(Refused(OnnxModel(layers(WEIGHTS[1]))), replace=model)
+    await is_back(pool, 0, 2)
+    x = some(1, 8)
+    for member in (0, 1):
+        found = await pool.on(member).run(model.at[member], x=x)
+        np.testing.assert_array_equal(found["y"], answer_of(0, x))
+    assert [member.restarts for member in pool.statistics().members] == [1, 0]
+
+
+async def test_batches_go_on_when_their_model_is_swapped(pool: Pool) -> None:
+    model = await pool.load(layers(WEIGHTS[0]))
+    async with (
+        pool.batched(model, max_batch=2) as endpoint,
+        under_load(pool, model, endpoint) as versions,
+    ):
+        await when(lambda: versions)
+        await pool.load(layers(WEIGHTS[1]), replace=model)
+        began = len(versions) + 4
+        await when(lambda: len(versions) > began + 4)
+    assert versions[0] == 0
+    assert set(versions[began:]) == {1}
 
 
 async def test_one_member_alone_serves_while_its_model_is_swapped() -> None:

@@ -53,10 +53,8 @@ class Segments:
                 raise BadFrame("a segment whose size is not sealed")
             if os.fstat(descriptor).st_size != nbytes:
                 raise BadFrame(f"a segment of another size than {nbytes:,} bytes")
-            if seals & fcntl.F_SEAL_WRITE:
-                self._mapped[number] = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
-            else:
-                self._mapped[number] = map_segment(descriptor, nbytes)
+            sealed = bool(seals & fcntl.F_SEAL_WRITE)
+            self._mapped[number] = map_segment(descriptor, nbytes, sealed=sealed)
         finally:
             os.close(descriptor)
 
