@@ -102,7 +102,7 @@ class Dispatching:
         self.finished = [0] * members
         """By member: how many requests it has answered."""
         self.moved = 0
-        """How often a member was lost that had a request, summed over all requests."""
+        """How often a request was taken from a member."""
         self._pending: dict[int, _Pending] = {}
         self._numbers = itertools.count()
         self._closed: str | None = None

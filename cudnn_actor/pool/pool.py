@@ -89,7 +89,8 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     waiting
         Requests that wait for a member to be up.
     moved
-        How often a member was lost that had a request, summed over all requests.
+        How often a request was taken from a member that was lost, or that restarted while another one was to
+        run the request sooner.
     """
 
     members: tuple[MemberStatistics, ...]

@@ -31,7 +31,11 @@ CHOICES = 8
 
 
 class MemberState(enum.StrEnum):
-    """What a member may get."""
+    """What a member may get.
+
+    `UP`: requests. `RESTARTING`: nothing new, as its process or its worker restarts, or a model of it is
+    swapped. `REMOVED`: nothing ever, as it was given up.
+    """
 
     UP = "up"
     RESTARTING = "restarting"
