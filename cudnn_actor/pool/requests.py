@@ -364,7 +364,8 @@ class PoolRequests:
             returned. The members are changed one after the other. The one whose turn it is finishes what it
             has, and gets nothing new, as long as another is up. Each run is of the old model as a whole or of
             the new one. While members are changed, runs of both are answered; once this returns, of the new
-            one alone. If a member cannot run the new one, all go back to the old one.
+            one alone. If a member cannot run the new one, all go back to the old one. What is None of `dims`,
+            `dtype` and `tune` is as the old model was loaded with.
         name
             As there; with `replace`, that of the replaced model stays.
 
@@ -374,13 +375,15 @@ class PoolRequests:
             As there. `unload` ends it.
         """
         self._require_alive()
-        earlier: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if replace is not None:
             self._replication.require(replace, "replace")
-            earlier = dict(getattr(replace.version.source, "options", {}))
+            earlier = replace.version
+            dims, tune = dims or earlier.dims, earlier.tune if tune is None else tune
+            options |= getattr(earlier.source, "options", {})
         source = read_before(model, dtype=dtype)
         if source is None:
-            options = {**earlier, **({} if dtype is None else {"dtype": dtype})}
+            options |= {} if dtype is None else {"dtype": dtype}
             source = await in_own_thread(read_model, model, options)
         version = Version(source=shared(source), dims=dims, tune=tune)
         if replace is not None:

@@ -92,7 +92,7 @@ async def test_a_model_is_swapped_under_load_with_all_members_but_one_serving(po
 
 
 async def test_a_member_that_dies_in_the_middle_of_a_swap_comes_back_with_the_new_model(pool: Pool) -> None:
-    model = await pool.load(layers(WEIGHTS[0]))
+    model = await pool.load(layers(WEIGHTS[0]), dims={"N": 5})
     async with under_load(pool, model) as versions:
         swap = asyncio.ensure_future(pool.load(layers(WEIGHTS[1]), replace=model))
         await when(lambda: states(pool)[0] is not UP)
@@ -106,6 +106,8 @@ async def test_a_member_that_dies_in_the_middle_of_a_swap_comes_back_with_the_ne
         x = some(1, 8)
         found = await pool.on(member).run(model.at[member], x=x)
         np.testing.assert_array_equal(found["y"], answer_of(1, x))
+    warmed = {kept.specs["x"].dims for kept in model.at[0]._keeping.kept.values()}
+    assert (5, 8) in warmed  # the dims of the model that was replaced
 
 
 class Refused:
