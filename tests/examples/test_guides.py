@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,23 @@ def test_the_programs_of_the_guides_print_what_they_say(tmp_path: Path) -> None:
     alone, _ = ray.replace("import ray\n", "").split("\n\nif __name__ ==")
     asked = "print(Classifier('classifier.onnx').scores(np.ones((1, 4), 'float32')))"
     assert printed(f"{alone}\n{asked}", tmp_path).splitlines() == said(ray)
+
+
+def test_the_two_programs_of_the_page_of_processes_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    printed(programs(ROOT / "docs/tutorial.md")[0], tmp_path)
+    owners_and_clients = iter(programs(ROOT / "docs/processes.md"))
+    for owner, client in zip(owners_and_clients, owners_and_clients, strict=True):  # a model's file, a model
+        command = [sys.executable, "-W", "error", "-c", owner]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+            assert process.stdout is not None
+            try:
+                assert process.stdout.readline() == "serving\n"
+                assert printed(client, tmp_path).splitlines() == said(client)
+            finally:
+                process.kill()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
