@@ -295,26 +295,31 @@ def _elements_of(graph: OperationGraph) -> int:
 
 
 class EvaluatedReference:
-    """A graph's results by `Operation.evaluate`, or a part of them.
+    """A graph's results by `Operation.evaluate`, or a part of them. Made by `within_room`.
 
     Parameters
     ----------
     graph
-        See `covers`.
+        The graph.
     place
         Where it is evaluated.
+    part, regions
+        What is evaluated of it: see `sampled`.
     """
 
-    def __init__(self, graph: OperationGraph, place: Place) -> None:
+    def __init__(
+        self, graph: OperationGraph, place: Place, part: OperationGraph, regions: Mapping[int, Region]
+    ) -> None:
         self._graph = graph
         self._place = place
-        self._part, self._regions = _sampled_at(graph, place)
+        self._part, self._regions = part, regions
 
-    @staticmethod
-    def covers(graph: OperationGraph, place: Place) -> bool:
-        """Whether the device's free memory suffices for what is evaluated of a graph."""
-        part, _ = _sampled_at(graph, place)
-        return _elements_of(part) <= _room()
+    @classmethod
+    def within_room(cls, graph: OperationGraph, place: Place) -> EvaluatedReference | None:
+        """The reference of a graph at a place; None if the device's free memory does not suffice for it."""
+        room = _room()
+        part, regions = sampled(graph, place.most_work, min(place.most_elements, room))
+        return cls(graph, place, part, regions) if _elements_of(part) <= room else None
 
     def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
         """What to compare of each result. Blocks.
@@ -447,11 +452,6 @@ def _apart(xp: Any, one: Array, other: Array) -> Array:
     with np.errstate(all="ignore"):
         found = abs(one.astype(np.float64) - other)
     return xp.where(alike, 0.0, xp.where(xp.isfinite(found), found, xp.inf))
-
-
-def _sampled_at(graph: OperationGraph, place: Place) -> tuple[OperationGraph, Mapping[int, Region]]:
-    """The part of a graph that is evaluated at a place: see `sampled`."""
-    return sampled(graph, place.most_work, min(place.most_elements, _room()))
 
 
 def _room() -> int:

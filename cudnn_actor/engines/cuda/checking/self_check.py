@@ -99,8 +99,8 @@ class SelfCheck:
             with self._working():
                 if Reference.covers(graph):
                     self._reference = References(graph)
-                elif EvaluatedReference.covers(graph, self._place):
-                    self._reference = EvaluatedReference(graph, self._place)
+                else:
+                    self._reference = EvaluatedReference.within_room(graph, self._place)
                 self._tensors = {
                     uid: CheckedTensor(self._pool, graph.tensor(uid), seed)
                     for seed, uid in enumerate(graph.bound)
