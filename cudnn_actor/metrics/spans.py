@@ -87,7 +87,7 @@ class RequestSpans:
     each: if that has a `RequestSpans`, too, its span of the request is a child of the one here. The times in
     the queue and in the run are those that a receipt says, and there are no events, no restarts, and no names
     of models: the service's process alone knows them. A span begins where its request is sent, which takes
-    the event loop some 20 µs.
+    the event loop some 10 µs.
 
     All else of spans is done, and the program's span processors called, on a thread of its own. If more than
     2048 answers wait for it, further ones get no span, and are counted in `dropped`. `close`, or the end of a
