@@ -274,6 +274,7 @@ def test_a_worker_that_its_server_died_before_telling_of_ends_and_leaves_the_des
     once.touch()
     monkeypatch.setenv(dies_after_forking.VARIABLE, str(once))
     launcher = Launcher.shared((HERE, dies_after_forking.__name__))
+    launcher.close()  # a server of an earlier run of this test has that one's variable
     launcher.warm()
     first = launcher.pid
     assert first is not None
