@@ -374,6 +374,18 @@ def _say_a_stray_byte() -> None:
         channel.setblocking(False)  # as the worker's own descriptor of it
 
 
+def _say_a_stray_byte_behind() -> None:
+    """Write one byte to the parent behind the next frame, and go on."""
+    outbox = _outbox()
+
+    def say(*frame: Any) -> None:
+        vars(outbox).pop("say")
+        outbox.say(*frame)
+        _say_a_stray_byte()
+
+    outbox.say = say
+
+
 def _lose_a_frame() -> None:
     """Read the next frame behind this worker's back, and go on."""
     with _channel() as channel:
@@ -393,9 +405,13 @@ def _lose_the_ready() -> None:
 
 def _forget_once(method: str) -> None:
     """Have the next call of a method of the outbox do nothing."""
-    loop: Any = next(one for one in gc.get_objects() if isinstance(one, WorkerLoop))
-    outbox = loop._outbox
+    outbox = _outbox()
     setattr(outbox, method, lambda *_: vars(outbox).pop(method))
+
+
+def _outbox() -> Any:
+    loop: Any = next(one for one in gc.get_objects() if isinstance(one, WorkerLoop))
+    return loop._outbox
 
 
 def _answer_twice() -> NoReturn:
@@ -432,6 +448,7 @@ ORDERS: dict[str, Callable[[], None]] = {
     "log badly": lambda: _lie(Logged(0, "cudnn_actor", "info", "line", {"event": "another"})),
     "drown in descriptors": _drown_in_descriptors,
     "say a stray byte": _say_a_stray_byte,
+    "say a stray byte behind an answer": _say_a_stray_byte_behind,
     "lose a frame": _lose_a_frame,
     "lose an answer": _lose_an_answer,
     "lose the ready": _lose_the_ready,

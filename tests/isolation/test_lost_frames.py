@@ -14,7 +14,8 @@ from cudnn_actor.messages import Allocate, Fill, Ping
 from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.service import Spawning
 from cudnn_actor.supervision import ExitKind, Restarting
-from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
+from tests.service.noticed_hangs import NOTICED_S, hanging_standby, notice_hang
+from tests.service.rigs import BEYOND_S, LIMIT_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
 from .crash_rigs import PATIENCE_S, Points, gone, kill, pid_of, sent, service_of, workers
@@ -30,26 +31,30 @@ async def hung(gpu: CudnnRef) -> None:
 
 
 async def test_a_stray_byte_before_an_answer_ends_within_the_limit() -> None:
-    async with workers(hang_after_s=SOON_S) as (gpu, points):
+    async with workers() as (gpu, points):
         trio = await Trio.on(gpu)
         points.order("execute", "say a stray byte")
-        assert isinstance(await outcome(gpu.submit(trio.product())), Receipt)
+        product = gpu.submit(trio.product())
+        await in_thread(lambda: points.wait_for_visits("execute", 1))
+        notice_hang(gpu)
+        assert isinstance(await outcome(product), Receipt)
         await hung(gpu)
         assert await trio.result() == 6.0
 
 
 async def test_a_stray_byte_of_an_idle_worker_ends_the_next_request_s_wait_within_the_limit() -> None:
-    async with workers(hang_after_s=SOON_S) as (gpu, points):
+    async with workers() as (gpu, points):
         await gpu.ping()
-        points.order("fill", "say a stray byte")
+        points.order("fill", "say a stray byte behind an answer")
         await gpu.fill(await gpu.upload(single(1.0)), 2.0)
+        notice_hang(gpu)
         assert await outcome(gpu.submit(Ping())) == 2
         await hung(gpu)
 
 
 @pytest.mark.parametrize("lost", ["a request", "an allocation", "a question"])
 async def test_a_lost_frame_is_found_although_the_worker_has_nothing_to_do(lost: str) -> None:
-    async with workers(hang_after_s=SOON_S) as (gpu, points):
+    async with workers() as (gpu, points):
         trio = await Trio.on(gpu)
         messages: dict[str, Message] = {
             "a request": trio.product(),
@@ -63,6 +68,7 @@ async def test_a_lost_frame_is_found_although_the_worker_has_nothing_to_do(lost:
         waits = gpu.submit(messages[lost])
         assert isinstance(await outcome(filled), Receipt)
         assert gpu.health().working
+        notice_hang(gpu)
         assert isinstance(await outcome(waits), Receipt | BufferRef | int)
         await hung(gpu)
         assert (await gpu.download(other)).item() == 2.0
@@ -72,17 +78,24 @@ async def test_a_lost_frame_is_found_although_the_worker_has_nothing_to_do(lost:
 async def test_a_worker_whose_word_that_it_is_ready_is_lost_is_replaced(first: bool) -> None:
     points = Points()
     points.order("after open", *([] if first else ["go"]), "lose the ready")
+    service = service_of(points)
+    service.launch()
+    gpu = CudnnRef(service)
     try:
-        async with Spawning(service_of(points, hang_after_s=SOON_S)) as gpu:
-            if not first:
-                kill(gpu)
-            assert await gpu.ping() == (2 if first else 3)
-            event = await seen(gpu, Restarting)
-            assert isinstance(event, Restarting)
-            if first:
-                assert event.cause.kind is ExitKind.START_FAILED
-                assert "made no progress for 0.5 s in its start" in event.cause.cause
+        if not first:
+            await asyncio.wrap_future(service.started)
+            kill(gpu)
+        await in_thread(lambda: points.wait_for_visits("after open", 1 if first else 2))
+        notice_hang(gpu)
+        await asyncio.wrap_future(service.started)
+        assert await gpu.ping() == (2 if first else 3)
+        event = await seen(gpu, Restarting)
+        assert isinstance(event, Restarting)
+        if first:
+            assert event.cause.kind is ExitKind.START_FAILED
+            assert f"made no progress for {NOTICED_S:g} s in its start" in event.cause.cause
     finally:
+        await gpu.aclose()
         points.close()
 
 
@@ -92,9 +105,10 @@ async def test_a_standby_whose_word_that_it_is_ready_is_lost_is_replaced_before_
     points = Points()
     points.order("after open", "go", "lose the ready")
     try:
-        async with Spawning(service_of(points, standby=1, hang_after_s=SOON_S)) as gpu:
-            died = await line(logs, "standby.died")
-            assert died["why"] == "made no progress for 0.5 s in its start"
+        async with Spawning(service_of(points, standby=1)) as gpu:
+            with hanging_standby(gpu):
+                died = await line(logs, "standby.died")
+            assert died["why"] == f"made no progress for {NOTICED_S:g} s in its start"
             await gone(died["pid"])
             other = (await line(logs, "standby.ready"))["pid"]
             assert (await gpu.ping(), (await gpu.statistics()).restarts) == (1, 0)
@@ -106,7 +120,7 @@ async def test_a_standby_whose_word_that_it_is_ready_is_lost_is_replaced_before_
 
 @pytest.mark.parametrize("lost", ["lose a frame", "lose an answer"])
 async def test_other_requests_do_not_hide_a_lost_frame(lost: str) -> None:
-    async with workers(hang_after_s=SOON_S) as (gpu, points):
+    async with workers() as (gpu, points):
         trio = await Trio.on(gpu)
         other = await gpu.upload(single(1.0))
         if lost == "lose a frame":
@@ -118,6 +132,8 @@ async def test_other_requests_do_not_hide_a_lost_frame(lost: str) -> None:
         else:
             points.order("execute", lost)
             waits = gpu.submit(trio.product())
+            await in_thread(lambda: points.wait_for_visits("execute", 1))
+        notice_hang(gpu)
         async with asyncio.timeout(PATIENCE_S):
             while not waits.done():
                 await gpu.fill(other, 3.0)
@@ -127,7 +143,7 @@ async def test_other_requests_do_not_hide_a_lost_frame(lost: str) -> None:
 
 
 async def test_answers_that_a_blocked_loop_does_not_read_are_not_held_against_the_worker() -> None:
-    async with workers(hang_after_s=SOON_S) as (gpu, points):
+    async with workers(hang_after_s=LIMIT_S) as (gpu, points):
         trio = await Trio.on(gpu)
         points.hold("execute")
         waits = gpu.submit(trio.product())
@@ -135,7 +151,7 @@ async def test_answers_that_a_blocked_loop_does_not_read_are_not_held_against_th
         await in_thread(lambda: points.arrival("execute"))
         points.let_go()
         never = threading.Event()
-        never.wait(4 * SOON_S)  # on the loop's own thread
+        never.wait(BEYOND_S)  # on the loop's own thread
         assert isinstance(await outcome(waits), Receipt)
         assert await gpu.ping() == 1
 
@@ -146,12 +162,12 @@ async def test_answers_that_wait_for_a_log_handler_are_not_held_against_the_work
     class Slow(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.getMessage().startswith("engine.smokes"):
-                blocked.wait(4 * SOON_S)
+                blocked.wait(BEYOND_S)
 
     logger, handler = logging.getLogger("cudnn_actor"), Slow()
     logger.addHandler(handler)
     try:
-        async with workers(hang_after_s=SOON_S) as (gpu, points):
+        async with workers(hang_after_s=LIMIT_S) as (gpu, points):
             trio = await Trio.on(gpu)
             points.order("execute", "log critically")
             assert isinstance(await outcome(gpu.submit(trio.product())), Receipt)
@@ -161,10 +177,10 @@ async def test_answers_that_wait_for_a_log_handler_are_not_held_against_the_work
 
 
 async def test_a_request_after_a_long_idle_time_has_all_the_time_that_it_may_have() -> None:
-    async with workers(hang_after_s=SOON_S) as (gpu, points):
+    async with workers(hang_after_s=LIMIT_S) as (gpu, points):
         trio = await Trio.on(gpu)
         idle = threading.Event()
-        await in_thread(lambda: idle.wait(2 * SOON_S))
+        await in_thread(lambda: idle.wait(BEYOND_S))
         points.hold("execute")
         waits = gpu.submit(trio.product())
         await in_thread(lambda: points.arrival("execute"))

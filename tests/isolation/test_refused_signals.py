@@ -12,6 +12,7 @@ import asyncio, ctypes, os, signal, struct
 
 from cudnn_actor import spawn
 from cudnn_actor.messages import Ping
+from tests.service.noticed_hangs import notice_hang
 
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
@@ -29,13 +30,14 @@ def refuse_signals():
 
 async def main():
     refuse_signals()
-    async with spawn(device="cpu", isolation="process", hang_after_s=0.5) as gpu:
+    async with spawn(device="cpu", isolation="process") as gpu:
         stopped = os.pidfd_open(gpu.worker_pid)
         try:
             signal.pidfd_send_signal(stopped, 0)
         except PermissionError:
             print("refused")
         os.kill(gpu.worker_pid, signal.SIGSTOP)
+        notice_hang(gpu)
         async with asyncio.timeout(60.0):
             print(set(await asyncio.gather(*[gpu.ask(Ping()) for _ in range(50)])))
 

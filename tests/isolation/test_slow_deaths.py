@@ -9,7 +9,8 @@ import pytest
 
 from cudnn_actor import Receipt
 from cudnn_actor.supervision import ExitKind, Restarting
-from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen
+from tests.service.noticed_hangs import notice_hang
+from tests.service.rigs import Trio, in_thread, outcome, seen
 
 from .crash_rigs import PATIENCE_S, kill, workers
 from .slow_death import dying_slowly, is_dying
@@ -20,7 +21,7 @@ LATE_S = 1.5
 
 @pytest.mark.parametrize("crash", ["hang", "kill"])
 async def test_a_pure_request_runs_again_although_its_worker_dies_late(crash: str) -> None:
-    async with workers(hang_after_s=SOON_S if crash == "hang" else 60.0) as (gpu, points):
+    async with workers() as (gpu, points):
         trio = await Trio.on(gpu)
         points.hold("execute")
         product = gpu.submit(trio.product())
@@ -28,6 +29,8 @@ async def test_a_pure_request_runs_again_although_its_worker_dies_late(crash: st
         async with dying_slowly(gpu) as pid:
             if crash == "kill":
                 kill(gpu)
+            else:
+                notice_hang(gpu)
             async with asyncio.timeout(PATIENCE_S):
                 while not is_dying(pid):  # noqa: ASYNC110 - nothing tells when a process begins to die
                     await asyncio.sleep(0)

@@ -25,13 +25,14 @@ from cudnn_actor.messages import ClearPlans
 from cudnn_actor.service import StandbyState
 from cudnn_actor.supervision import Backoff, ExitKind, Restarted, Restarting, supervisor
 from cudnn_actor.trials.bench.crashes import standby_ready
+from tests.service.noticed_hangs import NOTICED_S, hanging_standby, notice_hang
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
 from .crash_rigs import PATIENCE_S, Points, gone, kill, pid_of, sent, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
-BEAT_S = 0.0625
+BEAT_S = 0.125
 HANG_AFTER_S = 8 * BEAT_S
 READY_WITHIN_S = 4.0
 """A start takes far less, also on a slow machine."""
@@ -254,15 +255,16 @@ async def test_a_standby_that_dies_in_its_start_is_replaced(point: str, logs: li
 async def test_a_standby_that_is_stopped_in_its_start_is_replaced_before_it_is_needed(
     logs: list[EventDict],
 ) -> None:
-    async with workers(standby=1, hang_after_s=HANG_AFTER_S) as (gpu, points):
+    async with workers(standby=1) as (gpu, points):
         first = (await line(logs, "standby.ready"))["pid"]
         points.hold("open")
         os.kill(first, signal.SIGKILL)
         starting = await in_thread(lambda: points.arrival("open"))
         os.kill(starting.pid, signal.SIGSTOP)
         points.let_go()
-        died = await line(logs, "standby.died", 2)
-        assert (died["pid"], died["why"]) == (starting.pid, "was stopped for 0.5 s in its start")
+        with hanging_standby(gpu):
+            died = await line(logs, "standby.died", 2)
+        assert (died["pid"], died["why"]) == (starting.pid, f"was stopped for {NOTICED_S:g} s in its start")
         await line(logs, "standby.ready", 2)
         assert (await gpu.ping(), restarts_told(gpu)) == (1, 0)
 
@@ -329,7 +331,7 @@ async def test_a_standby_that_is_still_starting_takes_over_when_it_is_ready(logs
 async def test_one_that_is_stopped_in_its_start_is_replaced_like_one_that_hangs(
     standbys: int, logs: list[EventDict]
 ) -> None:
-    async with workers(standby=standbys, hang_after_s=HANG_AFTER_S) as (gpu, points):
+    async with workers(standby=standbys) as (gpu, points):
         trio = await Trio.on(gpu)
         first = (await line(logs, "standby.ready"))["pid"] if standbys else pid_of(gpu)
         points.hold("open")
@@ -341,6 +343,7 @@ async def test_one_that_is_stopped_in_its_start_is_replaced_like_one_that_hangs(
             await line(logs, "standby.promoted")
         os.kill(starting.pid, signal.SIGSTOP)
         points.let_go()
+        notice_hang(gpu)
         assert isinstance(await outcome(gpu.submit(trio.sum())), Receipt)
         assert pid_of(gpu) != starting.pid
         await gone(starting.pid)

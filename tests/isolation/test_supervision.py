@@ -25,7 +25,9 @@ from cudnn_actor import (
 from cudnn_actor.errors import StaleReason
 from cudnn_actor.isolation.process.parent import monitor
 from cudnn_actor.messages import Allocate, Copy
+from cudnn_actor.options import Options
 from cudnn_actor.supervision import ChildSpec, Escalated, ExitKind, Restarted, Restarting, Stopped
+from tests.service.noticed_hangs import NOTICED_S, notice_hang
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 from tests.service.test_nested_supervisors import built
 
@@ -42,7 +44,9 @@ from .crash_rigs import (
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 ALONE = "that request alone"
-HANG_AFTER_S = 0.5
+HANG_AFTER_S = 1.0
+STEPS = 6
+STEP_S = 1.5 * HANG_AFTER_S / STEPS
 
 
 async def restarts_of(gpu: CudnnRef) -> int:
@@ -165,13 +169,14 @@ async def test_a_service_whose_workers_never_start_says_so() -> None:
 
 
 async def test_a_frozen_worker_with_work_is_replaced_within_the_limit() -> None:
-    async with workers(hang_after_s=HANG_AFTER_S) as (gpu, _):
+    async with workers() as (gpu, _):
         trio = await Trio.on(gpu)
         frozen = freeze(gpu)
+        notice_hang(gpu)
         started = time.monotonic()
         futures = [gpu.submit(trio.product()) for _ in range(20)]
         assert all([isinstance(await outcome(future), Receipt) for future in futures])
-        assert HANG_AFTER_S * 0.9 <= time.monotonic() - started < 6 * HANG_AFTER_S
+        assert NOTICED_S * 0.9 <= time.monotonic() - started < Options().hang_after_s
         event = await seen(gpu, Restarting)
         assert isinstance(event, Restarting)
         assert event.cause.kind is ExitKind.HUNG
@@ -180,11 +185,12 @@ async def test_a_frozen_worker_with_work_is_replaced_within_the_limit() -> None:
 
 
 async def test_a_frozen_worker_without_work_is_no_event_and_is_replaced_when_work_comes() -> None:
-    async with workers(hang_after_s=HANG_AFTER_S) as (gpu, _):
+    async with workers() as (gpu, _):
         trio = await Trio.on(gpu)
         freeze(gpu)
+        notice_hang(gpu)
         frozen = time.monotonic()
-        while time.monotonic() - frozen < 2 * HANG_AFTER_S:  # noqa: ASYNC110 - it is time that must pass
+        while time.monotonic() - frozen < 2 * NOTICED_S:  # noqa: ASYNC110 - it is time that must pass
             await asyncio.sleep(0.01)
         assert not [event for event in gpu._service.events.all if isinstance(event, Restarting)]
         assert isinstance(await outcome(gpu.submit(trio.sum())), Receipt)
@@ -196,10 +202,10 @@ async def test_many_short_runs_that_take_longer_than_the_limit_together_are_no_h
     async with workers(hang_after_s=HANG_AFTER_S) as (gpu, points):
         trio = await Trio.on(gpu)
         points.hold("execute")
-        futures = [gpu.submit(trio.product()) for _ in range(6)]
+        futures = [gpu.submit(trio.product()) for _ in range(STEPS)]
         for _ in futures:
             stopped = await in_thread(lambda: points.arrival("execute"))
-            until = time.monotonic() + HANG_AFTER_S / 3
+            until = time.monotonic() + STEP_S
             while time.monotonic() < until:  # noqa: ASYNC110 - work that takes its time
                 await asyncio.sleep(0.01)
             stopped.go_on()
@@ -210,7 +216,7 @@ async def test_many_short_runs_that_take_longer_than_the_limit_together_are_no_h
 async def test_each_plan_of_a_long_warming_counts_anew() -> None:
     async with workers(hang_after_s=HANG_AFTER_S) as (gpu, points):
         wanted = []
-        for channels in range(1, 7):
+        for channels in range(1, STEPS + 1):
             x = await gpu.empty((1, channels, 1, 1))
             w = await gpu.empty((1, channels, 1, 1))
             y = await gpu.empty((1, 1, 1, 1))
@@ -219,11 +225,11 @@ async def test_each_plan_of_a_long_warming_counts_anew() -> None:
         warming = asyncio.ensure_future(gpu.warm(wanted))
         for _ in wanted:
             stopped = await in_thread(lambda: points.arrival("build"))
-            until = time.monotonic() + HANG_AFTER_S / 3
+            until = time.monotonic() + STEP_S
             while time.monotonic() < until:  # noqa: ASYNC110 - a build that takes its time
                 await asyncio.sleep(0.01)
             stopped.go_on()
-        assert await warming == 6
+        assert await warming == STEPS
         assert await restarts_of(gpu) == 0
 
 

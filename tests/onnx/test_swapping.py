@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
+from structlog.typing import EventDict
 
 from cudnn_actor import (
     CudnnRef,
@@ -28,7 +29,9 @@ from cudnn_actor.errors import UnsupportedModel
 from cudnn_actor.messages import RunModel, WriteWeights
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.options import Isolation
+from tests.service.noticed_hangs import notice_hang
 
+from ..log_lines import line
 from .small_models import FLOAT, image_model, model_of, node
 
 pytestmark = pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -408,13 +411,15 @@ async def test_a_write_that_does_not_end_well_leaves_the_old_weights(
         ).live_buffers == before + 3 * 3  # the places, and a weight, of 5, 6 and 7
 
 
-async def test_a_write_that_is_torn_while_nobody_waits_is_made_again(isolation: Isolation) -> None:
+async def test_a_write_that_is_torn_while_nobody_waits_is_made_again(
+    isolation: Isolation, logs: list[EventDict]
+) -> None:
     if isolation == "thread":
         pytest.skip("a thread that hangs is not ended")
     file, new = network(), {"w": rows(2, 4), "positions": rows(16, 6)[:, :2]}
     faults = FaultPlan().at(1, Fault.STICKY, of=WriteWeights).at(2, Fault.HANG, of=WriteWeights)
     async with (
-        spawn(device="cpu", isolation=isolation, faults=faults, max_restarts=9, hang_after_s=0.5) as gpu,
+        spawn(device="cpu", isolation=isolation, faults=faults, max_restarts=9) as gpu,
         await gpu.load(file, swappable=True) as model,
     ):
         await check(gpu, model, file, 1)
@@ -425,7 +430,10 @@ async def test_a_write_that_is_torn_while_nobody_waits_is_made_again(isolation: 
         with pytest.raises(asyncio.CancelledError):
             await writing
         later = {"bias": np.array([3], np.float32)}
-        await model.write(later)
+        writing = asyncio.ensure_future(model.write(later))
+        await line(logs, "fault.injected", 2)
+        notice_hang(gpu)
+        await writing
         await check(gpu, model, with_weights(file, {**new, **later}), 1, 2)
         assert gpu.generation == 3
 

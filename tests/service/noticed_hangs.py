@@ -7,6 +7,9 @@ hangs has a short limit, and has it only from when it hangs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 
 from cudnn_actor import CudnnRef
@@ -14,7 +17,7 @@ from cudnn_actor.actors import Actor
 from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
 from cudnn_actor.service.service import CHILD
 
-__all__ = ["NOTICED_S", "notice_hang"]
+__all__ = ["NOTICED_S", "hanging_standby", "notice_hang"]
 
 NOTICED_S = 0.2
 """The limit of an incarnation that hangs, in seconds."""
@@ -40,3 +43,14 @@ def notice_hang(gpu: CudnnRef) -> None:
         )
     specs[CHILD] = msgspec.structs.replace(own, hang_after_s=NOTICED_S, make=make_successor)
     supervisor.mailbox.nudge()  # it may be asleep for an eighth of the service's own limit
+
+
+@contextmanager
+def hanging_standby(gpu: CudnnRef) -> Iterator[None]:
+    """Give a standby that starts `NOTICED_S` for progress, during the block. The next one has more again."""
+    source = gpu._service._isolation._life.source  # type: ignore[attr-defined]  # of processes
+    own, source._hang_after_s = source._hang_after_s, NOTICED_S
+    try:
+        yield
+    finally:
+        source._hang_after_s = own

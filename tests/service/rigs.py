@@ -30,7 +30,12 @@ from .worker_rigs import GatedEngine, LaggingEngine, PoisonedEngine
 PATIENCE_S = 20.0
 """How long a test waits for something that must happen: far longer than it takes, but not for ever."""
 SOON_S = 0.5
-"""A short `hang_after_s`, but far more than a new worker needs for its first heartbeat on a busy machine."""
+"""How long a service waits, where a test shortens that, for a thread or process that does not end."""
+LIMIT_S = 1.0
+"""A short `hang_after_s` for work that is no hang: each step takes far less, also on a busy machine. What
+hangs on purpose is noticed by `notice_hang`."""
+BEYOND_S = 1.5 * LIMIT_S
+"""How long such work takes in all."""
 ONE_BY_ONE = ConvSpec.symmetric(2)
 
 

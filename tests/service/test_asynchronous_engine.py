@@ -28,6 +28,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.supervision import ExitKind, Restarting
 
+from .noticed_hangs import notice_hang
 from .rigs import AsynchronousEngine, Device, Trio, in_thread, outcome, seen, single, spawn_on
 
 SPEC = TensorSpec.packed((1, 1, 1, 1))
@@ -210,8 +211,9 @@ async def test_an_allocation_that_was_unfinished_at_a_crash_is_made_once() -> No
 
 
 async def test_a_device_that_does_not_get_on_is_a_hang() -> None:
-    async with paused(hang_after_s=0.5) as (gpu, device, trio):
+    async with paused() as (gpu, device, trio):
         asked = gpu.submit(trio.product())
+        notice_hang(gpu)
         restarting = await seen(gpu, Restarting)
         assert isinstance(restarting, Restarting)
         assert restarting.cause.kind is ExitKind.HUNG

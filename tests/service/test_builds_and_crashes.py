@@ -22,7 +22,8 @@ from cudnn_actor.errors import ContextLost
 from cudnn_actor.messages import Download, Fill, Warm
 from cudnn_actor.supervision import ExitKind, Restarting
 
-from .rigs import SOON_S, Gate, Trio, in_thread, outcome, seen, service_on, single, spawn_on
+from .noticed_hangs import notice_hang
+from .rigs import BEYOND_S, LIMIT_S, Gate, Trio, in_thread, outcome, seen, service_on, single, spawn_on
 from .test_builds import cold, held, taken_up, workshop_service
 from .worker_rigs import GatedEngine
 from .workshops import BuildingEngine, MortalBuildingEngine, Workshop
@@ -151,9 +152,10 @@ async def hung(gpu: CudnnRef, workshop: Workshop, trio: Trio) -> asyncio.Future[
 
 
 async def test_a_build_that_does_not_end_is_a_hang_also_while_others_are_served() -> None:
-    async with workshop_service(hang_after_s=SOON_S) as (gpu, workshop, trio):
+    async with workshop_service() as (gpu, workshop, trio):
         other = await Trio.on(gpu)
         waits = await hung(gpu, workshop, trio)
+        notice_hang(gpu)
         while gpu.generation == 1:
             await gpu.ask(other.product())
         restarting = await seen(gpu, Restarting)
@@ -164,15 +166,18 @@ async def test_a_build_that_does_not_end_is_a_hang_also_while_others_are_served(
 
 
 async def test_a_graph_whose_build_hangs_twice_is_quarantined() -> None:
-    async with workshop_service(hang_after_s=SOON_S) as (gpu, workshop, trio):
+    async with workshop_service() as (gpu, workshop, trio):
         with workshop.building.closed():
-            with pytest.raises(QuarantinedRequest):
-                await gpu.ask(cold(trio))
+            asked = gpu.submit(cold(trio))
+            for _ in range(2):
+                await in_thread(workshop.building.wait_for_arrival)
+                notice_hang(gpu)
+            assert isinstance(await outcome(asked), QuarantinedRequest)
             assert isinstance(await gpu.ask(Fill(dst=trio.x, value=1)), Receipt)
 
 
 async def test_tuning_that_gets_on_is_no_hang() -> None:
-    async with workshop_service(hang_after_s=SOON_S, autotune=True) as (gpu, workshop, trio):
+    async with workshop_service(hang_after_s=LIMIT_S, autotune=True) as (gpu, workshop, trio):
         with workshop.tuning.closed():
             warmed = gpu.submit(Warm(messages=(cold(trio),)))
             await in_thread(workshop.tuning.wait_for_arrival)
@@ -181,9 +186,9 @@ async def test_tuning_that_gets_on_is_no_hang() -> None:
 
 
 async def test_many_builds_one_after_the_other_are_no_hang() -> None:
-    async with workshop_service(hang_after_s=SOON_S) as (gpu, _, trio):
+    async with workshop_service(hang_after_s=LIMIT_S) as (gpu, _, trio):
         loop = asyncio.get_running_loop()
-        end, number = loop.time() + 2 * SOON_S, 1
+        end, number = loop.time() + BEYOND_S, 1
         while loop.time() < end:
             number += 1
             x, y = [await gpu.empty((1, 1, 1, number)) for _ in range(2)]
@@ -218,7 +223,7 @@ class LostAndBuilding(GatedEngine):
 
 async def test_what_waits_for_a_plan_is_answered_too_when_a_thread_does_not_end() -> None:
     gate, workshop = Gate(), Workshop()
-    service = service_on(lambda: LostAndBuilding(gate, workshop), hang_after_s=SOON_S)
+    service = service_on(lambda: LostAndBuilding(gate, workshop))
     service.launch()
     gpu = CudnnRef(service)
     trio, other = await Trio.on(gpu), await Trio.on(gpu)
@@ -229,6 +234,7 @@ async def test_what_waits_for_a_plan_is_answered_too_when_a_thread_does_not_end(
         gate.catch_one()
         lost = gpu.submit(other.product())
         await in_thread(gate.wait_for_arrival)
+        notice_hang(gpu)
         workshop.building.open()  # it waits for nothing but the thread that hangs
         assert isinstance(await outcome(lost), OutcomeUnknown)
         assert isinstance(await outcome(waits), ServiceStopped)

@@ -11,6 +11,7 @@ from cudnn_actor.errors import ContextLost, StaleReason
 from cudnn_actor.messages import Download, Fill
 from cudnn_actor.supervision import Restarting
 
+from .noticed_hangs import notice_hang
 from .rigs import Gate, Trio, VolatileEngine, in_thread, outcome, service_on, spawn_on
 
 FATAL = FaultPlan().at(1, Fault.STICKY, of=Fill)
@@ -57,7 +58,7 @@ async def test_the_body_of_such_a_service_fails() -> None:
 
 async def test_a_thread_that_hangs_there_ends_its_service_as_everywhere() -> None:
     gate = Gate()
-    service = service_on(lambda: VolatileEngine(gate), hang_after_s=0.5)
+    service = service_on(lambda: VolatileEngine(gate))
     service.launch()
     gpu = CudnnRef(service)
     trio = await Trio.on(gpu)
@@ -66,6 +67,7 @@ async def test_a_thread_that_hangs_there_ends_its_service_as_everywhere() -> Non
         lost = gpu.submit(trio.product())
         await in_thread(gate.wait_for_arrival)
         waiting = gpu.submit(trio.product())
+        notice_hang(gpu)
         assert isinstance(await outcome(lost), OutcomeUnknown)
         assert isinstance(await outcome(waiting), ServiceStopped)
     finally:

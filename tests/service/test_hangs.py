@@ -14,6 +14,7 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import (
+    BufferRef,
     ConvFwd,
     CudnnRef,
     Fault,
@@ -32,7 +33,11 @@ from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.service import Spawning
 from cudnn_actor.supervision import ExitKind, Restarting, supervisor
 
+from ..log_lines import line
+from .noticed_hangs import NOTICED_S, notice_hang
 from .rigs import (
+    BEYOND_S,
+    LIMIT_S,
     PATIENCE_S,
     SOON_S,
     THREAD_ONLY,
@@ -55,40 +60,46 @@ SPEC = TensorSpec.packed((1, 1, 1, 1))
 
 
 @pytest.mark.parametrize("message", [ConvFwd, Fill, Allocate])
-async def test_a_hang_that_listens_is_ended_and_the_request_finishes(message: type) -> None:
+async def test_a_hang_that_listens_is_ended_and_the_request_finishes(
+    message: type, logs: list[EventDict]
+) -> None:
     faults = FaultPlan().at(4, Fault.HANG)
-    async with spawn(device="cpu", faults=faults, hang_after_s=SOON_S) as gpu:
+    async with spawn(device="cpu", faults=faults) as gpu:
         trio = await Trio.on(gpu)
-        if message is ConvFwd:
-            await gpu.ask(trio.product())
-        elif message is Fill:
-            await gpu.fill(trio.y, 6)
-        else:
-            await gpu.free(await gpu.ask(Allocate(spec=SPEC)))
+        messages: tuple[Message, ...] = (trio.product(), Fill(dst=trio.y, value=6), Allocate(spec=SPEC))
+        (asked,) = [gpu.submit(one) for one in messages if isinstance(one, message)]
+        await line(logs, "fault.injected")
+        notice_hang(gpu)
+        answer = await asked
+        if isinstance(answer, BufferRef):
+            await gpu.free(answer)
         restarting = await seen(gpu, Restarting)
         assert isinstance(restarting, Restarting)
         assert restarting.cause.kind is ExitKind.HUNG
-        assert restarting.cause.cause == f"no progress for {SOON_S} s"
+        assert restarting.cause.cause == f"no progress for {NOTICED_S:g} s"
         statistics = await gpu.statistics()
         assert (statistics.generation, statistics.replayed, statistics.live_buffers) == (2, 1, 3)
         assert await trio.result() == (1 if message is Allocate else 6)
 
 
-async def test_an_accumulating_request_that_hangs_is_not_run_twice() -> None:
+async def test_an_accumulating_request_that_hangs_is_not_run_twice(logs: list[EventDict]) -> None:
     faults = FaultPlan().at(1, Fault.HANG, of=ConvFwd)
-    async with spawn(device="cpu", faults=faults, hang_after_s=SOON_S) as gpu:
+    async with spawn(device="cpu", faults=faults) as gpu:
         trio = await Trio.on(gpu)
+        hangs = gpu.submit(trio.sum())
+        await line(logs, "fault.injected")
+        notice_hang(gpu)
         with pytest.raises(OutcomeUnknown, match="was running at a crash"):
-            await gpu.ask(trio.sum())
+            await hangs
         with pytest.raises(StaleBufferError, match="torn"):
             await trio.result()
 
 
 async def test_work_that_keeps_coming_is_no_hang() -> None:
-    async with spawn(device="cpu", hang_after_s=SOON_S) as gpu:
+    async with spawn(device="cpu", hang_after_s=LIMIT_S) as gpu:
         trio = await Trio.on(gpu)
         loop = asyncio.get_running_loop()
-        end = loop.time() + 2 * SOON_S
+        end = loop.time() + BEYOND_S
         while loop.time() < end:
             await asyncio.gather(*(gpu.ask(trio.product()) for _ in range(64)))
         assert gpu.generation == 1
@@ -217,7 +228,7 @@ async def test_a_thread_that_nobody_can_end_ends_its_service(
         engines.append(GatedEngine(gate, at))
         return engines[-1]
 
-    service = service_on(engine, hang_after_s=SOON_S)
+    service = service_on(engine)
     service.launch()
     gpu = CudnnRef(service)
     with opened_at_last(gate):
@@ -227,6 +238,7 @@ async def test_a_thread_that_nobody_can_end_ends_its_service(
         asked = gpu.submit(asked_for(trio, message))
         await in_thread(gate.wait_for_arrival)
         behind = [gpu.submit(Fill(dst=trio.x, value=8)) for _ in range(100)]
+        notice_hang(gpu)
         assert isinstance(await outcome(asked), end)
         assert all([isinstance(await outcome(future), ServiceStopped) for future in behind])
         escalated = await asyncio.wrap_future(service.stopped)
@@ -243,14 +255,17 @@ async def test_a_thread_that_nobody_can_end_ends_its_service(
 @pytest.mark.usefixtures("short_grace")
 async def test_a_service_is_started_again_only_when_the_thread_that_hung_has_ended() -> None:
     gate = Gate()
-    service = service_on(lambda: GatedEngine(gate), hang_after_s=SOON_S, max_restarts=0)
+    service = service_on(lambda: GatedEngine(gate), max_restarts=0)
     service.launch()
     gpu = CudnnRef(service)
     with opened_at_last(gate):
         trio = await Trio.on(gpu)
         thread = actor_thread(gpu)
         gate.catch_one()
-        await outcome(gpu.submit(trio.product()))
+        asked = gpu.submit(trio.product())
+        await in_thread(gate.wait_for_arrival)
+        notice_hang(gpu)
+        await outcome(asked)
         await asyncio.wrap_future(service.stopped)
         service.launch()
         with pytest.raises(StartFailed, match="has not ended"):
@@ -268,7 +283,7 @@ async def test_a_service_is_started_again_only_when_the_thread_that_hung_has_end
 async def test_a_loop_that_was_given_up_ends_with_its_turn() -> None:
     gate, g = Gate(), GraphBuilder()
     loop = Loop(body=g.build(y=g.input("x", (1, 1, 1, 1)) + 1.0), carried={"x": "y"})
-    service = service_on(lambda: GatedEngine(gate), hang_after_s=SOON_S)
+    service = service_on(lambda: GatedEngine(gate))
     service.launch()
     gpu = CudnnRef(service)
     with opened_at_last(gate):
@@ -277,6 +292,7 @@ async def test_a_loop_that_was_given_up_ends_with_its_turn() -> None:
         gate.catch_one()
         asked = asyncio.ensure_future(gpu.loop(loop, x=trio.x, turns=1 << 20))
         await in_thread(gate.wait_for_arrival)
+        notice_hang(gpu)
         assert isinstance(await outcome(asked), OutcomeUnknown)
         await asyncio.wrap_future(service.stopped)
     await in_thread(thread.join)
