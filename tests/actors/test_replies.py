@@ -13,6 +13,7 @@ import pytest
 from cudnn_actor.actors import Actor, Crash, Envelope, ask, submit, tell
 from cudnn_actor.protocol.errors import DeadlineExceeded
 
+from ..loop_clock import LONG_S, pass_time
 from .actor_fixtures import PATIENCE_S, Caller, Gate, held, in_threads, running
 
 # The first reply counts.
@@ -129,8 +130,9 @@ async def test_a_deadline_that_passes_during_the_run_says_that_it_had_started() 
     gate = Gate()
     discarded: list[str] = []
     with running(Caller()) as actor:
-        future = submit(actor.mailbox, gate, timeout=0.05, discard=discarded.append)
+        future = submit(actor.mailbox, gate, timeout=LONG_S, discard=discarded.append)
         await gate.entry()
+        pass_time()
         with pytest.raises(DeadlineExceeded) as raised:
             await future
         assert raised.value.started

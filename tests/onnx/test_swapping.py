@@ -32,6 +32,7 @@ from cudnn_actor.options import Isolation
 from tests.service.noticed_hangs import notice_hang
 
 from ..log_lines import line
+from ..loop_clock import LONG_S, pass_time
 from .small_models import FLOAT, image_model, model_of, node
 
 pytestmark = pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -275,7 +276,7 @@ async def test_each_answer_is_of_one_version(isolation: Isolation, of: type | No
 
 
 async def test_a_write_that_is_not_awaited_any_more_is_finished_before_a_graph_is_added(
-    isolation: Isolation,
+    isolation: Isolation, logs: list[EventDict]
 ) -> None:
     file, new = network(), {"w": rows(2, 4), "positions": rows(16, 6)[:, :2]}
     faults = FaultPlan().at(1, Fault.SLOW, of=WriteWeights, seconds=0.5)
@@ -284,8 +285,11 @@ async def test_a_write_that_is_not_awaited_any_more_is_finished_before_a_graph_i
         await gpu.load(file, swappable=True) as model,
     ):
         await check(gpu, model, file, 1)
+        writing = asyncio.ensure_future(model.write(new, timeout=LONG_S))
+        await line(logs, "fault.injected")
+        pass_time()
         with pytest.raises(DeadlineExceeded) as caught:
-            await model.write(new, timeout=0.2)
+            await writing
         assert caught.value.started
         changed = with_weights(file, new)
         await check(gpu, model, changed, 3, 1)

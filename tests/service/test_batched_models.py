@@ -31,6 +31,7 @@ from cudnn_actor.messages import RunModel
 from tests.log_lines import capture_logs
 from tests.onnx.small_models import FLOAT, image_model, model_of, node
 
+from ..loop_clock import LONG_S, pass_time
 from .rigs import PATIENCE_S, Gate, in_thread, spawn, spawn_gated, spawn_poisoned
 from .worker_rigs import POISON
 
@@ -239,9 +240,10 @@ async def test_a_request_that_expires_is_dropped_from_its_batch_alone() -> None:
 
 async def test_a_request_that_expires_while_its_batch_runs_had_started() -> None:
     async with held() as (_, endpoint, gate, first):
-        late = asyncio.ensure_future(endpoint(x=rows(5.0), timeout=60))
-        short = endpoint.submit(x=rows(6.0), timeout=0.05)
+        late = asyncio.ensure_future(endpoint(x=rows(5.0), timeout=2 * LONG_S))
+        short = endpoint.submit(x=rows(6.0), timeout=LONG_S)
         await until(lambda: endpoint.statistics().running == 2)
+        pass_time()
         with pytest.raises(DeadlineExceeded) as expired:
             await short
         assert expired.value.started

@@ -49,6 +49,7 @@ from cudnn_actor.messages import (
 )
 from cudnn_actor.service import Spawning
 
+from ..loop_clock import LONG_S, pass_time
 from .rigs import ONE_BY_ONE, PATIENCE_S, Device, Trio, in_thread, outcome, single, spawn_on
 from .workshops import AsynchronousBuildingEngine, BuildingEngine, KeepingEngine, Workshop
 
@@ -250,8 +251,9 @@ async def test_a_waiting_request_that_is_cancelled_never_runs() -> None:
 async def test_a_waiting_request_whose_time_is_up_had_not_started() -> None:
     async with workshop_service() as (gpu, workshop, trio):
         with held(workshop):
-            waits = gpu.submit(cold(trio), timeout=0.05)
+            waits = gpu.submit(cold(trio), timeout=LONG_S)
             await in_thread(workshop.building.wait_for_arrival)
+            pass_time()
             error = await outcome(waits)
             assert isinstance(error, DeadlineExceeded)
             assert not error.started

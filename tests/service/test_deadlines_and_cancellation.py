@@ -10,6 +10,7 @@ import pytest
 from cudnn_actor import CudnnRef, DeadlineExceeded, Receipt, TensorSpec
 from cudnn_actor.messages import Allocate, Drain
 
+from ..loop_clock import LONG_S, pass_time
 from .rigs import Gate, Trio, in_thread, outcome, single, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -55,8 +56,9 @@ async def test_a_request_that_expires_after_its_start_runs_to_its_end(way: str) 
     async with spawn_gated(gate) as gpu:
         trio = await Trio.on(gpu)
         with gate.closed():
-            asked = sent(gpu, way, trio.product(), timeout=0.05)
+            asked = sent(gpu, way, trio.product(), timeout=LONG_S)
             await in_thread(gate.wait_for_arrival)
+            pass_time()
             error = await outcome(asked)
         assert isinstance(error, DeadlineExceeded)
         assert error.started

@@ -33,6 +33,7 @@ from cudnn_actor.messages import Fill
 from cudnn_actor.service import Spawning
 
 from ..isolation.device_engine import DeviceEngine
+from ..loop_clock import LONG_S, pass_time
 from .loop_bodies import Case, cases, counting, recurrence, run_case
 from .rigs import (
     PATIENCE_S,
@@ -278,8 +279,9 @@ async def test_a_caller_that_gives_up_does_not_end_a_loop_that_has_begun() -> No
     async with spawn_gated(gate) as gpu:
         message = await _message(gpu, counting(), 6, count=ZERO)
         with gate.closed():
-            asked = asyncio.ensure_future(gpu.ask(message, timeout=0.05))
+            asked = asyncio.ensure_future(gpu.ask(message, timeout=LONG_S))
             await in_thread(gate.wait_for_arrival)
+            pass_time()
             error = await outcome(asked)
         assert isinstance(error, DeadlineExceeded)
         assert error.started
