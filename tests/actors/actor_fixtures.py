@@ -13,6 +13,8 @@ from cudnn_actor.actors import Actor, ActorExit, Envelope, Mailbox, MailboxRef
 A = TypeVar("A", bound=Actor)
 
 PATIENCE_S = 10.0
+STUCK_S = 50.0
+"""How long threads that do much may take before they count as stuck."""
 """For what must happen; a test that waits so long has failed."""
 
 
@@ -130,6 +132,6 @@ def in_threads(*jobs: Callable[[], object]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(STUCK_S)
         assert not thread.is_alive(), "somebody waits for ever"
     return results
