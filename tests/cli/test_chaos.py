@@ -533,6 +533,23 @@ def test_a_seed_decides_what_is_injected() -> None:
     assert fault_plan(Settings(faults=(FaultKind.KILL, FaultKind.HANG))).rules == ()
 
 
+def test_a_run_that_goes_on_slowly_has_lost_nothing() -> None:
+    now_s = 0.0
+    tally = Tally(clock=lambda: now_s)
+    tally.begin()
+    request = Asked()
+    tally.sent(request, fill(buffer(1), 7), LoadKind.TASKS, task=1, burst=1)
+    now_s = 50.0
+    assert tally.unmoved_s(15.0) == 35.0
+    tally.ended(request, RECEIPT)
+    assert tally.unmoved_s(15.0) == 0.0, "a request has just ended, after the end of the load"
+    now_s = 60.0
+    tally.note_fault(FaultKind.MEMORY)
+    assert tally.unmoved_s(15.0) == 10.0
+    tally.note_fault(FaultKind.KILL, 1)
+    assert tally.unmoved_s(15.0) == 0.0
+
+
 # Whole runs.
 
 

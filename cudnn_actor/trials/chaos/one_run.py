@@ -262,7 +262,7 @@ class _Run:
             seconds = tally.now_s
             await _end(injector)
             self._ending.set()
-            await self._watch(load, lambda: tally.now_s > max(seconds, tally.last_outage_s) + deadline_s)
+            await self._watch(load, lambda: tally.unmoved_s(seconds) > deadline_s)
             return await self._conclude(load, seconds)
         finally:
             self._ending.set()

@@ -107,7 +107,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     seconds
-        How long load and faults last. Requests in flight then have `deadline_s` more.
+        How long load and faults last. Requests in flight then are waited for: see `deadline_s`.
     engine
         "cpu" or "cuda".
     isolation
@@ -132,8 +132,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hang_after_s
         The watchdog's limit, in seconds.
     deadline_s
-        Each request must have ended within this many seconds after the end, and after the last fault that
-        took a process; otherwise it is lost.
+        Requests are lost if they have not ended this many seconds after the end, the last fault that took a
+        process, and the last request that ended.
     """
 
     seconds: float = 30.0

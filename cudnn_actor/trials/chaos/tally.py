@@ -188,6 +188,8 @@ class Tally:
         """The last incarnation whose end is known."""
         self.last_outage_s = 0.0
         """When the last fault that ends or stops a process came; 0 before the first."""
+        self.last_ended_s = 0.0
+        """When a request last ended; 0 before the first."""
         self._outstanding: dict[Waiting, _Sent] = {}
 
     @property
@@ -229,6 +231,7 @@ class Tally:
         """
         with self._lock:
             sent = None if request is None else self._outstanding.pop(request, None)
+            self.last_ended_s = self.now_s
             if sent is None:
                 self.requests += 1
             else:
@@ -301,6 +304,15 @@ class Tally:
         """How many requests have been in flight for longer than `after_s`: they are probably lost."""
         with self._lock:
             return sum(self._waited_s(sent) > after_s for sent in self._outstanding.values())
+
+    def unmoved_s(self, since_s: float) -> float:
+        """For how long no request has ended, and no fault has ended or stopped a process; from `since_s` on,
+        in seconds since the load began.
+
+        A request that was sent a moment ago is not lost, however long the run has gone on: on a slow machine,
+        reading all buffers back takes long.
+        """
+        return self.now_s - max(since_s, self.last_outage_s, self.last_ended_s)
 
     def _finished(self, generation: int | None) -> None:
         self.finished += 1
