@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,15 +11,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cudnn_actor.trials.chaos import attached_program
+from cudnn_actor.trials.chaos import attached_program, injector, processes
 from cudnn_actor.trials.chaos.answers import Answers
 from cudnn_actor.trials.chaos.attached import AttachedCallers
+from cudnn_actor.trials.chaos.injector import Injector
 from cudnn_actor.trials.chaos.load import Ground
 from cudnn_actor.trials.chaos.oracle import Oracle
+from cudnn_actor.trials.chaos.processes import Found
 from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings
 from cudnn_actor.trials.chaos.tally import Tally
 
 from .chaos_rigs import Asked, buffer, download
+
+PATIENCE_S = 20.0
 
 
 class Alive(NamedTuple):
@@ -76,6 +81,45 @@ async def test_an_attached_client_that_loses_a_living_service_is_a_mistake(
         monkeypatch.setattr(callers, "_run_tasks", cut)
         with pytest.raises(RuntimeError, match="lost a service that goes on"):
             await callers._attached()
+
+
+class Victims(dict[FaultKind, int]):
+    """Notes for which kinds a process was looked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[FaultKind] = []
+
+    def get(self, kind: FaultKind, default: Any = None, /) -> Any:
+        self.asked.append(kind)
+        return super().get(kind, default)
+
+
+async def test_a_client_that_starts_after_its_turn_is_killed_as_soon_as_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    struck: list[tuple[int, signal.Signals]] = []
+
+    def note(found: Found, number: signal.Signals) -> bool:
+        struck.append((found.pid, number))
+        return True
+
+    monkeypatch.setattr(processes, "send_signal", note)
+    monkeypatch.setattr(injector, "_PATIENCE_S", 0.0)
+    both = (FaultKind.KILL_CLIENT, FaultKind.KILL_SERVER)
+    gpu: Any = SimpleNamespace(generation=1, worker_pid=None)
+    victims = Victims()
+    striker = Injector(gpu, Tally(), Settings(kill_every=0.001, faults=both), victims)
+    monkeypatch.setattr(striker._chance, "choices", lambda *_: [FaultKind.KILL_SERVER])
+    striking = asyncio.create_task(striker.run())
+    async with asyncio.timeout(PATIENCE_S):
+        while victims.asked.count(FaultKind.KILL_SERVER) < 4:  # in its turn at most twice  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    victims[FaultKind.KILL_CLIENT] = 7
+    async with asyncio.timeout(PATIENCE_S):
+        while not struck:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    striking.cancel()
+    assert struck[0] == (7, signal.SIGKILL)
 
 
 def test_answers_of_another_server_say_nothing_of_the_service() -> None:

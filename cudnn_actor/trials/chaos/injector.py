@@ -156,19 +156,25 @@ class Injector:
         """When a process was first seen with a given amount of CPU time used; by its id and that amount."""
 
     async def run(self) -> None:
-        """Inject until cancelled: each kind once, then at random."""
+        """Inject until cancelled: each kind once, then at random.
+
+        A client or a server that has not started when its turn comes is struck as soon as there is one.
+        """
+        late: set[FaultKind] = set()
         first = self._chance.sample(self._kinds, len(self._kinds))
         try:
             while self._kinds:
                 pause_s = self._every * self._chance.uniform(0.5, 1.5)
                 await asyncio.sleep(pause_s)
                 (kind,) = self._chance.choices(self._kinds, [_WEIGHTS[kind] for kind in self._kinds])
-                kind = first.pop() if first else kind
+                kind = first.pop() if first else next((each for each in late if each in self._victims), kind)
                 outlasted = self._chance.random() < _OUTLASTED
                 at_once = self._chance.random() < _AT_ONCE
                 struck = await self._strike(kind, 0.0 if at_once else pause_s)
                 if struck is None:
+                    late.update({kind}.intersection(NEEDED))
                     continue
+                late.discard(kind)
                 if kind is FaultKind.HANG and outlasted:
                     await self._until_replaced(struck.pid)
                 elif kind in _HANGS and not outlasted:
