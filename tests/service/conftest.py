@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from cudnn_actor.supervision import supervisor
+
 from ..engines.devices import why_not
-from .rigs import isolated
+from .rigs import SOON_S, isolated
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
@@ -25,3 +27,9 @@ def isolation(request: pytest.FixtureRequest) -> Iterator[str]:
     """
     with isolated(request.param):
         yield request.param
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that hangs is given up soon. Not for processes: the end of one may take longer."""
+    monkeypatch.setattr(supervisor, "KILL_GRACE_S", SOON_S)

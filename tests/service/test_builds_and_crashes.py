@@ -221,6 +221,7 @@ class LostAndBuilding(GatedEngine):
         return BuildingEngine(self._workshop).builder(access)
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_what_waits_for_a_plan_is_answered_too_when_a_thread_does_not_end() -> None:
     gate, workshop = Gate(), Workshop()
     service = service_on(lambda: LostAndBuilding(gate, workshop))

@@ -56,6 +56,7 @@ async def test_the_body_of_such_a_service_fails() -> None:
         await body()
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_thread_that_hangs_there_ends_its_service_as_everywhere() -> None:
     gate = Gate()
     service = service_on(lambda: VolatileEngine(gate))

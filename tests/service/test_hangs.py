@@ -31,7 +31,7 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.messages import Allocate, Download, Fill, Upload
 from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.service import Spawning
-from cudnn_actor.supervision import ExitKind, Restarting, supervisor
+from cudnn_actor.supervision import ExitKind, Restarting
 
 from ..log_lines import line
 from .noticed_hangs import NOTICED_S, notice_hang
@@ -39,7 +39,6 @@ from .rigs import (
     BEYOND_S,
     LIMIT_S,
     PATIENCE_S,
-    SOON_S,
     THREAD_ONLY,
     Gate,
     Trio,
@@ -199,12 +198,6 @@ def asked_for(trio: Trio, message: str) -> Message:
     return messages[message]
 
 
-@pytest.fixture
-def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that hangs is given up soon."""
-    monkeypatch.setattr(supervisor, "KILL_GRACE_S", SOON_S)
-
-
 @THREAD_ONLY
 @pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize(
@@ -300,8 +293,9 @@ async def test_a_loop_that_was_given_up_ends_with_its_turn() -> None:
 
 
 @THREAD_ONLY
+@pytest.mark.usefixtures("short_grace")
 async def test_closing_a_service_does_not_wait_for_ever_for_a_thread_that_does_not_end() -> None:
-    # The drain is cut short; the actor has 5 s to stop, and 1 s more to notice that it was killed.
+    # The drain is cut short; the actor has 5 s to stop, and a grace to notice that it was killed.
     gate = Gate()
     gpu = await spawn_on(lambda: GatedEngine(gate))
     with opened_at_last(gate):

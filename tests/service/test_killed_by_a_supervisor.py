@@ -33,7 +33,11 @@ async def under_a_killer(gate: Gate) -> AsyncIterator[tuple[CudnnRef, Supervisor
         assert await in_thread(lambda: supervisor.join(PATIENCE_S))
 
 
-async def test_a_killed_service_answers_everybody_though_its_thread_hangs(isolation: str) -> None:
+async def test_a_killed_service_answers_everybody_though_its_thread_hangs(
+    isolation: str, request: pytest.FixtureRequest
+) -> None:
+    if isolation == "thread":
+        request.getfixturevalue("short_grace")
     gate = Gate()
     async with under_a_killer(gate) as (gpu, supervisor):
         trio = await Trio.on(gpu)
