@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 
 import pytest
 from structlog.typing import EventDict
@@ -14,11 +15,11 @@ from cudnn_actor.messages import Allocate, Fill, Ping
 from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.service import Spawning
 from cudnn_actor.supervision import ExitKind, Restarting
-from tests.service.noticed_hangs import NOTICED_S, hanging_standby, notice_hang
+from tests.service.noticed_hangs import NOTICED_S, hanging_standby, notice_hang, short_limit
 from tests.service.rigs import BEYOND_S, LIMIT_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
-from .crash_rigs import PATIENCE_S, Points, gone, kill, pid_of, sent, service_of, workers
+from .crash_rigs import PATIENCE_S, Points, after, gone, kill, pid_of, sent, service_of, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 LARGE = TensorSpec.packed((1, 1, 4096, 5120))
@@ -143,33 +144,39 @@ async def test_other_requests_do_not_hide_a_lost_frame(lost: str) -> None:
 
 
 async def test_answers_that_a_blocked_loop_does_not_read_are_not_held_against_the_worker() -> None:
-    async with workers(hang_after_s=LIMIT_S) as (gpu, points):
+    async with workers() as (gpu, points):
         trio = await Trio.on(gpu)
         points.hold("execute")
         waits = gpu.submit(trio.product())
         await sent(gpu)
         await in_thread(lambda: points.arrival("execute"))
         points.let_go()
+        points.wait_for_visits(after("execute"), 1)  # on the loop's own thread, like what follows
         never = threading.Event()
-        never.wait(BEYOND_S)  # on the loop's own thread
+        with short_limit(gpu, LIMIT_S):
+            never.wait(BEYOND_S)
         assert isinstance(await outcome(waits), Receipt)
         assert await gpu.ping() == 1
 
 
 async def test_answers_that_wait_for_a_log_handler_are_not_held_against_the_worker() -> None:
-    blocked = threading.Event()
+    blocked, services, began = threading.Event(), list[CudnnRef](), list[float]()
 
     class Slow(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.getMessage().startswith("engine.smokes"):
-                blocked.wait(BEYOND_S)
+                took_s = time.monotonic() - began[0]  # what the request has taken so far is no hang either
+                with short_limit(services[0], took_s + NOTICED_S):
+                    blocked.wait(took_s + 5 * NOTICED_S)
 
     logger, handler = logging.getLogger("cudnn_actor"), Slow()
     logger.addHandler(handler)
     try:
-        async with workers(hang_after_s=LIMIT_S) as (gpu, points):
+        async with workers() as (gpu, points):
+            services.append(gpu)
             trio = await Trio.on(gpu)
             points.order("execute", "log critically")
+            began.append(time.monotonic())
             assert isinstance(await outcome(gpu.submit(trio.product())), Receipt)
             assert await gpu.ping() == 1
     finally:
@@ -177,13 +184,15 @@ async def test_answers_that_wait_for_a_log_handler_are_not_held_against_the_work
 
 
 async def test_a_request_after_a_long_idle_time_has_all_the_time_that_it_may_have() -> None:
-    async with workers(hang_after_s=LIMIT_S) as (gpu, points):
+    async with workers() as (gpu, points):
         trio = await Trio.on(gpu)
         idle = threading.Event()
-        await in_thread(lambda: idle.wait(BEYOND_S))
         points.hold("execute")
-        waits = gpu.submit(trio.product())
-        await in_thread(lambda: points.arrival("execute"))
+        with short_limit(gpu, LIMIT_S):
+            await in_thread(lambda: idle.wait(BEYOND_S))
+            waits = gpu.submit(trio.product())
+            await in_thread(lambda: points.arrival("execute"))
+            await in_thread(lambda: idle.wait(LIMIT_S / 4))  # the watchdog looks twice in that time
         points.let_go()
         assert isinstance(await outcome(waits), Receipt)
         assert await gpu.ping() == 1

@@ -17,7 +17,7 @@ from cudnn_actor.actors import Actor
 from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
 from cudnn_actor.service.service import CHILD
 
-__all__ = ["NOTICED_S", "hanging_standby", "notice_hang"]
+__all__ = ["NOTICED_S", "hanging_standby", "notice_hang", "short_limit"]
 
 NOTICED_S = 0.2
 """The limit of an incarnation that hangs, in seconds."""
@@ -43,6 +43,25 @@ def notice_hang(gpu: CudnnRef) -> None:
         )
     specs[CHILD] = msgspec.structs.replace(own, hang_after_s=NOTICED_S, make=make_successor)
     supervisor.mailbox.nudge()  # it may be asleep for an eighth of the service's own limit
+
+
+@contextmanager
+def short_limit(gpu: CudnnRef, seconds: float) -> Iterator[None]:
+    """Give the present incarnation so many seconds for progress, during the block: for what is no hang, but
+    would look like one. What comes before and after the block may take its time."""
+    supervisor = gpu._service._supervisor
+    assert supervisor is not None
+    specs, monitor = supervisor._specs, supervisor._actors[CHILD]
+    assert isinstance(monitor, WorkerMonitor)
+    own = specs[CHILD]
+    monitor._hang_after_s = seconds  # first: see `notice_hang`
+    specs[CHILD] = msgspec.structs.replace(own, hang_after_s=seconds)
+    supervisor.mailbox.nudge()
+    try:
+        yield
+    finally:
+        specs[CHILD] = own
+        monitor._hang_after_s = gpu._service.options.hang_after_s
 
 
 @contextmanager
