@@ -51,17 +51,18 @@ def short_limit(gpu: CudnnRef, seconds: float) -> Iterator[None]:
     would look like one. What comes before and after the block may take its time."""
     supervisor = gpu._service._supervisor
     assert supervisor is not None
-    specs, monitor = supervisor._specs, supervisor._actors[CHILD]
-    assert isinstance(monitor, WorkerMonitor)
+    specs, actor = supervisor._specs, supervisor._actors[CHILD]
     own = specs[CHILD]
-    monitor._hang_after_s = seconds  # first: see `notice_hang`
+    if isinstance(actor, WorkerMonitor):
+        actor._hang_after_s = seconds  # first: see `notice_hang`
     specs[CHILD] = msgspec.structs.replace(own, hang_after_s=seconds)
     supervisor.mailbox.nudge()
     try:
         yield
     finally:
         specs[CHILD] = own
-        monitor._hang_after_s = gpu._service.options.hang_after_s
+        if isinstance(actor, WorkerMonitor):
+            actor._hang_after_s = gpu._service.options.hang_after_s
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from cudnn_actor.service import Spawning
 from cudnn_actor.supervision import ExitKind, Restarting
 
 from ..log_lines import line
-from .noticed_hangs import NOTICED_S, notice_hang
+from .noticed_hangs import NOTICED_S, notice_hang, short_limit
 from .rigs import (
     BEYOND_S,
     LIMIT_S,
@@ -165,9 +165,10 @@ async def test_a_plan_of_many_operations_is_no_hang(operation: str) -> None:
 
 async def test_an_idle_service_is_no_hang() -> None:
     gate = Gate()
-    async with spawn_gated(gate, hang_after_s=0.001) as gpu:
+    async with spawn_gated(gate) as gpu:
         idle = threading.Event()
-        await in_thread(lambda: idle.wait(0.02))
+        with short_limit(gpu, 0.001):  # in its start, the limit would be short for a busy machine
+            await in_thread(lambda: idle.wait(0.02))
         health = gpu.health()  # a request would be work in progress, which may take longer than that
         assert (health.generation, health.restarts, health.cause) == (1, 0, None)
 
