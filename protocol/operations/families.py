@@ -74,6 +74,12 @@ from cudnn_actor.protocol.operations.recurrent import (
     RecurrentBackwardWeights as RecurrentBackwardWeights,
     RecurrentMode as RecurrentMode,
 )
+from cudnn_actor.protocol.operations.recurrent_steps import (
+    CellActivation as CellActivation,
+    CellFunction as CellFunction,
+    RecurrentCell as RecurrentCell,
+    RecurrentSteps as RecurrentSteps,
+)
 from cudnn_actor.protocol.operations.reduction import (
     ArgReduction as ArgReduction,
     Cumulative as Cumulative,

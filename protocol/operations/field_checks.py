@@ -154,7 +154,7 @@ def _parameter(message: Operation[Any], name: str, value: object, kind: Any) -> 
 def _words(kind: Any) -> str:
     """The type of a parameter, for people."""
     if get_origin(kind) is tuple:
-        return f"a tuple of {_WORDS[get_args(kind)[0]].removeprefix('a ')}s"
+        return f"a tuple of {_words(get_args(kind)[0]).removeprefix('a ')}s"
     if get_args(kind):
         return " or ".join(map(_words, get_args(kind)))
     return _WORDS.get(kind) or f"a {kind.__name__}"

@@ -460,7 +460,8 @@ _ADV = (
     Row(
         _NOT_YET,
         "cudnnRNNSetClip_v8 cudnnRNNSetClip_v9 cudnnRNNGetClip_v8 cudnnRNNGetClip_v9",
-        "Recurrent layers clip no cells. [ONNX files](onnx.md) that do run step by step",
+        "Nothing clips cells. The `clip` of `RecurrentSteps` bounds what gates are computed from, as ONNX's: "
+        "[steps of other cells](operations.md#steps-of-other-recurrent-cells)",
     ),
     Row(
         _NEEDLESS,

@@ -36,6 +36,8 @@ from cudnn_actor.protocol.operations import (
     Node,
     Pointwise,
     PointwiseMode,
+    RecurrentCell,
+    RecurrentSteps,
     TensorRole,
     Window,
 )
@@ -380,12 +382,15 @@ def test_a_relu_of_a_rounded_value_is_that_of_the_definition(
     np.testing.assert_array_equal(by_definition[3], tiled[3])
 
 
-@pytest.mark.parametrize("name", ["recurrent", "ctc_loss"])
+@pytest.mark.parametrize("name", ["recurrent", "recurrent_steps", "ctc_loss"])
 def test_definitions_that_walk_through_steps_note_progress_on_the_way(name: str) -> None:
     g = GraphBuilder()
     x = g.input("x", (40, 2, 3), "float64")
     if name == "recurrent":
         y = g.rnn(x, [[g.input("w", (3, 3), "float64"), g.input("r", (3, 3), "float64")]]).y
+    elif name == "recurrent_steps":
+        w = g.input("w", (1, 3, 3), "float64")
+        y = g.apply(RecurrentSteps(x=x, w=w, cell=RecurrentCell.PLAIN))
     else:
         lengths = [g.input(each, (2,), "int32") for each in ("frames", "labels")]
         y = g.ctc_loss(x, g.input("targets", (2, 5), "int32"), *lengths)

@@ -77,7 +77,7 @@ def opened(engine: CpuEngine) -> CpuEngine:
 
 @functools.cache
 def programs() -> list[Program]:
-    return [draw(SEED, number) for number in range(172)]
+    return [draw(SEED, number) for number in range(168)]
 
 
 def test_the_cpu_engine_computes_what_the_operations_define() -> None:

@@ -67,6 +67,8 @@ from cudnn_actor.protocol import (
     RandomIntegers,
     RandomNormal,
     RandomUniform,
+    RecurrentCell,
+    RecurrentSteps,
     Reduction,
     ReductionMode,
     Resample,
@@ -421,6 +423,24 @@ CTC_LOSSES: dict[str, tuple[list[GraphTensor], Node]] = {
     )
     for name, labels in (("ctc loss", 7), ("ctc loss of several states a thread", 900))
 }
+RECURRENT_STEPS: dict[str, tuple[list[GraphTensor], Node]] = {
+    name: (
+        [
+            tensor(0, (12, 5, 4 * units)),
+            tensor(1, (1, 4 * units, units)),
+            tensor(2, (1, 3, units)),
+            tensor(3, (5,), DType.INT32),
+            tensor(4, (12, 5, units)),
+        ],
+        RecurrentSteps(
+            x=0, w=1, peepholes=2, lengths=3, y=4, cell=RecurrentCell.LSTM, clip=0.1, coupled=coupled
+        ),
+    )
+    for name, units, coupled in (
+        ("recurrent steps", 24, True),
+        ("recurrent steps of a launch each", 600, False),
+    )
+}
 SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
     "softmax": (tensors(ROWS, ROWS), Softmax(x=0, y=1)),
     "softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2)),
@@ -463,6 +483,7 @@ ONLY_OURS = {
     *SCATTERS,
     *SORTS,
     *CTC_LOSSES,
+    *RECURRENT_STEPS,
     *RESAMPLED,
     *SAMPLED,
     *RESPONSES,
@@ -781,6 +802,14 @@ def another_blank(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, blank=0)
 
 
+def unbounded(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, clip=None)
+
+
+def backwards(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, reverse=True)
+
+
 def unordered(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, in_order=False)
 
@@ -828,7 +857,7 @@ def engine() -> Iterator[CudaEngine]:
 
 GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
 GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS | RESAMPLED | PADDED
-GIVEN |= SAMPLED | CAST | CTC_LOSSES
+GIVEN |= SAMPLED | CAST | CTC_LOSSES | RECURRENT_STEPS
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
@@ -846,6 +875,7 @@ CASES = [
     *itertools.product(SCATTERS, [missing, shorter_result, one_index, one_update, smallest_update]),
     *itertools.product(SORTS, [missing, other_end, one_less, unordered, next_row, half_read]),
     *itertools.product(CTC_LOSSES, [missing, another_blank, next_row]),
+    *itertools.product(RECURRENT_STEPS, [missing, unbounded, backwards, next_row]),
     *itertools.product(RESAMPLED, [missing, shorter_result, next_row, other_places, other_interpolation]),
     *itertools.product(SAMPLED, [missing, shorter_result, next_row, other_corners, other_padding]),
     *itertools.product(PRODUCTS, [missing, transposed, shorter_sums, another_b, one_sample_less]),

@@ -1,4 +1,4 @@
-"""Recurrent layers by libcudnn beside their definitions in float64."""
+"""Recurrent layers by libcudnn, and steps of other cells, beside their definitions in float64."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from cudnn_actor import UnsupportedGraph, spawn
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, Recurrent, RecurrentMode
+from cudnn_actor.protocol.operations import RecurrentCell, RecurrentSteps
 
 from ..engines.differences import computed
 from ..engines.references import relative_error
@@ -110,3 +111,28 @@ async def test_a_reserve_is_refused_outside_of_a_plan() -> None:
         assert await gpu.apply(layer)
         with pytest.raises(UnsupportedGraph, match="reserve"):
             await gpu.apply(layer, also=("reserve",))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("cell", RecurrentCell)
+@pytest.mark.parametrize(("steps", "hidden"), [(2000, 24), (60, 700)], ids=["a launch", "a launch a step"])
+async def test_steps_of_other_cells(cell: RecurrentCell, dtype: DType, steps: int, hidden: int) -> None:
+    """By our kernels. The state is carried in float32."""
+    g, rng, ways, rows = GraphBuilder(), np.random.default_rng(5), 2, cell.gates * hidden
+    state = (ways, BATCH, hidden)
+    dims: dict[str, tuple[int, ...]] = {"x": (steps, BATCH, ways * rows), "w": (ways, rows, hidden)}
+    dims |= {"bias": (ways, rows), "h0": state}
+    dims |= {"peepholes": (ways, 3, hidden), "c0": state} if cell is RecurrentCell.LSTM else {}
+    values = {
+        name: (rng.standard_normal(each) / (2 * np.sqrt(hidden) if name == "w" else 1)).astype(dtype.numpy)
+        for name, each in dims.items()
+    }
+    values["lengths"] = np.array([steps, 0, 1, steps - 1, steps // 2], np.int32)
+    tensors: Any = {name: g.input(name, array.shape, array.dtype) for name, array in values.items()}
+    operation: RecurrentSteps[Any] = RecurrentSteps(**tensors, cell=cell, clip=2.0)
+    ends = ("h_n", "c_n") if cell is RecurrentCell.LSTM else ("h_n",)
+    made = g.apply(operation, also=ends)
+    graph = g.build({name: getattr(made, name) for name in ("y", *ends)})
+    found, _ = await run(graph, values)
+    for name, each in computed(graph, values).items():
+        assert relative_error(found[name], each.astype(np.float64)) < BOUNDS[dtype], name

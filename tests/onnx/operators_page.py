@@ -100,22 +100,22 @@ program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
   node; neither the event loop nor the end of the program waits for it.
 - **Operators of ONNX Runtime's own**, of the domain `com.microsoft`, which its optimiser and its quantiser
   write: those of the table below run, all others say how to export without them. `DynamicQuantizeLSTM`
-  quantises its input as a whole, and its states at each step, of all samples at once: each step is 35
-  operations of the graph. ONNX Runtime quantises parts of a batch by themselves, as many as it has threads;
+  quantises its input as a whole, and its states at each step, of all samples at once: its steps are unrolled.
+  ONNX Runtime quantises parts of a batch by themselves, as many as it has threads;
   and on processors without VNNI, its sums of two products saturate where weights are beyond 63.
 - **Random numbers** come from a seed: the node's, or `gpu.load(model, random=1)`, without which such nodes
   are refused. Each run draws others, and a model that is loaded again draws the same ones again, on every
   engine. ONNX says how they are distributed and not which ones they are: other programs draw others.
-- **Recurrent networks** are [one operation](operations.md#recurrent-layers), of any number of steps: an LSTM,
-  a GRU with `linear_before_reset=1`, and an RNN of tanh or relu, with the usual activations, without `clip`,
-  `input_forget` or peepholes, and with lengths that the model says, which a reversed network must not have.
-  All others are unrolled.
-- **Unrolled recurrences and loops**: each step of an LSTM is 20 operations of the graph, of a GRU 26, of an
-  RNN 8, of a `Loop` or a `Scan` those of its body. A graph may have 10,000, so that an LSTM may have 499
-  steps, a GRU 383 and an RNN 1,248, or half of that in two directions. A longer sequence is refused after two
-  steps, and the error names the option that raises the limit:
-  `spawn(graph_limits=GraphLimits(operations=...))`. Each length of a sequence is a graph of its own, imported
-  and planned at its first run: give chunks of one length, or pad to few.
+- **Recurrent networks** are one operation, of any number of steps. An LSTM, a GRU with
+  `linear_before_reset=1` and an RNN of tanh or relu are [layers](operations.md#recurrent-layers) as libcudnn
+  has them, with the usual activations, without `clip`, `input_forget` or peepholes, and with lengths that the
+  model says, which a reversed network must not have. All others are a product with the input of all steps,
+  and [the steps of other cells](operations.md#steps-of-other-recurrent-cells).
+- **Unrolled loops**: each step of a `Loop` or a `Scan` is the operations of its body, and each step of a
+  `DynamicQuantizeLSTM` is 37. A graph may have 10,000, so that the latter may have 269 steps, or half of that
+  in two directions. A longer sequence is refused after two steps, and the error names the option that raises
+  the limit: `spawn(graph_limits=GraphLimits(operations=...))`. Each length of a sequence is a graph of its
+  own, imported and planned at its first run: give chunks of one length, or pad to few.
 - **Layout.** In bfloat16 and float16, convolutions have their channels last, and so has what follows from
   them. Filters are uploaded so. An output that is kept as a reference may be one of those.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each

@@ -26,6 +26,8 @@ from cudnn_actor.protocol.operations import (
     AvgPoolBackward,
     BitCast,
     BorderPad,
+    CellActivation,
+    CellFunction,
     CTCLoss,
     Cumulative,
     Gather,
@@ -51,6 +53,8 @@ from cudnn_actor.protocol.operations import (
     Randomness,
     RandomNormal,
     RandomUniform,
+    RecurrentCell,
+    RecurrentSteps,
     Reduction,
     ReductionMode,
     Resample,
@@ -197,6 +201,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _scatters(),
         _sorts(),
         _ctc_losses(),
+        _recurrent_steps(),
         _resamplings(),
         _grid_samples(),
     )
@@ -517,3 +522,23 @@ def _ctc_losses() -> Iterator[tuple[str, OperationGraph]]:
         for results in ({"losses": None}, {"losses": None, "dlog_probs": None}):
             name = f"ctc_loss-{dtype}-{labels}-{zero}-{len(results)}"
             yield name, graph_of(CTCLoss, given, results, zero_infinity=zero)
+
+
+def _recurrent_steps() -> Iterator[tuple[str, OperationGraph]]:
+    """Each cell and dtype in both directions, with all operands and functions; and without any."""
+    for dtype, cell in itertools.product(FLOATS, RecurrentCell):
+        rows, lstm = 6 * cell.gates, cell is RecurrentCell.LSTM
+        dims: dict[str, tuple[int, ...]] = {"x": (5, 3, 2 * rows), "w": (2, rows, 6), "bias": (2, rows)}
+        dims |= {"peepholes": (2, 3, 6), "lengths": (3,)} if lstm else {"lengths": (3,)}
+        dims |= dict.fromkeys(("h0", "c0")[: 1 + lstm], (2, 3, 6))
+        given = {
+            name: TensorSpec.packed(each, DType.INT64 if name == "lengths" else dtype)
+            for name, each in dims.items()
+        }
+        functions = itertools.islice(itertools.cycle(CellFunction), 2 * cell.functions)
+        activations = tuple(CellActivation(function=each) for each in functions)
+        ends = dict.fromkeys(("y", "h_n", "c_n")[: 2 + lstm])
+        of: dict[str, Any] = {"cell": cell, "clip": 2.0, "activations": activations}
+        yield f"recurrent_steps-{dtype}-{cell}", graph_of(RecurrentSteps, given, ends, **of)
+        bare = {name: given[name] for name in ("x", "w")}
+        yield f"recurrent_steps-{dtype}-{cell}-bare", graph_of(RecurrentSteps, bare, {"y": None}, cell=cell)

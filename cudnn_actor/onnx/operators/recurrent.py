@@ -1,12 +1,11 @@
-"""Recurrent networks: as one operation where there is one, else unrolled.
+"""Recurrent networks: `Recurrent` where it has what a node asks for, else `RecurrentSteps`.
 
-Unrolled, they are a product of matrices for all steps, and then one for each.
 https://onnx.ai/onnx/operators/onnx__LSTM.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,37 +13,60 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.matmul import turned
-from cudnn_actor.onnx.unrolling import Unrolling
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.operations import Recurrent, RecurrentMode
+from cudnn_actor.protocol.operations import (
+    CellActivation,
+    CellFunction,
+    Recurrent,
+    RecurrentCell,
+    RecurrentMode,
+    RecurrentSteps,
+)
 
-__all__ = ["run_lstm"]
+__all__ = ["Network"]
 
-_State = tuple[Tensor, ...]
-_Function = Callable[[Any], Tensor]
-_PARAMETERS: dict[str, tuple[float, float | None]] = {
-    "affine": (1.0, 0.0),
-    "elu": (1.0, None),
-    "hardsigmoid": (0.2, 0.5),
-    "leakyrelu": (0.01, None),
-    "scaledtanh": (1.0, 1.0),
-    "thresholdedrelu": (1.0, None),
+_FUNCTIONS = {function.replace("_", ""): function for function in CellFunction}
+"""By ONNX's names, in small letters."""
+_PARAMETERS: dict[CellFunction, tuple[float, float | None]] = {
+    CellFunction.AFFINE: (1.0, 0.0),
+    CellFunction.ELU: (1.0, None),
+    CellFunction.HARD_SIGMOID: (0.2, 0.5),
+    CellFunction.LEAKY_RELU: (0.01, None),
+    CellFunction.SCALED_TANH: (1.0, 1.0),
+    CellFunction.THRESHOLDED_RELU: (1.0, None),
 }
 """Activations with parameters, and what alpha and beta are if they are left out."""
-_Step = Callable[[Tensor, _State], _State]
-"""From the input's part of a step, and the state before it: the state behind it. The first is the output."""
-_Product = Callable[[Tensor, Tensor, int, int], Tensor]
-"""Of an operand and turned weights, which are those of an input of the node, in a direction."""
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
-class _Network:
-    """One node: its parameters, and how its directions are run."""
+class Network:
+    """One node: its parameters, and the operation that runs it.
 
-    def __init__(self, node: Node, g: GraphBuilder, *defaults: str, product: _Product | None = None) -> None:
+    Parameters
+    ----------
+    node
+        The node.
+    g
+        The builder of the graph.
+    defaults
+        The activations of a direction that names none.
+
+    Attributes
+    ----------
+    x
+        Its input, dims (steps, batch, features).
+    names
+        Its activations, in small letters: those of each direction, one direction behind the other.
+    activations
+        The same with their parameters.
+    clip
+        The bound of what the gates' activations are taken of; 0 for none.
+    """
+
+    def __init__(self, node: Node, g: GraphBuilder, *defaults: str) -> None:
         self.node, self.g = node, g
-        self.product = product or (lambda x, weights, *_: g.matmul(x, weights))
-        self.gates, self.states = {"RNN": (1, 1), "GRU": (3, 1), "LSTM": (4, 2)}[node.op]
+        self.gates, self.states = _GATES[node.op], 2 if node.op == "LSTM" else 1
         x = node.tensor(0)
         self.batch_first = bool(node.attribute("layout", 0))
         self.x = g.transpose(x, (1, 0, 2)) if self.batch_first else x
@@ -53,11 +75,15 @@ class _Network:
         self.directions = {"bidirectional": 2}.get(node.attribute("direction"), 1)
         self._check_dims()
         names = node.attribute("activations") or defaults * self.directions
-        self.names = [name.lower() for name in names]
-        self.clip = node.attribute("clip", 0.0)
+        self.names = [name.lower() for name in names[: len(defaults) * self.directions]]
+        self.clip = max(0.0, node.attribute("clip", 0.0))
         given = {name: iter(node.attribute(f"activation_{name}") or ()) for name in ("alpha", "beta")}
-        made = [self._activation(name.lower(), **given) for name in names]
-        self.activations = [made[n * len(defaults) : (n + 1) * len(defaults)] for n in range(self.directions)]
+        self.activations = [_activation(name, **given) for name in self.names]
+
+    @property
+    def backwards(self) -> bool:
+        """Whether its only direction begins at the end."""
+        return bool(self.node.attribute("direction") == "reverse")
 
     def _check_dims(self) -> None:
         """Raise `Unfit` unless the inputs have the dims that ONNX says of them."""
@@ -72,76 +98,99 @@ class _Network:
         if node.op == "LSTM":
             node.require(7, of_all, 3 * self.hidden)
 
-    def _activation(self, name: str, alpha: Iterator[float], beta: Iterator[float]) -> _Function:
-        """An activation, which takes its parameters, if it has any, from those that are left."""
-        g, (first, second) = self.g, _PARAMETERS.get(name, (None, None))
-        a = 0.0 if first is None else next(alpha, first)
-        b = 0.0 if second is None else next(beta, second)
-        known: dict[str, _Function] = {
-            "affine": lambda x: x * a + b,
-            "elu": lambda x: g.elu(x, a),
-            "hardsigmoid": lambda x: g.clip(x * a + b, 0.0, 1.0),
-            "leakyrelu": lambda x: g.leaky_relu(x, a),
-            "relu": g.relu,
-            "scaledtanh": lambda x: g.tanh(x * b) * a,
-            "sigmoid": g.sigmoid,
-            "softplus": g.softplus,
-            "softsign": g.softsign,
-            "tanh": g.tanh,
-            "thresholdedrelu": lambda x: g.where(g.greater(x, a), x, 0.0),
-        }
-        if name not in known:
-            raise Declined(f"the activation {name}")
-        return known[name]
-
-    def clipped(self, function: _Function) -> _Function:
-        """An activation behind the bounds that the network has for what its gates are computed from."""
-        if self.clip <= 0:
-            return function
-        return lambda x: function(self.g.clip(x, -self.clip, self.clip))
-
-    def layer(self, mode: RecurrentMode | None, order: Sequence[int]) -> Result | None:
-        """The outputs by one operation; None if that has not what the node asks for.
+    def run(self, mode: RecurrentMode | None, cell: RecurrentCell, order: Sequence[int]) -> Result:
+        """The outputs: of all steps, and the last state.
 
         Parameters
         ----------
         mode
-            Of the operation; None if there is none for the node's activations and attributes.
+            Of `Recurrent`; None if there is none for the node's activations and attributes.
+        cell
+            Of `RecurrentSteps`.
         order
-            Which of ONNX's gates each of the operation's is.
+            Which of ONNX's gates each of the operations' is.
         """
+        made = self.layer(mode, order)
+        return self._by_steps(cell, order) if made is None else made
+
+    def layer(self, mode: RecurrentMode | None, order: Sequence[int]) -> Result | None:
+        """The outputs by `Recurrent`; None if that has not what the node asks for. See `run`."""
         node, g, lengths = self.node, self.g, self._fixed_lengths()
         whole = lengths is None or set(lengths) == {self.steps}
-        backwards = node.attribute("direction") == "reverse"
-        floats = [node.tensor(number) for number in (0, 1, 2, 3, 5, 6) if node.has(number)]
         if (
             mode is None
             or self.clip > 0
             or (node.has(4) and lengths is None)
-            or (backwards and not whole)
+            or (self.backwards and not whole)
             or not self.steps * self.batch * self.hidden * self.x.dims[2]
-            or not self.x.dtype.is_floating
-            or any(each.dtype is not self.x.dtype for each in floats)
         ):
             return None
-        x = g.flip(self.x, 0) if backwards else self.x
-        bias = None
-        if node.has(3):
-            both = [*order, *(self.gates + gate for gate in order)]
-            bias = g.reshape(self._in_order(3, both), (self.directions, 2, self.gates * self.hidden))
-        states: dict[str, Any] = {
-            name: g.transpose(node.tensor(number), (1, 0, 2)) if self.batch_first else node.tensor(number)
-            for name, number in (("h0", 5), ("c0", 6))[: self.states]
-            if node.has(number)
-        }
-        w_ih, w_hh = (self._in_order(number, order) for number in (1, 2))
         operation: Recurrent[Any] = Recurrent(
-            x=x, w_ih=w_ih, w_hh=w_hh, bias=bias, mode=mode, lengths=None if whole else lengths, **states
+            x=g.flip(self.x, 0) if self.backwards else self.x,
+            w_ih=self.in_order(1, order),
+            w_hh=self.in_order(2, order),
+            bias=self._biases(order),
+            mode=mode,
+            lengths=None if whole else lengths,
+            **self._first_states(),
         )
+        return self._results(operation, flipped=self.backwards)
+
+    def _by_steps(self, cell: RecurrentCell, order: Sequence[int]) -> Result:
+        """The outputs by `RecurrentSteps`: the products with the input are one, of all steps."""
+        node, g, biases = self.node, self.g, self._biases(order)
+        weights = g.reshape(self.in_order(1, order), (-1, self.x.dims[2]))
+        x = g.matmul(self.x, turned(g, weights))
+        of_state = None
+        if biases is not None:
+            x = g.add(x, g.reshape(g.slice(biases, (slice(None), 0)), (-1,)))
+            of_state = g.slice(biases, (slice(None), 1))
+        lstm = cell is RecurrentCell.LSTM
+        operation: RecurrentSteps[Any] = RecurrentSteps(
+            x=x,
+            w=self.in_order(2, order),
+            bias=of_state,
+            peepholes=self._peepholes() if lstm else None,
+            lengths=node.tensor_or_none(4),
+            **self._first_states(),
+            cell=cell,
+            activations=tuple(self.activations),
+            clip=self.clip or None,
+            coupled=lstm and bool(node.attribute("input_forget")),
+            reverse=self.backwards,
+        )
+        return self._results(operation)
+
+    def _results(self, operation: Any, *, flipped: bool = False) -> Result:
+        """What a node gives, from what the operation does."""
+        g = self.g
         y, *ends = g.apply(operation, also=("h_n", "c_n")[: self.states])
         y = g.reshape(y, (self.steps, self.batch, self.directions, self.hidden))
-        y = g.transpose(g.flip(y, 0) if backwards else y, (1, 0, 2, 3) if self.batch_first else (0, 2, 1, 3))
+        y = g.transpose(g.flip(y, 0) if flipped else y, (1, 0, 2, 3) if self.batch_first else (0, 2, 1, 3))
         return (y, *(g.transpose(each, (1, 0, 2)) if self.batch_first else each for each in ends))
+
+    def _biases(self, order: Sequence[int]) -> Tensor | None:
+        """That of the input and that of the state, dims (directions, 2, gates * hidden)."""
+        if not self.node.has(3):
+            return None
+        both = [*order, *(self.gates + gate for gate in order)]
+        return self.g.reshape(self.in_order(3, both), (self.directions, 2, self.gates * self.hidden))
+
+    def _peepholes(self) -> Tensor | None:
+        """Of the gates i, f and o: ONNX has f last."""
+        if not self.node.has(7):
+            return None
+        return self.g.reshape(self.in_order(7, (0, 2, 1)), (self.directions, 3, self.hidden))
+
+    def _first_states(self) -> dict[str, Any]:
+        """Those that are given, by the operations' names."""
+        return {
+            name: self.g.transpose(self.node.tensor(number), (1, 0, 2))
+            if self.batch_first
+            else self.node.tensor(number)
+            for name, number in (("h0", 5), ("c0", 6))[: self.states]
+            if self.node.has(number)
+        }
 
     def _fixed_lengths(self) -> tuple[int, ...] | None:
         """How many steps each sequence has, if the model says so."""
@@ -153,7 +202,7 @@ class _Network:
         found = tuple(int(length) for length in value.elements)
         return found if all(0 <= length <= self.steps for length in found) else None
 
-    def _in_order(self, number: int, order: Sequence[int]) -> Tensor:
+    def in_order(self, number: int, order: Sequence[int]) -> Tensor:
         """Weights with their gates in this order. Those of the model are put in order when it is loaded."""
         value = self.node.value(number)
         size = value.dims[1] // len(order)
@@ -169,161 +218,41 @@ class _Network:
         self.node.reserve(*value.dims, itemsize=value.dtype.itemsize, passing=1)
         return self.node.rearranged(number, f"gates {list(order)}", ordered)
 
-    def part(self, number: int, direction: int) -> Tensor | None:
-        """What an input has for a direction."""
-        value = self.node.tensor_or_none(number)
-        return None if value is None else self.g.slice(value, direction)
 
-    def recurrence(self, direction: int) -> tuple[Tensor, Tensor | None]:
-        """The weights that the state is multiplied with, turned, and their bias."""
-        weights, bias = self.part(2, direction), self.part(3, direction)
-        assert weights is not None
-        size = self.gates * self.hidden
-        return turned(self.g, weights), None if bias is None else self.g.slice(bias, slice(size, None))
-
-    def inputs(self, direction: int) -> Tensor:
-        """The input's part of each step, dims (steps, batch, gates * hidden)."""
-        weights, bias = self.part(1, direction), self.part(3, direction)
-        assert weights is not None
-        made = self.product(self.x, turned(self.g, weights), 1, direction)
-        return (
-            made if bias is None else self.g.add(made, self.g.slice(bias, slice(0, self.gates * self.hidden)))
-        )
-
-    def gate(self, x: Tensor, number: int) -> Tensor:
-        """One of the gates that lie beside each other."""
-        return self.g.slice(x, (..., slice(number * self.hidden, (number + 1) * self.hidden)))
-
-    def initial(self, direction: int) -> _State:
-        """The state before the first step."""
-        found = []
-        for number in range(self.states):
-            value = self.node.tensor_or_none(5 + number)
-            if value is None:
-                found.append(self.g.full((self.batch, self.hidden), 0.0, self.x.dtype))
-            else:
-                index = (slice(None), direction) if self.batch_first else (direction,)
-                found.append(self.g.slice(value, index))
-        return tuple(found)
-
-    def _unrolling(self) -> Unrolling:
-        """What watches the steps. Only outputs that the node has are stacked in the graph."""
-        parts, every = self.directions, self.node.wants(0)
-        stacks = every + sum(self.node.wants(1 + number) for number in range(self.states))
-        behind = (parts + self.batch_first if every else 0) + stacks * (parts + 1)
-        return self.node.unrolling(self.steps * parts, int(every), parts=parts, behind=behind)
-
-    def run(self, step_of: Callable[[int], _Step]) -> Result:
-        """The outputs: of all steps, and the last state."""
-        g, lengths = self.g, self.node.tensor_or_none(4)
-        every, last = [], []
-        unrolling = self._unrolling()
-        for direction in range(self.directions):
-            backwards = direction == 1 or self.node.attribute("direction") == "reverse"
-            inputs, step, state = self.inputs(direction), step_of(direction), self.initial(direction)
-            outputs: list[Tensor] = []
-            for time in range(self.steps)[:: -1 if backwards else 1]:
-                new = step(g.slice(inputs, time), state)
-                output = new[0]
-                if lengths is not None:  # a sequence that has ended, or not begun, keeps its state
-                    within = g.reshape(g.greater(lengths, time), (self.batch, 1))
-                    output = g.where(within, output, 0.0)
-                    new = tuple(g.where(within, one, old) for one, old in zip(new, state, strict=True))
-                state = new
-                outputs.append(output)
-                unrolling.turned()
-            every.append(g.stack(outputs[:: -1 if backwards else 1]))
-            last.append(state)
-        y = g.stack(every, 1)  # (steps, directions, batch, hidden)
-        y = g.transpose(y, (2, 0, 1, 3)) if self.batch_first else y
-        axis = 1 if self.batch_first else 0
-        ends = (g.stack([state[number] for state in last], axis) for number in range(self.states))
-        return (y, *ends)
+def _activation(name: str, alpha: Iterator[float], beta: Iterator[float]) -> CellActivation:
+    """An activation, which takes its parameters, if it has any, from those that are left."""
+    if name not in _FUNCTIONS:
+        raise Declined(f"the activation {name}")
+    function = _FUNCTIONS[name]
+    first, second = _PARAMETERS.get(function, (None, None))
+    given: dict[str, float] = {}
+    if first is not None:
+        given["alpha"] = next(alpha, first)
+    if second is not None:
+        given["beta"] = next(beta, second)
+    return CellActivation(function=function, **given)
 
 
 @operator("RNN", since=7)
 def rnn(node: Node, g: GraphBuilder) -> Result:
-    network = _Network(node, g, "Tanh")
+    network = Network(node, g, "Tanh")
     modes = {"tanh": RecurrentMode.TANH, "relu": RecurrentMode.RELU}
     mode = modes.get(network.names[0]) if len(set(network.names)) == 1 else None
-    if (made := network.layer(mode, (0,))) is not None:
-        return made
-
-    def step_of(direction: int) -> _Step:
-        (weights, bias), f = network.recurrence(direction), network.clipped(network.activations[direction][0])
-
-        def step(x: Tensor, state: _State) -> _State:
-            return (f(_plus(g, g.add(x, g.matmul(state[0], weights)), bias)),)
-
-        return step
-
-    return network.run(step_of)
+    return network.run(mode, RecurrentCell.PLAIN, (0,))
 
 
 @operator("GRU", since=7)
 def gru(node: Node, g: GraphBuilder) -> Result:
-    network = _Network(node, g, "Sigmoid", "Tanh")
+    network = Network(node, g, "Sigmoid", "Tanh")
     behind = bool(node.attribute("linear_before_reset"))
     usual = behind and network.names == ["sigmoid", "tanh"] * network.directions
-    if (made := network.layer(RecurrentMode.GRU if usual else None, (1, 0, 2))) is not None:
-        return made
-
-    def step_of(direction: int) -> _Step:
-        weights, bias = network.recurrence(direction)
-        f, h = map(network.clipped, network.activations[direction])
-        w = [network.gate(weights, n) for n in range(3)]
-        b = [None if bias is None else network.gate(bias, n) for n in range(3)]
-
-        def step(x: Tensor, state: _State) -> _State:
-            before = state[0]
-            z = f(_plus(g, g.add(network.gate(x, 0), g.matmul(before, w[0])), b[0]))
-            r = f(_plus(g, g.add(network.gate(x, 1), g.matmul(before, w[1])), b[1]))
-            if behind:
-                inner = g.multiply(r, _plus(g, g.matmul(before, w[2]), b[2]))
-            else:
-                inner = _plus(g, g.matmul(g.multiply(r, before), w[2]), b[2])
-            new = h(g.add(network.gate(x, 2), inner))
-            return (g.add(g.multiply(g.subtract(1.0, z), new), g.multiply(z, before)),)
-
-        return step
-
-    return network.run(step_of)
+    cell = RecurrentCell.GRU if behind else RecurrentCell.GRU_RESET_FIRST
+    return network.run(RecurrentMode.GRU if usual else None, cell, (1, 0, 2))
 
 
 @operator("LSTM", since=7)
-def run_lstm(node: Node, g: GraphBuilder, product: _Product | None = None) -> Result:
-    """An LSTM. `product`: how its input and its states are multiplied with weights, else as matrices."""
-    network = _Network(node, g, "Sigmoid", "Tanh", "Tanh", product=product)
+def lstm(node: Node, g: GraphBuilder) -> Result:
+    network = Network(node, g, "Sigmoid", "Tanh", "Tanh")
     usual = network.names == ["sigmoid", "tanh", "tanh"] * network.directions
-    usual = usual and product is None and not node.has(7) and not node.attribute("input_forget")
-    if (made := network.layer(RecurrentMode.LSTM if usual else None, (0, 2, 3, 1))) is not None:
-        return made
-
-    def step_of(direction: int) -> _Step:
-        weights, bias = network.recurrence(direction)
-        f, c = map(network.clipped, network.activations[direction][:2])
-        h = network.activations[direction][2]
-        peepholes = network.part(7, direction)
-        p = [None if peepholes is None else network.gate(peepholes, n) for n in range(3)]
-
-        def step(x: Tensor, state: _State) -> _State:
-            before, cell = state
-            gates = _plus(g, g.add(x, network.product(before, weights, 2, direction)), bias)
-
-            def seen(number: int, place: int, of: Tensor) -> Tensor:
-                peephole = p[place]
-                gate = network.gate(gates, number)
-                return gate if peephole is None else g.add(gate, g.multiply(peephole, of))
-
-            i = f(seen(0, 0, cell))
-            forget = g.subtract(1.0, i) if node.attribute("input_forget") else f(seen(2, 2, cell))
-            new = g.add(g.multiply(forget, cell), g.multiply(i, c(network.gate(gates, 3))))
-            return g.multiply(f(seen(1, 1, new)), h(new)), new
-
-        return step
-
-    return network.run(step_of)
-
-
-def _plus(g: GraphBuilder, x: Tensor, bias: Tensor | None) -> Tensor:
-    return x if bias is None else g.add(x, bias)
+    usual = usual and not node.has(7) and not node.attribute("input_forget")
+    return network.run(RecurrentMode.LSTM if usual else None, RecurrentCell.LSTM, (0, 2, 3, 1))

@@ -20,9 +20,9 @@ from cudnn_actor.onnx.operators.quantised import (
     quantised,
     quantize_linear,
 )
-from cudnn_actor.onnx.operators.recurrent import run_lstm
 from cudnn_actor.onnx.operators.rows import of_rows
 from cudnn_actor.onnx.operators.runtime import attended, microsoft
+from cudnn_actor.onnx.operators.unrolled_lstm import unrolled_lstm
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -211,7 +211,7 @@ def dynamic_lstm(node: Node, g: GraphBuilder) -> Result:
         return g.multiply(_product(g, codes, weights), g.multiply(scale_of(number, direction), scale))
 
     filters = [_value(_turned_codes(node, g, number, zero)) for number, zero in ((1, 9), (2, 11))]
-    return run_lstm(node.of([node.inputs[0], *filters, *node.inputs[3:8]], "LSTM"), g, product)
+    return unrolled_lstm(node.of([node.inputs[0], *filters, *node.inputs[3:8]], "LSTM"), g, product)
 
 
 def _turned_codes(node: Node, g: GraphBuilder, number: int, zero: int) -> Tensor:

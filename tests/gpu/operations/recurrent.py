@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from cudnn_actor.protocol.operations import (
     RecurrentMode,
     Specs,
 )
-from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.operations.recurrent import walk as walked
 
-from .rows import BARE, FLOATS, Asked, Exact, Made, Row, Sizes, walk
+from .errors import Off, doubled, sum_error
+from .rows import BARE, FLOATS, Asked, Exact, Made, Row, Sizes
 
 __all__ = ["EXACTNESS", "ROWS"]
 
@@ -126,70 +125,8 @@ def _arrange(operation: Any, rng: np.random.Generator, values: Exact, specs: Spe
         values |= {name: found[name] for name in ("y", "reserve") if name in values}
 
 
-def _sum(terms: int) -> float:
-    """The error of a sum, also of one of equal terms, whose roundings do not cancel."""
-    return max(walk(terms), terms / 2)
-
-
 _AT_MOST = 1e-6
 """More than u of any dtype that is computed in."""
-
-
-@dataclass(frozen=True)
-class _Off:
-    """A value, and how far off it may be, in terms of u."""
-
-    value: Array
-    off: Array
-
-    @classmethod
-    def exact(cls, value: Array) -> _Off:
-        return cls(value, np.zeros(np.shape(value)))
-
-    def __add__(self, other: _Off) -> _Off:
-        return _Off(self.value + other.value, self.off + other.off + np.abs(self.value) + np.abs(other.value))
-
-    def __mul__(self, other: _Off) -> _Off:
-        a, b = np.abs(self.value), np.abs(other.value)
-        product = self.value * other.value
-        return _Off(product, a * other.off + b * self.off + 1e-7 * self.off * other.off + 2 * np.abs(product))
-
-    def __matmul__(self, weights: Array) -> _Off:
-        """Times exact weights."""
-        a, b = np.abs(self.value), np.abs(weights)
-        terms = weights.shape[-2]
-        return _Off(self.value @ weights, (self.off + (_sum(terms) + 2) * a) @ b)
-
-    def stored(self, more: float, least: float = 2.0**-14) -> _Off:
-        """Rounded once more, by `more` u of itself, or of `least` where that is more: by default of float16's
-        smallest normal number."""
-        return _Off(self.value, self.off + more * np.maximum(np.abs(self.value), least))
-
-    def complement(self) -> _Off:
-        """1 less it."""
-        return _Off(1 - self.value, self.off + 1 + np.abs(self.value))
-
-    def sigmoid(self) -> _Off:
-        with np.errstate(over="ignore"):
-            return _Off(1 / (1 + np.exp(-self.value)), np.minimum(self.off / 4, 1e9) + 4)
-
-    def tanh(self) -> _Off:
-        return _Off(np.tanh(self.value), np.minimum(self.off, 1e9) + 4)
-
-    def where(self, mask: Array, other: _Off) -> _Off:
-        return _Off(np.where(mask, self.value, other.value), np.where(mask, self.off, other.off))
-
-    def part(self, count: int, number: int) -> _Off:
-        """One of the gates that lie beside each other."""
-        return _Off(*(np.split(each, count, axis=-1)[number] for each in (self.value, self.off)))
-
-    def at(self, time: int) -> _Off:
-        """What it is at a step."""
-        return _Off(self.value[time], self.off[time])
-
-    def along(self, axis: int) -> list[_Off]:
-        """The parts along an axis."""
-        return [*map(_Off, np.moveaxis(self.value, axis, 0), np.moveaxis(self.off, axis, 0))]
 
 
 def _more(specs: Specs) -> float:
@@ -198,18 +135,13 @@ def _more(specs: Specs) -> float:
     return {DType.FLOAT16: 2.0**13, DType.BFLOAT16: 2.0**16}.get(dtype, 0.0)
 
 
-def _beside(parts: list[_Off]) -> _Off:
+def _beside(parts: list[Off]) -> Off:
     values, offs = ([getattr(part, name) for part in parts] for name in ("value", "off"))
-    return _Off(np.concatenate(values, axis=-1), np.concatenate(offs, axis=-1))
+    return Off(np.concatenate(values, axis=-1), np.concatenate(offs, axis=-1))
 
 
-def _zeros(*dims: int) -> _Off:
-    return _Off.exact(np.zeros(dims))
-
-
-def _doubled(off: Array) -> Array:
-    """Twice as much, and what roundings below the smallest normal number of float32 add up to."""
-    return np.where(off > 0, 2 * off + 1e-36, 0)
+def _zeros(*dims: int) -> Off:
+    return Off.exact(np.zeros(dims))
 
 
 def _forward(operation: Any, values: Exact, specs: Any) -> Exact:
@@ -226,11 +158,11 @@ def _forward(operation: Any, values: Exact, specs: Any) -> Exact:
     found["h_n"], found["c_n"] = np.zeros(h0.shape), np.zeros(c0.shape)
     more = _more(specs)
     for way in range(directions):
-        h, c = _Off.exact(h0[way]), _Off.exact(c0[way])
-        of_input = (_Off.exact(x) @ values["w_ih"][way].T + _Off.exact(bias[way, 0])).stored(more)
+        h, c = Off.exact(h0[way]), Off.exact(c0[way])
+        of_input = (Off.exact(x) @ values["w_ih"][way].T + Off.exact(bias[way, 0])).stored(more)
         for time, _ in walked(steps, way):
             a = of_input.at(time)
-            b = (h @ w_hh[way].T + _Off.exact(bias[way, 1])).stored(more)
+            b = (h @ w_hh[way].T + Off.exact(bias[way, 1])).stored(more)
             full, cells, noted = _stepped(mode, (a, b), (h, c), more)
             new = (full @ values["w_hr"][way].T).stored(more) if "w_hr" in values else full
             noted += [full] if "w_hr" in values else []
@@ -239,16 +171,16 @@ def _forward(operation: Any, values: Exact, specs: Any) -> Exact:
             found["y"][time, :, way * state : (way + 1) * state] = np.where(one, new.off, 0)
             found["reserve"][way, time] = np.where(one[..., None], np.stack([n.off for n in noted], 1), 0)
         found["h_n"][way], found["c_n"][way] = h.off, c.off
-    return {name: _doubled(found[name]) for name in specs}
+    return {name: doubled(found[name]) for name in specs}
 
 
 def _stepped(
-    mode: RecurrentMode, parts: tuple[_Off, _Off], before: tuple[_Off, _Off], more: float
-) -> tuple[_Off, _Off, list[_Off]]:
+    mode: RecurrentMode, parts: tuple[Off, Off], before: tuple[Off, Off], more: float
+) -> tuple[Off, Off, list[Off]]:
     (a, b), (h, c), count = parts, before, mode.gates
     if mode is RecurrentMode.RELU:
         total = (a + b).stored(more)
-        new = _Off(np.maximum(total.value, 0), np.where(total.value < -_AT_MOST * total.off, 0, total.off))
+        new = Off(np.maximum(total.value, 0), np.where(total.value < -_AT_MOST * total.off, 0, total.off))
         return new, c, [new]
     if mode is RecurrentMode.TANH:
         new = (a + b).tanh().stored(more, 1.0)
@@ -271,7 +203,7 @@ def _backward(operation: RecurrentBackwardData[str], values: Exact, specs: Specs
     if "reserve" not in values or more:  # the steps are computed again, and that rounds
         made = operation.forward(NumPy(), values)
         off = _forward(operation, values, dict.fromkeys(made, specs["dx"]))
-    y, reserve = (_Off(made[name], off[name] + np.zeros(made[name].shape)) for name in ("y", "reserve"))
+    y, reserve = (Off(made[name], off[name] + np.zeros(made[name].shape)) for name in ("y", "reserve"))
     w_hh = values["w_hh"]
     (steps, batch, _), (directions, rows, state) = y.value.shape, w_hh.shape
     hidden, within = rows // operation.mode.gates, operation.within(NumPy(), steps, batch)
@@ -282,16 +214,16 @@ def _backward(operation: RecurrentBackwardData[str], values: Exact, specs: Specs
     found["slopes"] = np.zeros(reserve.value.shape)
     for way in range(directions):
         own = slice(way * state, (way + 1) * state)
-        dh = _Off.exact(values.get("dh_n", np.zeros(h0.shape))[way])
-        dc = _Off.exact(values.get("dc_n", np.zeros(c0.shape))[way])
+        dh = Off.exact(values.get("dh_n", np.zeros(h0.shape))[way])
+        dc = Off.exact(values.get("dc_n", np.zeros(c0.shape))[way])
         for time, before in reversed(walked(steps, way)):
             one, kept = within[time], reserve.at(way).at(time).along(1)
-            h, c = _Off.exact(h0[way]), _Off.exact(c0[way])
+            h, c = Off.exact(h0[way]), Off.exact(c0[way])
             if before is not None:
                 h = y.at(before).part(directions, way).where(within[before], h)
                 if operation.mode is RecurrentMode.LSTM:
                     c = reserve.at(way).at(before).along(1)[4].where(within[before], c)
-            total = dh + _Off.exact(values["dy"][time, :, own]) if "dy" in values else dh
+            total = dh + Off.exact(values["dy"][time, :, own]) if "dy" in values else dh
             full = total @ values["w_hr"][way] if "w_hr" in values else total
             of_input, of_state, direct, cells = _back(operation.mode, kept, full, (h, c), dc)
             of_input, of_state = ([each.stored(more) for each in part] for part in (of_input, of_state))
@@ -304,22 +236,22 @@ def _backward(operation: RecurrentBackwardData[str], values: Exact, specs: Specs
             dh = (_beside(of_state) @ w_hh[way] + direct).stored(more).where(one, dh)
             dc = cells.stored(more).where(one, dc)
             gates = _beside(of_input).where(one, _zeros(batch, rows)) @ values["w_ih"][way]
-            dx[time] += gates.off * max(1.0, (_sum(directions * rows) + 2) / (_sum(rows) + 2)) + np.abs(
-                gates.value
-            )
+            dx[time] += gates.off * max(
+                1.0, (sum_error(directions * rows) + 2) / (sum_error(rows) + 2)
+            ) + np.abs(gates.value)
         found["dh0"][way], found["dc0"][way] = dh.off, dc.off
     found["dx"] = dx
-    return {name: _doubled(found[name]) for name in specs}
+    return {name: doubled(found[name]) for name in specs}
 
 
 def _back(
-    mode: RecurrentMode, kept: list[_Off], dh: _Off, before: tuple[_Off, _Off], dc: _Off
-) -> tuple[list[_Off], list[_Off], _Off, _Off]:
+    mode: RecurrentMode, kept: list[Off], dh: Off, before: tuple[Off, Off], dc: Off
+) -> tuple[list[Off], list[Off], Off, Off]:
     h, c = before
-    none = _Off.exact(np.zeros(()))
+    none = Off.exact(np.zeros(()))
     if mode is RecurrentMode.RELU:
         unsure = (kept[0].off > 0) & (kept[0].value <= _AT_MOST * kept[0].off)  # on which side of 0 it is
-        da = dh * _Off(kept[0].value > 0, unsure * 2.0**53)
+        da = dh * Off(kept[0].value > 0, unsure * 2.0**53)
         return [da], [da], none, dc
     if mode is RecurrentMode.TANH:
         da = dh * (kept[0] * kept[0]).complement()
@@ -328,7 +260,7 @@ def _back(
         r, z, n, q = kept
         dn = dh * z.complement() * (n * n).complement()
         dr = dn * q * (r * r.complement())
-        less = h + n * _Off.exact(np.full((), -1.0))
+        less = h + n * Off.exact(np.full((), -1.0))
         dz = dh * less * (z * z.complement())
         return [dr, dz, dn], [dr, dz, dn * r], dh * z, dc
     i, f, g, o, cells = kept[:5]
@@ -343,7 +275,7 @@ def _back(
 def _of_weights(operation: RecurrentBackwardWeights[str], values: Exact, specs: Specs) -> Exact:
     steps, batch, _ = values["x"].shape
     magnitudes = operation.evaluate(NumPy(), {name: np.abs(array) for name, array in values.items()}, specs)
-    return {name: (_sum(steps * batch) + 3) * sums for name, sums in magnitudes.items()}
+    return {name: (sum_error(steps * batch) + 3) * sums for name, sums in magnitudes.items()}
 
 
 def _without_kept(operation: Any) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from cudnn_actor.engines.cpu.fast.recurrent_gradients import (
     recurrent_backward_data,
     recurrent_backward_weights,
 )
+from cudnn_actor.engines.cpu.fast.recurrent_steps import recurrent_steps
 from cudnn_actor.engines.cpu.fast.reductions import reduction
 from cudnn_actor.engines.cpu.fast.resampling import resample, resample_backward
 from cudnn_actor.engines.cpu.fast.row_norm_gradients import row_norm_backward
@@ -73,6 +74,7 @@ from cudnn_actor.protocol.operations import (
     Recurrent,
     RecurrentBackwardData,
     RecurrentBackwardWeights,
+    RecurrentSteps,
     Reduction,
     Resample,
     ResampleBackward,
@@ -131,6 +133,7 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     Recurrent: recurrent,
     RecurrentBackwardData: recurrent_backward_data,
     RecurrentBackwardWeights: recurrent_backward_weights,
+    RecurrentSteps: recurrent_steps,
     Reduction: reduction,
     Resample: resample,
     ResampleBackward: resample_backward,

@@ -1,0 +1,322 @@
+"""The steps of recurrent layers on CUDA, by kernels of our own: a thread has a unit of a sequence.
+
+In each step it adds up the products of the state with its rows of the weights, all gates at once, and
+computes the unit's new state. The weights lie turned in the workspace, so that threads side by side read
+neighbours. The state before a step and that behind it lie there too, in the type that is computed in.
+
+A layer of few units is one launch: a block walks through all steps of its sequences, and waits for itself
+between them. More units are more work than a block can do in the time of a launch: then each step is a launch
+on blocks for some of the units each. A GRU that resets first multiplies twice in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, literal, load, store
+from cudnn_actor.engines.cuda.kernels.formulas import FORMULAS, PREAMBLE
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of, grid_over, parameters_of
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
+from cudnn_actor.protocol.operations import (
+    CellActivation,
+    CellFunction,
+    GraphTensor,
+    PointwiseMode,
+    RecurrentCell,
+    RecurrentSteps,
+)
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["steps_launches", "steps_workspace"]
+
+_MOST_THREADS, _MOST_ROWS = 1024, (1 << 16) - 1
+"""Of a block; and of a grid along its second dim."""
+_MACROS = {"x": "IN", "bias": "BIAS", "peepholes": "PEEPHOLES", "h0": "FIRST_H", "c0": "FIRST_C"}
+"""What reads an operand."""
+_BUSY = 132
+"""Blocks with which each multiprocessor of an H200 has one."""
+_MOST_WEIGHTS = 1 << 20
+"""Bytes of a direction's weights that one block reads in each step: about 10 microseconds."""
+_MOST_LAUNCHES = 1 << 14
+"""Of a plan; a layer of more steps is one launch, whatever it takes."""
+_TILE, _TOGETHER = 128, 8
+"""Units, and sequences that share what is read of the weights, of a block that has a step."""
+
+
+class _Shape(NamedTuple):
+    """How a problem is dealt to launches, blocks and threads.
+
+    Parameters
+    ----------
+    grid, block
+        Of the launches that walk.
+    steps
+        Of each launch.
+    kept
+        Numbers of the workspace for each unit of each sequence and direction.
+    states
+        Units of all sequences and directions.
+    weights
+        Elements of w.
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int]
+    steps: int
+    kept: int
+    states: int
+    weights: int
+
+
+def _shape(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> _Shape:
+    (steps, batch, _), (directions, rows, hidden) = tensors[0].dims, tensors[1].dims
+    first = operation.cell is RecurrentCell.GRU_RESET_FIRST
+    launches = steps * (1 + first)
+    in_warps = -(-hidden // 32) * 32
+    if rows * hidden * tensors[0].dtype.itemsize > _MOST_WEIGHTS and launches <= _MOST_LAUNCHES:
+        units, together, at_once = min(_TILE, in_warps), min(_TOGETHER, batch), 1
+        across = -(-hidden // units)
+    else:
+        units, across, at_once = min(_MOST_THREADS, in_warps), 1, max(1, steps)
+        together = max(1, min(_MOST_THREADS // max(1, units), -(-batch * directions // _BUSY)))
+    grid = (across, min(_MOST_ROWS, -(-batch // max(1, together))), directions)
+    kept = 2 + (operation.cell is RecurrentCell.LSTM) + 2 * first
+    return _Shape(
+        grid, (units, together), at_once, kept, directions * batch * hidden, directions * rows * hidden
+    )
+
+
+def steps_workspace(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> int:
+    """Bytes for the states before and behind a step, for cells, and for the turned weights."""
+    shape, dtype = _shape(operation, tensors), tensors[0].dtype
+    return shape.kept * shape.states * _wide(dtype).itemsize + shape.weights * dtype.itemsize
+
+
+def steps_launches(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launches: one that fills the workspace, and those that walk. Grids are empty without sequences."""
+    shape, steps = _shape(operation, tensors), tensors[0].dims[0]
+    numbers, source = _numbers(operation, tensors), _source(operation, tensors, shape.kept)
+    given = (len(tensors) + 1, *numbers.values())
+    if not shape.states:
+        return []
+    start = grid_over(max(shape.states, shape.weights))
+    found = [Launch("recurrent_start", source, *start, arguments_of(*given))]
+    halves = (1, 2) if operation.cell is RecurrentCell.GRU_RESET_FIRST and shape.steps == 1 else (3,)
+    for first in range(0, steps, shape.steps):
+        for half in halves:
+            arguments = arguments_of(*given, first, min(first + shape.steps, steps), half)
+            found.append(Launch("recurrent_steps", source, shape.grid, shape.block, arguments))
+    return found
+
+
+def _wide(dtype: DType) -> DType:
+    """What is computed in."""
+    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+
+def _numbers(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> dict[str, int]:
+    """The kernels' numbers, by their names: sizes, and the strides of each operand."""
+    (steps, batch, _), (directions, _, hidden) = tensors[0].dims, tensors[1].dims
+    strides = {
+        f"{name}_{axis}": stride
+        for (name, _), tensor in zip(operation.named(), tensors, strict=True)
+        for axis, stride in enumerate(tensor.strides)
+    }
+    return {"steps": steps, "batch": batch, "directions": directions, "hidden": hidden, **strides}
+
+
+def _source(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], kept: int) -> str:
+    """The kernels in CUDA C++: the same for all sizes of a layer."""
+    dtype = tensors[0].dtype
+    operands = dict(zip((name for name, _ in operation.named()), tensors, strict=True))
+    pointers = [
+        f"{'' if name in operation.outputs else 'const '}{C_TYPES[tensor.dtype]}* {name}_of"
+        for name, tensor in operands.items()
+    ]
+    parameters = f"{', '.join(pointers)}, char* workspace, {parameters_of(_numbers(operation, tensors))}"
+    lines = [
+        f"typedef {C_TYPES[_wide(dtype)]} E;",
+        f"typedef {C_TYPES[dtype]} Element;",
+        f"#define GATES {operation.cell.gates}",
+        f"#define KEPT {kept}",
+        *_accesses(operation, operands),
+        f"__device__ __forceinline__ E value_of(Element element) {{ return {load(dtype, 'element')}; }}",
+        f"__device__ __forceinline__ Element element_of(E value) {{ return {store(dtype, 'value')}; }}",
+        *_functions(operation, tensors[1].dims[0], C_TYPES[_wide(dtype)]),
+    ]
+    reset_first = operation.cell is RecurrentCell.GRU_RESET_FIRST
+    steps = _STEPS.replace("FIRST_HALF", _FIRST_HALF if reset_first else "")
+    return (
+        PREAMBLE
+        + "\n".join(lines)
+        + (_START + steps).replace("PARAMETERS", parameters).replace("THE_CELL", _CELLS[operation.cell])
+    )
+
+
+def _accesses(operation: RecurrentSteps[int], operands: Mapping[str, GraphTensor]) -> Iterator[str]:
+    """Macros that read and write operands at a place: one that was left out reads as what it stands for."""
+
+    def at(name: str, *place: str) -> str:
+        return f"{name}_of[{' + '.join(f'({each}) * {name}_{axis}' for axis, each in enumerate(place))}]"
+
+    places = {
+        "x": ("time", "sample", "(way * GATES + gate) * hidden + unit"),
+        "bias": ("way", "gate * hidden + unit"),
+        "peepholes": ("way", "gate", "unit"),
+        **dict.fromkeys(("h0", "c0"), ("way", "sample", "unit")),
+    }
+    for name, place in places.items():
+        value = f"value_of({at(name, *place)})" if name in operands else "(E)0"
+        parameter = "" if "sample" in place and name != "x" else "(gate)"
+        yield f"#define {_MACROS[name]}{parameter} {value}"
+    yield f"#define WEIGHT(row, k) {at('w', 'way', 'row', 'k')}"
+    yield f"#define LENGTH {at('lengths', 'sample') if 'lengths' in operands else 'steps'}"
+    results = {"y": ("time", "sample", "way * hidden + unit")}
+    results |= dict.fromkeys(("h_n", "c_n"), ("way", "sample", "unit"))
+    for name, place in results.items():
+        stored = f"{at(name, *place)} = element_of(value)" if name in operands else ""
+        yield f"#define STORE_{name.upper()}(value) {stored}"
+    backwards = [f"way == {way}" for way in range(operands["w"].dims[0]) if operation.is_backwards(way)]
+    cells = "CELLS[n] = FIRST_C; STORE_C_N(FIRST_C);" if operation.cell is RecurrentCell.LSTM else ""
+    yield f"#define START_CELLS {cells}"
+    yield f"#define BACKWARDS ({' || '.join(backwards) or 'false'})"
+
+
+def _functions(operation: RecurrentSteps[int], directions: int, kind: str) -> Iterator[str]:
+    """The functions of the gates, f, g and k, of each direction; those of gates behind their bounds."""
+    count, every = operation.cell.functions, operation.functions(directions)
+    for number, name in zip(range(count), "fgk", strict=False):
+        texts = [_text(each, kind) for each in every[number::count]]
+        text = texts[0] if len(set(texts)) == 1 else f"way ? {texts[1]} : {texts[0]}"
+        bound = "" if operation.clip is None or name == "k" else _bound(operation.clip, kind)
+        yield f"__device__ __forceinline__ E {name}_of(E x, long long way) {{ {bound}return {text}; }}"
+    forget = "1 - i" if operation.coupled else "f_of(IN(1) + sums[1] + PEEPHOLES(1) * c, way)"
+    yield f"#define FORGET ({forget})"
+
+
+def _bound(clip: float, kind: str) -> str:
+    return f"x = clip(x, {literal(-clip, kind)}, {literal(clip, kind)}); "
+
+
+def _text(activation: CellActivation, kind: str) -> str:
+    """A function of x in C."""
+    a, b = literal(activation.alpha, kind), literal(activation.beta, kind)
+    own = {
+        CellFunction.AFFINE: f"{a} * x + {b}",
+        CellFunction.HARD_SIGMOID: f"clip({a} * x + {b}, (E)0, (E)1)",
+        CellFunction.RELU: "x < 0 ? (E)0 : x",
+        CellFunction.SCALED_TANH: f"{a} * tanh({b} * x)",
+        CellFunction.THRESHOLDED_RELU: f"x > {a} ? x : (E)0",
+    }
+    function = activation.function
+    if function in own:
+        return f"({own[function]})"
+    parameter = literal(1.0, kind) if function is CellFunction.SOFTPLUS else a
+    return f"({FORMULAS[PointwiseMode(function)].floating.format(a='x', parameter=parameter, T='E')})"
+
+
+_START = """
+// Where states and weights lie in the workspace.
+#define SIZE (directions * batch * hidden)
+#define STATES ((E*)workspace)
+#define CELLS (STATES + 2 * SIZE)
+#define RESET (STATES + 2 * SIZE)
+#define UPDATE (STATES + 3 * SIZE)
+#define TURNED ((Element*)(STATES + KEPT * SIZE))
+extern "C" __global__ void recurrent_start(PARAMETERS) {
+    const long long rows = GATES * hidden, apart = (long long)gridDim.x * blockDim.x;
+    const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    for (long long n = first; n < directions * hidden * rows; n += apart) {
+        const long long way = n / (hidden * rows), k = n / rows % hidden, row = n % rows;
+        TURNED[n] = WEIGHT(row, k);
+    }
+    for (long long n = first; n < SIZE; n += apart) {
+        const long long way = n / (batch * hidden), sample = n / hidden % batch, unit = n % hidden;
+        STATES[n] = FIRST_H;
+        STORE_H_N(FIRST_H);  // also where there are no steps
+        START_CELLS
+    }
+}
+"""
+_STEPS = """
+#define EACH_UNIT \\
+    for (long long sample = (long long)blockIdx.y * blockDim.y + threadIdx.y; sample < batch; \\
+         sample += (long long)gridDim.y * blockDim.y) \\
+        for (long long unit = (long long)blockIdx.x * blockDim.x + threadIdx.x; unit < hidden; \\
+             unit += (long long)gridDim.x * blockDim.x)
+// Adds to the sums of these gates the products of a state with the unit's rows.
+template <int FROM, int TO> __device__ __forceinline__ void multiply(
+    const E* state, const Element* weights, long long hidden, long long unit, E* sums
+) {
+    #pragma unroll 4
+    for (long long k = 0; k < hidden; ++k) {
+        const E one = state[k];
+        #pragma unroll
+        for (int gate = FROM; gate < TO; ++gate)
+            sums[gate] += one * value_of(weights[k * GATES * hidden + gate * hidden + unit]);
+    }
+}
+extern "C" __global__ void __launch_bounds__(1024) recurrent_steps(
+    PARAMETERS, long long first, long long stop, long long halves
+) {
+    const long long way = blockIdx.z;
+    const Element* const weights = TURNED + way * hidden * GATES * hidden;
+    for (long long step = first; step < stop; ++step) {
+        const long long time = BACKWARDS ? steps - 1 - step : step;
+        const E* const before = STATES + step % 2 * SIZE;
+        E* const after = STATES + (step + 1) % 2 * SIZE;
+FIRST_HALF        if (halves & 2) EACH_UNIT {
+            const long long row = (way * batch + sample) * hidden, at = row + unit;
+            const bool inside = time < LENGTH;
+            E h = before[at];
+            if (inside) {
+                E sums[GATES];
+                #pragma unroll
+                for (int gate = 0; gate < GATES; ++gate) sums[gate] = BIAS(gate);
+THE_CELL
+            }
+            after[at] = h;
+            STORE_Y(inside ? h : (E)0);
+            if (step == steps - 1) {
+                STORE_H_N(h);
+                STORE_C_N(CELLS[at]);
+            }
+        }
+        // All units of the block's sequences are written. If there are other blocks, this is the last step.
+        __syncthreads();
+    }
+}
+"""
+_FIRST_HALF = """        if (halves & 1) EACH_UNIT {
+            const long long row = (way * batch + sample) * hidden, at = row + unit;
+            if (time >= LENGTH) continue;
+            E sums[] = {BIAS(0), BIAS(1)};
+            multiply<0, 2>(before + row, weights, hidden, unit, sums);
+            RESET[at] = f_of(IN(0) + sums[0], way) * before[at];
+            UPDATE[at] = f_of(IN(1) + sums[1], way);
+        }
+        __syncthreads();  // the second half reads all units of the block's sequences
+"""
+_CELLS = {
+    RecurrentCell.PLAIN: """
+                multiply<0, 1>(before + row, weights, hidden, unit, sums);
+                h = f_of(IN(0) + sums[0], way);""",
+    RecurrentCell.LSTM: """
+                multiply<0, 4>(before + row, weights, hidden, unit, sums);
+                const E c = CELLS[at], i = f_of(IN(0) + sums[0] + PEEPHOLES(0) * c, way);
+                const E cell = FORGET * c + i * g_of(IN(2) + sums[2], way);
+                CELLS[at] = cell;
+                h = f_of(IN(3) + sums[3] + PEEPHOLES(2) * cell, way) * k_of(cell, way);""",
+    RecurrentCell.GRU: """
+                multiply<0, 3>(before + row, weights, hidden, unit, sums);
+                const E r = f_of(IN(0) + sums[0], way), z = f_of(IN(1) + sums[1], way);
+                h = (1 - z) * g_of(IN(2) + r * sums[2], way) + z * h;""",
+    RecurrentCell.GRU_RESET_FIRST: """
+                multiply<2, 3>(RESET + row, weights, hidden, unit, sums);
+                const E z = UPDATE[at];
+                h = (1 - z) * g_of(IN(2) + sums[2], way) + z * h;""",
+}
+
+
+implement(RecurrentSteps, launchers=kernels(steps_launches, steps_workspace))
