@@ -127,6 +127,8 @@ class CellActivation(Parameters):
         return function(xp, [x], given[: len(function.parameters)])
 
 
+_LITTLE_WORK = 1 << 18
+"""Products of a step."""
 _TANH, _SIGMOID = (CellActivation(function=each) for each in (CellFunction.TANH, CellFunction.SIGMOID))
 _USUAL = {
     RecurrentCell.PLAIN: (_TANH,),
@@ -181,7 +183,7 @@ class RecurrentSteps(Operation[T], tag=True):
         What the gates' functions are taken of is bounded to -clip and clip; the cells are not. None for no
         bounds.
     coupled
-        Of an LSTM: whether the gate f is 1 - i. What x, w and the others have for it is not read.
+        Of an LSTM: whether the gate f is 1 - i. What x, w and the others have for it has no effect.
     reverse
         Of one direction: whether it begins at the end.
     """
@@ -323,7 +325,8 @@ class RecurrentSteps(Operation[T], tag=True):
         return found
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        if hasattr(xp, "asnumpy"):  # CuPy, on which each of the many steps would be several launches
+        if hasattr(xp, "asnumpy") and values["x"].shape[1] * values["w"].size <= _LITTLE_WORK:
+            # CuPy, on which a step would be many launches, which take longer than NumPy does with so little.
             given = {name: xp.asnumpy(value) for name, value in values.items()}
             return {name: xp.asarray(of) for name, of in self.evaluate(np, given, specs).items()}
         x, w = values["x"], values["w"]

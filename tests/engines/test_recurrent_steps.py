@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.engines.cuda.operations import recurrent_steps
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.operations import CellActivation, CellFunction, RecurrentCell, RecurrentSteps
 from cudnn_actor.protocol import DType, GraphBuilder, GraphTensor, InvalidRequest, TensorSpec
 from cudnn_actor.protocol.operations import Specs
+from cudnn_actor.protocol.operations import recurrent_steps as definitions
 from cudnn_actor.protocol.operations.base import tensor_of
 
 from . import host_cuda
@@ -286,6 +288,24 @@ def test_a_mistake_names_its_field(field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         g.apply(operation)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("little", [0, 1 << 18])
+def test_a_definition_is_the_same_on_a_device(monkeypatch: pytest.MonkeyPatch, little: int) -> None:
+    """Where NumPy stands for CuPy: on the host where there is little to do in a step, else there."""
+
+    class Device(NumPy):
+        copies = 0
+
+        def asnumpy(self, array: np.ndarray) -> np.ndarray:
+            self.copies += 1
+            return array.copy()
+
+    monkeypatch.setattr(definitions, "_LITTLE_WORK", little)
+    problem, device = PROBLEMS["peepholes and clips, both ways"], Device()
+    specs = {name: problem.specs()[name] for name in ("y", "h_n", "c_n")}
+    check(problem.operation().evaluate(device, problem.given, specs), problem)
+    assert bool(device.copies) is bool(little)
 
 
 def test_there_are_no_gradients() -> None:
