@@ -19,13 +19,21 @@ import cudnn_actor
 import cudnn_actor.blocking
 import cudnn_actor.pool
 import cudnn_actor.protocol
+import cudnn_actor.ray
 from cudnn_actor.moved_names import HOMES
 
 __all__ = ["PACKAGES", "PUBLIC", "SNAPSHOT", "listing"]
 
 SNAPSHOT = Path(__file__).with_name("public_names.txt")
 _HOMES = tuple(importlib.import_module(home) for home in dict.fromkeys(HOMES.values()))
-PACKAGES = (cudnn_actor, *_HOMES, cudnn_actor.pool, cudnn_actor.protocol, cudnn_actor.blocking)
+PACKAGES = (
+    cudnn_actor,
+    *_HOMES,
+    cudnn_actor.pool,
+    cudnn_actor.ray,
+    cudnn_actor.protocol,
+    cudnn_actor.blocking,
+)
 """The top, where most programs import from; the homes of the other names; and the rest of what is public."""
 
 PUBLIC = {name: getattr(package, name) for package in (cudnn_actor, *_HOMES) for name in package.__all__}

@@ -27,6 +27,7 @@ PACKAGES = (
     "cudnn_actor",
     *dict.fromkeys(HOMES.values()),
     "cudnn_actor.pool",
+    "cudnn_actor.ray",
     "cudnn_actor.blocking",
     "cudnn_actor.protocol",
     "cudnn_actor.metrics.prometheus",

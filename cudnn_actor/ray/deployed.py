@@ -1,0 +1,124 @@
+"""A replica of Ray Serve: a service, its models, and the Open Inference Protocol over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
+
+from cudnn_actor.metrics.prometheus import ServiceCollector
+from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped
+from cudnn_actor.service.spawning import spawn
+from cudnn_actor.serving.http_face import make_app
+from cudnn_actor.serving.server import ServerOptions, serve_with
+
+__all__ = ["Deployed", "forwarding", "replica_of"]
+
+
+class Deployed:
+    """What runs in a replica's process. Serve awaits the constructor, as well as `__del__`.
+
+    Parameters
+    ----------
+    options
+        The models, how they are batched, and the service.
+
+    Raises
+    ------
+    StartFailed, CudnnActorError
+        The service does not start, or a model is not loaded.
+    """
+
+    async def __init__(self, options: ServerOptions) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._ends = contextlib.AsyncExitStack()
+        try:
+            self._gpu = await spawn(**options.service)
+            self._ends.push_async_callback(self._gpu.aclose)
+            server = await self._ends.enter_async_context(serve_with(self._gpu, options))
+        except BaseException:
+            await self._ends.aclose()
+            raise
+        self._host = server.host
+        registry = CollectorRegistry()
+        registry.register(ServiceCollector(self._gpu))
+        self.http = make_app(self._host, registry, None, most_body=options.most_body)
+
+    async def infer(
+        self, inputs: Mapping[str, Any], *, model: str | None = None, timeout: float | None = None
+    ) -> dict[str, np.ndarray]:
+        """The outputs of a model, by name, for arrays by name, in a batch with those of others.
+
+        Parameters
+        ----------
+        inputs
+            The arrays.
+        model
+            The model's name; None if there is one alone.
+        timeout
+            Seconds for all of it.
+
+        Raises
+        ------
+        InvalidRequest
+            No name is given, and there is not one model; or as `CudnnRef.run`.
+        NotServed
+            There is no such model, or it is not loaded.
+        CudnnActorError
+            As `CudnnRef.run`, and `MailboxFull` if too many wait for a batch.
+        """
+        names = [each.name for each in self._host.catalog.entries]
+        if model is None and len(names) != 1:
+            raise InvalidRequest(
+                field="model", value=None, problem=f"is one of {', '.join(names) or 'none'}", fix="name one"
+            )
+        _, served = self._host.catalog.served(names[0] if model is None else model)
+        arrays = {name: np.asarray(each) for name, each in inputs.items()}
+        return await served.run(arrays, timeout)
+
+    def check_health(self) -> None:
+        """Raise `ServiceStopped` once the service has ended: then Serve replaces the replica."""
+        if not self._gpu.alive:
+            raise ServiceStopped(reason="it has given up")
+
+    async def __del__(self) -> None:
+        await self._ends.aclose()
+
+
+def replica_of(options: ServerOptions) -> type[Deployed]:
+    """The class of the replicas that have these options: `bind()` needs no arguments."""
+
+    class Replica(Deployed):
+        """A replica that knows its models."""
+
+        async def __init__(self) -> None:  # type: ignore[misc]  # as above
+            await super().__init__(options)
+
+    return Replica
+
+
+def forwarding() -> Starlette:
+    """An application that leaves each request to that of the replica in whose process it is.
+
+    Serve takes the application before there is a replica.
+    """
+    return Starlette(routes=[Mount("/", app=_forward)])
+
+
+class _Connection:
+    """A connection of Serve's proxy, which cancels the request itself if its client has gone."""
+
+    lost = False
+    on_lost: object = None
+
+
+async def _forward(scope: Scope, receive: Receive, send: Send) -> None:
+    from ray import serve  # noqa: PLC0415 - it is there in a replica, and slow to import elsewhere
+
+    replica: Any = serve.get_replica_context().servable_object
+    await replica.http({**scope, "state": {"connection": _Connection()}}, receive, send)

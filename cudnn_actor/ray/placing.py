@@ -1,0 +1,69 @@
+"""Where Ray places the replicas of a pool: one bundle of a placement group for each. All of it blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cudnn_actor.ray.replica import Replica
+from cudnn_actor.ray.settings import Settings
+
+__all__ = ["Placed", "place"]
+
+_CONTROL = 16
+"""Calls that an actor answers besides requests: signs of life, and what all replicas have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """The actors of a pool, and what reserves their resources.
+
+    Parameters
+    ----------
+    actors
+        Ray's handles, in order.
+    group
+        The placement group, which belongs to the pool.
+    """
+
+    actors: tuple[Any, ...]
+    group: PlacementGroup
+
+    def remove(self) -> None:
+        """End the actors, and free what they have reserved. Blocks for calls to Ray's control service."""
+        for actor in self.actors:
+            ray.kill(actor)
+        remove_placement_group(self.group)
+
+
+def place(settings: Settings) -> Placed:
+    """Have Ray start the replicas of a pool, each as soon as there is room for it."""
+    group = placement_group([dict(settings.resources)] * settings.num_replicas, strategy=settings.spread)
+    try:
+        actors = tuple(_start(settings, group, number) for number in range(settings.num_replicas))
+    except BaseException:
+        remove_placement_group(group)  # and with it all that was placed in it
+        raise
+    return Placed(actors=actors, group=group)
+
+
+def _start(settings: Settings, group: PlacementGroup, number: int) -> Any:
+    others = dict(settings.resources)
+    return (
+        ray.remote(Replica)
+        .options(
+            num_cpus=others.pop("CPU"),
+            num_gpus=others.pop("GPU"),
+            resources=others,
+            max_restarts=settings.max_restarts,
+            max_task_retries=0,  # which requests run again, and where, the pool decides
+            max_concurrency=settings.mailbox + _CONTROL,
+            runtime_env=settings.runtime_env,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
+        )
+        .remote(settings.options_of(number))
+    )

@@ -1,0 +1,592 @@
+"""`RayPool`: several services of a Ray cluster behind one handle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import AsyncGenerator, Generator, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+
+from cudnn_actor.actors import within
+from cudnn_actor.actors.event_loop import running_loop
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.models.inputs import named_once
+from cudnn_actor.models.sizes import Sizes
+from cudnn_actor.pool import MemberState
+from cudnn_actor.pool.dispatching import Dispatching
+from cudnn_actor.pool.pure_requests import kind_of_compute
+from cudnn_actor.protocol.errors import InvalidRequest, MailboxFull, ServiceStopped, StartFailed
+from cudnn_actor.protocol.types.checks import require_seconds, require_whole
+from cudnn_actor.protocol.types.dtypes import DTypeLike
+from cudnn_actor.protocol.types.tensor import Layout, LayoutLike
+from cudnn_actor.protocol.types.tune import Tune
+from cudnn_actor.ray.held import BufferRecipe, Held, ModelRecipe, RayBuffer, RayModel, Recipe
+from cudnn_actor.ray.one_replica import OneReplica, Work
+from cudnn_actor.ray.packing import packed
+from cudnn_actor.ray.placing import Placed, place
+from cudnn_actor.ray.settings import Settings, Spread, checked
+from cudnn_actor.ray.statistics import RayPoolStatistics, ReplicaStatistics
+from cudnn_actor.ray.values import as_objects, require_held, require_pure
+from cudnn_actor.ray.watching import Watched
+from cudnn_actor.service.client import DRAIN_S
+from cudnn_actor.service.computing import Computable
+from cudnn_actor.service.event_log import EventLog
+from cudnn_actor.service.model_sources import name_of, read_before, read_model
+from cudnn_actor.supervision import Clock, ExitReason, LifecycleEvent, Stopped
+from cudnn_actor.supervision.events import log_event, stamped
+
+__all__ = ["RayPool"]
+
+log = Log("cudnn_actor.ray")
+
+T = TypeVar("T")
+_END_S = 5.0
+"""Seconds that replicas have to end their services, before Ray ends their processes."""
+
+
+class RayPool:
+    """Services of a Ray cluster behind one handle: `async with RayPool(num_replicas=4) as pool`.
+
+    Each replica is a service in a Ray actor, which Ray places and starts again. A pure request (`compute`,
+    `run`, `call`) goes to the replica with the least to do. If that ends, or does not answer any more, the
+    request runs again on another: the caller sees latency, and no error. The methods are those of
+    `cudnn_actor.pool.Pool`. `pool = await RayPool(...)` starts one without a block; then `aclose` ends it.
+    A pool is used on the event loop that it was started on.
+
+    Parameters
+    ----------
+    num_replicas
+        How many.
+    num_gpus, num_cpus
+        What each replica takes of a node, as Ray counts it. With `num_gpus=0`, its service runs on the CPU.
+        Ray shows a replica its own GPUs alone, so that its device is "cuda:0".
+    resources
+        Other resources of Ray's that each takes, by name.
+    spread
+        How Ray places them: "SPREAD" over nodes, if it can; "STRICT_SPREAD" in any case, each on a node of
+        its own; "PACK" or "STRICT_PACK" for as few nodes as can be.
+    name
+        The pool's name in log lines and events. Its replicas are NAME-0, NAME-1 and so on.
+    min_ready
+        Replicas that have to be left: with fewer, the pool stops.
+    mailbox
+        How many requests a replica is sent at a time. `compute` and `run` wait for room; `submit` raises
+        `MailboxFull` once there are as many for each replica.
+    max_restarts
+        How often Ray starts each replica's process again; -1 for no limit. Within a process, its service
+        replaces its worker as with `spawn`.
+    ready_within_s
+        Seconds in which each replica has to be up, or given up, when the pool starts.
+    lost_after_s
+        Seconds after which a replica that gives no sign counts as lost, whatever Ray says: its requests run
+        elsewhere. It gets new ones when it answers again.
+    runtime_env
+        Ray's, for the replicas; None for that of `ray.init`.
+    options
+        Other options of `spawn`, for all replicas, as plain data.
+
+    Raises
+    ------
+    InvalidRequest
+        An option is out of its range: at once. Ray is not initialised: when awaited or entered.
+    StartFailed
+        Fewer than `min_ready` replicas are up in time. Raised when awaited or entered.
+    """
+
+    def __init__(
+        self,
+        num_replicas: int,
+        *,
+        num_gpus: float = 1,
+        num_cpus: float = 1,
+        resources: Mapping[str, float] | None = None,
+        spread: Spread = "SPREAD",
+        name: str = "pool",
+        min_ready: int = 1,
+        mailbox: int = 64,
+        max_restarts: int = -1,
+        ready_within_s: float = 600.0,
+        lost_after_s: float = 5.0,
+        runtime_env: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._settings = checked(
+            Settings(
+                num_replicas=num_replicas,
+                resources={**(resources or {}), "CPU": num_cpus, "GPU": num_gpus},
+                spread=spread,
+                name=name,
+                min_ready=min_ready,
+                mailbox=mailbox,
+                max_restarts=max_restarts,
+                ready_within_s=ready_within_s,
+                lost_after_s=lost_after_s,
+                runtime_env=runtime_env,
+                options=options,
+            )
+        )
+        self.name = name
+        self._id, self._process = uuid.uuid4().hex, os.getpid()
+        self._dispatching = Dispatching(num_replicas)
+        self._events = EventLog()
+        self._held: dict[Held, ray.ObjectRef[Recipe]] = {}
+        """What all replicas have, and how it is made; the order is that in which they make it."""
+        self._numbers = 0
+        self._submitted: set[asyncio.Task[Any]] = set()
+        self._settled = asyncio.Event()
+        """Set when each replica has been up once, or was given up."""
+        self._unsettled = set(range(num_replicas))
+        self._given_up: list[Watched] = []
+        self._placed: Placed | None = None
+        self._members: tuple[Watched, ...] = ()
+        self._watching: list[asyncio.Task[None]] = []
+        self._ending: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "" if self.ready else ": no replica is up" if self.alive else ": stopped"
+        return f"<RayPool {self.name!r} of {len(self)} replicas{state}>"
+
+    def __len__(self) -> int:
+        """How many replicas it has, those that were given up included."""
+        return self._settings.num_replicas
+
+    # What it is.
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended. Sends no message; never blocks."""
+        return self._ending is None
+
+    @property
+    def ready(self) -> bool:
+        """Whether a replica is up now. Sends no message; never blocks."""
+        return self.alive and MemberState.UP in self._dispatching.routing.states
+
+    def statistics(self) -> RayPoolStatistics:
+        """The pool's figures. Sends no message; never blocks."""
+        routing = self._dispatching.routing
+        return RayPoolStatistics(
+            members=tuple(self._figures(each) for each in self._members),
+            waiting=len(routing.waiting),
+            moved=self._dispatching.moved,
+        )
+
+    def _figures(self, replica: Watched) -> ReplicaStatistics:
+        routing, number = self._dispatching.routing, replica.number
+        hello = None if replica.life is None else replica.life.hello
+        return ReplicaStatistics(
+            name=replica.name,
+            device=self._settings.device if hello is None else hello.device,
+            state=routing.states[number],
+            pid=None if hello is None else hello.pid,
+            node=None if hello is None else hello.node,
+            worker_pid=replica.worker_pid,
+            restarts=max(0, replica.generation - 1),
+            finished=self._dispatching.finished[number],
+            outstanding=len(routing.of(number)),
+            device_us=routing.device_us[number],
+        )
+
+    def events(self) -> AsyncGenerator[LifecycleEvent, None]:
+        """All events of its replicas since its start, then each new one, until it stops.
+
+        `child` is a replica's name. `Escalated` says that a replica was given up; the others go on.
+        """
+        return self._events.follow()
+
+    def on(self, member: int) -> OneReplica:
+        """One replica, for what must stay together: buffers, and requests with them.
+
+        The pool does not count its calls when it chooses a replica. Raises `InvalidRequest` for no such
+        replica.
+        """
+        return OneReplica(self._members[require_whole("member", member, 0, len(self._members) - 1)])
+
+    # Pure requests.
+
+    async def compute(
+        self,
+        what: Computable,
+        arrays: Mapping[str, Any] | None = None,
+        /,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = None,
+        **named: Any,
+    ) -> Any:
+        """Arrays in, arrays out, on one of the replicas: see `CudnnRef.compute`.
+
+        Parameters
+        ----------
+        what, also, timeout
+            As there.
+        arrays, named
+            By name: an array; an object of Ray's (`ray.ObjectRef`) that is one; or what `upload` gave, which
+            is only read; and an operation's other fields. Do not change arrays before the answer is there.
+
+        Returns
+        -------
+        Any
+            As there. Arrays of more than 100 KiB lie in Ray's object store, and are read-only.
+
+        Raises
+        ------
+        InvalidRequest
+            A `BufferRef` was given, which belongs to one replica; or a buffer of the pool was given for what
+            is overwritten. Else as there.
+        QuarantinedRequest
+            Four replicas ended while they had it.
+        DeadlineExceeded
+            No answer within `timeout` seconds.
+        ServiceStopped
+            No replica is left.
+        CudnnActorError
+            As there.
+        """
+        given = named_once(arrays, named)
+        require_pure(what, given, self._held)
+        with within(timeout) as deadline:
+            values = await as_objects(given)
+
+            async def work(member: int, left_s: float | None) -> Any:
+                return await self._members[member].request(
+                    deadline, "compute", packed(what), tuple(also), left_s, tuple(given), *values
+                )
+
+            return await self._dispatching.run(kind_of_compute(what, given), work, deadline)
+
+    def submit(
+        self,
+        what: Computable,
+        arrays: Mapping[str, Any] | None = None,
+        /,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = None,
+        **named: Any,
+    ) -> asyncio.Task[Any]:
+        """The same as a task, at once; cancelling it withdraws the request. What is wrong is its result.
+
+        Raises `MailboxFull` if it has been called for `mailbox` requests for each replica that is not given
+        up, and they are not answered.
+        """
+        given = named_once(arrays, named)
+        routing = self._dispatching.routing
+        left = [state for state in routing.states if state is not MemberState.REMOVED]
+        capacity = self._settings.mailbox * max(1, len(left))
+        if len(self._submitted) >= capacity:
+            raise MailboxFull(capacity=capacity)
+        task = running_loop().create_task(self.compute(what, given, also=also, timeout=timeout))
+        self._submitted.add(task)
+        task.add_done_callback(self._submitted.discard)
+        return task
+
+    async def call(self, work: Work[T], *, kind: Hashable = None, timeout: float | None = None) -> T:
+        """Run an asynchronous function in one of the replicas: any pure request, with buffers that are there.
+
+            y = await pool.call(lambda gpu, own: gpu.compute(graph, x=x, w=own(weights)))
+
+        Parameters
+        ----------
+        work
+            Gets the handle of a replica's service, and a function that gives the replica's own buffer or
+            model for what `upload` or `load` gave. Ray sends it with what it refers to (cloudpickle), and its
+            result back. If the replica is lost, another runs it again. So it must not matter how often it
+            runs; what it allocates it frees.
+        kind
+            Calls of one kind take the device about as long as each other.
+        timeout
+            Seconds for all of it; then it is cancelled.
+
+        Raises
+        ------
+        DeadlineExceeded, QuarantinedRequest, ServiceStopped
+            As `compute`.
+        BaseException
+            What `work` raises in a replica that was not lost.
+        """
+        with within(timeout) as deadline:
+
+            async def sent(member: int, _left_s: float | None) -> T:
+                found: T = await self._members[member].request(deadline, "call", work)
+                return found
+
+            return await self._dispatching.run(("call", kind), sent, deadline)
+
+    async def run(
+        self,
+        model: RayModel,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        timeout: float | None = None,
+        **named: Any,
+    ) -> dict[str, np.ndarray]:
+        """Run a model that this pool has loaded, on one of the replicas: see `CudnnRef.run`.
+
+        Inputs are arrays or objects of Ray's, and outputs are arrays, by name, as `compute` says. Raises as
+        `compute` and `CudnnRef.run`.
+        """
+        require_held("model", model, self._held)
+        given = named_once(inputs, named)
+        require_pure(None, given, self._held)
+        with within(timeout) as deadline:
+            values = await as_objects(given)
+
+            async def work(member: int, left_s: float | None) -> dict[str, np.ndarray]:
+                found: dict[str, np.ndarray] = await self._members[member].request(
+                    deadline, "run", model, left_s, tuple(given), *values
+                )
+                return found
+
+            return await self._dispatching.run((model, kind_of_compute(None, given)), work, deadline)
+
+    # What all replicas have.
+
+    async def upload(
+        self, array: Any, *, layout: LayoutLike = Layout.NCHW, dtype: DTypeLike | None = None
+    ) -> RayBuffer:
+        """Copy an array to each replica, and to each that is started later: weights, say. `free` frees it.
+
+        It lies in Ray's object store, and goes to each node once. Raises `InvalidRequest` and `OutOfMemory`
+        as `CudnnRef.upload`.
+        """
+        values = np.asarray(array)
+        recipe = BufferRecipe(values, layout, dtype)
+        buffer = RayBuffer(pool=self._id, number=self._next_number(), dims=values.shape)
+        await self._replicate(buffer, recipe)
+        return buffer
+
+    async def free(self, buffer: RayBuffer) -> None:
+        """Free a buffer of the pool on all replicas, once earlier work is done."""
+        await self._drop(buffer)
+
+    async def load(
+        self,
+        model: Any,
+        *,
+        dims: Mapping[str, Sizes] | None = None,
+        dtype: DTypeLike | None = None,
+        tune: Tune | None = None,
+        name: str | None = None,
+    ) -> RayModel:
+        """Load a model on each replica, and on each that is started later.
+
+        It is read once, here, and goes to each node by Ray's object store. Parameters and errors are those of
+        `CudnnRef.load`. `unload` ends it.
+        """
+        source = read_before(model, dtype=dtype)
+        if source is None:
+            source = await in_own_thread(read_model, model, {"dtype": dtype})
+        loaded = RayModel(
+            pool=self._id,
+            number=self._next_number(),
+            name=name_of(model, name),
+            inputs=tuple(source.inputs),
+            outputs=tuple(source.outputs),
+        )
+        await self._replicate(loaded, ModelRecipe(source, loaded.name, dims, tune))
+        return loaded
+
+    async def unload(self, model: RayModel) -> None:
+        """Unload a model on all replicas, once its runs are done."""
+        await self._drop(model)
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    async def _replicate(self, held: Held, recipe: Recipe) -> None:
+        self._require_alive()
+        stored = await in_own_thread(ray.put, recipe)
+        self._held[held] = stored  # first: a replica that starts meanwhile makes it, too
+        try:
+            await asyncio.gather(*(self._make_on(each) for each in self._members))
+        except BaseException:
+            await asyncio.shield(self._drop(held))
+            raise
+
+    async def _make_on(self, replica: Watched) -> None:
+        """Make on a replica what it lacks. If it is lost meanwhile, it makes it when it is back."""
+        if not replica.reachable:
+            return
+        try:
+            await self.prepare(replica)
+        except ServiceStopped:
+            self._require_alive()
+
+    async def _drop(self, held: Held) -> None:
+        if self._held.pop(held, None) is None:
+            return
+        for replica in self._members:
+            if held.number in replica.has and replica.life is not None:
+                replica.has.discard(held.number)
+                with contextlib.suppress(ServiceStopped):  # it has gone, and its own with it
+                    await replica.life.request("drop", held.number)
+
+    # Its life.
+
+    def __await__(self) -> Generator[Any, None, RayPool]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> RayPool:
+        return await self._start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _start(self) -> RayPool:
+        running_loop()
+        if not ray.is_initialized():
+            raise InvalidRequest(
+                field="ray",
+                value="not initialised",
+                problem="is needed before a pool starts",
+                fix="call ray.init(...), or ray.init(address='auto') on a node of a cluster",
+            )
+        settings = self._settings
+        placing = asyncio.ensure_future(in_own_thread(place, settings))
+        try:
+            self._placed = await asyncio.shield(placing)
+        except asyncio.CancelledError:
+            await in_own_thread((await placing).remove)
+            raise
+        self._members = tuple(
+            Watched(
+                number,
+                settings.name_of(number),
+                actor,
+                mailbox=settings.mailbox,
+                lost_after_s=settings.lost_after_s,
+                listener=self,
+            )
+            for number, actor in enumerate(self._placed.actors)
+        )
+        self._watching = [asyncio.ensure_future(each.watch()) for each in self._members]
+        try:
+            async with asyncio.timeout(settings.ready_within_s):
+                await self._settled.wait()
+        except TimeoutError:
+            pass
+        except BaseException:
+            await self._end("cancelled while it started")
+            raise
+        if not self.alive or self._up_once < settings.min_ready:
+            why = self._why_given_up()
+            await self._end("too few replicas are up")
+            raise StartFailed(detail=why)
+        return self
+
+    async def aclose(self, *, drain_s: float = DRAIN_S) -> None:
+        """Wait up to `drain_s` seconds for earlier requests, then end all replicas. Idempotent.
+
+        Requests that have not been answered by then get `ServiceStopped`. In a forked child nothing happens.
+        """
+        if os.getpid() != self._process:
+            return
+        require_seconds("drain_s", drain_s)
+        if self.alive:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await self._dispatching.drain()
+        await self._end("closed")
+
+    async def _end(self, reason: str) -> None:
+        self._begin_to_end(ExitReason.shutdown(reason))
+        assert self._ending is not None
+        await asyncio.shield(self._ending)
+
+    def _begin_to_end(self, reason: ExitReason) -> None:
+        if self._ending is None:
+            self._dispatching.close(str(reason))
+            self._ending = asyncio.ensure_future(self._end_replicas(reason))
+            self._settled.set()
+
+    async def _end_replicas(self, reason: ExitReason) -> None:
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        lives = [each.life for each in self._members if each.life is not None and each.reachable]
+        for life in lives:
+            life.end(str(reason))
+        if self._placed is not None and ray.is_initialized():
+            ends = [asyncio.ensure_future(life.end_service()) for life in lives]
+            if ends:
+                _, late = await asyncio.wait(ends, timeout=_END_S)
+                for end in late:
+                    end.cancel()
+            await in_own_thread(self._placed.remove)
+        self.happened(Stopped(child=None, reason=reason))
+
+    def _why_given_up(self) -> str:
+        if not self._given_up:
+            needs = ", ".join(f"{each:g} {name}" for name, each in self._settings.resources.items() if each)
+            return (
+                f"{self._up_once} of {len(self)} replicas were up after {self._settings.ready_within_s:g} s: "
+                f"`ray status` shows whether the cluster has {needs} for each"
+            )
+        names = ", ".join(each.name for each in self._given_up)
+        causes = [event.cause for event in self._events.all if hasattr(event, "cause")]
+        return f"{names} could not be kept running: {causes[-1] if causes else 'unknown'}"
+
+    # What happens to replicas: `watching.Listener`.
+
+    async def prepare(self, replica: Watched) -> None:
+        """Make on a replica what it lacks of what all have."""
+        async with replica.preparing:
+            while missing := [each for each in self._held if each.number not in replica.has]:
+                held, life = missing[0], replica.life
+                if life is None:
+                    raise ServiceStopped(reason=f"{replica.name} does not run")
+                await life.request("make", held.number, self._held[held])
+                replica.has.add(held.number)
+                if held not in self._held:  # it was dropped meanwhile
+                    replica.has.discard(held.number)
+                    await life.request("drop", held.number)
+
+    def up(self, replica: Watched) -> None:
+        """Give a replica requests."""
+        self._dispatching.up(replica.number)
+        self._settle(replica)
+
+    def pauses(self, replica: Watched) -> None:
+        """Give a replica nothing new while its service's worker restarts."""
+        self._dispatching.pause(replica.number)
+
+    def lost(self, replica: Watched) -> None:
+        """Give what a replica had to others."""
+        self._dispatching.lost(replica.number)
+
+    def given_up(self, replica: Watched) -> None:
+        """Go on without a replica, or end if too few are left."""
+        self._given_up.append(replica)
+        self._dispatching.remove(replica.number)
+        self._settle(replica)
+        if len(self) - len(self._given_up) < self._settings.min_ready:
+            self._begin_to_end(ExitReason.crash(self._why_given_up()))
+
+    def happened(self, event: LifecycleEvent) -> None:
+        """Keep an event, tell those that follow, and write its log line."""
+        event = stamped(event, self.name, Clock())
+        self._events.append(event)
+        log_event(log, event)
+
+    def _settle(self, replica: Watched) -> None:
+        self._unsettled.discard(replica.number)
+        if not self._unsettled:
+            self._settled.set()
+
+    @property
+    def _up_once(self) -> int:
+        """How many replicas have been up, and were not given up."""
+        return len(self) - len(self._unsettled | {each.number for each in self._given_up})
+
+    def _require_alive(self) -> None:
+        if not self.alive:
+            raise ServiceStopped(reason="the pool was closed")

@@ -1,0 +1,110 @@
+"""The options of a `RayPool`, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from cudnn_actor.engines import check_device
+from cudnn_actor.options import make_options
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.types.checks import is_finite, require_seconds, require_whole
+
+__all__ = ["Settings", "Spread", "checked"]
+
+Spread = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
+"""How Ray places the bundles of a placement group: apart or together, and whether it must be so."""
+_OWN = ("faults", "graph_limits", "on_give_up")
+"""Options of `spawn` that a replica does not take: the pool has its own, or they are no plain data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The parameters of a `RayPool`, under their names.
+
+    Parameters
+    ----------
+    resources
+        All that a replica takes, by Ray's names: "CPU", "GPU" and others.
+    options
+        `spawn`'s for each replica.
+    """
+
+    num_replicas: int
+    resources: Mapping[str, float]
+    spread: Spread
+    name: str
+    min_ready: int
+    mailbox: int
+    max_restarts: int
+    ready_within_s: float
+    lost_after_s: float
+    runtime_env: Mapping[str, Any] | None
+    options: Mapping[str, Any]
+
+    @property
+    def device(self) -> str:
+        """The device that replicas are spawned on."""
+        return str(self.options["device"])
+
+    def name_of(self, number: int) -> str:
+        """The name of a replica."""
+        return f"{self.name}-{number}"
+
+    def options_of(self, number: int) -> dict[str, Any]:
+        """`spawn`'s options for a replica, as plain data."""
+        return {**self.options, "name": self.name_of(number)}
+
+
+def checked(settings: Settings) -> Settings:
+    """The settings, with a device. Raises `InvalidRequest` for what is out of its range."""
+    require_whole("num_replicas", settings.num_replicas, 1)
+    require_whole("min_ready", settings.min_ready, 1, settings.num_replicas)
+    require_whole("mailbox", settings.mailbox, 1)
+    require_whole("max_restarts", settings.max_restarts, -1)
+    require_seconds("ready_within_s", settings.ready_within_s, positive=True)
+    require_seconds("lost_after_s", settings.lost_after_s, positive=True)
+    _check_resources(settings.resources)
+    if settings.spread not in get_args(Spread):
+        raise InvalidRequest(
+            field="spread",
+            value=settings.spread,
+            problem="is no strategy of Ray's placement groups",
+            fix=f"use {', '.join(map(repr, get_args(Spread)))}",
+        )
+    for option in _OWN:
+        if option in settings.options:
+            raise InvalidRequest(
+                field=option,
+                value=settings.options[option],
+                problem="is no option of a pool's replicas",
+                fix="leave it out",
+            )
+    given = {
+        key: os.fspath(each) if isinstance(each, os.PathLike) else each
+        for key, each in settings.options.items()
+    }
+    options = {"device": "cuda:0" if settings.resources["GPU"] else "cpu", **given}
+    check_device(options["device"])
+    make_options({**options, "name": settings.name})  # raises for what is out of its range
+    return replace(settings, options=options)
+
+
+def _check_resources(resources: Mapping[str, float]) -> None:
+    for name, amount in resources.items():
+        if not is_finite(amount) or amount < 0:
+            raise InvalidRequest(
+                field={"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, name),
+                value=amount,
+                problem="is no amount of a resource",
+                fix="give a number ≥ 0",
+            )
+    if not any(resources.values()):
+        raise InvalidRequest(
+            field="num_cpus",
+            value=0,
+            problem="leaves nothing that Ray could reserve",
+            fix="give at least 0.01",
+        )

@@ -1,0 +1,95 @@
+"""What requests carry: checked on the caller's side, and large arrays as objects of Ray's store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import ray
+
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.operations import OPERATIONS
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.ray.held import Held
+from cudnn_actor.service.computing import updated_inputs
+
+__all__ = ["as_objects", "require_held", "require_pure"]
+
+_INLINE_BYTES = 100 * 1024
+"""Up to which size Ray sends an argument with its call (its `max_direct_call_object_size`)."""
+
+
+def require_pure(what: Any, given: Mapping[str, Any], held: Collection[Held]) -> None:
+    """Raise `InvalidRequest` for what not every replica has, or what would be overwritten on one alone.
+
+    Parameters
+    ----------
+    what
+        A graph, or the class of an operation; a model's runs overwrite nothing.
+    given
+        The arrays and fields, by name.
+    held
+        What all replicas have now.
+    """
+    overwritten = _overwritten(what)
+    for name, value in given.items():
+        for each in _parts(value):
+            if isinstance(each, BufferRef):
+                raise InvalidRequest(
+                    field=name,
+                    value=each,
+                    problem="is a buffer of one replica, and any replica may run this",
+                    fix="pass an array, an object of Ray's, or what pool.upload gave",
+                )
+            if isinstance(each, Held):
+                require_held(name, each, held)
+                if name in overwritten:
+                    raise InvalidRequest(
+                        field=name,
+                        value=each,
+                        problem="would be overwritten on one replica alone",
+                        fix="pass an array, which is copied",
+                    )
+
+
+def require_held(field: str, value: object, held: Collection[Held]) -> None:
+    """Raise `InvalidRequest` unless this is something that all replicas have."""
+    if value not in held:
+        raise InvalidRequest(
+            field=field,
+            value=value,
+            problem="is nothing that this pool has: it was freed or unloaded, or is another pool's",
+            fix="upload or load it with this pool",
+        )
+
+
+def _overwritten(what: Any) -> Collection[str]:
+    if isinstance(what, Graph):
+        return updated_inputs(what)
+    return what.outputs if isinstance(what, type) and what in OPERATIONS else ()
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        yield from value
+    else:
+        yield value
+
+
+async def as_objects(given: Mapping[str, Any]) -> list[Any]:
+    """The values, with large arrays put into Ray's object store, once: a request may be sent several times.
+
+    A thread puts them there: that copies them, and waits for room. They are freed with the references.
+    """
+    values = list(given.values())
+    large = [
+        k for k, each in enumerate(values) if isinstance(each, np.ndarray) and each.nbytes > _INLINE_BYTES
+    ]
+    if large:
+        objects = await in_own_thread(lambda: [ray.put(values[k]) for k in large])
+        for k, each in zip(large, objects, strict=True):
+            values[k] = each
+    return values

@@ -1,0 +1,223 @@
+"""A replica as the pool sees it: its actor, which Ray starts again, and whether it can be reached.
+
+A replica says every quarter of `lost_after_s` that it is there (`Replica.beat`). If it does not, its requests
+run elsewhere, whatever Ray knows by then: Ray finds out by itself that a process has ended, but takes its own
+health check's time to give up a node that does not answer. A replica that answers again gets requests again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+
+from cudnn_actor.actors import Deadline
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, ServiceStopped
+from cudnn_actor.ray.life import Life
+from cudnn_actor.ray.replica import Beat, Hello
+from cudnn_actor.supervision import Escalated, ExitReason, LifecycleEvent, Restarted, Restarting, Started
+
+__all__ = ["Listener", "Watched"]
+
+_PARTS = 4
+"""Into how many parts the time is divided after which a replica counts as lost. It says so after one."""
+_AGAIN_S = 0.1
+"""Seconds between questions whether Ray has started an actor again."""
+_FAILURES = 3
+"""How often in a row a replica may fail to make what the pool has."""
+
+
+class Listener(Protocol):
+    """What the pool does with what happens to a replica."""
+
+    async def prepare(self, replica: Watched) -> None:
+        """Give a replica what all have. Raises `CudnnActorError`."""
+
+    def up(self, replica: Watched) -> None:
+        """Take note that a replica may get requests."""
+
+    def pauses(self, replica: Watched) -> None:
+        """Take note that the worker of a replica's service restarts, which will run what the replica has."""
+
+    def lost(self, replica: Watched) -> None:
+        """Take note that a replica has ended, or cannot be reached, with all that it had."""
+
+    def given_up(self, replica: Watched) -> None:
+        """Take note that Ray does not start a replica again."""
+
+    def happened(self, event: LifecycleEvent) -> None:
+        """Take note of an event."""
+
+
+class Watched:
+    """A replica, which a task of the pool's event loop watches: `watch`.
+
+    Parameters
+    ----------
+    number, name
+        Its number in the pool, from 0, and its name in log lines and events.
+    actor
+        Ray's handle.
+    mailbox
+        How many requests it is sent at a time.
+    lost_after_s
+        Seconds without a sign of it after which it counts as lost.
+    listener
+        Who is told.
+    """
+
+    def __init__(
+        self, number: int, name: str, actor: Any, *, mailbox: int, lost_after_s: float, listener: Listener
+    ) -> None:
+        self.number, self.name, self.actor = number, name, actor
+        self.life: Life | None = None
+        """The incarnation that lives, as far as is known."""
+        self.generation = 0
+        """How many incarnations there were."""
+        self.reachable = False
+        self.worker_pid: int | None = None
+        self.has: set[int] = set()
+        """The numbers of what this incarnation has of what all replicas have."""
+        self.preparing = asyncio.Lock()
+        self._mailbox, self._lost_after_s, self._listener = mailbox, lost_after_s, listener
+        self._down_since = time.monotonic()
+        self._failures = 0
+
+    def __repr__(self) -> str:
+        return f"<replica {self.name!r}>"
+
+    async def request(self, deadline: Deadline, method: str, *args: Any) -> Any:
+        """The answer of a method of the replica, which counts as a request.
+
+        Raises `ServiceStopped` as `Life.request`, also if the replica is not up; `DeadlineExceeded`; and what
+        the method raises.
+        """
+        life = self.life
+        if life is None or not self.reachable:
+            raise ServiceStopped(reason=f"{self.name} does not run, or cannot be reached")
+        left_s = deadline.left_s
+        try:
+            async with asyncio.timeout(left_s) as limit:
+                return await life.request(method, *args)
+        except TimeoutError as error:
+            if left_s is None or not limit.expired() or isinstance(error, DeadlineExceeded):
+                raise
+            raise DeadlineExceeded(timeout_s=left_s, started=True) from None  # for all that is known here
+
+    async def watch(self) -> None:
+        """Follow the actor through all its incarnations, until it is given up."""
+        try:
+            await self._follow_all()
+        except Exception as error:  # noqa: BLE001 - else requests would wait for it forever
+            self._give_up(repr(error))
+
+    async def _follow_all(self) -> None:
+        while True:
+            try:
+                hello = await self.actor.hello.remote()
+            except ActorUnavailableError:
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            except RayError as error:
+                self._give_up(str(error).strip().rpartition("\n")[2])
+                return
+            life = self._begin(hello)
+            try:
+                await self._follow(life)
+            except CudnnActorError as error:
+                if not life.over and not await self._failed(life, str(error)):
+                    return
+
+    def _begin(self, hello: Hello) -> Life:
+        life = Life(
+            self.actor,
+            hello,
+            most=self._mailbox,
+            found_ended=lambda why: self._ended(life, ExitReason.crash(why)),
+        )
+        self.life, self.reachable, self.has = life, True, set()
+        self.generation += 1
+        return life
+
+    async def _follow(self, life: Life) -> None:
+        """Give an incarnation what it needs, and then listen to it. Raises when it has ended."""
+        await self._listener.prepare(self)
+        self._failures = 0
+        if self.generation == 1:
+            self._listener.happened(Started(child=self.name, generation=1))
+        else:
+            downtime_s = time.monotonic() - self._down_since
+            self._listener.happened(
+                Restarted(child=self.name, generation=self.generation, downtime_s=downtime_s)
+            )
+        known: Beat | None = None
+        while True:
+            found = await self._next_beat(life, known)
+            self.worker_pid = found.worker_pid
+            if known is None or found.ready != known.ready:
+                (self._listener.up if found.ready else self._listener.pauses)(self)
+            known = found
+
+    async def _next_beat(self, life: Life, known: Beat | None) -> Beat:
+        """The next sign of an incarnation. It is waited for however long that takes.
+
+        The wait is in parts: a loop that was blocked for long finds one part over, and not all.
+        """
+        part_s = self._lost_after_s / _PARTS
+        beat: asyncio.Task[Beat] = asyncio.ensure_future(life.ask("beat", known, part_s))
+        missed = 0
+        try:
+            while not (await asyncio.wait({beat}, timeout=part_s))[0]:
+                missed += 1
+                if missed == _PARTS:
+                    self._unreachable(life)
+            if missed >= _PARTS:
+                await beat
+                await self._back()
+            return await beat
+        finally:
+            beat.cancel()
+
+    def _unreachable(self, life: Life) -> None:
+        self.reachable = False
+        life.withdraw(f"{self.name} has not answered for {self._lost_after_s:g} s")
+        self._listener.lost(self)
+
+    async def _back(self) -> None:
+        self.reachable = True
+        await self._listener.prepare(self)
+        self._listener.up(self)
+
+    def _ended(self, life: Life, why: ExitReason) -> None:
+        """Take note that an incarnation has ended. Idempotent."""
+        if life.over:
+            return
+        life.end(f"{self.name}: {why.cause}")
+        self.life, self.reachable, self.worker_pid = None, False, None
+        self._down_since = time.monotonic()
+        self._listener.happened(
+            Restarting(child=self.name, generation=self.generation, cause=why, delay_s=0.0, attempt=1)
+        )
+        self._listener.lost(self)
+
+    async def _failed(self, life: Life, why: str) -> bool:
+        """Have Ray start an actor again that cannot make what the pool has; False: it is given up."""
+        self._failures += 1
+        self._ended(life, ExitReason.start_failed(why))
+        again = self._failures < _FAILURES
+        await in_own_thread(lambda: ray.kill(self.actor, no_restart=not again))
+        if not again:
+            self._give_up(why)
+        return again
+
+    def _give_up(self, why: str) -> None:
+        if self.life is not None:  # what it has would be waited for
+            self.life.end(f"{self.name}: {why}")
+            self.life, self.reachable, self.worker_pid = None, False, None
+        cause = ExitReason.start_failed(why) if self.generation == 0 else ExitReason.crash(why)
+        self._listener.happened(Escalated(child=self.name, cause=cause, why="Ray does not start it again"))
+        self._listener.given_up(self)

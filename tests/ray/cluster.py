@@ -1,0 +1,67 @@
+"""A Ray cluster of two nodes on this machine, in processes that all end with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ENVIRONMENT", "cluster", "kill_session", "of_session"]
+
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",  # else it writes a token into the home folder
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+_STORE_BYTES = 80_000_000
+_NODE = {"num_cpus": 2, "object_store_memory": _STORE_BYTES}
+_GIVES_UP_SOON = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 4,
+}
+"""Settings of Ray by which it gives up a node after 2 to 3 s; with its own, that takes 15 s."""
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Any]:
+    """The cluster, to whose first node this process is connected. Blocks for some seconds."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        head = {**_NODE, "include_dashboard": False, "temp_dir": folder, "_system_config": _GIVES_UP_SOON}
+        head = {**_NODE, "include_dashboard": False, "temp_dir": folder, "_system_config": _GIVES_UP_SOON}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            made.add_node(**_NODE)
+            ray.init(address=made.address, logging_level="warning", log_to_driver=False)
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+def of_session(session: int) -> dict[int, str]:
+    """The processes of a session, with their command lines; without its leader, and those that have ended."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            number = int(folder.name)
+            state, _, _, its, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(its) == session != number and state not in "ZX":
+                found[number] = (folder / "cmdline").read_text().replace("\0", " ").strip()
+    return found
+
+
+def kill_session(session: int) -> None:
+    """Kill the processes of a session, be there more of them meanwhile."""
+    while left := of_session(session):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

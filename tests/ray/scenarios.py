@@ -1,0 +1,298 @@
+"""What happens to a pool on a cluster: each function runs in the process that has the cluster.
+
+`test_ray_pool.py` runs them by their names. That process is another than pytest's, in which Ray would leave
+threads and descriptors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor import GraphBuilder
+from cudnn_actor.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    MailboxFull,
+    OutcomeUnknown,
+    ServiceStopped,
+    StartFailed,
+)
+from cudnn_actor.pool import MemberState
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.ray import RayPool
+from cudnn_actor.supervision import Escalated, Restarted, Stopped
+
+from ..examples.test_guides import ROOT, said
+from ..examples.test_readme import printed, programs
+from ..onnx.small_models import image_model
+
+__all__ = ["SCENARIOS"]
+
+PLAIN: dict[str, Any] = {"num_replicas": 2, "num_gpus": 0, "num_cpus": 0.5}
+
+
+def product() -> Graph:
+    """y = relu(x @ w)."""
+    g = GraphBuilder()
+    return g.build(y=g.relu(g.matmul(g.input("x", (4, 8)), g.input("w", (8, 8)))))
+
+
+def send(number: signal.Signals, pid: int | None) -> None:
+    """Send a signal to a process, which has to run: None, or 0, would be for this one's group."""
+    assert pid
+    os.kill(pid, number)
+
+
+async def is_up(pool: RayPool, member: int, generation: int) -> None:
+    """Wait until a replica has been restarted for this incarnation, and gets requests."""
+    name = pool.statistics().members[member].name
+    async for event in pool.events():
+        if isinstance(event, Restarted) and event.child == name and event.generation >= generation:
+            break
+    while pool.statistics().members[member].state is not MemberState.UP:  # noqa: ASYNC110 - in a next turn
+        await asyncio.sleep(0)
+
+
+async def load_until(pool: RayPool, done: asyncio.Event, weights: Any, callers: int = 6) -> list[int]:
+    """Have callers send requests until `done`, check each answer, and return how many each has sent."""
+    graph = product()
+
+    async def caller(number: int) -> int:
+        turn = 0
+        while turn < 10 or not done.is_set():
+            x = np.full((4, 8), 1000 * number + turn, np.float32)
+            assert np.array_equal(await pool.compute(graph, x=x, w=weights), x)
+            turn += 1
+        return turn
+
+    return await asyncio.gather(*(caller(number) for number in range(callers)))
+
+
+async def values_go_in_and_come_out(cluster: Any) -> None:
+    import ray
+
+    async with RayPool(**PLAIN) as pool:
+        assert len({member.node for member in pool.statistics().members}) == 2  # spread over the nodes
+        graph, w = product(), np.eye(8, dtype=np.float32)
+        weights = await pool.upload(w)
+        x = np.arange(32, dtype=np.float32).reshape(4, 8)
+        for given in (x, ray.put(x)):
+            assert np.array_equal(await pool.compute(graph, x=given, w=weights), x)
+        model = await pool.load(image_model("N"), dims={"N": 1})
+        picture = np.ones((1, 3, 8, 8), np.float32)
+        scores = await pool.run(model, image=picture)
+        for number in range(2):  # the same on both
+
+            async def run(gpu: Any, own: Any) -> Any:
+                return await gpu.run(own(model), image=picture)
+
+            alone = await pool.on(number).call(run)
+            assert {name: each.tolist() for name, each in alone.items()} == {
+                name: each.tolist() for name, each in scores.items()
+            }
+        buffer = await pool.on(0).call(lambda gpu, own: gpu.upload(np.ones(3, np.float32)))
+        with pytest.raises(InvalidRequest, match="a buffer of one replica"):
+            await pool.compute(graph, x=buffer, w=weights)
+        with pytest.raises(InvalidRequest, match="x="):  # the replica's own error comes as it is
+            await pool.compute(graph, x=x[:2], w=weights)
+        await pool.free(weights)
+        with pytest.raises(InvalidRequest, match="nothing that this pool has"):
+            await pool.compute(graph, x=x, w=weights)
+        assert [member.outstanding for member in pool.statistics().members] == [0, 0]
+
+
+async def replicas_and_workers_are_killed_under_load(cluster: Any) -> None:
+    async with RayPool(**PLAIN, isolation="process") as pool:
+        weights, done = await pool.upload(np.eye(8, dtype=np.float32)), asyncio.Event()
+        load = asyncio.ensure_future(load_until(pool, done, weights))
+        send(signal.SIGKILL, pool.statistics().members[0].pid)
+        send(signal.SIGKILL, pool.statistics().members[1].worker_pid)
+        await is_up(pool, 0, 2)
+        done.set()
+        sent = await load
+        found = pool.statistics()
+        assert [member.restarts for member in found.members] == [1, 0]
+        assert sum(member.finished for member in found.members) == sum(sent)
+        assert found.waiting == 0
+
+
+async def a_node_is_killed_under_load(cluster: Any) -> None:
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    async with RayPool(**PLAIN) as pool:
+        [member] = [k for k, each in enumerate(pool.statistics().members) if each.node != own]
+        weights, done = await pool.upload(np.eye(8, dtype=np.float32)), asyncio.Event()
+        load = asyncio.ensure_future(load_until(pool, done, weights))
+        node = next(each for each in cluster.list_all_nodes() if each.node_id != own)
+        await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
+        await is_up(pool, member, 2)
+        done.set()
+        sent = await load
+        found = pool.statistics()
+        assert {each.node for each in found.members} == {own}  # it was started where there was room
+        assert sum(each.finished for each in found.members) == sum(sent)
+
+
+async def what_was_meant_for_one_replica_ends_with_a_typed_error(cluster: Any) -> None:
+    async with RayPool(**PLAIN) as pool:
+
+        async def forever(gpu: Any, own: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+            await asyncio.Event().wait()
+
+        other = await pool._members[0].actor.beat.remote("another incarnation", None, 1.0)
+        assert other.refused
+        with pytest.raises(OutcomeUnknown, match="one replica alone"):
+            await pool.on(1).call(forever)
+        await is_up(pool, 1, 2)
+        assert await pool.on(1).call(lambda gpu, own: gpu.ping()) == 1
+
+
+async def the_programs_of_the_page_print_what_it_says(cluster: Any) -> None:
+    def run_all() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            printed(programs(ROOT / "docs/tutorial.md")[0], Path(folder))
+            for program in programs(ROOT / "docs/ray.md"):
+                assert printed(program, Path(folder)).splitlines() == said(program)
+
+    os.environ["RAY_ADDRESS"] = cluster.address
+    await asyncio.to_thread(run_all)
+
+
+async def what_a_silent_replica_had_runs_elsewhere_whatever_ray_knows(cluster: Any) -> None:
+    """The process is stopped, so that it cannot answer, and Ray does not notice."""
+    graph, w = product(), np.eye(8, dtype=np.float32)
+    async with RayPool(**PLAIN, lost_after_s=1.0) as pool:
+        pid = pool.statistics().members[0].pid
+        send(signal.SIGSTOP, pid)
+        tasks = [pool.submit(graph, x=np.full((4, 8), k, np.float32), w=w) for k in range(8)]
+        while not (had := pool.statistics().members[0].outstanding):  # noqa: ASYNC110 - in a next turn
+            await asyncio.sleep(0)
+        for k, task in enumerate(tasks):
+            assert np.array_equal(await task, np.full((4, 8), k))
+        found = pool.statistics()
+        assert (found.moved, found.members[0].finished) == (had, 0)
+        assert (found.members[0].state, found.members[0].restarts) == (MemberState.RESTARTING, 0)
+        weights = await pool.upload(w)  # not on the replica that cannot be reached
+        send(signal.SIGCONT, pid)
+        while pool.statistics().members[0].state is not MemberState.UP:  # noqa: ASYNC110 - says nothing else
+            await asyncio.sleep(0.01)
+        assert pool.statistics().members[0].restarts == 0
+        values = await pool.on(0).call(lambda gpu, own: gpu.download(own(weights)))  # it has it since
+        assert np.array_equal(values, w)
+
+
+async def a_request_ends_at_its_deadline_whatever_its_replica_does(cluster: Any) -> None:
+    graph, x, w = product(), np.ones((4, 8), np.float32), np.eye(8, dtype=np.float32)
+    async with RayPool(**{**PLAIN, "num_replicas": 1}) as pool:
+        pid = pool.statistics().members[0].pid
+        send(signal.SIGSTOP, pid)
+        with pytest.raises(DeadlineExceeded) as caught:
+            await pool.compute(graph, x=x, w=w, timeout=0.2)
+        assert (caught.value.timeout_s, caught.value.started) == (0.2, True)
+        task = pool.submit(graph, x=x, w=w)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert pool.statistics().members[0].outstanding == 0
+        send(signal.SIGCONT, pid)
+        assert np.array_equal(await pool.compute(graph, x=x, w=w), x)
+
+
+async def a_replica_is_sent_no_more_than_it_may_have(cluster: Any) -> None:
+    """Ray begins the calls of a caller in their order: one past the pool finds what the pool has sent."""
+
+    async def wait(gpu: Any, own: Any) -> None:
+        here = vars(gpu).setdefault("here", {"now": 0, "go": asyncio.Event()})
+        here["now"] += 1
+        await here["go"].wait()
+
+    async def look(gpu: Any, own: Any) -> int:
+        vars(gpu)["here"]["go"].set()
+        now: int = vars(gpu)["here"]["now"]
+        return now
+
+    graph, w = product(), np.eye(8, dtype=np.float32)
+    async with RayPool(**{**PLAIN, "num_replicas": 1}, mailbox=2) as pool:
+        [replica] = pool._members
+        assert replica.life is not None
+        calls = [asyncio.ensure_future(pool.call(wait)) for _ in range(9)]
+        for _ in range(20):  # turns in which they are sent
+            await asyncio.sleep(0)
+        assert pool.statistics().members[0].outstanding == 9
+        assert (await replica.actor.call.remote(replica.life.hello.incarnation, look)).value == 2
+        await asyncio.gather(*calls)
+        tasks = [pool.submit(graph, x=w[:4], w=w) for _ in range(2)]
+        with pytest.raises(MailboxFull):
+            pool.submit(graph, x=w[:4], w=w)
+        await asyncio.gather(*tasks)
+        await pool.submit(graph, x=w[:4], w=w)
+
+
+async def replicas_that_ray_gives_up_are_told_of_and_the_last_ends_the_pool(cluster: Any) -> None:
+    graph, w = product(), np.eye(8, dtype=np.float32)
+    async with RayPool(**PLAIN, max_restarts=0) as pool:
+        send(signal.SIGKILL, pool.statistics().members[0].pid)
+        async for event in pool.events():
+            if isinstance(event, Escalated):
+                assert event.child == "pool-0"
+                break
+        assert np.array_equal(await pool.compute(graph, x=w[:4], w=w), w[:4])
+        assert [each.state for each in pool.statistics().members] == [MemberState.REMOVED, MemberState.UP]
+        send(signal.SIGKILL, pool.statistics().members[1].pid)
+        async for event in pool.events():
+            last = event
+        assert isinstance(last, Stopped)
+        assert not pool.alive
+        with pytest.raises(ServiceStopped, match="could not be kept running"):
+            await pool.compute(graph, x=w[:4], w=w)
+
+
+async def a_pool_that_cannot_start_says_why(cluster: Any) -> None:
+    one = {**PLAIN, "num_replicas": 1}
+    with pytest.raises(StartFailed, match=r"0 of 1 replicas .* 1 unicorn, 0.5 CPU for each"):
+        await RayPool(**one, resources={"unicorn": 1}, ready_within_s=0.5)
+    with pytest.raises(StartFailed, match="pool-0 could not be kept running"):
+        await RayPool(**one, device="cuda:0")
+    for wrong in ({"mailbox": 0}, {"spread": "WIDE"}, {"num_gpus": -1}, {"on_give_up": "exit"}, {"tun": 1}):
+        with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+            RayPool(**{**one, **wrong})
+
+
+async def the_example_is_answered_by_serve(cluster: Any) -> None:
+    os.environ["RAY_ADDRESS"] = cluster.address
+    command = [sys.executable, "examples/ray_serve_app.py"]
+    done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith("answered")]
+    assert said == ["answered by the handle: 20", "answered over HTTP: [12.0, 16.0]"]
+
+
+SCENARIOS = {
+    each.__name__: each
+    for each in (
+        values_go_in_and_come_out,
+        the_programs_of_the_page_print_what_it_says,
+        replicas_and_workers_are_killed_under_load,
+        what_was_meant_for_one_replica_ends_with_a_typed_error,
+        what_a_silent_replica_had_runs_elsewhere_whatever_ray_knows,
+        a_request_ends_at_its_deadline_whatever_its_replica_does,
+        a_replica_is_sent_no_more_than_it_may_have,
+        replicas_that_ray_gives_up_are_told_of_and_the_last_ends_the_pool,
+        a_pool_that_cannot_start_says_why,
+        the_example_is_answered_by_serve,
+        a_node_is_killed_under_load,
+    )
+}
