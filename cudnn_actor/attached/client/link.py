@@ -339,9 +339,8 @@ class Link(Mailbox):
         """Find a place for an array of a message, and copy it there, unless it lies in such memory."""
         if array.nbytes <= INLINE_BYTES:
             return None
-        if (found := self.staging.locate(array)) is not None and not found[1] % array.itemsize:
-            return Place(*found)
-        if (found := self._shared.locate(array)) is not None:
+        found = self.staging.locate(array) or self._shared.locate(array)
+        if found is not None and not found[1] % array.itemsize:
             return Place(*found)
         block = self.staging.take(array.nbytes)
         self._blocks.append(block)
