@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +19,7 @@ from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.pool import MemberState, Pool, PoolModel, spawn_pool
 from tests.onnx.small_models import FLOAT, model_of, node
 
-from .conftest import is_back, kill, send, some
+from .conftest import is_back, kill, some
 
 UP = MemberState.UP
 WEIGHTS = [np.full((8, 8), value, np.float32) for value in (1.0, 3.0)]
@@ -227,14 +229,28 @@ async def test_batches_run_on_all_members_and_survive_their_ends(pool: Pool, log
 
 async def test_a_batch_that_is_lost_twice_is_divided(pool: Pool, logs: list[EventDict]) -> None:
     model = await pool.load(layers(WEIGHTS[0]))
+    pids = [member.pid or 0 for member in pool.statistics().members]
+
+    async def has_it() -> int:
+        """The member that has the batch, which is one of the two."""
+        outstanding: list[int] = []
+        while not any(outstanding):
+            await asyncio.sleep(0)
+            outstanding = [member.outstanding for member in pool.statistics().members]
+        return outstanding.index(1)
+
     async with pool.batched(model, max_batch=2) as endpoint:
-        for member in (0, 1):
-            send(pool, member, signal.SIGSTOP)  # so that it answers nothing before it is killed
-        tasks = [endpoint.submit(x=some(1, 8)) for _ in range(2)]
-        await when(lambda: pool.statistics().members[0].outstanding)
-        kill(pool, 0)
-        await when(lambda: pool.statistics().members[1].outstanding)
-        kill(pool, 1)
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)  # so that it answers nothing before it is killed
+            tasks = [endpoint.submit(x=some(1, 8)) for _ in range(2)]
+            first = await has_it()
+            kill(pool, first)
+            await when(lambda: pool.statistics().members[1 - first].outstanding)
+        finally:
+            for pid in pids:  # the second one, too; and whatever has failed, none stays stopped
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         for task in tasks:
             np.testing.assert_array_equal((await task)["y"], answer_of(0, some(1, 8)))
         assert endpoint.statistics().divided == 1
