@@ -18,7 +18,7 @@ ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
 }
 _STORE_BYTES = 80_000_000
-_NODE = {"num_cpus": 2, "object_store_memory": _STORE_BYTES}
+_NODE = {"num_cpus": 3, "object_store_memory": _STORE_BYTES}
 _GIVES_UP_SOON = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,

@@ -11,17 +11,20 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from .cluster import cluster
-from .scenarios import SCENARIOS
+from .scenarios import GROUPS
 
+Scenario = Callable[[Any], Awaitable[None]]
 _LIMIT_S = 100
 """Of one scenario."""
 
 
 def main(path: Path, names: list[str]) -> None:
-    """Run scenarios one after the other; the first line of the file tells what the cluster itself took."""
+    """Run the scenarios of these names, or all, and print how long each took."""
     from blockbuster import BlockBuster
 
     begun = time.monotonic()
@@ -31,16 +34,28 @@ def main(path: Path, names: list[str]) -> None:
         print(f"cluster: {time.monotonic() - begun:.1f} s", flush=True)
         watched = BlockBuster("cudnn_actor")
         watched.activate()
-        for name in names or SCENARIOS:
-            begun = time.monotonic()
-            try:
-                asyncio.run(asyncio.wait_for(SCENARIOS[name](nodes), _LIMIT_S))
-                outcomes[name] = ""
-            except BaseException:  # noqa: BLE001 - the test shows it
-                outcomes[name] = traceback.format_exc()
+        for group in GROUPS:
+            asyncio.run(
+                run_group([each for each in group if not names or each.__name__ in names], nodes, outcomes)
+            )
             path.write_text(json.dumps(outcomes))
-            print(f"{name}: {time.monotonic() - begun:.1f} s{outcomes[name] and ' FAILED'}", flush=True)
         watched.deactivate()
+
+
+async def run_group(group: Sequence[Scenario], nodes: Any, outcomes: dict[str, str]) -> None:
+    """Run scenarios at a time, and note for each what was raised; nothing for success."""
+
+    async def run(scenario: Scenario) -> None:
+        begun, name = time.monotonic(), scenario.__name__
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                await scenario(nodes)
+            outcomes[name] = ""
+        except BaseException:  # noqa: BLE001 - the test shows it
+            outcomes[name] = traceback.format_exc()
+        print(f"{name}: {time.monotonic() - begun:.1f} s{outcomes[name] and ' FAILED'}", flush=True)
+
+    await asyncio.gather(*map(run, group))
 
 
 if __name__ == "__main__":
