@@ -76,9 +76,9 @@ class DepthwiseRows:
         if not self._few_copies:
             return False
         if x.strides[-1] == y.strides[-1] == x.itemsize:
-            return y.shape[-1] >= _LEAST_ROW
+            return bool(y.shape[-1] >= _LEAST_ROW)
         taps, stride = math.prod(self._geometry.taps), self._geometry.conv.stride[-1]
-        return y.shape[-1] >= _LEAST_MOVED_ROW and taps >= _MOVED_TAPS * stride
+        return bool(y.shape[-1] >= _LEAST_MOVED_ROW and taps >= _MOVED_TAPS * stride)
 
     def footprint(self) -> int:
         """Bytes for a block's copies, products, filters and sums, and for rows of which there are copies."""
