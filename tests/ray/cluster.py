@@ -30,13 +30,18 @@ _GIVES_UP_SOON = {
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Any]:
-    """The cluster, to whose first node this process is connected. Blocks for some seconds."""
+    """The cluster, to whose first node this process is connected. Blocks for some seconds.
+
+    This process and those that it starts have Ray's files in a folder of their own from then on.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        head = {**_NODE, "include_dashboard": False, "temp_dir": folder, "_system_config": _GIVES_UP_SOON}
-        head = {**_NODE, "include_dashboard": False, "temp_dir": folder, "_system_config": _GIVES_UP_SOON}
+        os.environ["RAY_TMPDIR"] = folder  # a node's temp_dir would not do: Ray notes its address elsewhere
+        head = {**_NODE, "include_dashboard": False, "_system_config": _GIVES_UP_SOON}
+        os.environ["RAY_TMPDIR"] = folder  # a node's temp_dir would not do: Ray notes its address elsewhere
+        head = {**_NODE, "include_dashboard": False, "_system_config": _GIVES_UP_SOON}
         made = Cluster(initialize_head=True, head_node_args=head)
         try:
             made.add_node(**_NODE)
