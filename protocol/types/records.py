@@ -62,8 +62,9 @@ def _problem(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str
     if not parameters:
         return f"{name} has no fields: write {name}()"
     needed = [each for each, one in parameters.items() if one.default is one.empty]
-    inputs = getattr(cls, "inputs", ())  # an operation's come first
-    first = sorted(needed, key=lambda each: each not in inputs) or [next(iter(parameters))]
+    inputs = getattr(cls, "inputs", ())  # an operation's come first; other records have a field of that name
+    operands = inputs if isinstance(inputs, tuple) else ()
+    first = sorted(needed, key=lambda each: each not in operands) or [next(iter(parameters))]
     example = getattr(cls, "example", f"{name}({', '.join(f'{each}=...' for each in first)})")
     if args:
         return f"{name} takes its fields by name, not by position: write {example}"

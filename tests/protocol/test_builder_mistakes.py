@@ -566,6 +566,10 @@ class TestOtherLibrariesNames:
         ),
         (lambda: RECORDS.Ping(1), "Ping has no fields: write Ping()"),
         (
+            lambda: RECORDS.ModelGraph("small"),
+            "ModelGraph takes its fields by name, not by position: write ModelGraph(name=..., graph=",
+        ),
+        (
             lambda: RECORDS.AdaptiveWindow(output=2, size=3),
             "AdaptiveWindow has no field 'size'; use output; it",
         ),
