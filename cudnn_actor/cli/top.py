@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import signal
 import socket
 import sys
 import threading
 import time
 import urllib.parse
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -215,8 +217,9 @@ def _watch(source: Source, args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     since: Since | None = None
     on_screen = console.is_terminal and not args.json
-    with Live(console=console, screen=True, auto_refresh=False) if on_screen else _Nothing() as live:
-        while True:
+    shown = Live(console=console, screen=True, auto_refresh=False) if on_screen else _Nothing()
+    with _interrupted() as interrupted, shown as live:
+        while not interrupted.is_set():
             lost = ""
             try:
                 reading = Reading(source.read(), time.monotonic())
@@ -230,6 +233,27 @@ def _watch(source: Source, args: argparse.Namespace) -> int:
             else:
                 console.print(View(args.source, since, lost))
             _pause(args.interval)
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _interrupted() -> Iterator[threading.Event]:
+    """Gives an event that Ctrl-C sets, before it raises `KeyboardInterrupt`.
+
+    Python prints and forgets an exception that is raised in a destructor or in the callback of a weak
+    reference, as each timer of a reading has one. Then the event is what is left of Ctrl-C.
+    """
+    found = threading.Event()
+
+    def interrupt(_number: int, _frame: object) -> None:
+        found.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield found
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _pause(seconds: float) -> None:

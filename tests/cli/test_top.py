@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import fcntl
@@ -200,6 +201,25 @@ def test_on_a_terminal_a_lost_source_is_said_and_tried_again(service: CudnnServi
         process.kill()
         process.wait()
         os.close(ours)
+
+
+def test_ctrl_c_ends_it_where_python_forgets_the_exception(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Forgetting:
+        def read(self) -> Any:
+            with contextlib.suppress(KeyboardInterrupt):  # as in a destructor
+                signal.raise_signal(signal.SIGINT)
+            raise SourceLost("interrupted")
+
+        def close(self) -> None:
+            """Nothing."""
+
+    monkeypatch.setattr(top, "_source", lambda _: Forgetting())
+    with pytest.raises(KeyboardInterrupt):
+        top.run(argparse.Namespace(source="here", json=True, once=False, interval=0.01))
+    assert capsys.readouterr().out.count("interrupted") == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def read_until(terminal: int, words: str | None) -> str:

@@ -39,6 +39,9 @@ FORMS = (PLAIN, LSTM, GRU, FIRST, FUNCTIONS, CLIP, COUPLED, BOTH, BACKWARDS, STE
 _OF_LSTM = ("peepholes", "c0", "c_n")
 _SMOOTH = tuple(each for each in CellFunction if each is not CellFunction.THRESHOLDED_RELU)
 """An error decides which side of a threshold a value is on."""
+_FRACTIONS = CellFunction.SIGMOID, CellFunction.HARD_SIGMOID
+"""Functions for gates of many steps: a gate that is over 1, or below 0, lets a state grow with each step."""
+_FEW_STEPS = 8
 
 
 def _make(asked: Asked) -> Made:
@@ -53,11 +56,15 @@ def _make(asked: Asked) -> Made:
     activations: tuple[CellActivation, ...] = ()
     if asked.has(FUNCTIONS, 0.5):
         parameters = (0.5, 0.25, 1.0, -0.5)
+        lasts = steps > _FEW_STEPS and cell is not RecurrentCell.PLAIN
+        of_gates = _FRACTIONS if lasts else _SMOOTH
         activations = tuple(
             CellActivation(
-                function=choose.one(_SMOOTH), alpha=choose.one(parameters), beta=choose.one(parameters)
+                function=choose.one(_SMOOTH if place % cell.functions else of_gates),
+                alpha=choose.one(parameters),
+                beta=choose.one(parameters),
             )
-            for _ in range(directions * cell.functions)
+            for place in range(directions * cell.functions)
         )
     dims = {
         "x": (steps, batch, directions * cell.gates * hidden),
