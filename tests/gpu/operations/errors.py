@@ -12,6 +12,10 @@ from .rows import walk
 
 __all__ = ["Off", "doubled", "sum_error"]
 
+_MOST = 1e30
+"""How far a product is said to be off at most, in terms of u. Beyond, bounds that feed on themselves would
+become infinite, and 0 times that is no number."""
+
 
 def sum_error(terms: int) -> float:
     """The error of a sum, also of one of equal terms, whose roundings do not cancel."""
@@ -35,7 +39,8 @@ class Off:
     def __mul__(self, other: Off) -> Off:
         a, b = np.abs(self.value), np.abs(other.value)
         product = self.value * other.value
-        return Off(product, a * other.off + b * self.off + 1e-7 * self.off * other.off + 2 * np.abs(product))
+        off = a * other.off + b * self.off + 1e-7 * self.off * other.off + 2 * np.abs(product)
+        return Off(product, np.minimum(off, _MOST))
 
     def __matmul__(self, weights: Array) -> Off:
         """Times exact weights."""
