@@ -241,9 +241,13 @@ def _interrupted() -> Iterator[threading.Event]:
     """Gives an event that Ctrl-C sets, before it raises `KeyboardInterrupt`.
 
     Python prints and forgets an exception that is raised in a destructor or in the callback of a weak
-    reference, as each timer of a reading has one. Then the event is what is left of Ctrl-C.
+    reference, as each timer of a reading has one. Then the event is what is left of Ctrl-C. In a process that
+    was started to ignore it, Ctrl-C does nothing.
     """
     found = threading.Event()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield found
+        return
 
     def interrupt(_number: int, _frame: object) -> None:
         found.set()

@@ -178,6 +178,16 @@ def read_until_lost(source: SocketSource) -> None:
             source.read()
 
 
+@contextlib.contextmanager
+def handling_ctrl_c(handler: Any = signal.default_int_handler) -> Iterator[None]:
+    """Ctrl-C is handled like that, also in processes that are started, whoever started this one."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_on_a_terminal_a_lost_source_is_said_and_tried_again(service: CudnnService, server: Server) -> None:
     server.body = scraped(service)
     ours, theirs = pty.openpty()
@@ -185,7 +195,8 @@ def test_on_a_terminal_a_lost_source_is_said_and_tried_again(service: CudnnServi
     command = [sys.executable, "-m", "cudnn_actor.cli", "top", server.url, "--interval", "0.1"]
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
     environment.pop("COLUMNS", None)
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    with handling_ctrl_c():
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     try:
         read_until(ours, "topped on cpu: ready")
@@ -203,23 +214,39 @@ def test_on_a_terminal_a_lost_source_is_said_and_tried_again(service: CudnnServi
         os.close(ours)
 
 
+class Interrupted:
+    """A source in whose readings Ctrl-C comes, and is forgotten, as in a destructor."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def read(self) -> Any:
+        self.readings += 1
+        if self.readings == 3:
+            raise RuntimeError("no more readings")
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise SourceLost("interrupted")
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("before", "raised", "readings"),
+    [(signal.default_int_handler, KeyboardInterrupt, 1), (signal.SIG_IGN, RuntimeError, 3)],
+)
 def test_ctrl_c_ends_it_where_python_forgets_the_exception(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, before: Any, raised: type[BaseException], readings: int
 ) -> None:
-    class Forgetting:
-        def read(self) -> Any:
-            with contextlib.suppress(KeyboardInterrupt):  # as in a destructor
-                signal.raise_signal(signal.SIGINT)
-            raise SourceLost("interrupted")
-
-        def close(self) -> None:
-            """Nothing."""
-
-    monkeypatch.setattr(top, "_source", lambda _: Forgetting())
-    with pytest.raises(KeyboardInterrupt):
-        top.run(argparse.Namespace(source="here", json=True, once=False, interval=0.01))
-    assert capsys.readouterr().out.count("interrupted") == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    """But not in a process that was started to ignore Ctrl-C."""
+    source = Interrupted()
+    monkeypatch.setattr(top, "_source", lambda _: source)
+    with handling_ctrl_c(before):
+        with pytest.raises(raised):
+            top.run(argparse.Namespace(source="here", json=True, once=False, interval=0.01))
+        assert signal.getsignal(signal.SIGINT) is before
+    assert source.readings == readings
 
 
 def read_until(terminal: int, words: str | None) -> str:
