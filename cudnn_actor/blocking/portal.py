@@ -144,8 +144,8 @@ class Portal:
             self._thread.join()
         except BaseException:
             self.close_soon(end)
-            if self._ending is not None:
-                self._cancel(self._ending)
+            with tolerating_closed(self._loop):  # then it has ended
+                self._loop.call_soon_threadsafe(self._cancel_end)
             self._thread.join()
             raise
 
@@ -172,6 +172,14 @@ class Portal:
             return  # the loop is the parent's
         with tolerating_closed(self._loop):  # then it has ended
             self._loop.call_soon_threadsafe(call.cancel)
+
+    def _cancel_end(self) -> None:
+        """Cancel the end behind its first step: a task that is cancelled before that runs nothing at all.
+
+        On the loop, behind `begin`, which `close_soon` has scheduled, and which schedules the first step.
+        """
+        if self._ending is not None:
+            self._loop.call_soon(self._ending.cancel)
 
     async def _finish(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

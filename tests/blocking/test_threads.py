@@ -322,6 +322,44 @@ def test_an_interrupted_close_stops_without_waiting_for_requests() -> None:
         assert not gpu.alive
 
 
+def test_an_end_that_is_interrupted_before_it_begins_is_begun_and_then_cancelled() -> None:
+    portal, asked, told = Portal("portal"), threading.Event(), list[str]()
+    held, scheduled, schedule = threading.Event(), list[object](), portal._loop.call_soon_threadsafe
+
+    def noting(callback: Any, *given: Any) -> Any:
+        handle = schedule(callback, *given)
+        scheduled.append(callback)
+        if len(scheduled) == 2:  # the end, and its cancellation
+            held.set()
+        return handle
+
+    async def hold_the_loop() -> None:
+        asked.set()
+        held.wait(PATIENCE_S)
+
+    async def end() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            told.append("cancelled")
+            raise
+
+    portal.begin(hold_the_loop)
+    assert asked.wait(PATIENCE_S)
+
+    def interrupted(_end: object) -> None:
+        monkey.undo()
+        portal._loop.call_soon_threadsafe = noting  # type: ignore[assignment,method-assign]
+        portal.close_soon(end)
+        raise Alarm
+
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr(portal, "close_soon", interrupted)
+        with pytest.raises(Alarm):
+            portal.close(end)
+    assert told == ["cancelled"]
+
+
 def test_leaving_after_the_service_gave_up_says_so() -> None:
     options: dict[str, Any] = {
         "device": "cpu",
