@@ -1,7 +1,7 @@
 """Max and average pooling, and the gradient of the latter, where a row of windows takes much scratch memory.
 
 The windows are joined in parts: see `TiledPooling`. The gradient is the sum over the windows that an element
-is in: see `reversed_axes`.
+is in: see `Spread`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, lanes_wor
 from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import ElementJoin
 from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, parts_joined
-from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, reversed_axes, spread_part
+from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, Spread
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 from cudnn_actor.protocol.operations import AdaptiveWindow, Window
 
@@ -41,11 +41,9 @@ def element_gradient(
     window: Window | AdaptiveWindow, dx: Dims, dy: Dims, dtype: np.dtype[Any], counts: Array
 ) -> ElementGradient:
     """The kernel for `AvgPoolBackward`."""
-    axes = reversed_axes(window, dx, dy)
-    spread = (*dy[:2], *(axis.size for axis in axes))
-    strides = window.stride if isinstance(window, Window) else (1,) * len(axes)
-    pooling = parts_joined(spread, dx, axes, ElementJoin(np.add, dtype, 0.0))
-    return ElementGradient(pooling, strides, counts)
+    spread = Spread.of(window, dx, dy)
+    pooling = parts_joined(spread.dims, dx, spread.axes, ElementJoin(np.add, dtype, 0.0))
+    return ElementGradient(pooling, spread, counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +82,15 @@ class ElementGradient:
     Parameters
     ----------
     pooling
-        Adds what is spread along the spatial dims, by the windows of `reversed_axes`.
-    strides
-        For each spatial dim, how far apart elements of dy are spread.
+        Adds what is spread along the spatial dims, by the windows of `Spread.axes`.
+    spread
+        How dy is spread.
     counts
         What these are divided by.
     """
 
     pooling: JoinedPooling | TiledPooling
-    strides: Sequence[int]
+    spread: Spread
     counts: Array
 
     def footprint(self, lanes: int) -> int:
@@ -106,9 +104,8 @@ class ElementGradient:
 
         def load(block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
             (elements,) = arrays.elements
-            whole = (slice(0, axis.size) for axis in self.pooling.axes[len(read) :])
-            part, places = spread_part((*read, *whole), self.strides)
-            if max(self.strides) > 1:
+            part, places = self.spread.part(read)
+            if self.spread.has_gaps:
                 yield partial(elements.fill, 0)
             at = (*block[:2], *part)
             if (given := dy[at]).size:

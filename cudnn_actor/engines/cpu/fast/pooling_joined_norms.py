@@ -1,7 +1,7 @@
 """Lp pooling of at most 32 bits and its gradient, where a row of windows takes much scratch memory.
 
 The windows' sums of powers are joined in parts: see `TiledPooling`. The gradient's are over the windows that
-an element is in: see `reversed_axes`.
+an element is in: see `Spread`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,9 @@ from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooli
 from cudnn_actor.engines.cpu.fast.pooling_joins import ElementJoin
 from cudnn_actor.engines.cpu.fast.pooling_powers import cleared, powers_of, root, shares, times_powers
 from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, parts_joined
-from cudnn_actor.engines.cpu.fast.pooling_windows import (
-    Axis,
-    in_windows,
-    reversed_axes,
-    spread_part,
-    window_axes,
-)
+from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, Spread, in_windows, window_axes
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
-from cudnn_actor.protocol.operations import LpPoolBackward, Window
+from cudnn_actor.protocol.operations import LpPoolBackward
 
 __all__ = ["JoinedNorms", "JoinedNormsGradient", "joined_norms", "joined_norms_gradient"]
 
@@ -44,11 +38,10 @@ def joined_norms(x: Dims, y: Dims, axes: tuple[Axis, ...], p: float) -> JoinedNo
 
 def joined_norms_gradient(node: LpPoolBackward[Any], dx: Dims, dy: Dims) -> JoinedNormsGradient:
     """The kernel for `LpPoolBackward`."""
-    window, axes = node.window, reversed_axes(node.window, dx, dy)
-    spread = (*dy[:2], *(axis.size for axis in axes))
-    strides = window.stride if isinstance(window, Window) else (1,) * len(axes)
-    without = tuple(~in_windows(axis) for axis in window_axes(window, dx, dy))
-    return JoinedNormsGradient(parts_joined(spread, dx, axes, _SUMS(edges=3)), node.p, strides, without)
+    spread = Spread.of(node.window, dx, dy)
+    pooling = parts_joined(spread.dims, dx, spread.axes, _SUMS(edges=3))
+    without = tuple(~in_windows(axis) for axis in window_axes(node.window, dx, dy))
+    return JoinedNormsGradient(pooling, node.p, spread, without)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,18 +79,18 @@ class JoinedNormsGradient:
     Parameters
     ----------
     pooling
-        Adds numbers that are spread along the spatial dims, by the windows of `reversed_axes`.
+        Adds numbers that are spread along the spatial dims, by the windows of `Spread.axes`.
     p
         The exponent.
-    strides
-        For each spatial dim, how far apart elements of y are spread.
+    spread
+        How y is spread.
     without
         For each spatial dim, which elements are in no window.
     """
 
     pooling: JoinedPooling | TiledPooling
     p: float
-    strides: Sequence[int]
+    spread: Spread
     without: Sequence[npt.NDArray[np.bool_]]
 
     def footprint(self, lanes: int) -> int:
@@ -111,9 +104,8 @@ class JoinedNormsGradient:
 
         def load(block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
             (elements,) = arrays.elements
-            whole = (slice(0, axis.size) for axis in self.pooling.axes[len(read) :])
-            part, places = spread_part((*read, *whole), self.strides)
-            if max(self.strides) > 1:
+            part, places = self.spread.part(read)
+            if self.spread.has_gaps:
                 yield partial(elements.fill, 0)
             at = (*block[:2], *part)
             if y[at].size:

@@ -23,15 +23,9 @@ from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooli
 from cudnn_actor.engines.cpu.fast.pooling_joins import ScaledSums, power
 from cudnn_actor.engines.cpu.fast.pooling_powers import cleared
 from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, bounded_pooling
-from cudnn_actor.engines.cpu.fast.pooling_windows import (
-    are_long,
-    in_windows,
-    reversed_axes,
-    spread_part,
-    window_axes,
-)
+from cudnn_actor.engines.cpu.fast.pooling_windows import Spread, are_long, in_windows, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch
-from cudnn_actor.protocol.operations import LpPool, LpPoolBackward, Specs, Window
+from cudnn_actor.protocol.operations import LpPool, LpPoolBackward, Specs
 
 __all__ = ["ScaledNorms", "ScaledNormsGradient", "scaled_norms", "scaled_norms_gradient"]
 
@@ -59,12 +53,10 @@ def scaled_norms_gradient(node: LpPoolBackward[Any], specs: Specs) -> Kernel:
         small = definition_in_scratch(node, specs)
         if small is not None:
             return small
-    axes = reversed_axes(window, dx, dy)
-    spread = (*dy[:2], *(axis.size for axis in axes))
-    pooling = bounded_pooling(spread, dx, axes, ScaledSums(node.p - 1, largest=False))
-    strides = window.stride if isinstance(window, Window) else (1,) * len(axes)
+    spread = Spread.of(window, dx, dy)
+    pooling = bounded_pooling(spread.dims, dx, spread.axes, ScaledSums(node.p - 1, largest=False))
     without = [~in_windows(axis) for axis in own]
-    return ScaledNormsGradient(pooling, node.p, strides, tuple(without))
+    return ScaledNormsGradient(pooling, node.p, spread, tuple(without))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,18 +98,18 @@ class ScaledNormsGradient:
     Parameters
     ----------
     pooling
-        Joins numbers that are spread along the spatial dims, by the windows of `reversed_axes`, to dx.
+        Joins numbers that are spread along the spatial dims, by the windows of `Spread.axes`, to dx.
     p
         The exponent.
-    strides
-        For each spatial dim, how far apart elements of y are spread.
+    spread
+        How y is spread.
     without
         For each spatial dim, which elements are in no window.
     """
 
     pooling: JoinedPooling | TiledPooling
     p: float
-    strides: Sequence[int]
+    spread: Spread
     without: Sequence[npt.NDArray[np.bool_]]
 
     def footprint(self, lanes: int) -> int:
@@ -140,11 +132,10 @@ class ScaledNormsGradient:
 
     def _load(self, operands: Operands, block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
         """Calls that spread y and dy. Where y is 0, it is as if there were no window."""
-        whole = (slice(0, axis.size) for axis in self.pooling.axes[len(read) :])
-        part, places = spread_part((*read, *whole), self.strides)
+        part, places = self.spread.part(read)
         y, dy = (operands[name][(*block[:2], *part)] for name in ("y", "dy"))
         scale, total = (array[(slice(None), slice(None), *places)] for array in arrays.elements)
-        if math.prod(self.strides) > 1:
+        if self.spread.has_gaps:
             yield partial(arrays.elements[0].fill, np.inf)
             yield partial(arrays.elements[1].fill, 0.0)
         if y.size:

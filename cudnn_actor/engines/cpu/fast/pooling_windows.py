@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,11 @@ from cudnn_actor.protocol.operations import AdaptiveWindow, AvgPool, AvgPoolBack
 __all__ = [
     "LONG",
     "Axis",
+    "Spread",
     "are_long",
     "counts_of",
     "in_windows",
     "regular_axis",
-    "reversed_axes",
-    "spread_part",
     "window_axes",
 ]
 
@@ -221,14 +220,44 @@ def _adaptive(size: int, count: int) -> Axis:
     return Axis(size, count, bounds=(places * size // count, -(-(places + 1) * size // count)))
 
 
-def spread_part(read: Sequence[slice], strides: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Which elements of y lie in a part of it that is spread (see `reversed_axes`), and where in that.
+class Spread(NamedTuple):
+    """y, spread along its spatial dims: see `reversed_axes`.
 
-    `read`: the part, along each spatial dim; `strides`: how far apart elements of y are there.
+    Parameters
+    ----------
+    dims
+        Its dims then.
+    axes
+        For each element of x along each spatial dim, the windows that it is in.
+    strides
+        For each spatial dim, how far apart elements of y are.
     """
-    spread = [*zip(read, strides, strict=True)]
-    part = (slice(-(-of.start // step), -(-of.stop // step)) for of, step in spread)
-    return tuple(part), tuple(slice(-of.start % step, None, step) for of, step in spread)
+
+    dims: Dims
+    axes: tuple[Axis, ...]
+    strides: Sequence[int]
+
+    @classmethod
+    def of(cls, window: Window | AdaptiveWindow, x: Dims, y: Dims) -> Spread:
+        """y of these dims, spread for the gradient of pooling by a window."""
+        axes = reversed_axes(window, x, y)
+        strides = window.stride if isinstance(window, Window) else (1,) * len(axes)
+        return cls((*y[:2], *(axis.size for axis in axes)), axes, strides)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether anything lies between the elements of y."""
+        return max(self.strides) > 1
+
+    def part(self, read: Sequence[slice]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """Which elements of y lie in a part of it, and where in that.
+
+        `read`: the part, along the first spatial dims; all of the others.
+        """
+        whole = (slice(0, axis.size) for axis in self.axes[len(read) :])
+        along = [*zip((*read, *whole), self.strides, strict=True)]
+        part = (slice(-(-of.start // step), -(-of.stop // step)) for of, step in along)
+        return tuple(part), tuple(slice(-of.start % step, None, step) for of, step in along)
 
 
 def are_long(axes: Sequence[Axis]) -> bool:
