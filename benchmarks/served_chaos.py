@@ -5,7 +5,7 @@
 `cudnn-actor serve` has a repository of five models, each of another datatype. `tritonclient` asks it over
 HTTP, gRPC, streams of gRPC, and with inputs and outputs in shared memory, registered over either. Each answer
 is compared to the bit. The worker that serves gets SIGKILL each time that so many answers have come. So no
-request is under way at two of these times, which would be a reason to refuse it (docs/semantics.md). At the
+request is under way at two of these times, which would be a reason to refuse it (docs/failures.md). At the
 end the server's own statistics must have as many answers and no failure.
 
 Then so many connections send bytes that are no requests, over HTTP and over gRPC: what was answered is

@@ -160,7 +160,7 @@ program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
 NumPy computes a model, in float32, on as many threads as `spawn(threads=...)` says; with `exact=True` in
 float64. Where ONNX Runtime is installed (`pip install -e ".[cpu]"` in a clone), it runs large graphs that it
 has every operation of, unless `onnx_runtime=False`. [models.md](models.md#on-the-cpu) has the options,
-[semantics.md](semantics.md#onnx-runtime) the rules.
+[numerics.md](numerics.md#onnx-runtime) the rules.
 
 ## The node suite
 

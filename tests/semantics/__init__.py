@@ -1,1 +1,1 @@
-"""The tables of docs/semantics.md, brought about."""
+"""The tables of docs/semantics.md and docs/failures.md, brought about."""

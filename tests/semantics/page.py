@@ -1,4 +1,4 @@
-"""The tables of docs/semantics.md ("the page") as data."""
+"""The tables of docs/semantics.md and of the pages that it names ("the pages") as data."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["PAGE", "ROOT", "Table", "figures", "table", "tables", "words"]
+__all__ = ["PAGES", "PROMISES", "ROOT", "TEXT", "Table", "figures", "table", "tables", "words"]
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "semantics.md"
+PROMISES = ROOT / "docs" / "semantics.md"
+
+
+def _named_pages() -> list[Path]:
+    """The pages in the first column of the table "How it is done", the last of the page of promises."""
+    section = PROMISES.read_text().rpartition("\n## How it is done\n")[2]
+    cells = re.findall(r"^\| (.*?) \|", section, flags=re.MULTILINE)
+    return [PROMISES.parent / name for cell in cells for name in re.findall(r"\(([a-z-]+\.md)\)", cell)]
+
+
+PAGES = [PROMISES, *_named_pages()]
+TEXT = " ".join(" ".join(page.read_text() for page in PAGES).split())
 
 
 class Table(NamedTuple):
@@ -24,17 +35,22 @@ class Table(NamedTuple):
         return [row[index] for row in self.rows]
 
 
-def tables(heading: str, page: Path = PAGE) -> list[Table]:
-    """The tables between a heading and the next one, of any level. Raises `KeyError` for no such heading."""
-    sections = re.split(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
-    section = dict(zip(sections[1::2], sections[2::2], strict=True))[heading]
+def tables(heading: str) -> list[Table]:
+    """The tables between a heading and the next one, of any level.
+
+    Raises `ValueError` unless exactly one page has the heading.
+    """
+    parts = [re.split(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE) for page in PAGES]
+    (section,) = [
+        body for part in parts for name, body in zip(part[1::2], part[2::2], strict=True) if name == heading
+    ]
     blocks = re.findall(r"(?:^\|.*\n?)+", section, flags=re.MULTILINE)
     return [_parsed(block.splitlines()) for block in blocks]
 
 
-def table(heading: str, first_column: str, page: Path = PAGE) -> Table:
+def table(heading: str, first_column: str) -> Table:
     """The only table under a heading whose first column's name begins like this."""
-    (found,) = [one for one in tables(heading, page) if one.columns[0].startswith(first_column)]
+    (found,) = [one for one in tables(heading) if one.columns[0].startswith(first_column)]
     return found
 
 

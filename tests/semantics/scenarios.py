@@ -14,7 +14,7 @@ from structlog.typing import EventDict
 
 from cudnn_actor import Fault
 
-from .page import PAGE, table
+from .page import table
 from .setups import COLUMNS, CrashTooEarly, Setup
 
 __all__ = ["EVERYWHERE", "IN_PROCESS", "ON_THREAD", "REPLACED", "Case", "Logs", "Scenarios"]
@@ -129,8 +129,8 @@ class Scenarios:
         """Fail unless the cells without a dash are exactly those that have a scenario."""
         said = {cell for cell, says in self._cells().items() if says != DOES_NOT_OCCUR}
         known = {(row, column) for row, scenario in self._known.items() for column in scenario.columns}
-        assert said - known == set(), f"cells of {PAGE.name} without a scenario"
-        assert known - said == set(), f"scenarios without a cell in {PAGE.name}"
+        assert said - known == set(), "cells of the page without a scenario"
+        assert known - said == set(), "scenarios without a cell on the page"
 
     def _cells(self) -> dict[tuple[str, str], str]:
         columns = self.table.columns

@@ -1,4 +1,4 @@
-"""The table "Failures and answers" of docs/semantics.md, row by row."""
+"""The table "Failures and answers" of docs/failures.md, row by row."""
 
 from __future__ import annotations
 

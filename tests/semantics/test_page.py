@@ -1,4 +1,4 @@
-"""docs/semantics.md agrees with the code: options, log lines, events, faults, errors, numbers."""
+"""docs/semantics.md and the pages that it names agree with the code: options, log lines, errors, numbers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
 from cudnn_actor.isolation.thread.thread_isolation import ThreadIsolation
 from cudnn_actor.memory import ARENA_STEP, MemoryTable
 from cudnn_actor.options import Options
+from cudnn_actor.plan_store import store
 from cudnn_actor.processes import channel, frames
 from cudnn_actor.protocol import errors
 from cudnn_actor.protocol.errors import StaleReason
@@ -38,11 +39,11 @@ from cudnn_actor.service import HealthState, giving_up
 from cudnn_actor.supervision import Fault, LifecycleEvent
 
 from ..public_names import PUBLIC
-from .page import PAGE, ROOT, figures, table, words
+from .page import PROMISES, ROOT, TEXT, figures, table, words
+from .scenarios import EVERYWHERE, IN_PROCESS, ON_THREAD
 
 CODE = ("cudnn_actor", "actors", "supervision", "protocol")
 LOGGERS, LEVELS = {"log", "logger"}, {"debug", "info", "warning", "error", "exception"}
-TEXT = " ".join(PAGE.read_text().split())
 
 
 # Log lines.
@@ -124,7 +125,7 @@ def test_a_field_that_the_page_names_is_written_somewhere(name: str) -> None:
 
 def test_every_log_line_that_the_text_of_the_page_names_is_in_its_table() -> None:
     families = {name.partition(".")[0] for name in DESCRIBED}
-    named = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", PAGE.read_text()))
+    named = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", TEXT))
     assert {name for name in named if name.partition(".")[0] in families} <= set(DESCRIBED)
 
 
@@ -139,7 +140,7 @@ def test_every_lifecycle_event_is_on_the_page_with_its_fields() -> None:
 
 
 def test_every_option_is_on_the_page_with_its_default() -> None:
-    rows = table("Options", "option").rows
+    rows = table("What spawn takes", "option").rows
     names = {"GraphLimits": GraphLimits}
     said = {words(option)[0]: eval(words(default)[0], names) for option, default, _ in rows}
     options = Options()
@@ -166,7 +167,7 @@ def test_every_error_that_a_caller_can_get_is_on_the_page() -> None:
 
 
 def test_every_reason_of_a_stale_buffer_is_on_the_page() -> None:
-    said = {words(cell)[0] for cell in table("Buffers", "reason").column("reason")}
+    said = {words(cell)[0] for cell in table("Buffers and references", "reason").column("reason")}
     assert said == {str(reason) for reason in StaleReason}
 
 
@@ -189,7 +190,7 @@ def test_every_state_and_field_of_a_health_record_is_on_the_page() -> None:
 
 
 def test_classes_that_the_page_names_exist() -> None:
-    used = {name for name in words(PAGE.read_text()) if re.fullmatch(r"[A-Z][a-z]+(?:[A-Z][a-z]+)+", name)}
+    used = {name for name in words(TEXT) if re.fullmatch(r"[A-Z][a-z]+(?:[A-Z][a-z]+)+", name)}
     foreign = used - {*PUBLIC, *errors.__all__, *dir(builtins)}
     others = {"ActorDeadError", "NullHandler", "ProcessorFormatter", "ExtraAdder"}
     assert foreign <= others, "only classes of pykka, logging and structlog may be missing"
@@ -205,7 +206,8 @@ def test_the_time_limits_for_ending_a_worker_are_those_of_the_code() -> None:
 
 
 PAUSES = worker_source._PAUSES
-IN_PROCESS, ON_THREAD = ProcessIsolation.backoff, ThreadIsolation.backoff
+PROCESS_BACKOFF, THREAD_BACKOFF = ProcessIsolation.backoff, ThreadIsolation.backoff
+OPTIONS, LIMITS = Options(), GraphLimits()
 ARENA_BYTES = inspect.signature(MemoryTable).parameters["arena_bytes"].default
 NUMBERS = [
     f"which has at most {in_flight.WINDOW} at a time",
@@ -226,13 +228,19 @@ NUMBERS = [
     f"Once a standby has lived for {PAUSES.reset_after_s:g} s, and been ready, the delays start anew",
     f"One that is not ready in {ProcessIsolation.ready_within_s:g} s is ended, and counts as dead",
     f"a start fails, or is not ready in {ThreadIsolation.ready_within_s:g} s",
-    f"{ON_THREAD.initial_s * 1e3:g} ms, times {ON_THREAD.factor:g} for each failure in a row",
-    f"in a row, at most {ON_THREAD.cap_s:g} s",
-    f"The delays start anew: on a thread after a stable {ON_THREAD.reset_after_s:g} s",
+    f"{THREAD_BACKOFF.initial_s * 1e3:g} ms, times {THREAD_BACKOFF.factor:g} for each failure in a row",
+    f"in a row, at most {THREAD_BACKOFF.cap_s:g} s",
+    f"The delays start anew: on a thread after a stable {THREAD_BACKOFF.reset_after_s:g} s",
     f"whose sizes are multiples of {ARENA_STEP >> 20} MiB",
     f"Arenas are taken in steps of {ARENA_STEP >> 20} MiB",
     f"if it is still running after {giving_up.EXIT_WITHIN_S:g} s",
     f"it is ended at once with status {giving_up.EXIT_STATUS}",
+    f"| {OPTIONS.mailbox:,} | `mailbox` |",
+    f"| restarts within {OPTIONS.period_s:g} seconds | {OPTIONS.max_restarts} | `max_restarts`, `period_s` |",
+    f"| {OPTIONS.plan_capacity} | `plan_capacity` |",
+    f"| {OPTIONS.cache_limit >> 20} MiB | `cache_limit` |",
+    f"| {LIMITS.operations:,}, {LIMITS.nbytes >> 20} MiB | `graph_limits` |",
+    f"| files of a [plan store](plans.md#plans-on-disk) | {store.LIMIT_BYTES >> 20} MiB |",
 ]
 
 
@@ -246,7 +254,43 @@ def test_the_numbers_in_words_are_those_of_the_code() -> None:
     assert (PAUSES.factor, PAUSES.at_once) == (2.0, 1), (
         "the page says: the first at once, then twice as long each time"
     )
-    assert (IN_PROCESS.at_once, IN_PROCESS.reset_after_s) == (1, 0.0), (
+    assert (PROCESS_BACKOFF.at_once, PROCESS_BACKOFF.reset_after_s) == (1, 0.0), (
         "the page says: they start anew whenever the actor becomes ready"
     )
-    assert ON_THREAD.jitter == IN_PROCESS.jitter == 0.25, "the page says: up to a quarter less"
+    assert THREAD_BACKOFF.jitter == PROCESS_BACKOFF.jitter == 0.25, "the page says: up to a quarter less"
+
+
+# The page of promises.
+
+
+def test_the_promises_fit_on_two_pages() -> None:
+    assert len(PROMISES.read_text().splitlines()) <= 150
+
+
+SAID_IN_SHORT = [
+    ("the worker, however", "the worker is killed, or exits", IN_PROCESS),
+    ("the worker, however", "the device context dies", IN_PROCESS),
+    ("the worker, however", "the actor hangs", IN_PROCESS),
+    ("the actor on a thread, on the CPU", "the device context dies", ("thread, CPU",)),
+    ("the actor on a thread, on the CPU", "the actor hangs", ("thread, CPU",)),
+    ("the device context, on a thread", "the device context dies", ("thread, CUDA",)),
+    ("a thread that hangs", "the actor's thread hangs and does not end", ON_THREAD),
+    ("the standby,", "the standby dies", IN_PROCESS),
+    ("the worker or the actor, and no restart is left", "no restart is left", EVERYWHERE),
+    ("your process", "your process is killed", EVERYWHERE),
+]
+"""Rows of the promises' table, and the row and the columns of the long table that say the same."""
+
+
+@pytest.mark.parametrize(("short", "long", "columns"), SAID_IN_SHORT)
+def test_what_dies_leaves_the_same_buffers_in_the_short_table_as_in_the_long_one(
+    short: str, long: str, columns: tuple[str, ...]
+) -> None:
+    kept = {"stay": "all", "stay, except torn ones": "buffers", "are lost": "nothing"}
+    promises, survives = (
+        table("What happens when something dies", "what ends"),
+        table("What survives a failure", "failure"),
+    )
+    (promise,) = [row for row in promises.rows if row[0].startswith(short)]
+    (row,) = [row for row in survives.rows if row[0] == long]
+    assert {row[survives.columns.index(column)] for column in columns} == {kept[promise[1]]}

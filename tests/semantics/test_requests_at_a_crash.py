@@ -1,4 +1,4 @@
-"""The table "A request at a crash" of docs/semantics.md, row by row."""
+"""The table "A request at a crash" of docs/failures.md, row by row."""
 
 from __future__ import annotations
 

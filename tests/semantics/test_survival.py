@@ -1,4 +1,4 @@
-"""The first table under "What survives a failure" of docs/semantics.md, row by row."""
+"""The first table under "What survives a failure" of docs/failures.md, row by row."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ async def test_the_same_shape_in_other_buffers_with_other_scalars_is_the_same_pl
 
 
 async def backward_of_integers(gpu: CudnnRef) -> ConvBwdData:
-    """What the CPU engine does not do; docs/semantics.md says so."""
+    """What the CPU engine does not do; docs/numerics.md says so."""
     dy, w, dx = [await gpu.upload(np.ones((1, 1, 1, 1), np.int8)) for _ in range(3)]
     return ConvBwdData(dy=dy, w=w, dx=dx, conv=ConvSpec.symmetric(2))
 
