@@ -125,7 +125,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cudnn_version
         The version of the cuDNN that the service has loaded, such as "9.28.1"; None on the CPU.
     converted_bytes
-        Bytes of host memory in which the CPU engine keeps weights of half types of models in float32.
+        Bytes of memory for what the engine keeps of models' weights in another form: of host memory on the
+        CPU, which keeps half types as float32, of device memory on CUDA.
     """
 
     generation: int

@@ -20,7 +20,7 @@ from cudnn_actor.protocol import DType, GraphTensor
 from cudnn_actor.protocol.operations import MatMul
 
 X, BIAS, Y = Buffer(0), Buffer(1), Buffer(2)
-A, B, C = Scratch(0), Scratch(256), Scratch(512)
+A, B, C = (Scratch(offset, 256) for offset in (0, 256, 512))
 
 
 def library(*sources: Source, beside: tuple[int, ...] = ()) -> GraphStep:

@@ -61,7 +61,7 @@ def made(piece: OperationGraph) -> CudaPlan:
     sources = tuple(Buffer(number) for number in range(len(piece.bound)))
     if isinstance(first, MatMul):
         return finish(piece, [GraphStep("eng7_k24=21", 512, (1, 2, 3), sources)], [], 0, None)
-    step = OperationStep(first, tuple(map(piece.tensor, piece.bound)), (*sources, Scratch(0)), "kernel")
+    step = OperationStep(first, tuple(map(piece.tensor, piece.bound)), (*sources, Scratch(0, 4096)), "kernel")
     return finish(piece, [step], [], 4096, None)
 
 

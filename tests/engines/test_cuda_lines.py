@@ -157,5 +157,5 @@ def test_a_launcher_gets_its_workspace_after_its_operands(monkeypatch: pytest.Mo
     recipe = compile_split(OperationGraph(tensors=tuple(tensors), operations=(operation,)), None, None).recipe
     (step,) = recipe.steps
     assert isinstance(step, OperationStep)
-    assert step.sources == (Buffer(0), Buffer(1), Scratch(0))
+    assert step.sources == (Buffer(0), Buffer(1), Scratch(0, 1000))
     assert recipe.scratch == 1024

@@ -157,8 +157,8 @@ def test_a_recipe_survives_being_bytes() -> None:
     recipe = Recipe(
         tag="cuda/conv_fwd/00000000/eng1+elementwise",
         steps=(
-            GraphStep("eng1", 300, (1, 2, 3), (Buffer(0), Number(0, double=True), Scratch(0)), b"plan"),
-            KernelStep(kernel, (Buffer(1), Scratch(0))),
+            GraphStep("eng1", 300, (1, 2, 3), (Buffer(0), Number(0, double=True), Scratch(0, 512)), b"plan"),
+            KernelStep(kernel, (Buffer(1), Scratch(0, 512))),
         ),
         scratch=512,
         buffers=2,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,9 @@ import pytest
 
 from cudnn_actor.engines.cuda import engine as cuda
 from cudnn_actor.engines.cuda.device.place import Place
+from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
+from cudnn_actor.engines.cuda.kernels.expressions import Expression, Leaf, Scalar
+from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined
 from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayerWeights
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
@@ -23,9 +27,19 @@ from cudnn_actor.engines.cuda.running.divided import divided
 from cudnn_actor.engines.cuda.running.kept_values import KeptValues
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
-from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, OperationStep, Part, Recipe, Scratch
+from cudnn_actor.engines.cuda.running.recipe import (
+    Between,
+    Buffer,
+    GraphStep,
+    KernelStep,
+    OperationStep,
+    Part,
+    Recipe,
+    Scratch,
+    Step,
+)
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, OperationGraph, TensorSpec
-from cudnn_actor.protocol.operations import GraphTensor, Pad
+from cudnn_actor.protocol.operations import GraphTensor, Pad, PointwiseMode
 
 from . import host_cuda
 from .test_recurrent_calls import Computing, library
@@ -38,40 +52,55 @@ NARROW, WIDE = (
     GraphTensor(uid=uid, dims=dims, strides=(dims[1], 1), dtype=DType.FLOAT32)
     for uid, dims in ((0, (3, 6)), (1, (3, 8)))
 )
+A, B = Scratch(0, 96), Scratch(256, 96)
+RESULT = Buffer(2)
 
 
-def padding(source: Any, target: Any, *, prepares: bool = True) -> OperationStep:
+def padding(source: Any, target: Any, *workspace: Any) -> OperationStep:
     """A step that pads a tensor."""
-    return OperationStep(PAD, (NARROW, WIDE), (source, target), "kernel", prepares)
+    return OperationStep(PAD, (NARROW, WIDE), (source, target, *workspace), "kernel")
 
 
-def reading(*sources: Any) -> GraphStep:
-    return GraphStep("eng", 0, tuple(range(len(sources))), sources)
+def reading(*sources: Any, target: Any = RESULT) -> GraphStep:
+    """A step of cuDNN's."""
+    names = tuple(range(len(sources) + 1))
+    return GraphStep("eng", 0, names, (*sources, target), reads=names[:-1])
+
+
+def recipe_of(
+    *parts: Sequence[Step], own: int = 0, between: Sequence[Between] = (), buffers: int = 3
+) -> Recipe:
+    """A recipe of parts."""
+    return Recipe(
+        "tag",
+        tuple(itertools.chain.from_iterable(parts)),
+        1024,
+        buffers=buffers,
+        scalars=1,
+        parts=tuple(Part((n,), len(steps), "tag", 0, own=own) for n, steps in enumerate(parts)),
+        between=tuple(between),
+    )
 
 
 # A recipe in two.
 
 
-def test_steps_that_prepare_weights_alone_run_once() -> None:
-    steps = (
-        padding(Buffer(1), Scratch(0)),
-        padding(Buffer(0), Scratch(256)),
-        reading(Scratch(256), Scratch(0), Buffer(2)),
-        padding(Buffer(1, 512), Scratch(0)),
-        reading(Scratch(0), Buffer(2)),
-        reading(Scratch(0), Buffer(2)),
+def test_steps_that_read_weights_alone_run_once() -> None:
+    recipe = recipe_of(
+        (padding(Buffer(1), A), padding(Buffer(0), B), reading(B, A)),
+        (padding(Buffer(1, 512), A), reading(A)),
+        (reading(A),),  # of another part, in which the place has another tensor
     )
-    parts = tuple(Part((n,), count, "tag", 0) for n, count in enumerate((3, 2, 1)))
-    recipe = Recipe("tag", steps, 512, buffers=3, scalars=1, parts=parts)
     found = divided(recipe, {1})
     assert found is not None
     assert [(each.reads, each.nbytes) for each in found.kept] == [((1,), 96), ((1,), 96)]
+    assert found.kept[0].value != found.kept[1].value
     assert found.once.steps == (padding(Buffer(1), Buffer(3)), padding(Buffer(1, 512), Buffer(4)))
     assert found.each.steps == (
-        padding(Buffer(0), Scratch(256)),
-        reading(Scratch(256), Buffer(3), Buffer(2)),
-        reading(Buffer(4), Buffer(2)),
-        reading(Scratch(0), Buffer(2)),  # of another part, in which the place has another tensor
+        padding(Buffer(0), B),
+        reading(B, Buffer(3)),
+        reading(Buffer(4)),
+        reading(A),
     )
     assert [part.steps for part in found.each.parts] == [2, 1, 1]
     assert (found.once.buffers, found.each.buffers) == (5, 5)
@@ -79,14 +108,109 @@ def test_steps_that_prepare_weights_alone_run_once() -> None:
     assert (found.once.scalars, found.each.scalars, found.each.workspace) == (1, 1, recipe.workspace)
 
 
-def test_other_steps_run_each_time() -> None:
-    steps = (
-        padding(Buffer(1), Scratch(0), prepares=False),
-        padding(Scratch(0), Scratch(256)),
-        reading(Scratch(256), Buffer(0)),
+def test_what_is_made_of_what_runs_once_runs_once_too() -> None:
+    """What only such steps read needs no memory of its own."""
+    recipe = recipe_of((padding(Buffer(0), A), padding(A, B), reading(Scratch(320, 32), Buffer(1))))
+    found = divided(recipe, {0})
+    assert found is not None
+    assert [each.reads for each in found.kept] == [(0,)]
+    assert found.once.steps == (padding(Buffer(0), A), padding(A, Buffer(3)))
+    assert found.each.steps == (reading(Buffer(3, 64), Buffer(1)),)
+    assert divided(recipe, {1}) is None
+
+
+def test_what_lies_between_parts_is_kept_for_all_that_read_it() -> None:
+    weights, other = Between(7, 96, 0, 0, 2), Between(8, 96, 0, 3, 4)
+    own = Scratch(512, 96)
+    recipe = recipe_of(
+        (padding(Buffer(0), A),),
+        (padding(Buffer(1), own), reading(own, A)),
+        (reading(A),),
+        (padding(Buffer(1), A),),  # the next tensor that lies there
+        (reading(A),),
+        own=512,
+        between=(weights, other),
     )
-    recipe = Recipe("tag", steps, 512, buffers=2, scalars=0, parts=(Part((0,), 3, "tag", 0),))
-    assert divided(recipe, {0, 1}) is None
+    found = divided(recipe, {0})
+    assert found is not None
+    assert found.once.steps == (padding(Buffer(0), Buffer(3)),)
+    assert found.each.steps == (
+        padding(Buffer(1), own),
+        reading(own, Buffer(3)),
+        reading(Buffer(3)),
+        padding(Buffer(1), A),
+        reading(A),
+    )
+
+
+SHARED = {
+    "it is written again": (padding(Buffer(0), A), reading(A), padding(Buffer(1), A), reading(A)),
+    "a part of it is written": (
+        padding(Buffer(0), A),
+        reading(Buffer(1), target=Scratch(64, 8)),
+        reading(A),
+    ),
+    "more is read with it": (padding(Buffer(0), A), reading(A), reading(Scratch(0, 128))),
+    "it is changed in place": (padding(Buffer(0), A), reading(A, target=A), reading(A)),
+    "it is another step's workspace": (padding(Buffer(0), A), reading(A), padding(Buffer(1), B, A)),
+    "something else was read there before": (reading(A), padding(Buffer(0), A), reading(A)),
+    "it is a result": (padding(Buffer(0), Buffer(2)),),
+    "it is not known what cuDNN computes": (reading(Buffer(0), target=A), reading(A)),
+    "nothing is read": (OperationStep(PAD, (), (A,), "kernel"), reading(A)),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_place_that_has_more_than_one_tensor_is_written_in_each_run(name: str) -> None:
+    assert divided(recipe_of(SHARED[name]), {0}) is None
+
+
+def test_what_cudnn_computes_of_weights_is_computed_once() -> None:
+    def steps(of: int) -> list[Step]:
+        first = msgspec.structs.replace(reading(Buffer(of), target=A), digest="a graph")
+        return [reading(Buffer(1 - of)), first, reading(A), reading(Buffer(of))]
+
+    graphs = ("w", "x", "y", "z")
+    plan, other = (CudaPlan(recipe_of(steps(of)), graphs) for of in (0, 1))
+    found, second = plan.divided(frozenset({0})), other.divided(frozenset({1}))
+    assert found is not None
+    assert second is not None
+    assert found.once.graphs == ("x",)
+    assert found.each.graphs == ("w", "y", "z")
+    assert found.each.recipe.steps[1] == reading(Buffer(3))
+    assert [each.value for each in found.kept] == [each.value for each in second.kept]
+
+
+def test_what_other_parts_may_read_is_not_kept_if_it_is_not_known_which() -> None:
+    recipe = recipe_of((padding(Buffer(0), A),), (reading(A),), own=512)
+    assert divided(recipe, {0}) is None
+    assert divided(msgspec.structs.replace(recipe, between=(Between(7, 96, 0, 0, 1),)), {0}) is not None
+
+
+def test_what_takes_scalars_runs_each_time() -> None:
+    value = Expression(PointwiseMode.MUL, (Leaf(0, DType.FLOAT32), Scalar(0)))
+    plain, scaled = (
+        elementwise(each, DType.FLOAT32, (24,), [(1,), (1,)]) for each in (Leaf(0, DType.FLOAT32), value)
+    )
+    for kernel, runs_once in ((plain, True), (scaled, False), (Joined((plain, scaled)), False)):
+        count = 1 if kernel is not scaled and kernel is not plain else 0
+        sources = (A, Buffer(0), *((B, Buffer(0)) if count else ()))
+        recipe = recipe_of((KernelStep(kernel, sources), reading(A)))
+        assert (divided(recipe, {0}) is not None) == runs_once
+
+
+def test_the_same_computation_is_the_same_value_wherever_its_weights_stand() -> None:
+    one = recipe_of((padding(Buffer(0), A), reading(A, Buffer(1))))
+    other = recipe_of((padding(Buffer(1), B), reading(B, Buffer(0))))
+    (first,), (second,) = (
+        found.kept for found in (divided(one, {0}), divided(other, {1})) if found is not None
+    )
+    assert first.value == second.value
+    assert (first.reads, second.reads) == ((0,), (1,))
+    moved = recipe_of((padding(Buffer(0, 256), A), reading(A, Buffer(1))))
+    third = divided(moved, {0})
+    assert third is not None
+    assert third.kept[0].value != first.value
 
 
 # Runs of it.
@@ -152,14 +276,8 @@ def padded_sum(rows: int = 3) -> Graph:
 
 
 def plan_of(graph: Graph) -> CudaPlan:
-    """A plan in which the weight is prepared by a step of its own."""
-    plan = compile_split(graph.body, None, None, choice=1)
-    steps = tuple(
-        msgspec.structs.replace(step, prepares=True) if isinstance(step, OperationStep) else step
-        for step in plan.recipe.steps
-    )
-    assert steps != plan.recipe.steps
-    return CudaPlan(msgspec.structs.replace(plan.recipe, steps=steps), plan.graphs)
+    """A plan in which the weight is padded by a step of its own."""
+    return compile_split(graph.body, None, None, choice=1)
 
 
 def expected(engine: Any, graph: Graph, plan: CudaPlan, buffers: Buffers) -> Callable[[], None]:
@@ -210,8 +328,7 @@ def test_plans_of_other_sizes_share_what_is_kept_until_the_weight_is_gone(engine
 
 
 def test_parts_of_one_buffer_are_kept_apart(engine: Any) -> None:
-    steps = padding(Buffer(0), Scratch(0)), padding(Buffer(0, 256), Scratch(256)), reading(Scratch(0))
-    recipe = Recipe("tag", steps, 512, buffers=1, scalars=0, parts=(Part((0,), 3, "tag", 0),))
+    recipe = recipe_of((padding(Buffer(0), A), padding(Buffer(0, 256), B), reading(A, B)))
     found, buffers = divided(recipe, {0}), Buffers(0, w=(64, 6))
     assert found is not None
     values = KeptValues(engine._allocate)

@@ -285,7 +285,7 @@ def step() -> ProductStep:
     found = product_of(graph)
     assert found is not None
     chosen = msgspec.structs.replace(found.product, algorithm=bytes(range(64)), workspace=9)
-    return ProductStep(chosen, (Buffer(0), Buffer(1), Buffer(2), Buffer(3), Scratch(0)))
+    return ProductStep(chosen, (Buffer(0), Buffer(1), Buffer(2), Buffer(3), Scratch(0, 9)))
 
 
 def test_a_plan_keeps_the_algorithm_and_its_tag_names_it() -> None:

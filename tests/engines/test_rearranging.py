@@ -260,7 +260,7 @@ def test_a_plan_makes_the_copies_before_it_runs_the_rearranged_graph() -> None:
     graph = STRIDED["resnet"]
     found = without_strides(graph)
     assert found is not None
-    step = OperationStep(found.graph.operations[0], (), (Buffer(0), Buffer(1), Scratch(0)), "kernel")
+    step = OperationStep(found.graph.operations[0], (), (Buffer(0), Buffer(1), Scratch(0, 512)), "kernel")
     inner = CudaPlan(Recipe("", (step,), 512, len(found.graph.bound), 0), ())
     plan = plan_of_rearranged(graph, found, inner, None)
     *copies, last = plan.recipe.steps
@@ -270,7 +270,7 @@ def test_a_plan_makes_the_copies_before_it_runs_the_rearranged_graph() -> None:
     assert [each[0] for each in places[:2]] == [Buffer(0), Buffer(1)]
     assert places[2][1] == written[1]
     copied = sum(-(-copy.form.spec.nbytes // 256) * 256 for copy in found.copies)
-    assert last.sources == (written[0], written[2], Scratch(copied))
+    assert last.sources == (written[0], written[2], Scratch(copied, 512))
     assert plan.recipe.scratch == copied + 512
 
 

@@ -35,6 +35,11 @@ class Depthwise(Geometry, frozen=True, tag="depthwise"):
         """The plan's scalars that it takes."""
         return scalars_of(self.body)
 
+    @property
+    def reads(self) -> range:
+        """See `Kernel.reads`."""
+        return range(len(self.operands))
+
     def launches(self) -> tuple[Launch, ...]:
         """One, or one for parts of sums and one for the sums of these."""
         if self.of is Pass.FILTER:

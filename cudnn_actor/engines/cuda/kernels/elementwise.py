@@ -171,6 +171,11 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
         """Whether there are no elements."""
         return 0 in self.dims
 
+    @property
+    def reads(self) -> range:
+        """See `Kernel.reads`."""
+        return range(len(self.results), len(self.strides) - len(self.tables))
+
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
         tables = (np.asarray(indices, np.int32) for indices in self.tables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Constant", "Earlier", "Expression", "Leaf", "Result", "Scalar", "Selection", "Table", "Tabled"]
-__all__ += ["Value", "expression", "nodes_of", "renumbered", "scalars_of"]
+__all__ += ["Value", "expression", "nodes_of", "renumbered", "scalars_of", "takes_scalars"]
 
 K = TypeVar("K")
 
@@ -155,6 +156,14 @@ def renumbered(kernel: K, numbers: Sequence[int]) -> K:
         return msgspec.structs.replace(node, **{name: tuple(map(of, getattr(node, name))) for name in fields})
 
     return of(kernel)  # type: ignore[no-any-return]
+
+
+def takes_scalars(kernel: Any) -> bool:
+    """Whether a kernel, or one of several as one, takes any of the plan's scalars."""
+    fields = _PARTS.intersection(getattr(kernel, "__struct_fields__", ()))
+    value = (kernel.value,) if isinstance(kernel, Result) else ()
+    parts = itertools.chain(value, *(getattr(kernel, name) for name in fields))
+    return isinstance(kernel, Scalar) or any(map(takes_scalars, parts))
 
 
 _PARTS = frozenset(("kernels", "body", "results", "operands"))

@@ -51,6 +51,16 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
         """Whether there are no elements."""
         return all(kernel.is_empty for kernel in self.kernels)
 
+    @property
+    def reads(self) -> list[int]:
+        """See `Kernel.reads`."""
+        firsts = itertools.accumulate((len(kernel.strides) for kernel in self.kernels), initial=0)
+        return [
+            first + number
+            for first, kernel in zip(firsts, self.kernels, strict=False)
+            for number in kernel.reads
+        ]
+
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
         # Enough for the largest kernel; none if there are no elements.

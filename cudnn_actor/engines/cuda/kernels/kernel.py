@@ -108,6 +108,10 @@ class Kernel(Protocol):
     def is_empty(self) -> bool:
         """Whether it launches nothing, because there are no elements."""
 
+    @property
+    def reads(self) -> Sequence[int]:
+        """The numbers of the tensors that it only reads."""
+
     def launches(self) -> Sequence[Launch]:
         """Its launches, in order. Generates the sources."""
 

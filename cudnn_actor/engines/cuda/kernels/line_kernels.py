@@ -118,6 +118,11 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
         """Whether there are no elements."""
         return not self.lines.total
 
+    @property
+    def reads(self) -> range:
+        """See `Kernel.reads`."""
+        return range(len(self.operands))
+
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
         pointers = map(Pointer, range(len(self.operands) + len(self.results)))

@@ -126,6 +126,11 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
         """See `Kernel.title`."""
         return (StepKind.COPIES if self._tensors > 2 else StepKind.COPY).named()
 
+    @property
+    def reads(self) -> range:
+        """See `Kernel.reads`."""
+        return range(1, self._tensors)
+
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
         arguments = arguments_of(self._tensors, *self.numbers.values())

@@ -122,6 +122,11 @@ class LtProduct(msgspec.Struct, frozen=True, kw_only=True):
         """What the tags of plans call it: algorithms have different names."""
         return f"cublaslt-{hashlib.blake2b(self.algorithm, digest_size=4).hexdigest()}"
 
+    @property
+    def reads(self) -> list[int]:
+        """Which of its addresses it only reads from: by their numbers."""
+        return [n for n in range(len(self.matrices) + (self.bias_alignment > 0)) if n != _Y]
+
     def chosen(self, workspace_limit: int, most: int) -> Iterator[LtProduct]:
         """Yields it with each of the algorithms that are expected to be the fastest, at most so many.
 

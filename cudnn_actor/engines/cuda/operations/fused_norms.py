@@ -100,6 +100,17 @@ class Normed(msgspec.Struct, frozen=True, tag="normed"):
         """See `Kernel.title`."""
         return StepKind.NORM.named(f"{self.operation.kind}: {len(self.launches())}")
 
+    @property
+    def reads(self) -> list[int]:
+        """See `Kernel.reads`."""
+        leaves = range(len(self.operands))
+        weights = (
+            len(leaves) + number
+            for number, operand in enumerate(beside(self.operation))
+            if operand not in self.operation.writes
+        )
+        return [*leaves, *weights]
+
     def launches(self) -> tuple[Launch, ...]:
         """One for each of the norm's kernels."""
         return launches_of(norm_of(self))

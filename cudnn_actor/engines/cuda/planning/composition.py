@@ -57,8 +57,11 @@ def _composed(
         whole.recipe,
         checked=all(plan.checked for _, plan in in_order),
         provisional=any(plan.provisional for _, plan in in_order),
-        parts=tuple(itertools.chain.from_iterable(_parts_of(in_order, handed))),
-        between=_between(graph, parts, offsets),
+        parts=tuple(
+            msgspec.structs.replace(part, own=part.own + nbytes)
+            for part in itertools.chain.from_iterable(_parts_of(in_order, handed))
+        ),
+        between=_between(graph, parts, offsets, [len(plan.recipe.parts) for _, plan in in_order]),
     )
     return CudaPlan(recipe, whole.graphs)
 
@@ -72,7 +75,7 @@ def _steps(
     """The steps of each piece, with their memory and numbers in the whole graph. `laid`: from `places`."""
     offsets, nbytes = laid
     roots: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
-    roots |= {uid: Scratch(offset) for uid, offset in offsets.items()}
+    roots |= {tensor.uid: Scratch(offsets[tensor.uid], tensor.spec.nbytes) for tensor in parts.between}
     scalars = {uid: number for number, uid in enumerate(graph.scalars)}
     found = []
     for piece, plan in in_order:
@@ -82,11 +85,23 @@ def _steps(
     return found
 
 
-def _between(graph: OperationGraph, parts: Cut, offsets: Mapping[int, int]) -> tuple[Between, ...]:
-    """What lies between pieces: its canonical number, bytes, place, and when it is used."""
+def _between(
+    graph: OperationGraph, parts: Cut, offsets: Mapping[int, int], counts: Sequence[int]
+) -> tuple[Between, ...]:
+    """What lies between pieces: its canonical number, bytes, place, and when it is used.
+
+    `counts`: how many parts each piece has.
+    """
     used, sizes = spans(parts), {tensor.uid: tensor.spec.nbytes for tensor in parts.between}
+    ends = [*itertools.accumulate(counts)]
     return tuple(
-        Between(graph.canonical_uids[uid], sizes[uid], offset, *used[uid])
+        Between(
+            tensor=graph.canonical_uids[uid],
+            nbytes=sizes[uid],
+            offset=offset,
+            first=ends[used[uid][0]] - counts[used[uid][0]],
+            last=ends[used[uid][1]] - 1,
+        )
         for uid, offset in offsets.items()
         if uid in sizes
     )

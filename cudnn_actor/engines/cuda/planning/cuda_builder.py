@@ -28,7 +28,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 
-_FORMAT = 19
+_FORMAT = 20
 """Version of the format of exported plans. Increase it when a recipe, what runs it or an erratum changes."""
 
 

@@ -48,7 +48,8 @@ class Handing(NamedTuple):
         """
         own, back = steps[self.kept.layers], steps[self.kept.gradients]
         moved = {
-            _source(own[self.layers], name): Scratch(offsets[held.uid]) for name, held in self.memory.items()
+            _source(own[self.layers], name): Scratch(offsets[held.uid], held.size)
+            for name, held in self.memory.items()
         }
         own[:] = [
             msgspec.structs.replace(step, sources=tuple(moved.get(each, each) for each in step.sources))

@@ -121,8 +121,8 @@ def compile_halves(
     """
     product = product_of(halves.first)
     assert product is not None, "that is what the first half is"
-    sources = bound_sources(graph) | {halves.between.uid: Scratch(0)}
     nbytes = aligned(halves.between.spec.nbytes)
+    sources = bound_sources(graph) | {halves.between.uid: Scratch(0, nbytes)}
     steps: list[Step] = []
     plans = [
         (halves.first, compile_product(halves.first, product, handle, limit, choice)),

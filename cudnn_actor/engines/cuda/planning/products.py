@@ -159,10 +159,12 @@ def compile_product(
         raise Refused(f"cuBLASLt has no algorithm {choice} for it")
     sources, scratch, steps = bound_sources(graph), aligned(chosen.workspace), list[Step]()
     if of.bias is not None:
-        given, place = graph.tensor(of.bias.uid), Scratch(scratch)
+        given, place = graph.tensor(of.bias.uid), Scratch(scratch, of.bias.spec.nbytes)
         scratch += aligned(of.bias.spec.nbytes)
         steps.append(KernelStep(copy_kernel(given, of.bias), (place, sources[given.uid])))
         sources[given.uid] = place
     places = (sources[uid] for uid in of.uids)
-    steps.append(ProductStep(chosen, (*places, *([Scratch(0)] if chosen.workspace else []))))
+    steps.append(
+        ProductStep(chosen, (*places, *([Scratch(0, chosen.workspace)] if chosen.workspace else [])))
+    )
     return finish(graph, steps, [], scratch, limit)

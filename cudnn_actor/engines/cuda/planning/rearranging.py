@@ -133,7 +133,7 @@ def plan_of_rearranged(
     sources, scratch = bound_sources(graph), 0
     steps: list[Step] = []
     for copy in rearranged.copies:
-        place = Scratch(scratch)
+        place = Scratch(scratch, copy.form.spec.nbytes)
         scratch += aligned(copy.form.spec.nbytes)
         both = (place, sources[copy.uid])
         if copy.seen.dims == copy.form.dims:

@@ -35,10 +35,9 @@ from cudnn_actor.engines.cuda.planning.candidates import (
 from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel, copying, rows_of_parts
 from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
 from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, moved
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
-    Buffer,
     KernelStep,
     OperationStep,
     Scratch,
@@ -144,7 +143,7 @@ class _Splitter:
     def plan(self) -> CudaPlan:
         operations = layered(self._graph)
         for uid in {uid for each in operations for uid in (*each.reads, *each.writes)} - self._forms.keys():
-            self._forms[uid], self._sources[uid] = _opaque(uid, 0), Scratch(0)  # see `_make_room`
+            self._forms[uid], self._sources[uid] = _opaque(uid, 0), Scratch(0, 0)  # see `_make_room`
         for operation in operations:
             if isinstance(operation, Pointwise):
                 self._waiting[operation.result] = operation
@@ -304,7 +303,6 @@ class _Splitter:
                 tensors=tensors,
                 sources=(*(source for _, source in placed.values()), *self._workspace(nbytes)),
                 launcher=launcher,
-                prepares=self._of_graph.isdisjoint(operation.writes),
             )
             self._steps.append(step)
 
@@ -500,7 +498,7 @@ class _Splitter:
         return self._reserve(tensor.spec.nbytes)
 
     def _reserve(self, nbytes: int) -> Scratch:
-        place = Scratch(self._scratch)
+        place = Scratch(self._scratch, nbytes)
         self._scratch += aligned(nbytes)
         return place
 
@@ -514,12 +512,11 @@ def _part_of(
     tensor: GraphTensor, source: Source, dims: tuple[int, ...], placed: Placed
 ) -> tuple[GraphTensor, Source]:
     """A part of a tensor, as a tensor of these dims, and where it begins."""
-    assert isinstance(source, Buffer | Scratch)
     start = placed.offset * tensor.dtype.itemsize
     part = msgspec.structs.replace(
         tensor, dims=dims, strides=placed.strides, alignment=math.gcd(tensor.alignment, start)
     )
-    return part, msgspec.structs.replace(source, offset=source.offset + start)
+    return part, moved(source, start)
 
 
 def _generating(operation: Operation[str], placed: Mapping[str, tuple[GraphTensor, Source]]) -> OperationStep:

@@ -57,6 +57,8 @@ def graph_step(graph: OperationGraph, lowered: Any, sources: dict[int, Source]) 
         uids=tuple(number for number, _ in given),
         sources=tuple(sources[uid] for _, uid in given),
         beside=tuple(place for place, (_, uid) in enumerate(given) if uid in beside),
+        reads=tuple(place for place, (_, uid) in enumerate(given) if uid not in graph.written),
+        digest=graph.digest(),
     )
 
 
@@ -93,7 +95,7 @@ def kernel_plan(
     sources = bound_sources(graph)
     places = [sources[uid] for uid in uids]
     if workspace:
-        places.append(Scratch(0))
+        places.append(Scratch(0, workspace))
     return finish(graph, [KernelStep(kernel, tuple(places))], [], aligned(workspace), limit)
 
 
@@ -101,8 +103,10 @@ def moved(source: Source, offset: int) -> Source:
     """The memory that begins so many bytes behind a source."""
     if not offset:
         return source
-    assert isinstance(source, Buffer | Scratch), "a number has no views"
-    return msgspec.structs.replace(source, offset=source.offset + offset)
+    if isinstance(source, Scratch):
+        return Scratch(source.offset + offset, source.nbytes - offset)
+    assert isinstance(source, Buffer), "a number has no views"
+    return Buffer(source.number, source.offset + offset)
 
 
 def placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scratch: int) -> Step:
@@ -115,7 +119,7 @@ def placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scratc
             case Number(number=number, double=double):
                 return Number(numbers[number], double)
             case _:
-                return Scratch(source.offset + scratch)
+                return Scratch(source.offset + scratch, source.nbytes)
 
     changes: dict[str, Any] = {"sources": tuple(map(place, step.sources))}
     if numbers and isinstance(step, KernelStep):

@@ -56,7 +56,7 @@ def compile_widened(
     before: list[Step] = []
     after: list[Step] = []
     for uid, form in forms.items():
-        given, place = sources[uid], Scratch(scratch)
+        given, place = sources[uid], Scratch(scratch, form.spec.nbytes)
         scratch += aligned(form.spec.nbytes)
         sources[uid] = place
         if uid in graph.written:
@@ -112,7 +112,6 @@ def _widening(tensor: GraphTensor, source: Source, form: GraphTensor, place: Scr
         tensors=(tensor, form),
         sources=(source, place),
         launcher="kernel",
-        prepares=True,
     )
 
 

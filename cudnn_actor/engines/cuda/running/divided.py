@@ -1,37 +1,57 @@
-"""Divides a plan for a deployed model: steps that only rearrange weights run once for all runs.
+"""Divides a plan for a deployed model: what is computed from weights alone is computed once for all runs.
 
-Such a step writes to scratch memory that only later steps of its part read (`OperationStep.prepares`). If it
-reads only buffers that keep their values, it writes to memory of its own in a divided plan. That memory is
-one more buffer of both recipes: of the steps that run once, and of the steps of each run.
+A step runs once if all that it reads are weights, or what other such steps have written, and if it writes
+scratch memory alone. It brings a filter into another form, lays the weights of recurrent layers into one
+space, widens or adds up biases. What the steps of each run read of that lies in memory of its own. That
+memory is one more buffer of both recipes: of the steps that run once, and of the steps of each run.
+
+The same scratch memory has different tensors, one after the other. What a step writes can be moved only if
+the steps that may read it are known, and nothing else is written there meanwhile. Memory that no other part
+reads (`Part.own`) is used by the step's own part. Other memory is used by the parts from the first to the
+last that use the tensor (`Between`). The bytes of a `Scratch` are at least those that are read or written
+there, and what a step does not only read counts as written (`reads`). So where either says too much, less is
+kept.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from cudnn_actor.engines.cuda.running.recipe import Buffer, OperationStep, Part, Recipe, Source, Step
+from cudnn_actor.engines.cuda.kernels.expressions import takes_scalars
+from cudnn_actor.engines.cuda.running.recipe import (
+    Buffer,
+    GraphStep,
+    KernelStep,
+    OperationStep,
+    Part,
+    Recipe,
+    Scratch,
+    Source,
+    Step,
+)
 
 __all__ = ["Divided", "Kept", "divided"]
 
 
 class Kept(NamedTuple):
-    """What a step that runs once writes.
+    """A tensor that steps which run once compute, and steps of each run read.
 
     Parameters
     ----------
-    step
-        The step.
+    value
+        What is computed: equal for two plans only if they compute the same numbers from the same weights.
+        The weights are numbers of `reads`.
     reads
-        The places of the buffers that it reads.
+        The places of the buffers that it is computed from.
     nbytes
-        Bytes that it writes.
+        Bytes of memory for it.
     """
 
-    step: OperationStep
+    value: Hashable
     reads: tuple[int, ...]
     nbytes: int
 
@@ -48,33 +68,223 @@ class Divided(NamedTuple):
         The steps to run before the first run, and again after a write to what they read.
     each
         The steps of each run.
+    numbers
+        Those that the steps which run once have in the undivided recipe.
     """
 
     kept: tuple[Kept, ...]
     once: Recipe
     each: Recipe
+    numbers: frozenset[int]
 
 
 def divided(recipe: Recipe, constant: Collection[int]) -> Divided | None:
     """A recipe in two, for runs in which the buffers at these places keep their values.
 
-    None if no step prepares only such buffers.
+    None if no step computes from such buffers alone.
     """
-    kept, once, each = list[Kept](), list[tuple[Part, list[Step]]](), list[tuple[Part, list[Step]]]()
+    found = _Constants(recipe, frozenset(constant))
+    kept = [value for value in found.values if value.is_read_each_time]
+    if not kept:
+        return None
+    moved = {value: recipe.buffers + number for number, value in enumerate(kept)}
+    once, each = list[tuple[Part, list[Step]]](), list[tuple[Part, list[Step]]]()
+    numbers = itertools.count()
     for part, steps in _by_part(recipe):
-        moved = dict[Source, Source]()
         once.append((part, []))
         each.append((part, []))
         for step in steps:
-            found = _kept(step, constant)
-            if found is not None:
-                moved[found.step.sources[found.step.operation.writes[0]]] = Buffer(recipe.buffers + len(kept))
-                kept.append(found)
-            (each if found is None else once)[-1][1].append(_changed(step, moved))
-    if not kept:
-        return None
+            number = next(numbers)
+            half = once if number in found.steps else each
+            half[-1][1].append(_changed(step, found.in_place_of(number, moved)))
     whole = msgspec.structs.replace(recipe, buffers=recipe.buffers + len(kept))
-    return Divided(tuple(kept), _with(whole, once), _with(whole, each))
+    values = tuple(value.kept() for value in kept)
+    return Divided(values, _with(whole, once), _with(whole, each), frozenset(found.steps))
+
+
+class _Value:
+    """What a step that runs once writes to one place.
+
+    Parameters
+    ----------
+    writer
+        The number of the step, and by which of its sources it writes this.
+    place
+        Where.
+    parts
+        The parts in which that place has it.
+    origin
+        What is computed: what the step does, which of its results this is, and what it reads, each a buffer,
+        or another origin and the bytes before the part of it that is read.
+    """
+
+    def __init__(
+        self, writer: tuple[int, int], place: Scratch, parts: range, origin: tuple[Hashable, ...]
+    ) -> None:
+        self.writer, self.place, self.parts, self.origin = writer, place, parts, origin
+        self.is_read_each_time = False
+        """Whether a step of each run reads it."""
+
+    def kept(self) -> Kept:
+        """What is kept of it."""
+        numbers: dict[int, int] = {}
+
+        def numbered(origin: Hashable) -> Hashable:
+            if isinstance(origin, Buffer):
+                return numbers.setdefault(origin.number, len(numbers)), origin.offset
+            return tuple(map(numbered, origin)) if isinstance(origin, tuple) else origin
+
+        value = numbered(self.origin)
+        return Kept(value, tuple(numbers), self.place.nbytes)
+
+
+class _At(NamedTuple):
+    """A step and the number of its part."""
+
+    step: Step
+    part: int
+
+
+class _Constants:
+    """Which steps of a recipe run once, by their numbers, and what they write."""
+
+    def __init__(self, recipe: Recipe, constant: frozenset[int]) -> None:
+        self._recipe, self._constant = recipe, constant
+        self._steps = [_At(step, part) for part, (_, steps) in enumerate(_by_part(recipe)) for step in steps]
+        self._ends = [0, *itertools.accumulate(part.steps for part in recipe.parts)]
+        self.values: list[_Value] = []
+        self.steps: set[int] = set()
+        self._in_part: list[list[_Value]] = [[] for _ in recipe.parts]
+        """What steps that run once have written to places that it has in each part."""
+        for number in range(len(self._steps)):
+            self._add(number)
+
+    def _add(self, number: int) -> None:
+        """Add a step: those before it have been."""
+        step, part = self._steps[number]
+        made = self._values_of(number)
+        runs_once = made is not None and all(map(self._can_move, made))
+        for place in step.reads:
+            value = self._value_at(step.sources[place], part)
+            if value is not None and not runs_once:
+                value.is_read_each_time = True
+        if made is not None and runs_once:
+            self.steps.add(number)
+            self.values += made
+            for value in made:
+                for each in value.parts:
+                    self._in_part[each].append(value)
+
+    def _values_of(self, number: int) -> list[_Value] | None:
+        """What a step writes, if it reads nothing but weights and what is made of them; None for others."""
+        step, part = self._steps[number]
+        if not _is_known(step):
+            return None
+        origins = [self._origin(step.sources[place], part) for place in step.reads]
+        if not origins or None in origins:
+            return None
+        values = []
+        for place, source in enumerate(step.sources):
+            if place in step.reads:
+                continue
+            parts = self._parts(source, part) if isinstance(source, Scratch) else None
+            if parts is None:
+                return None
+            assert isinstance(source, Scratch)
+            origin = _computation(step), place, tuple(origins)
+            values.append(_Value((number, place), source, parts, origin))
+        return values
+
+    def _origin(self, source: Source, part: int) -> Hashable | None:
+        """What a source is, if it is a weight or made of weights."""
+        if isinstance(source, Buffer):
+            return source if source.number in self._constant else None
+        value = self._value_at(source, part)
+        if value is None:
+            return None
+        assert isinstance(source, Scratch)
+        return value.origin, source.offset - value.place.offset
+
+    def _value_at(self, source: Source, part: int) -> _Value | None:
+        """What has been written once to a place that a step of this part reads; None if nothing was."""
+        if not isinstance(source, Scratch):
+            return None
+        return next((value for value in self._in_part[part] if _is_within(source, value.place)), None)
+
+    def _parts(self, place: Scratch, part: int) -> range | None:
+        """The parts that may use what a step of this part writes to a place; None if that is not known."""
+        if place.offset >= self._recipe.parts[part].own:
+            return range(part, part + 1)
+        for each in self._recipe.between:
+            whole = Scratch(each.offset, each.nbytes)
+            if each.first <= part <= each.last and _is_within(place, whole):
+                return range(each.first, each.last + 1)
+        return None
+
+    def _can_move(self, value: _Value) -> bool:
+        """Whether what a step writes can lie elsewhere.
+
+        If nothing reads it, it need not. Else nothing else may be written to its place while it is there, and
+        each step that reads there must come later, and read nothing beside it.
+        """
+        is_read, stays = False, False
+        for number in range(self._ends[value.parts.start], self._ends[value.parts.stop]):
+            step = self._steps[number].step
+            for place, source in enumerate(step.sources):
+                if not isinstance(source, Scratch) or not _overlap(source, value.place):
+                    continue
+                if place in step.reads:
+                    is_read = True
+                    stays |= number <= value.writer[0] or not _is_within(source, value.place)
+                else:
+                    stays |= (number, place) != value.writer
+        return not (is_read and stays)
+
+    def in_place_of(self, number: int, moved: Mapping[_Value, int]) -> dict[int, Buffer]:
+        """Those of a step's sources, by their places, that lie in buffers of their own.
+
+        `moved`: the numbers of these buffers.
+        """
+        step, part = self._steps[number]
+        found = {}
+        for place, source in enumerate(step.sources):
+            value = self._value_at(source, part)
+            if value is not None and value in moved:
+                assert isinstance(source, Scratch)
+                found[place] = Buffer(moved[value], source.offset - value.place.offset)
+        return found
+
+
+def _is_known(step: Step) -> bool:
+    """Whether what a step computes is known, and depends on what it reads, not on the plan's scalars."""
+    if isinstance(step, GraphStep):
+        return bool(step.digest)
+    return not (isinstance(step, KernelStep) and takes_scalars(step.kernel))
+
+
+def _computation(step: Step) -> Hashable:
+    """What a step computes of what it reads, without where that lies."""
+    match step:
+        case GraphStep():
+            return step.digest, step.engine, step.uids
+        case OperationStep():
+            forms = tuple((each.dims, each.strides, each.dtype) for each in step.tensors)
+            return step.operation, forms, step.launcher
+        case KernelStep():
+            return step.kernel
+        case _:
+            return msgspec.structs.replace(step, sources=())
+
+
+def _overlap(one: Scratch, other: Scratch) -> bool:
+    """Whether two places have bytes in common."""
+    return one.offset < other.offset + other.nbytes and other.offset < one.offset + one.nbytes
+
+
+def _is_within(one: Scratch, other: Scratch) -> bool:
+    """Whether all bytes of one place are bytes of another, and there are some."""
+    end = one.offset + one.nbytes
+    return other.offset <= one.offset < end <= other.offset + other.nbytes
 
 
 def _with(recipe: Recipe, parts: Sequence[tuple[Part, Sequence[Step]]]) -> Recipe:
@@ -94,20 +304,9 @@ def _by_part(recipe: Recipe) -> Iterator[tuple[Part, Sequence[Step]]]:
         yield part, tuple(itertools.islice(steps, part.steps))
 
 
-def _kept(step: Step, constant: Collection[int]) -> Kept | None:
-    """What is kept of a step that runs once; None for another step."""
-    if not isinstance(step, OperationStep) or not step.prepares:
-        return None
-    reads = [step.sources[number] for number in step.operation.reads]
-    places = dict.fromkeys(each.number for each in reads if isinstance(each, Buffer))
-    if not all(isinstance(each, Buffer) for each in reads) or not places.keys() <= {*constant}:
-        return None
-    return Kept(step, tuple(places), step.tensors[step.operation.writes[0]].spec.nbytes)
-
-
-def _changed(step: Step, moved: Mapping[Source, Source]) -> Step:
-    """A step with other places for what is kept."""
+def _changed(step: Step, moved: Mapping[int, Source]) -> Step:
+    """A step with other sources, by their places."""
     changed: Step = msgspec.structs.replace(
-        step, sources=tuple(moved.get(source, source) for source in step.sources)
+        step, sources=tuple(moved.get(place, source) for place, source in enumerate(step.sources))
     )
     return changed

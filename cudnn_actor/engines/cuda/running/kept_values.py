@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 from cudnn_actor.engines.cuda.device.place import Place
 from cudnn_actor.engines.cuda.running.divided import Kept
-from cudnn_actor.engines.cuda.running.recipe import Buffer
 
 __all__ = ["KeptValues", "PreparedRun"]
 
@@ -39,10 +38,8 @@ class KeptValues:
             return None
 
     def _memory(self, kept: Kept, buffers: Sequence[Place]) -> Any:
-        step, known = kept.step, self._of.setdefault(buffers[kept.reads[0]], {})
-        forms = tuple((each.dims, each.strides, each.dtype) for each in step.tensors)
-        at = (buffers[each.number].pointer + each.offset for each in step.sources if isinstance(each, Buffer))
-        key = step.operation, forms, step.launcher, tuple(at)
+        known = self._of.setdefault(buffers[kept.reads[0]], {})
+        key = kept.value, tuple(buffers[place].pointer for place in kept.reads)
         if key not in known:
             known[key] = self._allocate(kept.nbytes), kept.nbytes
         return known[key][0]

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cudnn_actor.engines.cuda.running.divided import Kept, divided
+from cudnn_actor.engines.cuda.running.divided import Divided, Kept, divided
 from cudnn_actor.engines.cuda.running.explaining import explanation
-from cudnn_actor.engines.cuda.running.recipe import Recipe
+from cudnn_actor.engines.cuda.running.recipe import GraphStep, Recipe
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -55,10 +55,17 @@ class CudaPlan:
         """
         if constant not in self._divided:
             found = divided(self.recipe, constant)
-            self._divided[constant] = found and DividedPlan(
-                found.kept, CudaPlan(found.once, ()), CudaPlan(found.each, self.graphs)
-            )
+            self._divided[constant] = None if found is None else self._halves(found)
         return self._divided[constant]
+
+    def _halves(self, found: Divided) -> DividedPlan:
+        """The plan in two, each with its graphs."""
+        steps = enumerate(self.recipe.steps)
+        numbers = (number for number, step in steps if isinstance(step, GraphStep))
+        once, each = list[Any](), list[Any]()
+        for number, graph in zip(numbers, self.graphs, strict=True):
+            (once if number in found.numbers else each).append(graph)
+        return DividedPlan(found.kept, CudaPlan(found.once, tuple(once)), CudaPlan(found.each, tuple(each)))
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """How the plan runs the graph; see `engines.base.Plan`."""

@@ -7,6 +7,7 @@ pointwise result. Tensors between steps are in the workspace.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -62,9 +63,18 @@ class Number(msgspec.Struct, frozen=True, tag="number"):
 
 
 class Scratch(msgspec.Struct, frozen=True, tag="scratch"):
-    """A place in the workspace, in bytes after the part that cuDNN's own steps use."""
+    """A place in the workspace, in bytes after the part that cuDNN's own steps use.
+
+    Parameters
+    ----------
+    offset
+        Where it begins.
+    nbytes
+        How many bytes from there on may be read or written there.
+    """
 
     offset: int
+    nbytes: int
 
 
 Source = Buffer | Number | Scratch
@@ -86,6 +96,10 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
         kernel cache: the compiler then loads it from these bytes before its self-check.
     beside
         Which sources its kernel may read too early; see `barriers.waits`.
+    reads
+        Which sources it only reads. It may write all others.
+    digest
+        That of the graph; empty if it is not known.
     """
 
     engine: str
@@ -94,6 +108,8 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
     sources: tuple[Source, ...]
     plan: bytes = b""
     beside: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
+    digest: str = ""
 
 
 AnyKernel = Elementwise | Joined | Rows | Tiled | Lined | Normed | Depthwise
@@ -106,6 +122,11 @@ class KernelStep(msgspec.Struct, Generic[K_co], frozen=True, tag="kernel"):
 
     kernel: K_co
     sources: tuple[Source, ...]
+
+    @property
+    def reads(self) -> Sequence[int]:
+        """Which sources it only reads. It may write all others."""
+        return self.kernel.reads
 
 
 class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
@@ -120,16 +141,20 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
         location, if there is one, is that of the launcher's workspace.
     launcher
         Which of the operation's launchers runs it.
-    prepares
-        Whether it only brings operands into another form, in scratch memory that has no other tensor in this
-        part and that only later steps of the part read. Such a step has one result, and no workspace.
     """
 
     operation: Node | LayerWeights[int] | Layers[int] | LayersBackward[int]
     tensors: tuple[GraphTensor, ...]
     sources: tuple[Source, ...]
     launcher: str
-    prepares: bool = False
+
+    @property
+    def reads(self) -> Sequence[int]:
+        """Which sources it only reads. It may write all others."""
+        changed = {*self.operation.writes}
+        if isinstance(self.operation, LayersBackward):
+            changed.add(self.operation.reserve)  # libcudnn writes to it, too
+        return [number for number in range(len(self.tensors)) if number not in changed]
 
 
 class ProductStep(msgspec.Struct, frozen=True, tag="product"):
@@ -137,6 +162,11 @@ class ProductStep(msgspec.Struct, frozen=True, tag="product"):
 
     product: LtProduct
     sources: tuple[Source, ...]
+
+    @property
+    def reads(self) -> Sequence[int]:
+        """Which sources it only reads. It may write all others."""
+        return self.product.reads
 
 
 Step = GraphStep | KernelStep[AnyKernel] | OperationStep | ProductStep
@@ -204,6 +234,8 @@ class Part(msgspec.Struct, frozen=True):
         Those of its own plan.
     refused
         Why what would have been preferred to this plan does not run.
+    own
+        Where the scratch memory begins that no other part reads.
     """
 
     operations: tuple[int, ...]
@@ -213,6 +245,7 @@ class Part(msgspec.Struct, frozen=True):
     refused: tuple[str, ...] = ()
     checked: bool = True
     tuning: Tuning | None = None
+    own: int = 0
 
 
 class Between(msgspec.Struct, frozen=True):
