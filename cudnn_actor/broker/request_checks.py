@@ -153,10 +153,19 @@ def check_allocate(memory: Buffers, message: Allocate) -> None:
 
 
 def check_explain(message: Explain) -> None:
-    """Raise `InvalidRequest` unless the message is about an operation graph."""
+    """Raise `InvalidRequest` unless the message is about an operation graph, and places of its buffers."""
     require_type("graph", message.graph, OperationGraph)
     require_flag("measure", message.measure)
     require_flag("candidates", message.candidates)
+    buffers = len(message.graph.bound)
+    require_type("weights", message.weights, tuple)
+    if not set(message.weights) <= {*range(buffers)}:
+        raise InvalidRequest(
+            field="weights",
+            value=message.weights,
+            problem="has others than the places of the graph's buffers",
+            fix=f"pass indices in graph.bound, below {buffers}",
+        )
 
 
 def _check_warm(state: ServiceState, message: Warm) -> None:

@@ -333,11 +333,12 @@ class Engine(Protocol):
         in the order of that work.
         """
 
-    def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
+    def measure(self, plan: Plan, graph: OperationGraph, constant: Collection[int] = ()) -> PlanTimes:
         """Run a plan of this graph on numbers of its own, and time it and its pieces. Blocks.
 
         It runs behind the work that is enqueued, for as long as `engines.timing` says. Floats are normally
-        distributed, integers 0, scalars 1.
+        distributed, integers 0, scalars 1. What an expected run would compute only once, because these
+        buffers are constant, an engine may leave out.
 
         Raises `OutOfMemory` if a second set of the graph's buffers does not fit, and what `execute` raises.
         """

@@ -536,7 +536,7 @@ class Runner(Generic[T]):
         self.faults.inject("explain")
         try:
             plan = self._plan(graph, outcomes.get(graph.digest()))
-            times = self._measured(plan, graph) if message.measure else None
+            times = self._measured(plan, graph, message.weights) if message.measure else None
         except OperationError as error:
             raise described(error, graph) from error
         explanation = plan.explain(graph)
@@ -544,9 +544,10 @@ class Runner(Generic[T]):
             explanation = self._with_candidates(plan, explanation, graph)
         return explanation if times is None else explanation.with_times(graph, times)
 
-    def _measured(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
+    def _measured(self, plan: Plan, graph: OperationGraph, weights: Sequence[int]) -> PlanTimes:
         self.host.flush()  # answers that are ready need not wait
-        times: PlanTimes = self.executor.call(plan.tag, self.executor.engine.measure, plan, graph)
+        measure = self.executor.engine.measure
+        times: PlanTimes = self.executor.call(plan.tag, measure, plan, graph, weights)
         return times
 
     def _with_candidates(self, plan: Plan, explanation: Explanation, graph: OperationGraph) -> Explanation:

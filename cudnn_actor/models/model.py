@@ -23,8 +23,10 @@ from cudnn_actor.models.source import Feature, NeedsValues, Source, Specialised,
 from cudnn_actor.models.writing import Writing
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDeployed, Words
 from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.messages import Allocate, LendStaging, RunModel
 from cudnn_actor.protocol.messages.model_messages import ModelRef
+from cudnn_actor.protocol.messages.planning_messages import Explain
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.short_repr import listed
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -394,7 +396,8 @@ class Model:
                 problem="has outputs that are constants, so that nothing is computed",
                 fix="run it: there is nothing to explain",
             )
-        explanation: Explanation = await self._gpu.explain(of.graph, measure=measure, timeout=deadline.left_s)
+        message = Explain(graph=of.graph.body, measure=measure, weights=_weights(of, of.graph))
+        explanation: Explanation = await self._gpu.ask(message, timeout=deadline.left_s)
         return explanation
 
     async def close(self) -> None:
@@ -526,3 +529,11 @@ class Model:
                     self._keeping.forget_places(kept, deployed)
             else:
                 return results
+
+
+def _weights(of: Specialised, graph: Graph) -> tuple[int, ...]:
+    """The places of a model's weights among the buffers of its graph: of what no run is given or writes."""
+    given = {*of.inputs.values(), *([] if of.random is None else [of.random.port])}
+    ports = {graph.ports[place].uid for name, place in graph.places.items() if name in given}
+    changed = {*graph.body.written, *(tensor.overwrites for tensor in graph.body.tensors)}
+    return tuple(place for place, uid in enumerate(graph.body.bound) if uid not in ports | changed)

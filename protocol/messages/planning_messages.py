@@ -56,6 +56,9 @@ class Explain(AnyMessage[Explanation], tag=True):
     candidates
         Whether to list the plans that may run each piece. On CUDA, cuDNN is asked for them, which takes up to
         a tenth of a second for each different piece. The requests behind this one wait for that.
+    weights
+        Places among the graph's buffers of those that keep their values, as a model's weights do. CUDA then
+        leaves out of the times what it computes from these alone, once for all runs.
 
     Raises as a request that runs the graph, if the engine has no plan for it; `OutOfMemory` if a second set
     of its inputs and outputs does not fit. `CudnnRef.explain` makes the message, also from other messages.
@@ -64,3 +67,4 @@ class Explain(AnyMessage[Explanation], tag=True):
     graph: OperationGraph
     measure: bool = False
     candidates: bool = False
+    weights: tuple[int, ...] = ()

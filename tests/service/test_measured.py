@@ -104,6 +104,9 @@ async def test_what_is_misspelt_is_told() -> None:
             InvalidRequest, match="measure='yes': is neither True nor False; pass one of them"
         ):
             await gpu.explain(small(), measure=anything)
+        for weights in ((0, 9), (-1, 0)):
+            with pytest.raises(InvalidRequest, match=r"pass indices in graph\.bound, below"):
+                await gpu.ask(Explain(graph=small().body, measure=True, weights=weights))
         with pytest.raises(TypeError, match=r'no argument .measured.; did you mean "measure"'):
             await gpu.explain(small(), **{"measured": True})
 

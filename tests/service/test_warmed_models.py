@@ -15,8 +15,11 @@ from cudnn_actor.engines.base import Plan
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.messages import DeployModel, ModelGraph, UnloadModel, WarmModel
 from cudnn_actor.options import make_options
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.timing import PlanTimes
 from cudnn_actor.service import Spawning
 
+from ..onnx.small_models import image_model
 from .rigs import isolation_option, spawn
 from .test_deployed_models import W, check, images, placed, run
 
@@ -41,6 +44,11 @@ class NotingEngine(CpuEngine):
             file.write(bytes([len(constant)]))
         return super().expect(plan, buffers, scalars, constant)
 
+    def measure(self, plan: Plan, graph: OperationGraph, constant: Collection[int] = ()) -> PlanTimes:
+        with self._notes.open("ab") as file:
+            file.write(bytes([len(constant)]))
+        return super().measure(plan, graph, constant)
+
 
 def spawned(notes: Path) -> Spawning:
     notes.touch()
@@ -64,6 +72,15 @@ async def test_the_first_run_of_a_warmed_graph_finds_everything_prepared(tmp_pat
         for seed in range(2):
             check(await run(gpu, model, images(4, seed)), images(4, seed))
         assert notes.read_bytes() == b"\1"
+
+
+async def test_a_measured_model_has_its_weights_as_constants(tmp_path: Path) -> None:
+    notes = tmp_path / "prepared"
+    async with spawned(notes) as gpu, await gpu.load(image_model()) as model:
+        await model.explain(N=2)
+        assert notes.read_bytes() == b""
+        assert (await model.explain(N=2, measure=True)).run_us
+        assert notes.read_bytes() == b"\5"  # three filters and two biases
 
 
 async def half(gpu: CudnnRef, w: BufferRef) -> ModelGraph:

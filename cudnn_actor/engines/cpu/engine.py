@@ -210,7 +210,7 @@ class CpuEngine:
         log.info("weights.not_kept", plan=plan.tag, nbytes=nbytes)
         return None
 
-    def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
+    def measure(self, plan: Plan, graph: OperationGraph, _constant: Collection[int] = ()) -> PlanTimes:
         """Time a plan and its pieces on numbers of its own. Raises `OutOfMemory`, `EngineFailure`."""
         now = time.perf_counter_ns
         run = self._bound(plan, operands(graph), [1.0] * len(graph.scalars))

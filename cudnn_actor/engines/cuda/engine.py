@@ -43,7 +43,7 @@ from cudnn_actor.engines.cuda.planning.listing import with_candidates
 from cudnn_actor.engines.cuda.running.kept_values import KeptValues, PreparedRun
 from cudnn_actor.engines.cuda.running.plan import CudaPlan, DividedPlan
 from cudnn_actor.engines.cuda.running.program import Program
-from cudnn_actor.engines.cuda.running.timing import speed_of, timed
+from cudnn_actor.engines.cuda.running.timing import Once, speed_of, timed
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.explanation import Explanation
@@ -352,12 +352,17 @@ class CudaEngine:
         self._replays += len(program.replays) > before
 
     @reported
-    def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
-        """Time a plan and its pieces. Blocks. Raises `OutOfMemory`, `EngineFailure`, `StickyError`."""
-        program = self._program(plan)
+    def measure(self, plan: Plan, graph: OperationGraph, constant: Collection[int] = ()) -> PlanTimes:
+        """Time a plan and its pieces, without what is computed from constant buffers alone. Blocks.
+
+        Raises `OutOfMemory`, `EngineFailure`, `StickyError`.
+        """
+        found = self._divided(plan, constant)
+        program = self._program(plan if found is None else found.each)
+        once = None if found is None else Once(self._program(found.once), [of.nbytes for of in found.kept])
         if self._speed is None:
             self._speed = speed_of(self._ordinal, self.stream)
-        return timed(program, graph, self._workspace.pointer, self._speed, self.on_progress)
+        return timed(program, graph, self._workspace.pointer, self._speed, self.on_progress, once=once)
 
     @reported
     def with_candidates(

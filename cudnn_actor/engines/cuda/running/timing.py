@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PlanTimes
 from cudnn_actor.protocol.operations import GraphTensor
 
-__all__ = ["operands", "replayed", "speed_of", "timed"]
+__all__ = ["Once", "operands", "replayed", "speed_of", "timed"]
 
 _HOST_TO_DEVICE, _DEVICE_TO_DEVICE = 1, 3
 _CLOCK_KHZ = 13
@@ -41,14 +41,26 @@ _PER_CLOCK = {
 """Compute capability → operations a clock of a multiprocessor: NVIDIA's white papers of A100, H100, B200."""
 
 
+class Once(NamedTuple):
+    """What runs before a program, once: the other half of a divided plan.
+
+    `nbytes`: of each buffer that it writes, which both programs take behind those of the graph.
+    """
+
+    program: Program
+    nbytes: Sequence[int]
+
+
 def timed(
     program: Program,
     graph: OperationGraph,
     workspace: int,
     device: DeviceSpeed,
     on_progress: Callable[[], None],
+    *,
+    once: Once | None = None,
 ) -> PlanTimes:
-    """Run a program on numbers of its own: see `engines.base.Engine.measure`.
+    """Run a program on numbers of its own: see `engines.base.Engine.measure`. `once` is not timed.
 
     `workspace` is the address of the plan's. Raises `OutOfMemory`, and whatever the libraries raise.
     """
@@ -58,6 +70,10 @@ def timed(
         with program.stream:
             pointers = operands(graph, pool, held)
             scalars = [1.0] * len(graph.scalars)
+            if once is not None:
+                held |= {-1 - number: _memory(pool, nbytes) for number, nbytes in enumerate(once.nbytes)}
+                pointers += [int(held[-1 - number].ptr) for number in range(len(once.nbytes))]
+                once.program.launch(pointers, scalars, workspace, no_progress)
             pieces = replayed(program, pointers, scalars, workspace, pieces=True)
             whole = replayed(program, pointers, scalars, workspace, pieces=False)
 
@@ -80,12 +96,17 @@ def operands(graph: OperationGraph, pool: Any, held: dict[int, Any]) -> list[int
         if tensor.overwrites in held:
             held[uid] = held[tensor.overwrites]
             continue
-        try:
-            held[uid] = pool.malloc(max(tensor.spec.nbytes, 1))
-        except MemoryError:
-            raise OutOfMemory(requested=tensor.spec.nbytes, in_use=0, limit=None) from None
+        held[uid] = _memory(pool, tensor.spec.nbytes)
         _fill(int(held[uid].ptr), tensor)
     return [int(held[uid].ptr) for uid in graph.bound]
+
+
+def _memory(pool: Any, nbytes: int) -> Any:
+    """New memory. Raises `OutOfMemory`."""
+    try:
+        return pool.malloc(max(nbytes, 1))
+    except MemoryError:
+        raise OutOfMemory(requested=nbytes, in_use=0, limit=None) from None
 
 
 def _fill(address: int, tensor: GraphTensor) -> None:
