@@ -355,7 +355,10 @@ def sources_of(operation: Operation[Any], tensors: Sequence[GraphTensor]) -> tup
 
 
 def launched(
-    operation: Operation[Any], specs: dict[str, TensorSpec], given: dict[str, np.ndarray]
+    operation: Operation[Any],
+    specs: dict[str, TensorSpec],
+    given: dict[str, np.ndarray],
+    launcher: str = "kernel",
 ) -> dict[str, np.ndarray]:
     """What an operation's own kernels write, on operands of these specs, which it has by their names."""
     operands = [name for name, _ in operation.named()]
@@ -371,12 +374,12 @@ def launched(
         if name in given:
             views[name][...] = given[name]
         buffers.append((buffer, buffer.ctypes.data + start))
-    launcher = IMPLEMENTATIONS[type(node)].launchers["kernel"]
-    nbytes = 0 if launcher.workspace is None else launcher.workspace(node, tensors)
+    way = IMPLEMENTATIONS[type(node)].launchers[launcher]
+    nbytes = 0 if way.workspace is None else way.workspace(node, tensors)
     workspace = np.full(nbytes + 128, 0xA5, np.uint8)
     start = -workspace.ctypes.data % 64
     places = [address for _, address in buffers] + [workspace.ctypes.data + start] * (nbytes > 0)
-    launcher.make(node, tensors, None)(places, ())
+    way.make(node, tensors, None)(places, ())
     assert (workspace[start + nbytes :] == 0xA5).all(), "it writes behind its workspace"
     return {name: views[name].copy() for name, _ in operation.named(operation.outputs)}
 

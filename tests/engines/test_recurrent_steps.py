@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
-from cudnn_actor.engines.cuda.operations import recurrent_steps
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent_steps
+from cudnn_actor.engines.cuda.operations.recurrent_steps import BY_STEP
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.operations import CellActivation, CellFunction, RecurrentCell, RecurrentSteps
 from cudnn_actor.protocol import DType, GraphBuilder, GraphTensor, InvalidRequest, TensorSpec
@@ -329,22 +330,23 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-WAYS: dict[str, dict[str, int]] = {
-    "a launch for all steps": {},
-    "several units a thread": {"_MOST_THREADS": 2},
-    "a launch for each step": {"_MOST_WEIGHTS": 0},
-    "blocks of few units and sequences": {"_MOST_WEIGHTS": 0, "_TILE": 2, "_TOGETHER": 2, "_MOST_ROWS": 1},
+WAYS: dict[str, tuple[str, dict[str, int]]] = {
+    "a launch for all steps": ("kernel", {}),
+    "several units a thread": ("kernel", {"_MOST_THREADS": 2}),
+    "a launch for each step": (BY_STEP, {}),
+    "blocks of few units and sequences": (BY_STEP, {"_TILE": 2, "_TOGETHER": 2, "_MOST_ROWS": 1}),
 }
 
 
 @pytest.mark.usefixtures("_on_the_host")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_kernels_do_the_same(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    for name, value in WAYS[way].items():
+    launcher, limits = WAYS[way]
+    for name, value in limits.items():
         monkeypatch.setattr(recurrent_steps, name, value)
     for problem in PROBLEMS.values():
         given = problem.given
-        found = host_cuda.launched(problem.operation(), {**problem.specs("spread")}, given)
+        found = host_cuda.launched(problem.operation(), {**problem.specs("spread")}, given, launcher)
         check(found, problem)
 
 
@@ -364,7 +366,11 @@ def test_a_large_layer_has_a_launch_for_each_step_and_a_small_one_has_one() -> N
     def launches(problem: Problem) -> list[str]:
         operation: Any = problem.operation()
         names = [name for name, _ in operation.named()]
-        found = recurrent_steps.steps_launches(operation.with_operands(names.index), problem.tensors)
+        node, implementation = operation.with_operands(names.index), IMPLEMENTATIONS[RecurrentSteps]
+        first, _ = implementation.ordered(node, problem.tensors)
+        launcher = implementation.launchers[first]
+        assert launcher.launches is not None
+        found = launcher.launches(node, problem.tensors)
         assert len({launch.source for launch in found}) <= 1
         return [launch.name for launch in found]
 

@@ -4,16 +4,19 @@ In each step it adds up the products of the state with its rows of the weights, 
 computes the unit's new state. The weights lie turned in the workspace, so that threads side by side read
 neighbours. The state before a step and that behind it lie there too, in the type that is computed in.
 
-A layer of few units is one launch: a block walks through all steps of its sequences, and waits for itself
-between them. More units are more work than a block can do in the time of a launch: then each step is a launch
-on blocks for some of the units each. A GRU that resets first multiplies twice in each step.
+There are two ways to walk. In one launch, a block walks through all steps of its sequences, and waits for
+itself between them. By step, each step is a launch on blocks for some of the units each: that comes first for
+a layer of so many units that their weights are more work than a block can do in the time of a launch. A GRU
+that resets first multiplies twice in each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, literal, load, store
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULAS, PREAMBLE
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of, grid_over, parameters_of
@@ -28,7 +31,10 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["steps_launches", "steps_workspace"]
+__all__ = ["BY_STEP", "steps_launches", "steps_workspace"]
+
+BY_STEP = "kernel_by_step"
+"""The launcher that has a launch for each step."""
 
 _MOST_THREADS, _MOST_ROWS = 1024, (1 << 16) - 1
 """Of a block; and of a grid along its second dim."""
@@ -37,7 +43,7 @@ _MACROS = {"x": "IN", "bias": "BIAS", "peepholes": "PEEPHOLES", "h0": "FIRST_H",
 _BUSY = 132
 """Blocks with which each multiprocessor of an H200 has one."""
 _MOST_WEIGHTS = 1 << 20
-"""Bytes of a direction's weights that one block reads in each step: about 10 microseconds."""
+"""Bytes of a direction's weights that one block reads in each step, if it walks through all of them."""
 _MOST_LAUNCHES = 1 << 14
 """Of a plan; a layer of more steps is one launch, whatever it takes."""
 _TILE, _TOGETHER = 128, 8
@@ -69,40 +75,65 @@ class _Shape(NamedTuple):
     weights: int
 
 
-def _shape(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> _Shape:
+def _comes_by_step(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> bool:
+    """Whether a launch for each step is expected to take less time than one for all."""
+    _, rows, hidden = tensors[1].dims
+    weights = rows * hidden * tensors[0].dtype.itemsize
+    return weights > _MOST_WEIGHTS and _launches_by_step(operation, tensors) <= _MOST_LAUNCHES
+
+
+def _launches_by_step(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> int:
+    """How many launches walk, by step."""
+    return tensors[0].dims[0] * (1 + _resets_first(operation))
+
+
+def _resets_first(operation: RecurrentSteps[int]) -> bool:
+    return operation.cell is RecurrentCell.GRU_RESET_FIRST
+
+
+def _shape(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], *, by_step: bool) -> _Shape:
     (steps, batch, _), (directions, rows, hidden) = tensors[0].dims, tensors[1].dims
-    first = operation.cell is RecurrentCell.GRU_RESET_FIRST
-    launches = steps * (1 + first)
     in_warps = -(-hidden // 32) * 32
-    if rows * hidden * tensors[0].dtype.itemsize > _MOST_WEIGHTS and launches <= _MOST_LAUNCHES:
+    if by_step:
         units, together, at_once = min(_TILE, in_warps), min(_TOGETHER, batch), 1
         across = -(-hidden // units)
     else:
         units, across, at_once = min(_MOST_THREADS, in_warps), 1, max(1, steps)
         together = max(1, min(_MOST_THREADS // max(1, units), -(-batch * directions // _BUSY)))
     grid = (across, min(_MOST_ROWS, -(-batch // max(1, together))), directions)
-    kept = 2 + (operation.cell is RecurrentCell.LSTM) + 2 * first
     return _Shape(
-        grid, (units, together), at_once, kept, directions * batch * hidden, directions * rows * hidden
+        grid,
+        (units, together),
+        at_once,
+        kept=2 + (operation.cell is RecurrentCell.LSTM) + 2 * _resets_first(operation),
+        states=directions * batch * hidden,
+        weights=directions * rows * hidden,
     )
 
 
 def steps_workspace(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> int:
     """Bytes for the states before and behind a step, for cells, and for the turned weights."""
-    shape, dtype = _shape(operation, tensors), tensors[0].dtype
+    shape, dtype = _shape(operation, tensors, by_step=False), tensors[0].dtype
     return shape.kept * shape.states * _wide(dtype).itemsize + shape.weights * dtype.itemsize
 
 
-def steps_launches(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
-    """The launches: one that fills the workspace, and those that walk. Grids are empty without sequences."""
-    shape, steps = _shape(operation, tensors), tensors[0].dims[0]
+def steps_launches(
+    operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], *, by_step: bool
+) -> list[Launch]:
+    """The launches: one that fills the workspace, and those that walk. There are none without sequences.
+
+    Raises `Refused` if there are too many.
+    """
+    if by_step and _launches_by_step(operation, tensors) > _MOST_LAUNCHES:
+        raise Refused(f"a launch for each step is more than {_MOST_LAUNCHES:,} of them")
+    shape, steps = _shape(operation, tensors, by_step=by_step), tensors[0].dims[0]
     numbers, source = _numbers(operation, tensors), _source(operation, tensors, shape.kept)
     given = (len(tensors) + 1, *numbers.values())
     if not shape.states:
         return []
     start = grid_over(max(shape.states, shape.weights))
     found = [Launch("recurrent_start", source, *start, arguments_of(*given))]
-    halves = (1, 2) if operation.cell is RecurrentCell.GRU_RESET_FIRST and shape.steps == 1 else (3,)
+    halves = (1, 2) if _resets_first(operation) and by_step else (3,)
     for first in range(0, steps, shape.steps):
         for half in halves:
             arguments = arguments_of(*given, first, min(first + shape.steps, steps), half)
@@ -145,8 +176,7 @@ def _source(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], kept
         f"__device__ __forceinline__ Element element_of(E value) {{ return {store(dtype, 'value')}; }}",
         *_functions(operation, tensors[1].dims[0], C_TYPES[_wide(dtype)]),
     ]
-    reset_first = operation.cell is RecurrentCell.GRU_RESET_FIRST
-    steps = _STEPS.replace("FIRST_HALF", _FIRST_HALF if reset_first else "")
+    steps = _STEPS.replace("FIRST_HALF", _FIRST_HALF if _resets_first(operation) else "")
     return (
         PREAMBLE
         + "\n".join(lines)
@@ -319,4 +349,8 @@ _CELLS = {
 }
 
 
-implement(RecurrentSteps, launchers=kernels(steps_launches, steps_workspace))
+_WAYS = {
+    name: kernels(partial(steps_launches, by_step=by_step), steps_workspace)["kernel"]
+    for name, by_step in (("kernel", False), (BY_STEP, True))
+}
+implement(RecurrentSteps, launchers=_WAYS | {BY_STEP: _WAYS[BY_STEP]._replace(first=_comes_by_step)})

@@ -75,7 +75,7 @@ def _overlaps(step: Step) -> bool:
         case GraphStep() | ProductStep():
             return True
         case OperationStep():
-            return step.launcher != "kernel" or any(0 in tensor.dims for tensor in step.tensors)
+            return not step.launcher.startswith("kernel") or any(0 in tensor.dims for tensor in step.tensors)
         case KernelStep():
             return step.kernel.is_empty
 

@@ -23,6 +23,7 @@ __all__ = ["LAUNCHERS", "explanation"]
 
 LAUNCHERS = {
     "kernel": StepKind.KERNEL,
+    "kernel_by_step": StepKind.KERNEL,
     "library": StepKind.LIBRARY,
     "cublas": StepKind.CUBLAS,
     "cublas_packed": StepKind.CUBLAS_PACKED,
