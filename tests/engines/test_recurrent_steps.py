@@ -202,6 +202,9 @@ PROBLEMS = {
         FIRST, options={"activations": (activation("softsign"), activation("softplus"))}
     ),
     "a plain one of elu": Problem(PLAIN, options={"activations": (activation("elu", 0.5),)}),
+    "an LSTM of more units": Problem(LSTM, 2, "bias peepholes h0 c0", hidden=19),
+    "a GRU of more units": Problem(GRU, hidden=19),
+    "a GRU that resets first, of more units": Problem(FIRST, 2, hidden=19),
     "no steps": Problem(LSTM, 2, steps=0),
     "one of everything": Problem(LSTM, operands="peepholes", steps=1, batch=1, hidden=1),
 }
@@ -375,11 +378,11 @@ def test_a_large_layer_has_a_launch_for_each_step_and_a_small_one_has_one() -> N
         return [launch.name for launch in found]
 
     small: dict[str, Any] = {"hidden": 64, "operands": ""}
-    large: dict[str, Any] = {"hidden": 192, "operands": "", "dtype": DType.FLOAT64}
+    large: dict[str, Any] = {"hidden": 272, "operands": "", "dtype": DType.FLOAT64}
     walk = ["recurrent_steps"]
     assert launches(Problem(LSTM, 2, steps=10_000, **small)) == ["recurrent_start", *walk]
     assert launches(Problem(LSTM, 2, steps=50, **large)) == ["recurrent_start", *walk * 50]
-    assert launches(Problem(FIRST, steps=20, hidden=320, operands="")) == ["recurrent_start", *walk * 40]
+    assert launches(Problem(FIRST, steps=20, hidden=448, operands="")) == ["recurrent_start", *walk * 40]
     assert launches(Problem(LSTM, steps=20_000, batch=1, **large)) == ["recurrent_start", *walk]
     assert launches(Problem(LSTM, steps=0, **small)) == ["recurrent_start"]
     assert launches(Problem(LSTM, batch=0, **small)) == []
