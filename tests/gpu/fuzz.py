@@ -94,8 +94,9 @@ def fuzz(
     family: str = CONVOLUTION,
     processes: int = 0,
     table: Table = may_refuse,
+    show: Callable[[Report], object] = lambda _report: None,
 ) -> Report:
-    """Run cases of a family on an open engine, which may refuse what `table` says.
+    """Run cases of a family on an open engine, which may refuse what `table` says. `show` follows each.
 
     Plans are built as a service has them built: apart, where the engine has a builder for that. A dead
     context ends it early, as the failure that it is.
@@ -113,6 +114,8 @@ def fuzz(
                 problem = repr(error)
             if problem is not None:
                 report.failures[number] = _failure(case, report, number, problem)
+            report.seconds = time.monotonic() - start
+            show(report)
     report.seconds = time.monotonic() - start
     return report
 
@@ -221,11 +224,34 @@ def main(arguments: list[str] | None = None) -> int:
             print(FAMILIES[family].draw(given.seed, given.only))  # noqa: T201 - a command line
             report = fuzz(engine, given.seed, [given.only], family=family)
         else:
-            report = fuzz(engine, given.seed, range(given.count), family=family, processes=given.processes)
+            report = fuzz(
+                engine,
+                given.seed,
+                range(given.count),
+                family=family,
+                processes=given.processes,
+                show=_Told(given.count),
+            )
         print(report, flush=True)  # noqa: T201 - as above
         failed |= bool(report.failures)
     engine.close()
     return failed
+
+
+class _Told:
+    """Tells on stderr of each failure, and now and then how far it is. `count`: how many cases there are."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._at, self._shown = count, time.monotonic(), set[int]()
+
+    def __call__(self, report: Report | GraphReport) -> None:
+        for number in sorted(report.failures.keys() - self._shown):
+            self._shown.add(number)
+            print(report.failures[number], file=sys.stderr, flush=True)  # noqa: T201 - a command line
+        if time.monotonic() - self._at > _TOLD_EVERY_S:
+            self._at = time.monotonic()
+            line = f"{report.ran} of {self._count} in {report.seconds:.0f} s, {len(report.failures)} failed"
+            print(line, file=sys.stderr, flush=True)  # noqa: T201 - as above
 
 
 def _fuzz_graphs(given: argparse.Namespace) -> bool:
@@ -233,21 +259,9 @@ def _fuzz_graphs(given: argparse.Namespace) -> bool:
     numbers = range(given.count) if given.only is None else [given.only]
     if given.only is not None:
         print(draw_graph(given.seed, given.only))  # noqa: T201 - a command line
-    told, shown = time.monotonic(), set[int]()
-
-    def show(report: GraphReport) -> None:
-        nonlocal told
-        for number in sorted(report.failures.keys() - shown):
-            shown.add(number)
-            print(report.failures[number], file=sys.stderr, flush=True)  # noqa: T201 - as above
-        if time.monotonic() - told > _TOLD_EVERY_S:
-            told = time.monotonic()
-            line = f"{report.ran} of {given.count} in {report.seconds:.0f} s, {len(report.failures)} failed"
-            print(line, file=sys.stderr, flush=True)  # noqa: T201 - as above
-
     jobs = min(given.jobs, len(numbers))
     with _single_threaded():
-        report = fuzz_in_processes(given.engine, given.seed, numbers, jobs, show=show)
+        report = fuzz_in_processes(given.engine, given.seed, numbers, jobs, show=_Told(given.count))
     print(report, flush=True)  # noqa: T201 - as above
     return bool(report.failures)
 
