@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from benchmarks.operations import beside_copy, best, each, graph_of, run_alone
+from benchmarks.operations import beside_copy, best, each, run_alone
+from benchmarks.problem import graph_of
 from benchmarks.recording import Row
 from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder

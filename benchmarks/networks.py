@@ -33,7 +33,8 @@ from cudnn_actor.protocol import Graph, GraphBuilder, Layout, Tensor, TensorSpec
 
 from .blocks import BLOCKS, Block
 from .gpu.setting import gpu_versions
-from .operations import best, captured, torch_module, torch_us
+from .operations import best, captured, torch_us
+from .problem import torch_module
 from .recording import Row, attempted, keep
 
 _RUNS = 20

@@ -19,7 +19,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.messages.lowering import lower
 from tests.gpu.cases import Case, Kind
 
-from ..operations import graph_of
+from ..problem import graph_of
 
 __all__ = ["CASES", "PROBLEMS"]
 
