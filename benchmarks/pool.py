@@ -11,12 +11,16 @@ Callers send one request after the other: a small convolution of buffers that ea
 - "one member, its handle" is the same by `pool.on(0)`: what the pool adds is the difference.
 - "1 process", "2 processes": so many processes with an interpreter of their own send small convolutions to
   the members' sockets, `callers` each.
+- `busy`: the share of the time in which the thread of this process's event loop computed. Near 1, this
+  process is what limits the rate.
 - "80 % load": requests begin at random moments, so many a second that it is 0.8 times what the pool answered
   in a second before.
 - "killed": with all members, one is killed by SIGKILL in turn. `slowest_ms` is the longest request of those
   that were answered within a second after a kill, the median and the maximum of the kills; `others_ms` the
   same of those that the killed member never had; `before_ms` the same of all within 0.3 s before it;
   `down_ms` from the end of a member's process until it is up again.
+- "swapped": with all members, the model is replaced by itself under load: `swap_s` is how long that takes,
+  `during_per_s` and `slowest_ms` what callers see meanwhile.
 - "target": a figure that is aimed at on two devices, and whether it was reached.
 """
 
@@ -43,12 +47,15 @@ from cudnn_actor import ConvFwd, ConvSpec, CudnnRef
 from cudnn_actor.pool import Pool, PoolBuffer, PoolModel, spawn_pool
 from cudnn_actor.supervision import Restarted
 
+from .gpu.setting import gpu_versions
 from .recording import Row, keep
 
-__all__ = ["Asked", "main", "rows", "sheet"]
+__all__ = ["Asked", "main", "rows", "sheet", "versions_of"]
 
 _BEHIND_S, _BEFORE_S = 1.0, 0.3
 _LOAD = 0.8
+_MAX_WAITING = 1 << 16
+"""Samples: none is refused."""
 Own = Callable[[Any], Any]
 Ask = Callable[[CudnnRef, Own], Awaitable[Any]]
 """Sends a request to a member, whose own buffers and models the second argument gives."""
@@ -78,10 +85,9 @@ class Request(NamedTuple):
     member: str | None = None
 
 
-async def _ask(pool: Pool, asked: Asked) -> Ask:
-    """What is sent to a member of a pool, which has been given what it needs."""
-    if asked.model is not None:
-        model = await pool.load(asked.model, dtype=asked.dtype, dims=_dims(asked))  # type: ignore[arg-type]
+async def _ask(pool: Pool, asked: Asked, model: PoolModel | None) -> Ask:
+    """What is sent to a member of a pool, which is given what it needs; of a model, if there is one."""
+    if model is not None:
         given = _inputs(model, asked.batch)
         return lambda gpu, own: gpu.run(own(model), given)
     dims = {"x": (1, 8, 16, 16), "w": (8, 8, 3, 3), "y": (1, 8, 14, 14)}
@@ -116,21 +122,28 @@ def _inputs(model: PoolModel, batch: int) -> dict[str, np.ndarray]:
     }
 
 
+async def _loaded(pool: Pool, asked: Asked) -> PoolModel | None:
+    """The model that is asked for, if one is. The dims of batches are warmed by their endpoint."""
+    if asked.model is None:
+        return None
+    dims = None if asked.batched else _dims(asked)
+    return await pool.load(asked.model, dtype=asked.dtype, dims=dims)  # type: ignore[arg-type]
+
+
 @contextlib.asynccontextmanager
-async def _calls(pool: Pool, asked: Asked) -> AsyncIterator[dict[str, Call]]:
+async def _calls(pool: Pool, asked: Asked, model: PoolModel | None) -> AsyncIterator[dict[str, Call]]:
     """A request by the pool, which returns the member that had it first; and the same by a handle."""
     if asked.batched:
-        assert asked.model is not None, "batches are of a model"
-        model = await pool.load(asked.model, dtype=asked.dtype)  # type: ignore[arg-type]
+        assert model is not None, "batches are of a model"
         sample = _inputs(model, 1)
-        async with pool.batched(model, max_batch=asked.batch) as endpoint:
+        async with pool.batched(model, max_batch=asked.batch, max_waiting=_MAX_WAITING) as endpoint:
 
             async def one_sample() -> None:
                 await endpoint(sample)
 
             yield {"pool": one_sample}
         return
-    ask = await _ask(pool, asked)
+    ask = await _ask(pool, asked, model)
 
     async def by_the_pool() -> str | None:
         members = list[str | None]()
@@ -189,12 +202,20 @@ def _figures(found: list[Request]) -> dict[str, float]:
     }
 
 
+async def _measured(load: Awaitable[list[Request]]) -> dict[str, float]:
+    """The figures of a load that is awaited here, and what this thread computed meanwhile."""
+    computed, began = time.thread_time(), time.perf_counter()
+    found = await load
+    busy = (time.thread_time() - computed) / (time.perf_counter() - began)
+    return {**_figures(found), "busy": busy}
+
+
 async def _rates(asked: Asked) -> AsyncIterator[Row]:
     async with (
         spawn_pool(asked.devices[:1], name="one") as one,
         spawn_pool(asked.devices) as all_of_them,
-        _calls(one, asked) as of_one,
-        _calls(all_of_them, asked) as of_all,
+        _calls(one, asked, await _loaded(one, asked)) as of_one,
+        _calls(all_of_them, asked, await _loaded(all_of_them, asked)) as of_all,
     ):
         ways = {"one member, its handle": of_one["handle"]} if "handle" in of_one else {}
         ways |= {"one member": of_one["pool"], f"{len(all_of_them)} members": of_all["pool"]}
@@ -204,7 +225,7 @@ async def _rates(asked: Asked) -> AsyncIterator[Row]:
             rounds = defaultdict[str, list[dict[str, float]]](list)
             for _ in range(asked.rounds):
                 for way, call in ways.items():
-                    rounds[way].append(_figures(await _load(call, callers, asked.seconds)))
+                    rounds[way].append(await _measured(_load(call, callers, asked.seconds)))
             for way, found in rounds.items():
                 yield {"what": way, "callers": callers, **_medians(found)}
         async for row in _at_load(asked, {way: ways[way] for way in list(ways)[-2:]}):
@@ -225,7 +246,7 @@ async def _at_load(asked: Asked, ways: dict[str, Call]) -> AsyncIterator[Row]:
     for _ in range(asked.rounds):
         for way, call in ways.items():
             most = _figures(await _load(call, max(asked.callers), asked.seconds))["per_s"]
-            rounds[way].append(_figures(await _open_load(call, _LOAD * most, asked.seconds)))
+            rounds[way].append(await _measured(_open_load(call, _LOAD * most, asked.seconds)))
     for way, found in rounds.items():
         yield {"what": f"{way}, 80 % load", **_medians(found)}
 
@@ -256,7 +277,7 @@ async def _killed(asked: Asked) -> Row:
     slowest = defaultdict[str, list[float]](list)
     async with (
         spawn_pool(asked.devices, max_restarts=2 * asked.kills) as pool,
-        _calls(pool, asked) as calls,
+        _calls(pool, asked, await _loaded(pool, asked)) as calls,
     ):
         call = calls["pool"]
         await _load(call, callers, asked.seconds / 4)
@@ -284,6 +305,41 @@ async def _killed(asked: Asked) -> Row:
         "moved": moved,
         **both,
         "down_ms": [round(statistics.median(down), 2), round(max(down), 2)] if down else [],
+    }
+
+
+async def _swapped(asked: Asked) -> Row:
+    """A rolling swap under load, of a model by itself."""
+    assert asked.model is not None, "models are swapped"
+    callers = max(asked.callers)
+    async with spawn_pool(asked.devices) as pool:
+        model = await _loaded(pool, asked)
+        async with _calls(pool, asked, model) as calls:
+            call, over = calls["pool"], asyncio.Event()
+            await _load(call, callers, asked.seconds)
+
+            async def caller() -> list[Request]:
+                found = list[Request]()
+                while not over.is_set():
+                    began = time.perf_counter()
+                    await call()
+                    found.append(Request(began, time.perf_counter()))
+                return found
+
+            async with asyncio.TaskGroup() as tasks:
+                callings = [tasks.create_task(caller()) for _ in range(callers)]
+                await asyncio.sleep(_BEFORE_S)
+                began = time.perf_counter()
+                await pool.load(asked.model, dtype=asked.dtype, replace=model)  # type: ignore[arg-type]
+                ended = time.perf_counter()
+                over.set()
+    found = [each for calling in callings for each in calling.result() if began < each.ended < ended]
+    return {
+        "what": "swapped",
+        "callers": callers,
+        "swap_s": round(ended - began, 3),
+        "during_per_s": round(len(found) / (ended - began), 1),
+        "slowest_ms": round(_slowest(found), 2),
     }
 
 
@@ -334,6 +390,9 @@ def rows(asked: Asked) -> Iterator[Row]:
         if asked.kills:
             found.append(runner.run(_killed(asked)))
             yield found[-1]
+        if asked.model is not None:
+            found.append(runner.run(_swapped(asked)))
+            yield found[-1]
     yield from _targets(asked, found)
 
 
@@ -350,13 +409,20 @@ def sheet(found: list[Row]) -> Table:
         "others_ms",
         "before_ms",
         "down_ms",
+        "swap_s",
+        "during_per_s",
     )
-    columns = (*names, "moved", "of", "measured", "limit", "met")
+    columns = (*names, "moved", "busy", "of", "measured", "limit", "met")
     for name in columns:
         table.add_column(name, justify="left" if name in ("what", "of") else "right")
     for row in found:
         table.add_row(*(str(row.get(name, "")) for name in columns))
     return table
+
+
+def versions_of(devices: list[str]) -> dict[str, str]:
+    """Of the GPU and the libraries, where a member is on one."""
+    return gpu_versions() if any(device.startswith("cuda") for device in devices) else {}
 
 
 def main() -> None:
@@ -375,7 +441,7 @@ def main() -> None:
     given = vars(parser.parse_args())
     out = given.pop("out")
     known = {name: str(value) for name, value in given.items()}
-    keep(rows(Asked(**given)), sheet, out, "pool", asked=known)
+    keep(rows(Asked(**given)), sheet, out, "pool", asked=known, versions=versions_of(given["devices"]))
 
 
 if __name__ == "__main__":

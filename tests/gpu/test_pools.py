@@ -1,0 +1,44 @@
+"""Pools of members on GPUs: two devices where there are two, else two members on one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines import visible_gpus
+from cudnn_actor.errors import StaleBufferError
+from cudnn_actor.pool import Pool, spawn_pool
+
+from ..pool.chaos import chaos
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    gpus, _ = visible_gpus()
+    async with spawn_pool([*gpus, *gpus][:2], isolation="process", max_restarts=100) as members:
+        yield members
+
+
+async def test_buffers_move_both_ways_between_devices(pool: Pool) -> None:
+    values = np.random.default_rng(0).integers(0, 256, 3 << 20, np.uint8)
+    for member in (0, 1):
+        old = await pool.on(member).upload(values)
+        moved = await pool.move(old, to=1 - member)
+        assert pool.member_of(moved) == 1 - member
+        np.testing.assert_array_equal(await pool.download(moved), values)
+        with pytest.raises(StaleBufferError):
+            await pool.on(member).download(old)
+        back = await pool.move(moved, to=member)
+        np.testing.assert_array_equal(await pool.download(back), values)
+        await pool.free(back)
+    for member in (0, 1):
+        assert (await pool.on(member).statistics()).live_buffers == 0
+
+
+@pytest.mark.timeout(100)
+async def test_kills_of_members_and_of_workers_lose_nothing(pool: Pool) -> None:
+    found = await chaos(pool, 1, lambda kills: kills["member"] >= 2 and kills["worker"] >= 2)
+    assert all(found.answers.values())
+    assert set(found.answers) == {"compute", "call", "run", "batched"}
