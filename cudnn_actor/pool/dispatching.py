@@ -30,6 +30,8 @@ class _Recalled(Exception):
 class _Pending:
     """A request whose caller waits."""
 
+    __slots__ = ("_changed", "error", "member", "moves", "recalled", "task")
+
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] | None = None
         """The caller's, while it waits for a member's answer."""
@@ -40,13 +42,25 @@ class _Pending:
         """How often it was given to a member or taken from one. An error of a member that was lost meanwhile
         is told from the request's own by this."""
         self.error: CudnnActorError | None = None
-        self.changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None
 
     def move(self, member: int | None) -> None:
         """Give it to a member; None: it waits for one."""
         self.member = member
         self.moves += 1
-        self.changed.set()
+        if self._changed is not None:
+            self._changed.set()
+
+    async def given(self, deadline: Deadline) -> int:
+        """The member that has it; waits while there is none. Raises its error, once it has one."""
+        while self.member is None and self.error is None:
+            self._changed = asyncio.Event()
+            async with deadline.limiting():
+                await self._changed.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.member is not None
+        return self.member
 
     def recall(self) -> None:
         """Cancel the wait for the answer of a member that lives: so the request is withdrawn there."""
@@ -146,7 +160,7 @@ class Dispatching:
         try:
             request.move(self._submit(number, self.costs.estimate_us(kind), max_losses))
             while True:
-                member = await self._member_of(request, deadline)
+                member = await request.given(deadline)
                 moves, given_s = request.moves, self._clock()
                 try:
                     found = await request.answer(work(member, deadline.left_s))
@@ -173,17 +187,6 @@ class Dispatching:
             return self.routing.submit(number, cost_us, max_losses)
         except NoMember:
             raise ServiceStopped(reason="no member of the pool is left") from None
-
-    async def _member_of(self, request: _Pending, deadline: Deadline) -> int:
-        """The member that a request was given to; waits while there is none."""
-        while request.member is None and request.error is None:
-            request.changed.clear()
-            async with deadline.limiting():
-                await request.changed.wait()
-        if request.error is not None:
-            raise request.error
-        assert request.member is not None
-        return request.member
 
     @property
     def closed(self) -> bool:
