@@ -10,11 +10,12 @@ Callers send one request after the other: a small convolution of buffers that ea
   which the pools take turns. `callers` is the number of callers.
 - "one member, its handle" is the same by `pool.on(0)`: what the pool adds is the difference.
 - "1 process", "2 processes": so many processes with an interpreter of their own send small convolutions to
-  the members' sockets, `callers` each.
+  the members' sockets, `callers` to each member.
 - `busy`: the share of the time in which the thread of this process's event loop computed. Near 1, this
-  process is what limits the rate.
-- "80 % load": requests begin at random moments, so many a second that it is 0.8 times what the pool answered
-  in a second before.
+  process is what limits the rate. `cores` is the same of all its threads, in sum.
+- `batch`: samples in a batch, on average; `assembled_ms`, `ran_ms`, `divided_ms`: see `BatchTimes`.
+- "80 % load": requests begin at random moments, `asked_per_s`: 0.8 times what the pool answered in a second
+  before.
 - "killed": with all members, one is killed by SIGKILL in turn. `slowest_ms` is the longest request of those
   that were answered within a second after a kill, the median and the maximum of the kills; `others_ms` the
   same of those that the killed member never had; `before_ms` the same of all within 0.3 s before it;
@@ -28,9 +29,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import bisect
 import contextlib
+import functools
 import os
-import random
 import signal
 import statistics
 import sys
@@ -44,6 +46,7 @@ import numpy as np
 from rich.table import Table
 
 from cudnn_actor import ConvFwd, ConvSpec, CudnnRef
+from cudnn_actor.models.batch_records import BatchTimes
 from cudnn_actor.pool import Pool, PoolBuffer, PoolModel, spawn_pool
 from cudnn_actor.supervision import Restarted
 
@@ -70,11 +73,19 @@ class Asked(NamedTuple):
     dtype: str | None
     batched: bool
     batch: int
+    in_flight: int
     callers: list[int]
     processes: list[int]
     seconds: float
     rounds: int
     kills: int
+
+
+class Way(NamedTuple):
+    """How requests are sent to a pool; and, where they are batched, the times of their batches."""
+
+    call: Call
+    batches: list[BatchTimes]
 
 
 class Request(NamedTuple):
@@ -131,17 +142,21 @@ async def _loaded(pool: Pool, asked: Asked) -> PoolModel | None:
 
 
 @contextlib.asynccontextmanager
-async def _calls(pool: Pool, asked: Asked, model: PoolModel | None) -> AsyncIterator[dict[str, Call]]:
+async def _calls(pool: Pool, asked: Asked, model: PoolModel | None) -> AsyncIterator[dict[str, Way]]:
     """A request by the pool, which returns the member that had it first; and the same by a handle."""
     if asked.batched:
         assert model is not None, "batches are of a model"
         sample = _inputs(model, 1)
-        async with pool.batched(model, max_batch=asked.batch, max_waiting=_MAX_WAITING) as endpoint:
+        times, in_flight = list[BatchTimes](), asked.in_flight * len(pool)
+        async with pool.batched(
+            model, max_batch=asked.batch, max_waiting=_MAX_WAITING, in_flight=in_flight
+        ) as endpoint:
+            endpoint.on_batch = times.append
 
             async def one_sample() -> None:
                 await endpoint(sample)
 
-            yield {"pool": one_sample}
+            yield {"pool": Way(one_sample, times)}
         return
     ask = await _ask(pool, asked, model)
 
@@ -158,7 +173,7 @@ async def _calls(pool: Pool, asked: Asked, model: PoolModel | None) -> AsyncIter
     async def by_its_handle() -> None:
         await ask(pool.on(0), lambda replica: replica.at[0])
 
-    yield {"handle": by_its_handle, "pool": by_the_pool}
+    yield {"handle": Way(by_its_handle, []), "pool": Way(by_the_pool, [])}
 
 
 async def _load(call: Call, callers: int, seconds: float) -> list[Request]:
@@ -175,20 +190,35 @@ async def _load(call: Call, callers: int, seconds: float) -> list[Request]:
 
 
 async def _open_load(call: Call, per_s: float, seconds: float) -> list[Request]:
-    """The requests of so many seconds, which begin at random moments, whatever has been answered."""
-    rng, found = random.Random(0), list[Request]()
-    began = due = time.perf_counter()
+    """The requests of so many seconds, which begin at random moments, whatever has been answered.
 
-    async def one(due: float) -> None:
+    A thread wakes the loop for them: a timer of the loop is a millisecond coarse, and a loop that spins takes
+    the interpreter from the threads that copy.
+    """
+    count = max(1, round(per_s * seconds))
+    waits = np.random.default_rng(0).exponential(1 / per_s, count)
+    due = (time.perf_counter() + np.cumsum(waits)).tolist()
+    loop, found = asyncio.get_running_loop(), list[Request]()
+
+    async def one(due_s: float) -> None:
         await call()
-        found.append(Request(due, time.perf_counter()))
+        found.append(Request(due_s, time.perf_counter()))
+
+    def start(moments: list[float]) -> None:
+        for moment in moments:
+            tasks.create_task(one(moment))
+
+    def wake() -> None:
+        at = 0
+        while at < count:
+            time.sleep(max(0.0, due[at] - time.perf_counter()))
+            until = bisect.bisect(due, time.perf_counter(), at)
+            if until > at:
+                loop.call_soon_threadsafe(start, due[at:until])
+                at = until
 
     async with asyncio.TaskGroup() as tasks:
-        while due < began + seconds:
-            while (left_s := due - time.perf_counter()) > 0:  # noqa: ASYNC110 - a timer comes 1 ms too late
-                await asyncio.sleep(left_s - 0.002 if left_s > 0.003 else 0)
-            tasks.create_task(one(due))
-            due += rng.expovariate(per_s)
+        await asyncio.to_thread(wake)
     return found
 
 
@@ -202,12 +232,24 @@ def _figures(found: list[Request]) -> dict[str, float]:
     }
 
 
-async def _measured(load: Awaitable[list[Request]]) -> dict[str, float]:
-    """The figures of a load that is awaited here, and what this thread computed meanwhile."""
-    computed, began = time.thread_time(), time.perf_counter()
+async def _measured(way: Way, load: Awaitable[list[Request]]) -> dict[str, float]:
+    """The figures of a load that is awaited here, what this process computed meanwhile, and its batches."""
+    way.batches.clear()
+    began, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
     found = await load
-    busy = (time.thread_time() - computed) / (time.perf_counter() - began)
-    return {**_figures(found), "busy": busy}
+    took = time.perf_counter() - began
+    figures = {
+        **_figures(found),
+        "busy": (time.thread_time() - thread) / took,
+        "cores": (time.process_time() - process) / took,
+    }
+    if way.batches:
+        figures["batch"] = statistics.fmean(each.samples for each in way.batches)
+        for name in ("assembled", "ran", "divided"):
+            figures[f"{name}_ms"] = 1e-6 * statistics.fmean(
+                getattr(each, f"{name}_ns") for each in way.batches
+            )
+    return figures
 
 
 async def _rates(asked: Asked) -> AsyncIterator[Row]:
@@ -219,42 +261,48 @@ async def _rates(asked: Asked) -> AsyncIterator[Row]:
     ):
         ways = {"one member, its handle": of_one["handle"]} if "handle" in of_one else {}
         ways |= {"one member": of_one["pool"], f"{len(all_of_them)} members": of_all["pool"]}
-        for call in ways.values():
-            await _load(call, max(asked.callers), asked.seconds / 4)
+        for way in ways.values():
+            await _load(way.call, max(asked.callers), asked.seconds / 4)
         for callers in asked.callers:
             rounds = defaultdict[str, list[dict[str, float]]](list)
             for _ in range(asked.rounds):
-                for way, call in ways.items():
-                    rounds[way].append(await _measured(_load(call, callers, asked.seconds)))
-            for way, found in rounds.items():
-                yield {"what": way, "callers": callers, **_medians(found)}
-        async for row in _at_load(asked, {way: ways[way] for way in list(ways)[-2:]}):
+                for name, way in ways.items():
+                    rounds[name].append(await _measured(way, _load(way.call, callers, asked.seconds)))
+            for name, found in rounds.items():
+                yield {"what": name, "callers": callers, **_medians(found)}
+        async for row in _at_load(asked, {name: ways[name] for name in list(ways)[-2:]}):
             yield row
         if asked.model is None:
             for processes in asked.processes:
-                for way, pool in (("one member", one), (f"{len(all_of_them)} members", all_of_them)):
-                    yield await _by_processes(asked, way, pool, processes)
+                for name, pool in (("one member", one), (f"{len(all_of_them)} members", all_of_them)):
+                    yield await _by_processes(asked, name, pool, processes)
 
 
 def _medians(found: list[dict[str, float]]) -> dict[str, float]:
     return {name: round(statistics.median(each[name] for each in found), 3) for name in found[0]}
 
 
-async def _at_load(asked: Asked, ways: dict[str, Call]) -> AsyncIterator[Row]:
-    """The latencies at 0.8 of what a pool can answer, which is measured just before."""
+async def _at_load(asked: Asked, ways: dict[str, Way]) -> AsyncIterator[Row]:
+    """The latencies at 0.8 of what a pool can answer, measured just before, likewise with a task for each."""
     rounds = defaultdict[str, list[dict[str, float]]](list)
+
+    async def as_task(call: Call) -> None:
+        await asyncio.ensure_future(call())
+
     for _ in range(asked.rounds):
-        for way, call in ways.items():
-            most = _figures(await _load(call, max(asked.callers), asked.seconds))["per_s"]
-            rounds[way].append(await _measured(_open_load(call, _LOAD * most, asked.seconds)))
-    for way, found in rounds.items():
-        yield {"what": f"{way}, 80 % load", **_medians(found)}
+        for name, way in ways.items():
+            load = _load(functools.partial(as_task, way.call), max(asked.callers), asked.seconds)
+            asked_per_s = _LOAD * _figures(await load)["per_s"]
+            figures = await _measured(way, _open_load(way.call, asked_per_s, asked.seconds))
+            rounds[name].append({"asked_per_s": asked_per_s, **figures})
+    for name, found in rounds.items():
+        yield {"what": f"{name}, 80 % load", **_medians(found)}
 
 
 async def _by_processes(asked: Asked, way: str, pool: Pool, processes: int) -> Row:
     """The rate of small convolutions that processes of their own send to all members."""
     sockets = [member.socket for member in pool.statistics().members]
-    arguments = [str(asked.seconds), str(max(asked.callers)), *sockets]
+    arguments = [str(asked.seconds), str(max(asked.callers) * len(sockets)), *sockets]
     running = [
         await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "benchmarks.pool_caller", *arguments),
@@ -279,7 +327,7 @@ async def _killed(asked: Asked) -> Row:
         spawn_pool(asked.devices, max_restarts=2 * asked.kills) as pool,
         _calls(pool, asked, await _loaded(pool, asked)) as calls,
     ):
-        call = calls["pool"]
+        call = calls["pool"].call
         await _load(call, callers, asked.seconds / 4)
         for number in range(asked.kills):
             victim = number % len(pool)
@@ -315,7 +363,7 @@ async def _swapped(asked: Asked) -> Row:
     async with spawn_pool(asked.devices) as pool:
         model = await _loaded(pool, asked)
         async with _calls(pool, asked, model) as calls:
-            call, over = calls["pool"], asyncio.Event()
+            call, over = calls["pool"].call, asyncio.Event()
             await _load(call, callers, asked.seconds)
 
             async def caller() -> list[Request]:
@@ -412,7 +460,7 @@ def sheet(found: list[Row]) -> Table:
         "swap_s",
         "during_per_s",
     )
-    columns = (*names, "moved", "busy", "of", "measured", "limit", "met")
+    columns = (*names, "moved", "busy", "cores", "of", "measured", "limit", "met")
     for name in columns:
         table.add_column(name, justify="left" if name in ("what", "of") else "right")
     for row in found:
@@ -432,6 +480,7 @@ def main() -> None:
     parser.add_argument("--dtype", help="what the model is computed in")
     parser.add_argument("--batched", action="store_true", help="the model's samples, in batches of --batch")
     parser.add_argument("--batch", type=int, default=32, help="the size of named dims, and of batches")
+    parser.add_argument("--in-flight", type=int, default=2, help="batches that a member may have")
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--processes", type=int, nargs="*", default=[1, 2], help="processes that send")
     parser.add_argument("--seconds", type=float, default=2.0)

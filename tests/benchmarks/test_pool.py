@@ -17,6 +17,7 @@ ASKED = Asked(
     dtype=None,
     batched=False,
     batch=2,
+    in_flight=2,
     callers=[2],
     processes=[1],
     seconds=0.02,
