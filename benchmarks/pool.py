@@ -10,7 +10,8 @@ Callers send one request after the other: a small convolution of buffers that ea
   which the pools take turns. `callers` is the number of callers.
 - "one member, its handle" is the same by `pool.on(0)`: what the pool adds is the difference.
 - "1 process", "2 processes": so many processes with an interpreter of their own send small convolutions to
-  the members' sockets, `callers` to each member.
+  the members' sockets, `callers` to each member. With batches, each process has a pool of one member, and
+  `callers` of its own.
 - `busy`: the share of the time in which the thread of this process's event loop computed. Near 1, this
   process is what limits the rate. `cores` is the same of all its threads, in sum.
 - `batch`: samples in a batch, on average; `assembled_ms`, `ran_ms`, `divided_ms`: see `BatchTimes`.
@@ -47,7 +48,7 @@ from rich.table import Table
 
 from cudnn_actor import ConvFwd, ConvSpec, CudnnRef
 from cudnn_actor.models.batch_records import BatchTimes
-from cudnn_actor.pool import Pool, PoolBuffer, PoolModel, spawn_pool
+from cudnn_actor.pool import MemberState, Pool, PoolBuffer, PoolModel, spawn_pool
 from cudnn_actor.supervision import Restarted
 
 from .gpu.setting import gpu_versions
@@ -272,10 +273,54 @@ async def _rates(asked: Asked) -> AsyncIterator[Row]:
                 yield {"what": name, "callers": callers, **_medians(found)}
         async for row in _at_load(asked, {name: ways[name] for name in list(ways)[-2:]}):
             yield row
-        if asked.model is None:
-            for processes in asked.processes:
-                for name, pool in (("one member", one), (f"{len(all_of_them)} members", all_of_them)):
-                    yield await _by_processes(asked, name, pool, processes)
+        for processes in () if asked.model is not None else asked.processes:
+            for name, pool in (("one member", one), (f"{len(all_of_them)} members", all_of_them)):
+                sockets = [member.socket for member in pool.statistics().members]
+                arguments = [str(asked.seconds), str(max(asked.callers) * len(sockets)), *sockets]
+                yield await _by_processes(asked, name, [["benchmarks.pool_caller", *arguments]] * processes)
+    if asked.batched and asked.processes:  # once those members have ended
+        for devices in (asked.devices[:1], asked.devices):
+            name = "one member" if len(devices) == 1 else f"{len(devices)} members"
+            yield await _by_processes(asked, name, [_batching(asked, device) for device in devices])
+
+
+def _batching(asked: Asked, device: str) -> list[str]:
+    """The arguments of a process that runs batches on one device, by a pool of its own."""
+    options = [
+        str(asked.model),
+        "--batched",
+        "--batch",
+        str(asked.batch),
+        "--in-flight",
+        str(asked.in_flight),
+    ]
+    options += [] if asked.dtype is None else ["--dtype", asked.dtype]
+    callers, seconds = max(asked.callers), asked.seconds
+    return [
+        "benchmarks.pool",
+        "--sends",
+        "--devices",
+        device,
+        "--model",
+        *options,
+        "--callers",
+        str(callers),
+        "--seconds",
+        str(seconds),
+    ]
+
+
+async def _sends(asked: Asked) -> None:
+    """Be such a process: say that it is ready, begin when a line comes, and print the rate."""
+    async with (
+        spawn_pool(asked.devices) as pool,
+        _calls(pool, asked, await _loaded(pool, asked)) as calls,
+    ):
+        call, callers = calls["pool"].call, max(asked.callers)
+        await _load(call, callers, asked.seconds / 4)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        print(_figures(await _load(call, callers, asked.seconds))["per_s"], flush=True)
 
 
 def _medians(found: list[dict[str, float]]) -> dict[str, float]:
@@ -299,23 +344,21 @@ async def _at_load(asked: Asked, ways: dict[str, Way]) -> AsyncIterator[Row]:
         yield {"what": f"{name}, 80 % load", **_medians(found)}
 
 
-async def _by_processes(asked: Asked, way: str, pool: Pool, processes: int) -> Row:
-    """The rate of small convolutions that processes of their own send to all members."""
-    sockets = [member.socket for member in pool.statistics().members]
-    arguments = [str(asked.seconds), str(max(asked.callers) * len(sockets)), *sockets]
+async def _by_processes(asked: Asked, way: str, processes: list[list[str]]) -> Row:
+    """The rate of what processes of their own send, which are given by module and arguments."""
     running = [
         await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benchmarks.pool_caller", *arguments),
+            *(sys.executable, "-m", *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        for _ in range(processes)
+        for arguments in processes
     ]
     for each in running:
         assert each.stdout is not None, "it was asked for"
         await each.stdout.readline()  # it is ready
     answers = await asyncio.gather(*(each.communicate(b"\n") for each in running))
-    words = "1 process" if processes == 1 else f"{processes} processes"
+    words = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
     rates = [float(out) for out, _ in answers]
     return {"what": f"{way}, {words}", "callers": max(asked.callers), "per_s": round(sum(rates), 1)}
 
@@ -341,7 +384,7 @@ async def _killed(asked: Asked) -> Row:
             slowest["before_ms"].append(_slowest([each for each in found if each.ended <= killed]))
             slowest["slowest_ms"].append(_slowest(behind))
             slowest["others_ms"].append(_slowest([each for each in behind if each.member != name]))
-            while not pool.statistics().members[victim].pid:  # noqa: ASYNC110 - it is not told
+            while pool.statistics().members[victim].state is not MemberState.UP:  # noqa: ASYNC110 - it is not told
                 await asyncio.sleep(0.01)
         moved = pool.statistics().moved
     down = [1e3 * event.downtime_s async for event in pool.events() if isinstance(event, Restarted)]
@@ -486,9 +529,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--sends", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     given = vars(parser.parse_args())
-    out = given.pop("out")
+    out, sends = given.pop("out"), given.pop("sends")
+    if sends:
+        asyncio.run(_sends(Asked(**given)))
+        return
     known = {name: str(value) for name, value in given.items()}
     keep(rows(Asked(**given)), sheet, out, "pool", asked=known, versions=versions_of(given["devices"]))
 

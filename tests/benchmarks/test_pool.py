@@ -46,7 +46,7 @@ def test_one_member_and_two_are_measured_and_a_kill() -> None:
 
 def test_batches_of_a_model_are_measured(tmp_path: Path) -> None:
     onnx.save(image_model(), tmp_path / "small.onnx")
-    found = list(rows(ASKED._replace(model=tmp_path / "small.onnx", batched=True, kills=0)))
+    found = list(rows(ASKED._replace(model=tmp_path / "small.onnx", batched=True, processes=[], kills=0)))
     assert [row["what"] for row in found[:5]] == [
         *("one member", "2 members", "one member, 80 % load", "2 members, 80 % load"),
         "swapped",
