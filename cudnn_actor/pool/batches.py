@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.client.shared_segments import shared_arrays
 from cudnn_actor.models import Feature
 from cudnn_actor.models.inputs import checked_inputs
+from cudnn_actor.models.source import Features
 from cudnn_actor.pool.dispatching import Dispatching
 from cudnn_actor.pool.pure_requests import kind_of_run
 from cudnn_actor.pool.replicas import PoolModel
@@ -21,36 +23,17 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.service.arrays import as_values
 from cudnn_actor.service.client import CudnnRef
 
-__all__ = ["Everywhere"]
+__all__ = ["Batches", "Everywhere"]
 
 _LOSSES_TOGETHER = 2
 """A batch of several requests that was lost with so many members is divided: one request may be the cause."""
 
 
-class Everywhere:
-    """What a `BatchedModel` runs: see `models.batching.Batchable`.
+class Batches(ABC):
+    """What a `BatchedModel` runs of a model that several members have: see `models.batching.Batchable`."""
 
-    Parameters
-    ----------
-    model
-        The model.
-    replication
-        Has it on all members.
-    dispatching
-        Sends each batch to a member.
-    on
-        Gives a member's handle.
-    """
-
-    def __init__(
-        self,
-        model: PoolModel,
-        replication: Replication,
-        dispatching: Dispatching,
-        on: Callable[[int], CudnnRef],
-    ) -> None:
-        self._model, self._replication = model, replication
-        self._dispatching, self._on = dispatching, on
+    def __init__(self, model: Features, dispatching: Dispatching) -> None:
+        self._model, self._dispatching = model, dispatching
 
     def __repr__(self) -> str:
         return repr(self._model)
@@ -83,6 +66,63 @@ class Everywhere:
         crashes: int = 0,
     ) -> dict[str, Any]:
         """Run it on one of the members. Raises `QuarantinedRequest` if it was lost too often."""
+        work = await self._sender(given, deadline, again=again, crashes=crashes)
+        max_losses = None if again else _LOSSES_TOGETHER
+        return await self._dispatching.run(self._kind(given), work, deadline, max_losses=max_losses)
+
+    @abstractmethod
+    def _kind(self, given: Mapping[str, Any]) -> Hashable:
+        """What runs have in common that take about as long as each other."""
+
+    @abstractmethod
+    async def _sender(
+        self,
+        given: Mapping[str, BufferRef | np.ndarray],
+        deadline: Deadline,
+        *,
+        again: bool,
+        crashes: int,
+    ) -> Callable[[int, float | None], Awaitable[dict[str, Any]]]:
+        """What sends such a run to a member: see `Dispatching.run`."""
+
+
+class Everywhere(Batches):
+    """A model of a `Pool`.
+
+    Parameters
+    ----------
+    model
+        The model.
+    replication
+        Has it on all members.
+    dispatching
+        Sends each batch to a member.
+    on
+        Gives a member's handle.
+    """
+
+    def __init__(
+        self,
+        model: PoolModel,
+        replication: Replication,
+        dispatching: Dispatching,
+        on: Callable[[int], CudnnRef],
+    ) -> None:
+        super().__init__(model, dispatching)
+        self._model: PoolModel
+        self._replication, self._on = replication, on
+
+    def _kind(self, given: Mapping[str, Any]) -> Hashable:
+        return kind_of_run(self._model, given)
+
+    async def _sender(
+        self,
+        given: Mapping[str, BufferRef | np.ndarray],
+        _deadline: Deadline,
+        *,
+        again: bool,
+        crashes: int,
+    ) -> Callable[[int, float | None], Awaitable[dict[str, Any]]]:
         self._replication.require(self._model)
 
         async def work(member: int, left_s: float | None) -> dict[str, Any]:
@@ -90,10 +130,7 @@ class Everywhere:
             model = self._model.of(member)
             return await model.run_checked(given, Deadline(left_s), again=again, crashes=crashes)
 
-        max_losses = None if again else _LOSSES_TOGETHER
-        return await self._dispatching.run(
-            kind_of_run(self._model, given), work, deadline, max_losses=max_losses
-        )
+        return work
 
     async def reserve(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> Callable[[], None]:
         """Warm it on all members. Returns what ends that, once called."""

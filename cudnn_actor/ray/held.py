@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cudnn_actor.actors import Deadline
 from cudnn_actor.models import Feature, Model
 from cudnn_actor.models.sizes import Sizes
 from cudnn_actor.models.source import Source
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.dtypes import DTypeLike
-from cudnn_actor.protocol.types.tensor import LayoutLike
+from cudnn_actor.protocol.types.tensor import LayoutLike, TensorSpec
 from cudnn_actor.protocol.types.tune import Tune
 from cudnn_actor.service.client import CudnnRef
 
-__all__ = ["BufferRecipe", "Held", "ModelRecipe", "RayBuffer", "RayModel", "Recipe"]
+__all__ = [
+    "BufferRecipe",
+    "Held",
+    "ModelRecipe",
+    "RayBuffer",
+    "RayModel",
+    "Recipe",
+    "Reservation",
+    "ReservationRecipe",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,21 +73,35 @@ class RayModel(Held):
     ----------
     name
         What its runs are counted under.
-    inputs, outputs
-        The inputs that have to be given, and the outputs, in order.
+    inputs, defaults, outputs
+        The inputs that have to be given, those that may be, which have a default, and the outputs, in order.
     """
 
     name: str
     inputs: tuple[Feature, ...]
+    defaults: tuple[Feature, ...]
     outputs: tuple[Feature, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation(Held):
+    """A model that each replica keeps warm for inputs of some specs."""
+
+
+Own = Callable[[Any], Any]
+"""Gives a replica's own of what all have."""
 
 
 class Recipe(ABC):
     """How a replica makes something that all replicas have. It lies in Ray's object store."""
 
     @abstractmethod
-    async def make(self, gpu: CudnnRef) -> Any:
+    async def make(self, gpu: CudnnRef, own: Own) -> Any:
         """Make it in a replica's service. Raises `CudnnActorError`."""
+
+    async def replace(self, _gpu: CudnnRef, _made: Any) -> Any:
+        """Make it in place of what an earlier recipe has made. Raises `CudnnActorError`; then that stays."""
+        raise NotImplementedError(f"{type(self).__name__} replaces nothing")
 
     @abstractmethod
     async def drop(self, gpu: CudnnRef, made: Any) -> None:
@@ -92,7 +116,7 @@ class BufferRecipe(Recipe):
     layout: LayoutLike
     dtype: DTypeLike | None
 
-    async def make(self, gpu: CudnnRef) -> BufferRef:
+    async def make(self, gpu: CudnnRef, _own: Own) -> BufferRef:
         """Upload the values."""
         return await gpu.upload(self.values, layout=self.layout, dtype=self.dtype)
 
@@ -110,10 +134,31 @@ class ModelRecipe(Recipe):
     dims: Mapping[str, Sizes] | None
     tune: Tune | None
 
-    async def make(self, gpu: CudnnRef) -> Model:
+    async def make(self, gpu: CudnnRef, _own: Own) -> Model:
         """Load the model, whose weights are uploaded."""
         return await gpu.load(self.source, dims=self.dims, tune=self.tune, name=self.name)
+
+    async def replace(self, gpu: CudnnRef, made: Model) -> Model:
+        """Have the model that was loaded run this one: see `CudnnRef.load`."""
+        return await gpu.load(self.source, dims=self.dims, tune=self.tune, name=self.name, replace=made)
 
     async def drop(self, _gpu: CudnnRef, made: Model) -> None:
         """Unload the model, once its runs are done."""
         await made.close()
+
+
+@dataclass(frozen=True)
+class ReservationRecipe(Recipe):
+    """A model of the pool, and the specs of inputs for which it is kept warm."""
+
+    model: RayModel
+    specs: Mapping[str, TensorSpec]
+
+    async def make(self, _gpu: CudnnRef, own: Own) -> Callable[[], None]:
+        """Warm the model. Returns what ends that, once called."""
+        model: Model = own(self.model)
+        return await model.reserve(self.specs, Deadline())
+
+    async def drop(self, _gpu: CudnnRef, made: Callable[[], None]) -> None:
+        """End it."""
+        made()

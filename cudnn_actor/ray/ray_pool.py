@@ -5,39 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import uuid
-from collections.abc import AsyncGenerator, Generator, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
 import ray
 
-from cudnn_actor.actors import within
 from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.long_work import in_own_thread
-from cudnn_actor.models.inputs import named_once
-from cudnn_actor.models.sizes import Sizes
 from cudnn_actor.pool import MemberState
-from cudnn_actor.pool.dispatching import Dispatching
-from cudnn_actor.pool.pure_requests import kind_of_compute
-from cudnn_actor.protocol.errors import InvalidRequest, MailboxFull, ServiceStopped, StartFailed
-from cudnn_actor.protocol.types.checks import require_seconds, require_whole
-from cudnn_actor.protocol.types.dtypes import DTypeLike
-from cudnn_actor.protocol.types.tensor import Layout, LayoutLike
-from cudnn_actor.protocol.types.tune import Tune
-from cudnn_actor.ray.held import BufferRecipe, Held, ModelRecipe, RayBuffer, RayModel, Recipe
-from cudnn_actor.ray.one_replica import OneReplica, Work
-from cudnn_actor.ray.packing import packed
+from cudnn_actor.protocol.errors import InvalidRequest, StartFailed
+from cudnn_actor.protocol.types.checks import require_seconds
 from cudnn_actor.ray.placing import Placed, place
+from cudnn_actor.ray.requests import RayRequests
 from cudnn_actor.ray.settings import Settings, Spread, checked
 from cudnn_actor.ray.statistics import RayPoolStatistics, ReplicaStatistics
-from cudnn_actor.ray.values import as_objects, require_held, require_pure
 from cudnn_actor.ray.watching import Watched
 from cudnn_actor.service.client import DRAIN_S
-from cudnn_actor.service.computing import Computable
 from cudnn_actor.service.event_log import EventLog
-from cudnn_actor.service.model_sources import name_of, read_before, read_model
 from cudnn_actor.supervision import Clock, ExitReason, LifecycleEvent, Stopped
 from cudnn_actor.supervision.events import log_event, stamped
 
@@ -50,7 +35,7 @@ _END_S = 5.0
 """Seconds that replicas have to end their services, before Ray ends their processes."""
 
 
-class RayPool:
+class RayPool(RayRequests):
     """Services of a Ray cluster behind one handle: `async with RayPool(num_replicas=4) as pool`.
 
     Each replica is a service in a Ray actor, which Ray places and starts again. A pure request (`compute`,
@@ -131,30 +116,20 @@ class RayPool:
                 options=options,
             )
         )
-        self.name = name
-        self._id, self._process = uuid.uuid4().hex, os.getpid()
-        self._dispatching = Dispatching(num_replicas)
+        super().__init__(self._settings)
+        self._process = os.getpid()
         self._events = EventLog()
-        self._held: dict[Held, ray.ObjectRef[Recipe]] = {}
-        """What all replicas have, and how it is made; the order is that in which they make it."""
-        self._numbers = 0
-        self._submitted: set[asyncio.Task[Any]] = set()
         self._settled = asyncio.Event()
         """Set when each replica has been up once, or was given up."""
         self._unsettled = set(range(num_replicas))
         self._given_up: list[Watched] = []
         self._placed: Placed | None = None
-        self._members: tuple[Watched, ...] = ()
         self._watching: list[asyncio.Task[None]] = []
         self._ending: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         state = "" if self.ready else ": no replica is up" if self.alive else ": stopped"
         return f"<RayPool {self.name!r} of {len(self)} replicas{state}>"
-
-    def __len__(self) -> int:
-        """How many replicas it has, those that were given up included."""
-        return self._settings.num_replicas
 
     # What it is.
 
@@ -200,236 +175,6 @@ class RayPool:
         """
         return self._events.follow()
 
-    def on(self, member: int) -> OneReplica:
-        """One replica, for what must stay together: buffers, and requests with them.
-
-        The pool does not count its calls when it chooses a replica. Raises `InvalidRequest` for no such
-        replica.
-        """
-        return OneReplica(self._members[require_whole("member", member, 0, len(self._members) - 1)])
-
-    # Pure requests.
-
-    async def compute(
-        self,
-        what: Computable,
-        arrays: Mapping[str, Any] | None = None,
-        /,
-        *,
-        also: Sequence[str] = (),
-        timeout: float | None = None,
-        **named: Any,
-    ) -> Any:
-        """Arrays in, arrays out, on one of the replicas: see `CudnnRef.compute`.
-
-        Parameters
-        ----------
-        what, also, timeout
-            As there.
-        arrays, named
-            By name: an array; an object of Ray's (`ray.ObjectRef`) that is one; or what `upload` gave, which
-            is only read; and an operation's other fields. Do not change arrays before the answer is there.
-
-        Returns
-        -------
-        Any
-            As there. Arrays of more than 100 KiB lie in Ray's object store, and are read-only.
-
-        Raises
-        ------
-        InvalidRequest
-            A `BufferRef` was given, which belongs to one replica; or a buffer of the pool was given for what
-            is overwritten. Else as there.
-        QuarantinedRequest
-            Four replicas ended while they had it.
-        DeadlineExceeded
-            No answer within `timeout` seconds.
-        ServiceStopped
-            No replica is left.
-        CudnnActorError
-            As there.
-        """
-        given = named_once(arrays, named)
-        require_pure(what, given, self._held)
-        with within(timeout) as deadline:
-            values = await as_objects(given)
-
-            async def work(member: int, left_s: float | None) -> Any:
-                return await self._members[member].request(
-                    deadline, "compute", packed(what), tuple(also), left_s, tuple(given), *values
-                )
-
-            return await self._dispatching.run(kind_of_compute(what, given), work, deadline)
-
-    def submit(
-        self,
-        what: Computable,
-        arrays: Mapping[str, Any] | None = None,
-        /,
-        *,
-        also: Sequence[str] = (),
-        timeout: float | None = None,
-        **named: Any,
-    ) -> asyncio.Task[Any]:
-        """The same as a task, at once; cancelling it withdraws the request. What is wrong is its result.
-
-        Raises `MailboxFull` if it has been called for `mailbox` requests for each replica that is not given
-        up, and they are not answered.
-        """
-        given = named_once(arrays, named)
-        routing = self._dispatching.routing
-        left = [state for state in routing.states if state is not MemberState.REMOVED]
-        capacity = self._settings.mailbox * max(1, len(left))
-        if len(self._submitted) >= capacity:
-            raise MailboxFull(capacity=capacity)
-        task = running_loop().create_task(self.compute(what, given, also=also, timeout=timeout))
-        self._submitted.add(task)
-        task.add_done_callback(self._submitted.discard)
-        return task
-
-    async def call(self, work: Work[T], *, kind: Hashable = None, timeout: float | None = None) -> T:
-        """Run an asynchronous function in one of the replicas: any pure request, with buffers that are there.
-
-            y = await pool.call(lambda gpu, own: gpu.compute(graph, x=x, w=own(weights)))
-
-        Parameters
-        ----------
-        work
-            Gets the handle of a replica's service, and a function that gives the replica's own buffer or
-            model for what `upload` or `load` gave. Ray sends it with what it refers to (cloudpickle), and its
-            result back. If the replica is lost, another runs it again. So it must not matter how often it
-            runs; what it allocates it frees.
-        kind
-            Calls of one kind take the device about as long as each other.
-        timeout
-            Seconds for all of it; then it is cancelled.
-
-        Raises
-        ------
-        DeadlineExceeded, QuarantinedRequest, ServiceStopped
-            As `compute`.
-        BaseException
-            What `work` raises in a replica that was not lost.
-        """
-        with within(timeout) as deadline:
-
-            async def sent(member: int, _left_s: float | None) -> T:
-                found: T = await self._members[member].request(deadline, "call", work)
-                return found
-
-            return await self._dispatching.run(("call", kind), sent, deadline)
-
-    async def run(
-        self,
-        model: RayModel,
-        inputs: Mapping[str, Any] | None = None,
-        /,
-        *,
-        timeout: float | None = None,
-        **named: Any,
-    ) -> dict[str, np.ndarray]:
-        """Run a model that this pool has loaded, on one of the replicas: see `CudnnRef.run`.
-
-        Inputs are arrays or objects of Ray's, and outputs are arrays, by name, as `compute` says. Raises as
-        `compute` and `CudnnRef.run`.
-        """
-        require_held("model", model, self._held)
-        given = named_once(inputs, named)
-        require_pure(None, given, self._held)
-        with within(timeout) as deadline:
-            values = await as_objects(given)
-
-            async def work(member: int, left_s: float | None) -> dict[str, np.ndarray]:
-                found: dict[str, np.ndarray] = await self._members[member].request(
-                    deadline, "run", model, left_s, tuple(given), *values
-                )
-                return found
-
-            return await self._dispatching.run((model, kind_of_compute(None, given)), work, deadline)
-
-    # What all replicas have.
-
-    async def upload(
-        self, array: Any, *, layout: LayoutLike = Layout.NCHW, dtype: DTypeLike | None = None
-    ) -> RayBuffer:
-        """Copy an array to each replica, and to each that is started later: weights, say. `free` frees it.
-
-        It lies in Ray's object store, and goes to each node once. Raises `InvalidRequest` and `OutOfMemory`
-        as `CudnnRef.upload`.
-        """
-        values = np.asarray(array)
-        recipe = BufferRecipe(values, layout, dtype)
-        buffer = RayBuffer(pool=self._id, number=self._next_number(), dims=values.shape)
-        await self._replicate(buffer, recipe)
-        return buffer
-
-    async def free(self, buffer: RayBuffer) -> None:
-        """Free a buffer of the pool on all replicas, once earlier work is done."""
-        await self._drop(buffer)
-
-    async def load(
-        self,
-        model: Any,
-        *,
-        dims: Mapping[str, Sizes] | None = None,
-        dtype: DTypeLike | None = None,
-        tune: Tune | None = None,
-        name: str | None = None,
-    ) -> RayModel:
-        """Load a model on each replica, and on each that is started later.
-
-        It is read once, here, and goes to each node by Ray's object store. Parameters and errors are those of
-        `CudnnRef.load`. `unload` ends it.
-        """
-        source = read_before(model, dtype=dtype)
-        if source is None:
-            source = await in_own_thread(read_model, model, {"dtype": dtype})
-        loaded = RayModel(
-            pool=self._id,
-            number=self._next_number(),
-            name=name_of(model, name),
-            inputs=tuple(source.inputs),
-            outputs=tuple(source.outputs),
-        )
-        await self._replicate(loaded, ModelRecipe(source, loaded.name, dims, tune))
-        return loaded
-
-    async def unload(self, model: RayModel) -> None:
-        """Unload a model on all replicas, once its runs are done."""
-        await self._drop(model)
-
-    def _next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
-    async def _replicate(self, held: Held, recipe: Recipe) -> None:
-        self._require_alive()
-        stored = await in_own_thread(ray.put, recipe)
-        self._held[held] = stored  # first: a replica that starts meanwhile makes it, too
-        try:
-            await asyncio.gather(*(self._make_on(each) for each in self._members))
-        except BaseException:
-            await asyncio.shield(self._drop(held))
-            raise
-
-    async def _make_on(self, replica: Watched) -> None:
-        """Make on a replica what it lacks. If it is lost meanwhile, it makes it when it is back."""
-        if not replica.reachable:
-            return
-        try:
-            await self.prepare(replica)
-        except ServiceStopped:
-            self._require_alive()
-
-    async def _drop(self, held: Held) -> None:
-        if self._held.pop(held, None) is None:
-            return
-        for replica in self._members:
-            if held.number in replica.has and replica.life is not None:
-                replica.has.discard(held.number)
-                with contextlib.suppress(ServiceStopped):  # it has gone, and its own with it
-                    await replica.life.request("drop", held.number)
-
     # Its life.
 
     def __await__(self) -> Generator[Any, None, RayPool]:
@@ -457,7 +202,7 @@ class RayPool:
         except asyncio.CancelledError:
             await in_own_thread((await placing).remove)
             raise
-        self._members = tuple(
+        self._members = self._replication.members = tuple(
             Watched(
                 number,
                 settings.name_of(number),
@@ -539,16 +284,7 @@ class RayPool:
 
     async def prepare(self, replica: Watched) -> None:
         """Make on a replica what it lacks of what all have."""
-        async with replica.preparing:
-            while missing := [each for each in self._held if each.number not in replica.has]:
-                held, life = missing[0], replica.life
-                if life is None:
-                    raise ServiceStopped(reason=f"{replica.name} does not run")
-                await life.request("make", held.number, self._held[held])
-                replica.has.add(held.number)
-                if held not in self._held:  # it was dropped meanwhile
-                    replica.has.discard(held.number)
-                    await life.request("drop", held.number)
+        await self._replication.prepare(replica)
 
     def up(self, replica: Watched) -> None:
         """Give a replica requests."""
@@ -586,7 +322,3 @@ class RayPool:
     def _up_once(self) -> int:
         """How many replicas have been up, and were not given up."""
         return len(self) - len(self._unsettled | {each.number for each in self._given_up})
-
-    def _require_alive(self) -> None:
-        if not self.alive:
-            raise ServiceStopped(reason="the pool was closed")

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 
+from cudnn_actor.actors import Deadline
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.ray.held import Held, Recipe
@@ -146,7 +147,13 @@ class Replica:
     async def make(self, number: int, recipe: Recipe) -> None:
         """Make something that all replicas have, unless it is there."""
         if number not in self._made:
-            self._made[number] = recipe, await recipe.make(self._gpu)
+            self._made[number] = recipe, await recipe.make(self._gpu, self._own)
+
+    @_answering
+    async def replace(self, number: int, recipe: Recipe) -> None:
+        """Make something that is there by another recipe, in its place."""
+        _, made = self._made[number]
+        self._made[number] = recipe, await recipe.replace(self._gpu, made)
 
     @_answering
     async def drop(self, number: int) -> None:
@@ -168,6 +175,20 @@ class Replica:
         """`CudnnRef.run`, likewise."""
         given = dict(zip(names, values, strict=True))
         return await self._gpu.run(self._own(model), given, timeout=timeout)
+
+    @_answering
+    async def run_batch(
+        self,
+        model: Held,
+        left_s: float | None,
+        again: bool,
+        crashes: int,
+        names: Sequence[str],
+        *values: Any,
+    ) -> Any:
+        """`Model.run_checked`, likewise."""
+        own, given = self._own(model), dict(zip(names, values, strict=True))
+        return await own.run_checked(own.validated(given), Deadline(left_s), again=again, crashes=crashes)
 
     @_answering
     async def call(self, work: Callable[[CudnnRef, Callable[[Held], Any]], Awaitable[Any]]) -> Any:

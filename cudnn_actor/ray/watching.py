@@ -80,8 +80,8 @@ class Watched:
         """How many incarnations there were."""
         self.reachable = False
         self.worker_pid: int | None = None
-        self.has: set[int] = set()
-        """The numbers of what this incarnation has of what all replicas have."""
+        self.has: dict[int, object] = {}
+        """What this incarnation has of what all replicas have: by number, the recipe that it has followed."""
         self.preparing = asyncio.Lock()
         self._mailbox, self._lost_after_s, self._listener = mailbox, lost_after_s, listener
         self._down_since = time.monotonic()
@@ -139,7 +139,7 @@ class Watched:
             most=self._mailbox,
             found_ended=lambda why: self._ended(life, ExitReason.crash(why)),
         )
-        self.life, self.reachable, self.has = life, True, set()
+        self.life, self.reachable, self.has = life, True, {}
         self.generation += 1
         return life
 

@@ -34,7 +34,8 @@ from cudnn_actor.supervision import Escalated, Restarted, Stopped
 
 from ..examples.test_guides import ROOT, said
 from ..examples.test_readme import printed, programs
-from ..onnx.small_models import image_model
+from ..onnx.small_models import FLOAT, image_model, model_of, node
+from ..pool.test_models import WEIGHTS, answer_of, layers
 
 __all__ = ["GROUPS", "SCENARIOS"]
 
@@ -159,6 +160,70 @@ async def what_was_meant_for_one_replica_ends_with_a_typed_error(cluster: Any) -
         assert await pool.on(1).call(lambda gpu, own: gpu.ping()) == 1
 
 
+async def a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one(cluster: Any) -> None:
+    async with RayPool(**PLAIN) as pool:
+        model = await pool.load(layers(WEIGHTS[0]))
+        async with pool.batched(model, max_batch=2) as endpoint:
+            asks = (lambda **given: pool.run(model, **given)), endpoint
+            load = [Versions(ask) for ask in asks]
+            for each in load:
+                await each.more(5)
+            assert {version for each in load for version in each.found} == {0}
+            send(signal.SIGKILL, pool.statistics().members[0].pid)
+            assert await pool.load(layers(WEIGHTS[1]), replace=model) is model
+            await is_up(pool, 0, 2)
+            refused = model_of([node("Relu", "x", "z")], {"x": (FLOAT, ["N", 8])}, {"z": (FLOAT, ["N", 8])})
+            with pytest.raises(InvalidRequest):
+                await pool.load(refused, replace=model)
+            for replica in pool._members:  # what was refused is not what the next one is given
+                assert replica.has[model.number] is pool._replication.held[model]
+            for each in load:
+                begun = len(each.found)
+                await each.more(8)
+                await each.end()
+                assert set(each.found[begun:]) == {1}
+        x = np.full((1, 8), 3, np.float32)
+        for number in range(2):  # on both
+
+            async def run(gpu: Any, own: Any) -> Any:
+                return await gpu.run(own(model), x=x)
+
+            assert np.array_equal((await pool.on(number).call(run))["y"], answer_of(1, x))
+        await pool.unload(model)
+        with pytest.raises(InvalidRequest, match="nothing that this pool has"):
+            pool.batched(model)
+
+
+class Versions:
+    """Two callers that ask a model without a pause, and note of which version each answer is."""
+
+    def __init__(self, ask: Any) -> None:
+        self.found: list[int] = []
+        self._ask, self._ends, self._changed = ask, False, asyncio.Event()
+        self._tasks = [asyncio.ensure_future(self._caller(number)) for number in (1, 2)]
+
+    async def _caller(self, number: int) -> None:
+        x = np.full((1, 8), number, np.float32)
+        while not self._ends:
+            y = (await self._ask(x=x))["y"]
+            kinds = [kind for kind in (0, 1) if np.array_equal(y, answer_of(kind, x))]
+            assert len(kinds) == 1, f"a mixture: {y}"
+            self.found.append(kinds[0])
+            self._changed.set()
+
+    async def more(self, count: int) -> None:
+        """Wait for so many more answers."""
+        wanted = len(self.found) + count
+        while len(self.found) < wanted:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def end(self) -> None:
+        """End them. Raises what they have raised."""
+        self._ends = True
+        await asyncio.gather(*self._tasks)
+
+
 async def the_programs_of_the_page_print_what_it_says(cluster: Any) -> None:
     def run_all() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -212,7 +277,7 @@ async def a_request_ends_at_its_deadline_whatever_its_replica_does(cluster: Any)
 
 
 async def a_replica_is_sent_no_more_than_it_may_have(cluster: Any) -> None:
-    """Ray begins the calls of a caller in their order: one past the pool finds what the pool has sent."""
+    """A call past the pool finds what the pool has sent: on a busy machine Ray begins some calls after it."""
 
     async def wait(gpu: Any, own: Any) -> None:
         here = vars(gpu).setdefault("here", {"now": 0, "go": asyncio.Event()})
@@ -220,8 +285,11 @@ async def a_replica_is_sent_no_more_than_it_may_have(cluster: Any) -> None:
         await here["go"].wait()
 
     async def look(gpu: Any, own: Any) -> int:
-        vars(gpu)["here"]["go"].set()
-        now: int = vars(gpu)["here"]["now"]
+        here = vars(gpu).setdefault("here", {"now": 0, "go": asyncio.Event()})
+        while here["now"] < 2:  # noqa: ASYNC110 - in a next turn
+            await asyncio.sleep(0)
+        here["go"].set()
+        now: int = here["now"]
         return now
 
     graph, w = product(), np.eye(8, dtype=np.float32)
@@ -282,6 +350,7 @@ async def the_example_is_answered_by_serve(cluster: Any) -> None:
 
 _TOGETHER = (
     replicas_and_workers_are_killed_under_load,
+    a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one,
     the_example_is_answered_by_serve,
     the_programs_of_the_page_print_what_it_says,
     values_go_in_and_come_out,

@@ -1,0 +1,83 @@
+"""A model of a `RayPool`, as batches run it: each on one of the replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.actors import Deadline
+from cudnn_actor.pool.batches import Batches
+from cudnn_actor.pool.dispatching import Dispatching
+from cudnn_actor.pool.pure_requests import kind_of_compute
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.ray.held import RayModel, Reservation, ReservationRecipe
+from cudnn_actor.ray.replication import Replication
+from cudnn_actor.ray.values import as_objects, require_held
+
+__all__ = ["RayBatches"]
+
+
+class RayBatches(Batches):
+    """A model of a `RayPool`.
+
+    Parameters
+    ----------
+    model
+        The model.
+    replication
+        Has it on all replicas.
+    dispatching
+        Sends each batch to a replica.
+    """
+
+    def __init__(self, model: RayModel, replication: Replication, dispatching: Dispatching) -> None:
+        super().__init__(model, dispatching)
+        self._model: RayModel
+        self._replication = replication
+        self._ending = set[asyncio.Task[None]]()
+
+    def _kind(self, given: Mapping[str, Any]) -> Hashable:
+        return self._model, kind_of_compute(None, given)
+
+    async def _sender(
+        self, given: Mapping[str, BufferRef | np.ndarray], deadline: Deadline, *, again: bool, crashes: int
+    ) -> Callable[[int, float | None], Awaitable[dict[str, Any]]]:
+        require_held("model", self._model, self._replication.held)
+        values = await as_objects(given)
+
+        async def work(member: int, left_s: float | None) -> dict[str, Any]:
+            replica = self._replication.members[member]
+            found: dict[str, Any] = await replica.request(
+                deadline, "run_batch", self._model, left_s, again, crashes, tuple(given), *values
+            )
+            return found
+
+        return work
+
+    async def reserve(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> Callable[[], None]:
+        """Warm it on all replicas, also on those that start later. Returns what ends that, once called."""
+        held = Reservation(pool=self._model.pool, number=self._replication.next_number())
+        async with deadline.limiting():
+            await self._replication.add(held, ReservationRecipe(self._model, dict(specs)))
+        return partial(self._release, asyncio.get_running_loop(), held)
+
+    def _release(self, loop: asyncio.AbstractEventLoop, held: Reservation) -> None:
+        """End it soon. Any thread: an endpoint that nobody closes is collected anywhere."""
+
+        def begin() -> None:
+            task = loop.create_task(self._replication.drop(held))
+            self._ending.add(task)  # the loop has but a weak reference
+            task.add_done_callback(self._ending.discard)
+
+        with contextlib.suppress(RuntimeError):  # the loop has closed, and the pool with it
+            loop.call_soon_threadsafe(begin)
+
+    async def lend(self, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
+        """Arrays for the inputs of a batch. Each run of large ones copies them to Ray's object store."""
+        return {name: np.zeros(spec.dims, spec.dtype.numpy) for name, spec in specs.items()}

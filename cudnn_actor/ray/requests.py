@@ -1,0 +1,359 @@
+"""What a `RayPool` is asked: pure requests for any of its replicas, and what all of them have."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from cudnn_actor.actors import within
+from cudnn_actor.actors.event_loop import running_loop
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.models import BatchedModel
+from cudnn_actor.models.batch_rules import BatchRules
+from cudnn_actor.models.inputs import named_once
+from cudnn_actor.models.sizes import Sizes
+from cudnn_actor.pool import MemberState
+from cudnn_actor.pool.dispatching import Dispatching
+from cudnn_actor.pool.pure_requests import kind_of_compute
+from cudnn_actor.protocol.errors import MailboxFull, ServiceStopped
+from cudnn_actor.protocol.types.checks import require_whole
+from cudnn_actor.protocol.types.dtypes import DTypeLike
+from cudnn_actor.protocol.types.tensor import Layout, LayoutLike
+from cudnn_actor.protocol.types.tune import Tune
+from cudnn_actor.ray.batches import RayBatches
+from cudnn_actor.ray.held import BufferRecipe, ModelRecipe, RayBuffer, RayModel
+from cudnn_actor.ray.one_replica import OneReplica, Work
+from cudnn_actor.ray.packing import packed
+from cudnn_actor.ray.replication import Replication
+from cudnn_actor.ray.settings import Settings
+from cudnn_actor.ray.values import as_objects, require_held, require_pure
+from cudnn_actor.ray.watching import Watched
+from cudnn_actor.service.computing import Computable
+from cudnn_actor.service.model_sources import name_of, read_before, read_model
+
+__all__ = ["RayRequests"]
+
+T = TypeVar("T")
+
+
+class ModelOptions(NamedTuple):
+    """What a model of a pool was loaded with: see `RayRequests.load`; `options` are those of its reader."""
+
+    dims: Mapping[str, Sizes] | None
+    tune: Tune | None
+    options: Mapping[str, Any]
+
+
+class RayRequests:
+    """The requests of a pool. See `RayPool`, which has its life.
+
+    Parameters
+    ----------
+    settings
+        The pool's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self.name = settings, settings.name
+        self._id = uuid.uuid4().hex
+        self._dispatching = Dispatching(settings.num_replicas)
+        self._replication = Replication(self._dispatching.holding, self._require_alive)
+        self._members: tuple[Watched, ...] = ()
+        self._submitted: set[asyncio.Task[Any]] = set()
+        self._loaded: dict[RayModel, ModelOptions] = {}
+        """What each model was loaded with last."""
+
+    def __len__(self) -> int:
+        """How many replicas it has, those that were given up included."""
+        return self._settings.num_replicas
+
+    def on(self, member: int) -> OneReplica:
+        """One replica, for what must stay together: buffers, and requests with them.
+
+        The pool does not count its calls when it chooses a replica. Raises `InvalidRequest` for no such
+        replica.
+        """
+        return OneReplica(self._members[require_whole("member", member, 0, len(self._members) - 1)])
+
+    # Pure requests.
+
+    async def compute(
+        self,
+        what: Computable,
+        arrays: Mapping[str, Any] | None = None,
+        /,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = None,
+        **named: Any,
+    ) -> Any:
+        """Arrays in, arrays out, on one of the replicas: see `CudnnRef.compute`.
+
+        Parameters
+        ----------
+        what, also, timeout
+            As there.
+        arrays, named
+            By name: an array; an object of Ray's (`ray.ObjectRef`) that is one; or what `upload` gave, which
+            is only read; and an operation's other fields. Do not change arrays before the answer is there.
+
+        Returns
+        -------
+        Any
+            As there. Arrays of more than 100 KiB lie in Ray's object store, and are read-only.
+
+        Raises
+        ------
+        InvalidRequest
+            A `BufferRef` was given, which belongs to one replica; or a buffer of the pool was given for what
+            is overwritten. Else as there.
+        QuarantinedRequest
+            Four replicas ended while they had it.
+        DeadlineExceeded
+            No answer within `timeout` seconds.
+        ServiceStopped
+            No replica is left.
+        CudnnActorError
+            As there.
+        """
+        given = named_once(arrays, named)
+        require_pure(what, given, self._replication.held)
+        with within(timeout) as deadline:
+            values = await as_objects(given)
+
+            async def work(member: int, left_s: float | None) -> Any:
+                return await self._members[member].request(
+                    deadline, "compute", packed(what), tuple(also), left_s, tuple(given), *values
+                )
+
+            return await self._dispatching.run(kind_of_compute(what, given), work, deadline)
+
+    def submit(
+        self,
+        what: Computable,
+        arrays: Mapping[str, Any] | None = None,
+        /,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = None,
+        **named: Any,
+    ) -> asyncio.Task[Any]:
+        """The same as a task, at once; cancelling it withdraws the request. What is wrong is its result.
+
+        Raises `MailboxFull` if it has been called for `mailbox` requests for each replica that is not given
+        up, and they are not answered.
+        """
+        given = named_once(arrays, named)
+        routing = self._dispatching.routing
+        left = [state for state in routing.states if state is not MemberState.REMOVED]
+        capacity = self._settings.mailbox * max(1, len(left))
+        if len(self._submitted) >= capacity:
+            raise MailboxFull(capacity=capacity)
+        task = running_loop().create_task(self.compute(what, given, also=also, timeout=timeout))
+        self._submitted.add(task)
+        task.add_done_callback(self._submitted.discard)
+        return task
+
+    async def call(self, work: Work[T], *, kind: Hashable = None, timeout: float | None = None) -> T:
+        """Run an asynchronous function in one of the replicas: any pure request, with buffers that are there.
+
+            y = await pool.call(lambda gpu, own: gpu.compute(graph, x=x, w=own(weights)))
+
+        Parameters
+        ----------
+        work
+            Gets the handle of a replica's service, and a function that gives the replica's own buffer or
+            model for what `upload` or `load` gave. Ray sends it with what it refers to (cloudpickle), and its
+            result back. If the replica is lost, another runs it again. So it must not matter how often it
+            runs; what it allocates it frees.
+        kind
+            Calls of one kind take the device about as long as each other.
+        timeout
+            Seconds for all of it; then it is cancelled.
+
+        Raises
+        ------
+        DeadlineExceeded, QuarantinedRequest, ServiceStopped
+            As `compute`.
+        BaseException
+            What `work` raises in a replica that was not lost.
+        """
+        with within(timeout) as deadline:
+
+            async def sent(member: int, _left_s: float | None) -> T:
+                found: T = await self._members[member].request(deadline, "call", work)
+                return found
+
+            return await self._dispatching.run(("call", kind), sent, deadline)
+
+    async def run(
+        self,
+        model: RayModel,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        timeout: float | None = None,
+        **named: Any,
+    ) -> dict[str, np.ndarray]:
+        """Run a model that this pool has loaded, on one of the replicas: see `CudnnRef.run`.
+
+        Inputs are arrays or objects of Ray's, and outputs are arrays, by name, as `compute` says. Raises as
+        `compute` and `CudnnRef.run`.
+        """
+        require_held("model", model, self._replication.held)
+        given = named_once(inputs, named)
+        require_pure(None, given, self._replication.held)
+        with within(timeout) as deadline:
+            values = await as_objects(given)
+
+            async def work(member: int, left_s: float | None) -> dict[str, np.ndarray]:
+                found: dict[str, np.ndarray] = await self._members[member].request(
+                    deadline, "run", model, left_s, tuple(given), *values
+                )
+                return found
+
+            return await self._dispatching.run((model, kind_of_compute(None, given)), work, deadline)
+
+    def batched(
+        self,
+        model: RayModel,
+        *,
+        max_batch: int | None = None,
+        max_delay_us: float = 2000,
+        sizes: Sequence[int] | None = None,
+        dims: Mapping[str, Sizes] | None = None,
+        max_waiting: int = 1024,
+        in_flight: int | None = None,
+        timeout: float | None = None,
+    ) -> BatchedModel:
+        """Run requests of many tasks together: `async with pool.batched(model) as endpoint`.
+
+        See `Pool.batched`, which has the same parameters. Batches are formed here, for the pool as a whole,
+        and each runs on one of the replicas; on another one if that is lost. Entering warms the model on all
+        replicas; one that starts later is warmed before it gets requests.
+
+        Parameters
+        ----------
+        model
+            What `load` gave.
+        max_batch, max_delay_us, sizes, dims, max_waiting, in_flight, timeout
+            As there.
+
+        Raises
+        ------
+        InvalidRequest
+            As there.
+        """
+        require_held("model", model, self._replication.held)
+        rules = BatchRules.of(
+            model.inputs,
+            model.outputs,
+            max_batch=max_batch,
+            sizes=sizes,
+            dims=dims,
+            max_delay_us=max_delay_us,
+            max_waiting=max_waiting,
+            in_flight=2 * len(self) if in_flight is None else in_flight,
+        )
+        return BatchedModel(
+            RayBatches(model, self._replication, self._dispatching),
+            rules,
+            quarantined=lambda _digest: False,
+            note_batch=lambda _samples: None,
+            name=self.name,
+            timeout=timeout,
+            devices=len(self),
+        )
+
+    # What all replicas have.
+
+    async def upload(
+        self, array: Any, *, layout: LayoutLike = Layout.NCHW, dtype: DTypeLike | None = None
+    ) -> RayBuffer:
+        """Copy an array to each replica, and to each that is started later: weights, say. `free` frees it.
+
+        It lies in Ray's object store, and goes to each node once. Raises `InvalidRequest` and `OutOfMemory`
+        as `CudnnRef.upload`.
+        """
+        values = np.asarray(array)
+        recipe = BufferRecipe(values, layout, dtype)
+        buffer = RayBuffer(pool=self._id, number=self._replication.next_number(), dims=values.shape)
+        await self._replication.add(buffer, recipe)
+        return buffer
+
+    async def free(self, buffer: RayBuffer) -> None:
+        """Free a buffer of the pool on all replicas, once earlier work is done."""
+        await self._replication.drop(buffer)
+
+    async def load(
+        self,
+        model: Any,
+        *,
+        dims: Mapping[str, Sizes] | None = None,
+        dtype: DTypeLike | None = None,
+        replace: RayModel | None = None,
+        tune: Tune | None = None,
+        name: str | None = None,
+    ) -> RayModel:
+        """Load a model on each replica, and on each that is started later.
+
+        It is read once, here, and goes to each node by Ray's object store. `unload` ends it.
+
+        Parameters
+        ----------
+        model, dims, dtype, tune
+            As in `CudnnRef.load`.
+        replace
+            A model of this pool with the same inputs and outputs, which runs the new one from now on, and is
+            returned. The replicas are changed one after the other, as those of `Pool.load`: each run is of
+            the old model as a whole or of the new one, and once this returns, of the new one. If a replica
+            cannot run it, all go back to the old one. What is None of `dims`, `dtype` and `tune` is as the
+            old model was loaded with.
+        name
+            As there; with `replace`, that of the replaced model stays.
+
+        Raises
+        ------
+        CudnnActorError
+            As there.
+        """
+        self._require_alive()
+        options: dict[str, Any] = {}
+        if replace is not None:
+            require_held("replace", replace, self._replication.held)
+            earlier = self._loaded[replace]
+            dims, tune = dims or earlier.dims, earlier.tune if tune is None else tune
+            options |= earlier.options
+        source = read_before(model, dtype=dtype)
+        if source is None:
+            options |= {} if dtype is None else {"dtype": dtype}
+            source = await in_own_thread(read_model, model, options)
+        found = ModelOptions(dims, tune, getattr(source, "options", {}))
+        if replace is not None:
+            await self._replication.swap(replace, ModelRecipe(source, replace.name, dims, tune))
+            self._loaded[replace] = found
+            return replace
+        loaded = RayModel(
+            pool=self._id,
+            number=self._replication.next_number(),
+            name=name_of(model, name),
+            inputs=tuple(source.inputs),
+            defaults=tuple(source.defaults),
+            outputs=tuple(source.outputs),
+        )
+        await self._replication.add(loaded, ModelRecipe(source, loaded.name, dims, tune))
+        self._loaded[loaded] = found
+        return loaded
+
+    async def unload(self, model: RayModel) -> None:
+        """Unload a model on all replicas, once its runs are done."""
+        self._loaded.pop(model, None)
+        await self._replication.drop(model)
+
+    def _require_alive(self) -> None:
+        if self._dispatching.closed:
+            raise ServiceStopped(reason="the pool was closed")
