@@ -62,9 +62,10 @@ class RayBatches(Batches):
 
     async def reserve(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> Callable[[], None]:
         """Warm it on all replicas, also on those that start later. Returns what ends that, once called."""
-        held = Reservation(pool=self._model.pool, number=self._replication.next_number())
+        model, number = self._model, self._replication.next_number()
+        held = Reservation(pool=model.pool, number=number, model=model)
         async with deadline.limiting():
-            await self._replication.add(held, ReservationRecipe(self._model, dict(specs)))
+            await self._replication.add(held, ReservationRecipe(model, dict(specs)))
         return partial(self._release, asyncio.get_running_loop(), held)
 
     def _release(self, loop: asyncio.AbstractEventLoop, held: Reservation) -> None:

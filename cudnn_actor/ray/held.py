@@ -85,7 +85,15 @@ class RayModel(Held):
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation(Held):
-    """A model that each replica keeps warm for inputs of some specs."""
+    """A model that each replica keeps warm for inputs of some specs.
+
+    Parameters
+    ----------
+    model
+        The model.
+    """
+
+    model: RayModel
 
 
 Own = Callable[[Any], Any]

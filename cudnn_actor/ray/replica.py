@@ -19,7 +19,7 @@ import ray
 
 from cudnn_actor.actors import Deadline
 from cudnn_actor.options import make_options
-from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.ray.held import Held, Recipe
 from cudnn_actor.ray.packing import unpacked
 from cudnn_actor.service.client import CudnnRef
@@ -200,8 +200,15 @@ class Replica:
         await self._gpu.aclose(drain_s=0.0)
 
     def _own(self, value: Any) -> Any:
-        """This replica's own of what all have; anything else is itself."""
+        """This replica's own of what all have; anything else is itself. Raises `InvalidRequest`."""
         if isinstance(value, Held):
+            if value.number not in self._made:
+                raise InvalidRequest(
+                    field="value",
+                    value=Words(type(value).__name__),
+                    problem="was freed or unloaded meanwhile",
+                    fix="upload or load it again",
+                )
             return self._made[value.number][1]
         if isinstance(value, tuple | list):
             return tuple(self._own(each) for each in value)

@@ -25,7 +25,7 @@ from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike
 from cudnn_actor.protocol.types.tune import Tune
 from cudnn_actor.ray.batches import RayBatches
-from cudnn_actor.ray.held import BufferRecipe, ModelRecipe, RayBuffer, RayModel
+from cudnn_actor.ray.held import BufferRecipe, ModelRecipe, RayBuffer, RayModel, Reservation
 from cudnn_actor.ray.one_replica import OneReplica, Work
 from cudnn_actor.ray.packing import packed
 from cudnn_actor.ray.replication import Replication
@@ -324,7 +324,7 @@ class RayRequests:
         self._require_alive()
         options: dict[str, Any] = {}
         if replace is not None:
-            require_held("replace", replace, self._replication.held)
+            require_held("replace", replace, self._loaded)
             earlier = self._loaded[replace]
             dims, tune = dims or earlier.dims, earlier.tune if tune is None else tune
             options |= earlier.options
@@ -352,6 +352,9 @@ class RayRequests:
     async def unload(self, model: RayModel) -> None:
         """Unload a model on all replicas, once its runs are done."""
         self._loaded.pop(model, None)
+        for each in tuple(self._replication.held):  # first: no replica can make one without the model
+            if isinstance(each, Reservation) and each.model == model:
+                await self._replication.drop(each)
         await self._replication.drop(model)
 
     def _require_alive(self) -> None:

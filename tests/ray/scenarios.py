@@ -182,14 +182,15 @@ async def a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one(c
                 await each.more(8)
                 await each.end()
                 assert set(each.found[begun:]) == {1}
-        x = np.full((1, 8), 3, np.float32)
-        for number in range(2):  # on both
+            x = np.full((1, 8), 3, np.float32)
+            for number in range(2):  # on both
 
-            async def run(gpu: Any, own: Any) -> Any:
-                return await gpu.run(own(model), x=x)
+                async def run(gpu: Any, own: Any) -> Any:
+                    return await gpu.run(own(model), x=x)
 
-            assert np.array_equal((await pool.on(number).call(run))["y"], answer_of(1, x))
-        await pool.unload(model)
+                assert np.array_equal((await pool.on(number).call(run))["y"], answer_of(1, x))
+            await pool.unload(model)
+            assert not pool._replication.held  # nor what the endpoint has asked of the replicas
         with pytest.raises(InvalidRequest, match="nothing that this pool has"):
             pool.batched(model)
 
