@@ -94,8 +94,13 @@ class Kept:
 
     @property
     def graph(self) -> Graph | None:
-        """What is computed; None if the outputs are constants alone."""
+        """What is computed; None if the outputs are constants alone, or there are steps."""
         return self.of.graph
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """All that is planned: `graph`, or those of its steps."""
+        return self.of.graphs
 
     def place(self, places: dict[str, BufferRef]) -> None:
         """Give it buffers for its inputs and outputs: it can be deployed then."""
@@ -118,8 +123,8 @@ class Kept:
     @property
     def nbytes(self) -> int:
         """About the bytes of host memory that it takes."""
-        graph = 0 if self.graph is None else self.graph.footprint
-        return graph + sum(array.nbytes for array in self.of.constants.values())
+        graphs = sum(graph.footprint for graph in self.graphs)
+        return graphs + sum(array.nbytes for array in self.of.constants.values())
 
 
 class Keeping:
@@ -393,7 +398,7 @@ class Keeping:
             self._unload(self.ref, tuple(kept.name for kept in evicted))
         for ref in refs:
             self.discard(ref)
-        graphs = [kept.graph for kept in evicted if kept.graph is not None]
+        graphs = [graph for kept in evicted for graph in kept.graphs]
         digests = [graph.body.digest() for graph in graphs]
         if not self.closed:
             self._past.extend(digests)
@@ -431,7 +436,7 @@ def _dropped(
             discard(buffer)
         graphs.note_places(-sum(buffer.nbytes for buffer in each.places.values()))
     graphs.remove(kept)
-    left_graphs = [each.graph for each in kept.values() if each.graph is not None]
+    left_graphs = [graph for each in kept.values() for graph in each.graphs]
     graphs.release(left_graphs, [*(graph.body.digest() for graph in left_graphs), *past])
     if weights and gpu.alive:
         warnings.warn(f"unclosed {shown}: use `await model.close()`", ResourceWarning, stacklevel=2)

@@ -61,7 +61,7 @@ class KeptGraphs:
         self._clock = itertools.count(1)
 
     def add(self, kept: Mapping[Any, Any]) -> None:
-        """Take up a model: what it keeps, by its own keys; each value has a `graph`, which may be None."""
+        """Take up a model: what it keeps, by its own keys; each value has `graphs`."""
         self._of_models[id(kept)] = kept
 
     def watch(self, keeping: _Keeping) -> None:
@@ -123,10 +123,10 @@ class KeptGraphs:
         if not graphs and not plans:  # after almost every run
             return
         others = [
-            each.graph
+            graph
             for kept in tuple(self._of_models.values())
             for each in tuple(kept.values())
-            if each.graph is not None
+            for graph in each.graphs
         ]
         identities = {graph.identity for graph in graphs} - {graph.identity for graph in others}
         digests = set(plans) - {graph.body.digest() for graph in others} if plans else set()

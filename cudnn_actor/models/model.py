@@ -20,6 +20,7 @@ from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.preparing import Preparing
 from cudnn_actor.models.sizes import Sizes, one_set_of_specs, require_sizes_or_inputs, sets_of_specs
 from cudnn_actor.models.source import Feature, NeedsValues, Source, Specialised, fixed_specs
+from cudnn_actor.models.steps import StepsRun, explained_steps
 from cudnn_actor.models.writing import Writing
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDeployed, Words
 from cudnn_actor.protocol.graphs.explanation import Explanation
@@ -349,6 +350,8 @@ class Model:
     ) -> Explanation:
         """How the service runs the model, and with `measure` how long each piece takes: `CudnnRef.explain`.
 
+        Of a loop, the pieces are those of one turn, and so are their times; `run_us` is of all turns.
+
         Parameters
         ----------
         inputs
@@ -389,16 +392,21 @@ class Model:
             ) from needs
 
     async def _explained(self, of: Specialised, deadline: Deadline, *, measure: bool) -> Explanation:
-        if of.graph is None:
+        if not of.graphs:
             raise InvalidRequest(
                 field="model",
                 value=self,
                 problem="has outputs that are constants, so that nothing is computed",
                 fix="run it: there is nothing to explain",
             )
-        message = Explain(graph=of.graph.body, measure=measure, weights=_weights(of, of.graph))
-        explanation: Explanation = await self._gpu.ask(message, timeout=deadline.left_s)
-        return explanation
+        if of.graph is not None:
+            message = Explain(graph=of.graph.body, measure=measure, weights=_weights(of, of.graph))
+            explanation: Explanation = await self._gpu.ask(message, timeout=deadline.left_s)
+            return explanation
+        found: list[Explanation] = [
+            await self._gpu.explain(graph, measure=measure, timeout=deadline.left_s) for graph in of.graphs
+        ]
+        return explained_steps(of.steps, found)
 
     async def close(self) -> None:
         """Free the weights, and drop the graphs and their plans, once no run needs them.
@@ -482,6 +490,8 @@ class Model:
         again: bool,
         crashes: int,
     ) -> dict[str, Any]:
+        if kept.of.steps:
+            return await self._run_steps(given, keep, deadline, kept)
         constants, graph, ask = kept.of.constants, kept.graph, self._gpu.ask
         made: dict[str, BufferRef] = {}
         try:
@@ -505,6 +515,13 @@ class Model:
         finally:
             for ref in made.values():
                 self._keeping.discard(ref)
+
+    async def _run_steps(
+        self, given: Mapping[str, Any], keep: Collection[str], deadline: Deadline, kept: Kept
+    ) -> dict[str, Any]:
+        run = StepsRun(self._gpu, self._keeping.discard, kept.of, kept.weights, deadline)
+        results = await run.run({**given, **kept.values}, keep)
+        return {each.name: results[each.name] for each in self.outputs}
 
     async def _answer(self, kept: Kept, message: RunModel, deadline: Deadline) -> dict[str, np.ndarray]:
         """The answer to a run.

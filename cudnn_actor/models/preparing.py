@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,10 @@ from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models.keeping import Keeping, Kept, Outdated
 from cudnn_actor.models.loop_locks import LoopLocks
 from cudnn_actor.models.rounding import rounded
-from cudnn_actor.models.source import NeedsValues, Specialised, Weight, values_of
+from cudnn_actor.models.source import NeedsValues, Specialised, Step, Weight, values_of
 from cudnn_actor.models.writing import Writing
 from cudnn_actor.protocol.errors import OutOfMemory, StaleBufferError
-from cudnn_actor.protocol.messages.messages import Allocate, WarmModel
+from cudnn_actor.protocol.messages.messages import Allocate, Warm, WarmModel
 from cudnn_actor.protocol.messages.model_messages import ModelGraph
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -99,9 +99,11 @@ class Preparing:
         With `soon`, wait only until the graph can run, perhaps by a provisional plan. Returns how many plans
         were built.
         """
+        tune = self.tune if tune is None else tune
+        if kept.of.steps:
+            return await self._warm_steps(kept.of.steps, deadline, tune, soon=soon)
         if kept.graph is None:
             return 0
-        tune = self.tune if tune is None else tune
         while True:
             sent = await self._placed(kept, deadline)
             message = WarmModel(model=self._keeping.ref, graphs=(sent,), tune=tune, soon=soon)
@@ -115,6 +117,14 @@ class Preparing:
             else:
                 self._keeping.note_deployed(kept, sent)
                 return built
+
+    async def _warm_steps(self, steps: Sequence[Step], deadline: Deadline, tune: Tune, *, soon: bool) -> int:
+        """Have the plans of graphs and bodies built. Their cells are allocated by each run."""
+        built = 0
+        for step in steps:
+            message = Warm(graphs=(step.graph,), tune=tune, soon=soon)
+            built += await self._gpu.ask(message, timeout=deadline.left_s)
+        return built
 
     async def _placed(self, kept: Kept, deadline: Deadline) -> ModelGraph:
         """What the service is sent of a graph. Allocates places if it has none.
@@ -171,7 +181,7 @@ class Preparing:
         had begun when the source of these weights was looked up.
         """
         made: dict[str, BufferRef] = {}
-        ports = {} if of.graph is None else {port.name: port.spec for port in of.graph.inputs}
+        ports = of.ports
         try:
             while (kept := self._keeping.bound(key, of, made, specs, values, writes=writes)) is None:
                 for port, (name, elements) in of.weights.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,6 +11,7 @@ import numpy as np
 
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.model_messages import Draws
+from cudnn_actor.protocol.messages.run_loop import Loop
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.short_repr import one_line
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -22,6 +24,7 @@ __all__ = [
     "Origin",
     "Source",
     "Specialised",
+    "Step",
     "SwappableSource",
     "Weight",
     "fixed_specs",
@@ -123,13 +126,64 @@ class Origin:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Step:
+    """A graph or a loop of a model that runs several of them, one after the other.
+
+    What lies between them is in cells: buffers for one run, each under its own name. The inputs of the model
+    are in cells, too. A step reads some of them, and fills one for each of its outputs, of the output's name.
+    No two steps have a port of the same name.
+
+    Parameters
+    ----------
+    run
+        What runs.
+    reads
+        Its inputs → the cells that they are in. Those that are missing are weights.
+    turns
+        How many turns a loop has, or at most how many.
+    ends
+        The cell of a bool that is False once a loop has ended by itself; empty if it need not.
+    label
+        The node of the file, for people; empty for a graph between loops.
+    """
+
+    run: Graph | Loop
+    reads: Mapping[str, str]
+    turns: int = 0
+    ends: str = ""
+    label: str = ""
+
+    @property
+    def graph(self) -> Graph:
+        """What is planned: the graph, or the body of the loop."""
+        return self.run.body if isinstance(self.run, Loop) else self.run
+
+    @functools.cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The specs of the buffers for its ports."""
+        if isinstance(self.run, Loop):
+            return self.run.specs(self.turns)
+        return {port.name: port.spec for port in self.run.ports}
+
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """Those of its inputs."""
+        return {port.name: self.specs[port.name] for port in self.graph.inputs}
+
+    @property
+    def outputs(self) -> Mapping[str, TensorSpec]:
+        """Those of its outputs, which are the cells that it fills."""
+        return {port.name: self.specs[port.name] for port in self.graph.outputs}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Specialised:
     """A model for particular dims, and for particular values of the inputs that decide over shapes.
 
     Parameters
     ----------
     graph
-        What is run; None if every output is a constant.
+        What is run; None if every output is a constant, or if there are `steps`.
     inputs, outputs
         Inputs that the graph reads, and outputs that it computes → the names of their ports.
     weights
@@ -143,6 +197,11 @@ class Specialised:
         Keys of weights → what they are computed from; of those that may be overwritten.
     decided_by
         Initialisers whose values are part of the graph, so that they may not be overwritten.
+    steps
+        Of a model with loops, which has no `graph`: what runs, in order. `inputs` and `outputs` say names of
+        cells instead of ports then: see `Step`. Empty for all other models.
+    rows
+        Outputs of which the first rows alone are there → the cell that says how many.
     """
 
     graph: Graph | None
@@ -153,6 +212,22 @@ class Specialised:
     random: Draws | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict)
     decided_by: frozenset[str] = frozenset()
+    steps: Sequence[Step] = ()
+    rows: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """What is planned: the graph, or those of the steps."""
+        of_steps = tuple(step.graph for step in self.steps)
+        return of_steps if self.graph is None else (self.graph, *of_steps)
+
+    @property
+    def ports(self) -> Mapping[str, TensorSpec]:
+        """The specs of the buffers for all inputs of the graphs, those of weights included."""
+        found = {} if self.graph is None else {port.name: port.spec for port in self.graph.inputs}
+        for step in self.steps:
+            found.update(step.inputs)
+        return found
 
 
 class NeedsValues(Exception):

@@ -170,8 +170,11 @@ class CudnnActorBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
-        """Load a model; `random` is its seed, as of `CudnnRef.load`, which says what is raised."""
-        source = OnnxModel(model, random=kwargs.get("random"))
+        """Load a model; `random` is its seed, as of `CudnnRef.load`, which says what is raised.
+
+        `limits`: the `ModelLimits` of the import.
+        """
+        source = OnnxModel(model, kwargs.get("limits"), random=kwargs.get("random"))
         return Prepared(_services.of(_device(device)).load(source))
 
     @classmethod

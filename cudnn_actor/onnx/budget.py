@@ -8,6 +8,8 @@ It can ask for a graph of any size, too: see `Recorded`.
 
 from __future__ import annotations
 
+import sys
+
 from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.limits import GraphLimits
@@ -61,7 +63,7 @@ _SMALL = 1 << 16
 
 
 class Budget:
-    """What is left of the bytes and steps of one import. It belongs to the thread of the import.
+    """What is left of the bytes, steps and nodes of one import. It belongs to the thread of the import.
 
     The last eighth is for small arrays. They are mostly dims, without which nothing could be imported, while
     what is large can be computed by the service.
@@ -72,11 +74,18 @@ class Budget:
         Bytes that arrays may have together, those that are needed for a moment included.
     steps
         Elementary steps, of about a nanosecond each.
+    nodes
+        Nodes, those of each call of a function and each turn of a loop included.
     """
 
-    def __init__(self, nbytes: int, steps: int) -> None:
-        self._nbytes, self._steps = nbytes, steps
-        self._kept = self._spent = 0
+    def __init__(self, nbytes: int, steps: int, nodes: int = sys.maxsize) -> None:
+        self._nbytes, self._steps, self._nodes = nbytes, steps, nodes
+        self._kept = self._spent = self._walked = 0
+
+    def walk(self, nodes: int) -> bool:
+        """Count nodes that are imported. Returns whether they fit."""
+        self._walked += nodes
+        return self._walked <= self._nodes
 
     def check(self, nbytes: int, steps: int = 0) -> None:
         """Raise `TooMuch` unless that many bytes more fit now. The steps are counted."""

@@ -15,6 +15,7 @@ import onnx
 
 from cudnn_actor.onnx.axes import from_front
 from cudnn_actor.onnx.lists import LISTS, Computing
+from cudnn_actor.onnx.loops import scan_inputs
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.schemas import domain_of
 from cudnn_actor.onnx.values import Declined, Value
@@ -39,7 +40,7 @@ def _if(node: Node, inline: Inliner) -> list[Value]:
 def _scan(node: Node, inline: Inliner) -> list[Value]:
     if node.version < 9:
         return _batches(node, inline)
-    scanned = _scan_inputs(node)
+    scanned = scan_inputs(node)
     states = [node.value(number) for number in range(len(node.inputs) - scanned)]
     inputs = [node.value(number) for number in range(len(states), len(node.inputs))]
     outputs = len(node.proto.output) - len(states)
@@ -58,19 +59,11 @@ def _scan(node: Node, inline: Inliner) -> list[Value]:
     return states + [_stacked(inline, each, axis) for each, axis in zip(ordered, behind, strict=True)]
 
 
-def _scan_inputs(node: Node) -> int:
-    """How many of the inputs are scanned: the last ones."""
-    count: int = node.attribute("num_scan_inputs")
-    if not 1 <= count <= len(node.inputs):
-        raise Declined(f"scans {count:,} of {len(node.inputs)} inputs")
-    return count
-
-
 def _batches(node: Node, inline: Inliner) -> list[Value]:
     """A scan of version 8: each sample of a batch has a sequence of its own."""
     if node.has(0):
         raise Declined("a Scan of version 8 with lengths of sequences")
-    scanned = _scan_inputs(node)
+    scanned = scan_inputs(node)
     values = [node.value(number) for number in range(1, len(node.inputs))]
     backwards = node.attribute("directions") or (0,) * scanned
     batch = values[-1].dims[0]

@@ -33,21 +33,45 @@ from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.operator_checks import problem_of
 from cudnn_actor.onnx.origins import keys_of, origins_of
-from cudnn_actor.onnx.ports import LITTLE, Ports
+from cudnn_actor.onnx.places import (
+    UNDECIDED,
+    UNKNOWN,
+    Misfit,
+    Part,
+    Place,
+    Scope,
+    Trial,
+    Unknowable,
+    Unknown,
+    label_at,
+    reason_of,
+)
+from cudnn_actor.onnx.ports import LITTLE, PortNames, Ports
 from cudnn_actor.onnx.precision import Precision
-from cudnn_actor.onnx.reading import ModelFile, Opsets, in_order, label_of, versions
+from cudnn_actor.onnx.reading import ModelFile, in_order, label_of, versions
 from cudnn_actor.onnx.schemas import Schema, domain_of, schema_for
 from cudnn_actor.onnx.tensors import array_of
-from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Pending, Refused, Undecided, Unfit, Value
+from cudnn_actor.onnx.unrolling import TooManyTurns
+from cudnn_actor.onnx.values import (
+    Contradiction,
+    Declined,
+    Empty,
+    OfLoop,
+    Pending,
+    Refused,
+    Undecided,
+    Unfit,
+    Value,
+)
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Import", "Trial"]
+__all__ = ["MALFORMED", "Import", "Inline"]
 
-_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What handlers raise for attributes and dims that contradict what the operator says of them."""
 _REFUSALS = (Declined, Empty, InvalidRequest)
 """What is raised for a node that ONNX allows, but that cannot be run."""
@@ -59,59 +83,11 @@ _T = TypeVar("_T")
 _Part = onnx.TensorProto | onnx.NodeProto | onnx.GraphProto | onnx.FunctionProto
 
 
-class _Unknown:
-    """The result of a node that cannot be run, or that values decide over which are not known yet."""
-
-
-class _Misfit(Exception):
-    """Raised for dims that do not fit an operator, with the error for the user. No node around catches it."""
-
-    def __init__(self, error: InvalidModel | InvalidRequest) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _Unknowable(Exception):
-    """Raised where the result of a node that cannot be run is needed."""
-
-
-_UNKNOWN, _UNDECIDED = _Unknown(), _Unknown()
-Scope = ChainMap[str, "Value | _Unknown | None"]
-"""What names stand for: a layer for each subgraph around."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """Where nodes are: what their names stand for, the operators' versions, and the attributes of the
-    function that they are in."""
-
-    names: Scope
-    opsets: Opsets
-    attributes: Mapping[str, onnx.AttributeProto]
-    label: str = ""
-    depth: int = 0
-    as_written: bool = False
-    """Whether they are of ONNX's own functions, which say by themselves what they compute in float32."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Trial:
-    """What became of one node by itself: why it cannot be run, or its results.
-
-    `unfit`: whether its operator does not take what it has, so that the file is at fault. `telling`: whether
-    the words of `problem` have in them each dim that it is about.
-    """
-
-    problem: str = ""
-    unfit: bool = False
-    telling: bool = False
-    results: Sequence[Value | _Unknown | None] = ()
-
-
 class Import:
     """One import of a model: `specialised` walks it once. For the parameters see `Source.specialised`.
 
-    `recorded`: how many operations it may add; by default, as many as `most_operations` says.
+    `recorded`: how many operations it may add; by default, as many as `most_operations` says. `beside`:
+    another import for the same model, whose limits it shares, and the names of whose ports it leaves.
     """
 
     def __init__(
@@ -120,59 +96,67 @@ class Import:
         specs: Mapping[str, TensorSpec],
         values: Mapping[str, np.ndarray],
         most_operations: int,
+        *,
         recorded: Recorded | None = None,
+        beside: Import | None = None,
     ) -> None:
         self._most_operations = most_operations
         self._file, self._specs = file, specs
-        self._g = GraphBuilder(limits=recorded or Recorded.of(most_operations))
-        self._ports = Ports(self._g, file, specs, values)
-        self._problems: dict[str, None] = {}
+        self.g = GraphBuilder(limits=recorded or Recorded.of(most_operations))
+        self._names: PortNames = PortNames() if beside is None else beside._names
+        self.ports = Ports(self.g, file, specs, values, self._names)
+        self.problems: dict[str, None] = {}
         """Nodes that cannot be run, and why, each once."""
-        self._undecided: set[str] = set()
+        self.undecided: set[str] = set()
         """Inputs whose values are needed."""
         self._of_half: dict[tuple[int, np.dtype[Any]], tuple[Value, Value]] = {}
         """Constants of float32 in half types, with those that they were made from, whose ids stay so."""
         self._once: dict[int, tuple[Any, Any]] = {}
         """Large parts of the file that are read at each turn of a loop or call of a function, by id; and
         what they were read as."""
-        self._budget = Budget(file.limits.constants, file.limits.steps)
+        limits = file.limits
+        self._budget: Budget = (
+            Budget(limits.constants, limits.steps, limits.nodes) if beside is None else beside._budget
+        )
         nodes = [*file.nodes, *(node for each in file.functions.values() for node in each.node)]
-        self._precision = None if file.dtype is None else Precision(file.dtype, self._g, nodes)
-        self._walked = 0
-        """Nodes, those of each call of a function and each iteration of a loop included."""
+        self.precision = None if file.dtype is None else Precision(file.dtype, self.g, nodes)
 
     def specialised(self) -> Specialised:
         """The model for these inputs.
 
         Raises as `Source.specialised`, `InvalidRequest` for their dims, and `TooManyOperations`.
         """
-        names: Scope = ChainMap({name: self._ports.initialiser(name) for name in self._file.tensors})
-        given = [each for each in self._file.defaults if each.name in self._specs]
-        names.update({feature.name: self._input(feature) for feature in (*self._file.inputs, *given)})
-        place = _Place(names, self._file.opsets, {})
+        place = self.beginning()
         try:
-            self._walk(self._file.nodes, place)
-        except _Misfit as misfit:
+            self.walk(self._file.nodes, place)
+        except Misfit as misfit:
             raise misfit.error from misfit
         except TooManyOperations:
-            if not self._problems:
+            if not self.problems:
                 raise
-        if self._problems:
-            raise UnsupportedModel(nodes=list(self._problems))
-        if self._undecided:
-            raise NeedsValues(self._undecided)
-        return self._finished(names)
+        if self.problems:
+            raise UnsupportedModel(nodes=list(self.problems))
+        if self.undecided:
+            raise NeedsValues(self.undecided)
+        return self.finished(place.names)
+
+    def beginning(self, label: str = "") -> Place:
+        """A place where the model's inputs and initialisers are there, within a node of this label."""
+        names: Scope = ChainMap({name: self.ports.initialiser(name) for name in self._file.tensors})
+        given = [each for each in self._file.defaults if each.name in self._specs]
+        names.update({feature.name: self._input(feature) for feature in (*self._file.inputs, *given)})
+        return Place(names, self._file.opsets, {}, label)
 
     def _input(self, feature: Feature) -> Value:
-        value = self._ports.input(feature)
-        return value if self._precision is None else self._precision.of_input(value)
+        value = self.ports.input(feature)
+        return value if self.precision is None else self.precision.of_input(value)
 
     # Nodes.
 
-    def _walk(self, nodes: Sequence[onnx.NodeProto], place: _Place, names: int = 1) -> None:
+    def walk(self, nodes: Sequence[onnx.NodeProto], place: Place, names: int = 1) -> None:
         """Import nodes. `names`: how many are set around them, which counts if it is more than the nodes."""
-        self._walked += max(len(nodes), names)
-        if self._walked > (most := self._file.limits.nodes):
+        if not self._budget.walk(max(len(nodes), names)):
+            most = self._file.limits.nodes
             problem = f"expands the model to more than {most:,} nodes, the limit ModelLimits.nodes"
             raise UnsupportedModel(nodes=[f"{place.label}: {problem}"])
         for node in nodes:
@@ -181,37 +165,45 @@ class Import:
                 if name:
                     place.names[name] = value
 
-    def _results(self, node: onnx.NodeProto, place: _Place) -> Sequence[Value | _Unknown | None]:
+    def _results(self, node: onnx.NodeProto, place: Place) -> Sequence[Value | Unknown | None]:
         """What a node gives. One that cannot be run is reported; others stand in for its results."""
-        label = _label(node, place)
+        label = label_at(node, place)
         count = len(node.output)
-        inputs = self._inputs(node, place, label)
-        if isinstance(inputs, _Unknown):
+        inputs = self.inputs_of(node, place, label)
+        if isinstance(inputs, Unknown):
             return [inputs] * count
         try:
-            return self._computed(node, inputs, place)
-        except _Unknowable:
-            return [_UNKNOWN] * count
+            return self.computed(node, inputs, place)
+        except (OfLoop, TooManyTurns, Undecided, Unknowable) as error:
+            if place.unrolled is not None:  # who asks tries it as a loop
+                raise
+            return self._without(error, label, count)
         except InvalidModel:  # which is a ValueError: of a node within this one
             raise
         except Contradiction as error:
             raise InvalidModel(where=label, problem=str(error)) from error
-        except Undecided as needs:
-            self._undecided |= needs.names
-            return [_UNDECIDED] * count
         except Unfit as unfit:
             raise self._unfit(node, inputs, place, str(unfit)) from unfit
         except UnicodeDecodeError as error:
             raise InvalidModel(where=label, problem="has a name that is not UTF-8") from error
-        except (*_REFUSALS, *_MALFORMED) as error:
-            reason, refused = _reason(error), isinstance(error, _REFUSALS)
+        except (*_REFUSALS, *MALFORMED) as error:
+            reason, refused = reason_of(error), isinstance(error, _REFUSALS)
         if problem := self._misfit(node, inputs, place):
             raise self._unfit(node, inputs, place, reason if refused else problem)
-        self._problems[f"{label}: {reason}"] = None
-        return self._assumed(node, inputs, place) or [_UNKNOWN] * count
+        self.problems[f"{label}: {reason}"] = None
+        return self._assumed(node, inputs, place) or [UNKNOWN] * count
+
+    def _without(self, error: Exception, label: str, count: int) -> Sequence[Unknown]:
+        """What stands for the results of a node for which values are missing, or which has too many turns."""
+        if isinstance(error, Undecided):
+            self.undecided |= error.names
+            return [UNDECIDED] * count
+        if isinstance(error, Refused):
+            self.problems[f"{label}: {error}"] = None
+        return [UNKNOWN] * count
 
     def _misfit(
-        self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: _Place, *, of_file: bool = False
+        self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: Place, *, of_file: bool = False
     ) -> str:
         """Why the dims of a node's inputs do not fit its operator; empty if ONNX does not say so.
 
@@ -225,34 +217,34 @@ class Import:
         return misfit(proto, inputs, place.opsets, ranks_alone=of_file)
 
     def _unfit(
-        self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: _Place, problem: str
-    ) -> _Misfit:
+        self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: Place, problem: str
+    ) -> Misfit:
         """Dims that the file says are a fault of the file; others, of what was given."""
-        label = _label(node, place)
+        label = label_at(node, place)
         if fixed_specs(self._file.inputs) == self._specs or self._misfit(node, inputs, place, of_file=True):
-            return _Misfit(InvalidModel(where=label, problem=problem))
+            return Misfit(InvalidModel(where=label, problem=problem))
         dims = ", ".join(f"{name} {spec.dims}" for name, spec in self._specs.items())
         problem = f"have dims that do not fit {label}: {problem}"
         fix = "give inputs of other dims, or check the model with onnx.checker"
-        return _Misfit(InvalidRequest(field="inputs", value=Words(dims), problem=problem, fix=fix))
+        return Misfit(InvalidRequest(field="inputs", value=Words(dims), problem=problem, fix=fix))
 
-    def _inputs(self, node: onnx.NodeProto, place: _Place, label: str) -> list[Value | None] | _Unknown:
+    def inputs_of(self, node: onnx.NodeProto, place: Place, label: str) -> list[Value | None] | Unknown:
         """A node's inputs, None for those left out; the first one that is unknown, if there is one."""
         inputs: list[Value | None] = []
         for name in node.input:
             if name and name not in place.names:
                 raise InvalidModel(where=label, problem=f"reads {name!r}, which nothing writes")
             value = place.names[name] if name else None
-            if isinstance(value, _Unknown):
+            if isinstance(value, Unknown):
                 if problem := problem_of(node, place.opsets, self._file):
-                    self._problems[f"{label}: {problem}"] = None
+                    self.problems[f"{label}: {problem}"] = None
                 return value
             inputs.append(value)
         return inputs
 
     def _assumed(
-        self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: _Place
-    ) -> list[Value | _Unknown | None] | None:
+        self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: Place
+    ) -> list[Value | Unknown | None] | None:
         """Inputs in the place of the results of a node that cannot be run, so that those behind it are tried.
 
         The graph with them is never built. None if their dims are not known.
@@ -266,39 +258,40 @@ class Import:
         None if that does not follow: values are needed that are not known, or the limits of this import are
         used up, which all of its trials share.
         """
-        self._problems, self._undecided = {}, set()
+        self.problems, self.undecided = {}, set()
         try:
-            results = self._computed(node, inputs, _Place(ChainMap(), self._file.opsets, {}))
-        except (Empty, TooManyOperations, TooMuch, Undecided, UnsupportedModel, _Unknowable):
+            results = self.computed(node, inputs, Place(ChainMap(), self._file.opsets, {}))
+        except (Empty, TooManyOperations, TooMuch, Undecided, UnsupportedModel, Unknowable):
             return None
-        except _Misfit as misfit:
+        except Misfit as misfit:
             return Trial(problem=misfit.error.problem, unfit=True)
         except InvalidModel as error:
             return Trial(problem=error.problem, unfit=True)
         except (Contradiction, Unfit) as error:
             return Trial(problem=str(error), unfit=True, telling=True)
-        except (*_REFUSALS, *_MALFORMED) as error:
-            return Trial(problem=_reason(error), telling=isinstance(error, Declined))
-        return Trial(problem="; ".join(self._problems), results=results)
+        except (*_REFUSALS, *MALFORMED) as error:
+            return Trial(problem=reason_of(error), telling=isinstance(error, Declined))
+        return Trial(problem="; ".join(self.problems), results=results)
 
-    def stand_in(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Value | _Unknown:
+    def stand_in(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Value | Unknown:
         """An input in the place of a value whose elements are not known."""
         known = DType.of(dtype)
         if known is None or 0 in dims:
-            return _UNKNOWN
+            return UNKNOWN
         try:
             TensorSpec.packed(dims, known)
         except InvalidRequest:  # no tensor can have these dims: the fault is this node's
-            return _UNKNOWN
+            return UNKNOWN
 
         def unknowable() -> np.ndarray:
-            raise _Unknowable
+            raise Unknowable
 
-        return Value(dims, dtype, lambda: self._g.input(self._ports.name("unknown"), dims, known), unknowable)
+        return Value(dims, dtype, lambda: self.g.input(self.ports.name("unknown"), dims, known), unknowable)
 
-    def _computed(
-        self, node: onnx.NodeProto, inputs: list[Value | None], place: _Place
-    ) -> Sequence[Value | _Unknown | None]:
+    def computed(
+        self, node: onnx.NodeProto, inputs: list[Value | None], place: Place
+    ) -> Sequence[Value | Unknown | None]:
+        """The results of a node. Raises whatever says that there are none: see `walk`."""
         own = self._file.functions.get((node.domain, node.op_type, node.overload))
         if own is not None:
             nodes = self._read_once(own, lambda: in_order(own.node, set(own.input)))
@@ -309,40 +302,48 @@ class Import:
         if schema is None:
             raise Declined(operators.unknown(node, place.opsets))
         moving = any(value is not None and not value.fixed for value in inputs)
-        if self._precision is None or not moving or place.as_written or is_control(node):
+        if self.precision is None or not moving or place.as_written or is_control(node):
             return self._of_operator(node, schema, self._agreeing(node, schema, inputs), place)
         _check_no_list(schema, inputs)
-        if (kept := self._precision.converted(node, inputs)) is not None:
+        if (kept := self.precision.converted(node, inputs)) is not None:
             return [kept]
-        inputs, standing = self._precision.inputs(node, schema, inputs)
+        inputs, standing = self.precision.inputs(node, schema, inputs)
         return [
-            each if isinstance(each, _Unknown) else self._precision.result(each, standing)
+            each if isinstance(each, Unknown) else self.precision.result(each, standing)
             for each in self._of_operator(node, schema, inputs, place)
         ]
 
-    def _of_operator(
-        self, node: onnx.NodeProto, schema: Schema, inputs: list[Value | None], place: _Place
-    ) -> Sequence[Value | _Unknown | None]:
-        """The results of a node whose operator ONNX has, or ONNX Runtime."""
-        label = place.label or label_of(node)
+    def view(
+        self, node: onnx.NodeProto, schema: Schema, inputs: Sequence[Value | None], place: Place
+    ) -> Node:
+        """A node as handlers see it. Raises `Contradiction`."""
         attributes = resolved(node, place.attributes)
-        proto = with_attributes(node, attributes)
         view = Node(
-            proto,
+            with_attributes(node, attributes),
             schema,
             inputs,
             attributes,
             opsets=place.opsets,
-            g=self._g,
-            weight=self._ports.weight,
+            g=self.g,
+            weight=self.ports.weight,
             budget=self._budget,
-            random_state=self._ports.random_state,
-            most_operations=self._most_operations,
+            random_state=self.ports.random_state,
+            most_operations=self._most_operations if place.unrolled is None else place.unrolled,
         )
         view.check()
+        return view
+
+    def _of_operator(
+        self, node: onnx.NodeProto, schema: Schema, inputs: list[Value | None], place: Place
+    ) -> Sequence[Value | Unknown | None]:
+        """The results of a node whose operator ONNX has, or ONNX Runtime."""
+        label = place.label or label_of(node)
+        attributes = resolved(node, place.attributes)
+        proto = with_attributes(node, attributes)
+        view = self.view(node, schema, inputs, place)
         if is_control(node):
-            inner = replace(place, label=label, depth=place.depth + 1)
-            return CONTROL[domain_of(node), node.op_type](view, _Inline(self, inner))
+            inner = replace(place, label=label, depth=place.depth + 1, unrolled=None)
+            return CONTROL[domain_of(node), node.op_type](view, Inline(self, inner))
         found = self._folded(view, place)
         if found is None:
             found = self._added(view, place, label)
@@ -385,11 +386,11 @@ class Import:
         key = id(value), dtype
         if key not in self._of_half:
             self._budget.keep(value.size * dtype.itemsize)
-            half = self._ports.converted(value, dtype, name)
+            half = self.ports.converted(value, dtype, name)
             self._of_half[key] = value, half
         return self._of_half[key][1]
 
-    def _folded(self, view: Node, place: _Place) -> Sequence[Value | None] | None:
+    def _folded(self, view: Node, place: Place) -> Sequence[Value | None] | None:
         """The results of a node that has constants only; None if it has not."""
         if view.schema.node_determinism == defs.OpSchema.NodeDeterminism.NonDeterministic:
             return None
@@ -407,7 +408,7 @@ class Import:
                 raise
             return None
 
-    def _constants(self, view: Node, place: _Place, *, fixed: bool) -> Sequence[Value | None]:
+    def _constants(self, view: Node, place: Place, *, fixed: bool) -> Sequence[Value | None]:
         """A node's results, computed now."""
         given = [None if value is None else value.elements for value in view.inputs]
         arrays = fold(view.proto, given, place.opsets, self._budget)
@@ -417,7 +418,7 @@ class Import:
         found = [
             None
             if each is None
-            else self._ports.constant(
+            else self.ports.constant(
                 each, fixed=fixed, key=key if each.nbytes > LITTLE else "", origin=origin
             )
             for each, key, origin in zip(arrays, keys, origins, strict=True)
@@ -428,12 +429,12 @@ class Import:
             found[0].turned_from = of if turns and of.turned_from is None else None
         return found
 
-    def _added(self, view: Node, place: _Place, label: str) -> Sequence[Value | None] | None:
+    def _added(self, view: Node, place: Place, label: str) -> Sequence[Value | None] | None:
         """The results of a node that its handler added; None if the operator's function is to be tried."""
         handler = operators.handler_of(domain_of(view.proto), view.op, view.version)
         if handler is None:
             return None
-        self._g.place = label
+        self.g.place = label
         try:
             return self._handled(handler, view, place)
         except Empty:  # then nothing is computed but what follows from dims and axes
@@ -444,7 +445,7 @@ class Import:
                 empty = nothing(view.proto, view.inputs, place.opsets)
                 if empty is None:
                     raise
-                return [None if each is None else self._ports.constant(each, fixed=True) for each in empty]
+                return [None if each is None else self.ports.constant(each, fixed=True) for each in empty]
         except Refused:
             raise
         except (Declined, InvalidRequest):
@@ -452,9 +453,9 @@ class Import:
                 raise
             return None
 
-    def _handled(self, handler: operators.Handler, view: Node, place: _Place) -> Sequence[Value | None]:
+    def _handled(self, handler: operators.Handler, view: Node, place: Place) -> Sequence[Value | None]:
         inputs = view.inputs
-        results = handler(view, self._g)
+        results = handler(view, self.g)
         found = results if isinstance(results, tuple) else (results,)
         folded: list[tuple[np.ndarray | None, ...]] = []
 
@@ -473,9 +474,9 @@ class Import:
                 return result
             if isinstance(result, np.ndarray | np.generic):
                 array = np.asarray(result)
-                return self._ports.constant(array, fixed=not view.looked)
+                return self.ports.constant(array, fixed=not view.looked)
             if 0 in result.dims:
-                return self._ports.constant(np.empty(result.dims, result.dtype.numpy), fixed=True)
+                return self.ports.constant(np.empty(result.dims, result.dtype.numpy), fixed=True)
             pending = Pending(inputs, functools.partial(array_of, number))
             value = Value(result.dims, result.dtype.numpy, result, pending)
             value.made_by = view
@@ -489,8 +490,8 @@ class Import:
         nodes: Sequence[onnx.NodeProto],
         attributes: Mapping[str, onnx.AttributeProto],
         inputs: Sequence[Value | None],
-        place: _Place,
-    ) -> Sequence[Value | _Unknown | None]:
+        place: Place,
+    ) -> Sequence[Value | Unknown | None]:
         """A node by the function that defines it, whose nodes are in order. `place` has the node's label."""
         if place.depth >= _DEEPEST:
             raise InvalidModel(where=place.label, problem=f"lies in {_DEEPEST} functions, one in the other")
@@ -499,11 +500,11 @@ class Import:
         names.update(zip(function.input, inputs, strict=False))
         opsets = {**place.opsets, **versions(function.opset_import)}  # ONNX's own do not name all
         attributes = {**of_function, **attributes}
-        inner = _Place(names, opsets, attributes, place.label, place.depth + 1, place.as_written)
-        self._walk(nodes, inner, max(len(function.input), len(function.output), len(of_function), 1))
+        inner = Place(names, opsets, attributes, place.label, place.depth + 1, place.as_written)
+        self.walk(nodes, inner, max(len(function.input), len(function.output), len(of_function), 1))
         return [names.get(name) for name in function.output]
 
-    def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None], place: _Place) -> list[Value]:
+    def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None], place: Place) -> list[Value]:
         """A subgraph, which sees the names around it."""
         if len(given) != len(graph.input):
             raise Declined(f"has a subgraph with {len(graph.input)} inputs, and gives it {len(given)}")
@@ -513,17 +514,17 @@ class Import:
         # Layers of its own: a loop of many steps copies none of the names around it, nor its constants.
         names = place.names.new_child(constants) if constants else place.names
         names = names.new_child(dict(zip((each.name for each in graph.input), given, strict=True)))
-        self._walk(nodes, replace(place, names=names), max(len(given), len(graph.output), 1))
+        self.walk(nodes, replace(place, names=names), max(len(given), len(graph.output), 1))
         found = [names.get(output.name) for output in graph.output]
-        if any(isinstance(value, _Unknown) for value in found):
-            raise _Unknowable
+        if any(isinstance(value, Unknown) for value in found):
+            raise Unknowable
         if not all(isinstance(value, Value) for value in found):
             raise Declined("has an output that nothing writes")
         return found  # type: ignore[return-value]
 
-    def _inner_constants(self, graph: onnx.GraphProto) -> dict[str, Value | _Unknown | None]:
+    def _inner_constants(self, graph: onnx.GraphProto) -> dict[str, Value | Unknown | None]:
         """The initialisers of a subgraph."""
-        found: dict[str, Value | _Unknown | None] = {}
+        found: dict[str, Value | Unknown | None] = {}
         for tensor in graph.initializer:
             check_wanted()
             found[tensor.name] = self._read_once(tensor, functools.partial(self._inner, tensor))
@@ -546,72 +547,83 @@ class Import:
 
     def constant(self, array: np.ndarray) -> Value:
         """A constant of the model."""
-        return self._ports.constant(array, fixed=True)
+        return self.ports.constant(array, fixed=True)
 
     # The end.
 
-    def _finished(self, names: Scope) -> Specialised:
+    def finished(self, names: Scope) -> Specialised:
+        """The model, if it is this graph alone. Raises `UnsupportedModel`, and `TooManyOperations`."""
         constants: dict[str, np.ndarray] = {}
         outputs: dict[str, str] = {}
         ports: dict[str, Tensor] = {}
-        precision = self._precision
         for feature in self._file.outputs:
-            value = names.get(feature.name)
-            if not isinstance(value, Value):
-                raise InvalidModel(where=f"output {feature.name!r}", problem="is written by no node")
-            if value.is_constant:
-                array = value.array
-                constants[feature.name] = array if precision is None else precision.constant(array, feature)
-                continue
-            try:
-                tensor = value.tensor
-            except Declined as declined:
-                raise UnsupportedModel(nodes=[f"output {feature.name!r}: {declined}"]) from declined
-            outputs[feature.name] = self._ports.name(feature.name)
-            ports[outputs[feature.name]] = tensor if precision is None else precision.output(tensor, feature)
-        graph = self._built(ports) if ports else None
-        read = set() if graph is None else {port.name for port in graph.inputs}
-        weights, origins = self._ports.weights(read), self._ports.origins(read)
-        if graph is not None:
-            graph, weights, origins = joined(Joined(graph, weights, origins), self._ports.name)
-            if (count := len(graph.body.operations)) > self._most_operations:
-                raise TooManyOperations(f"{count:,}")
+            found = self.output(feature, names)
+            if isinstance(found, np.ndarray):
+                constants[feature.name] = found
+            else:
+                outputs[feature.name] = self.ports.name(feature.name)
+                ports[outputs[feature.name]] = found[1]
+        part = self.part(ports) if ports else None
+        read = set() if part is None else {port.name for port in part.graph.inputs}
         return Specialised(
-            graph=graph,
-            inputs=self._ports.inputs(read),
+            graph=part and part.graph,
+            inputs=self.ports.inputs(read),
             outputs=outputs,
-            weights=weights,
+            weights={} if part is None else part.weights,
             constants=constants,
-            random=self._ports.random(read),
-            origins=origins,
-            decided_by=frozenset(self._ports.looked_at),
+            random=part and part.random,
+            origins={} if part is None else part.origins,
+            decided_by=frozenset(self.ports.looked_at),
         )
 
-    def _built(self, ports: Mapping[str, Tensor]) -> Graph:
-        self._g.place = "the outputs"  # copies of inputs, and of outputs that are written twice
-        graph = self._g.build(ports)
-        inputs = tuple(port for port in graph.inputs if port.uid is not None)
-        return Graph(body=graph.body, inputs=inputs, outputs=graph.outputs)
+    def output(self, feature: Feature, names: Scope) -> np.ndarray | tuple[Value, Tensor]:
+        """An output of the model: its elements, or a value of the graph, and a tensor of the file's dtype."""
+        value, precision = names.get(feature.name), self.precision
+        if not isinstance(value, Value):
+            raise InvalidModel(where=f"output {feature.name!r}", problem="is written by no node")
+        if value.is_constant:
+            return value.array if precision is None else precision.constant(value.array, feature)
+        try:
+            tensor = value.tensor
+        except Declined as declined:
+            raise UnsupportedModel(nodes=[f"output {feature.name!r}: {declined}"]) from declined
+        return value, tensor if precision is None else precision.output(tensor, feature)
+
+    def part(self, outputs: Mapping[str, Tensor]) -> Part:
+        """The graph that computes these, by the names of their ports. Raises `TooManyOperations`."""
+        self.g.place = "the outputs"  # copies of inputs, and of outputs that are written twice
+        built = self.g.build(outputs)
+        inputs = tuple(port for port in built.inputs if port.uid is not None)
+        graph = Graph(body=built.body, inputs=inputs, outputs=built.outputs)
+        read = {port.name for port in inputs}
+        of = Joined(graph, self.ports.weights(read), self.ports.origins(read))
+        graph, weights, origins = joined(of, self.ports.name)
+        if (count := len(graph.body.operations)) > self._most_operations:
+            raise TooManyOperations(f"{count:,}")
+        return Part(graph, weights, origins, self.ports.random(read))
 
 
 @dataclass(frozen=True)
-class _Inline:
+class Inline:
     """See `Inliner`."""
 
     imports: Import
-    place: _Place
+    place: Place
 
     def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
+        """See `Inliner`."""
         return self.imports.inlined(graph, given, self.place)
 
     def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
+        """See `Computing`."""
         node = onnx.helper.make_node(op_type, ["x"] * len(inputs), ["y"], **attributes)
-        (value,) = self.imports._computed(node, list(inputs), replace(self.place, opsets={"": 21}))
+        (value,) = self.imports.computed(node, list(inputs), replace(self.place, opsets={"": 21}))
         if not isinstance(value, Value):
-            raise _Unknowable
+            raise Unknowable
         return value
 
     def constant(self, array: np.ndarray) -> Value:
+        """See `Computing`."""
         return self.imports.constant(array)
 
 
@@ -620,21 +632,3 @@ def _check_no_list(schema: Schema, inputs: Sequence[Value | None]) -> None:
         of = formal(schema, number)
         if isinstance(value, Listed) and of is not None and of.dtypes is not None:
             raise Refused("has a list where it needs a tensor")
-
-
-def _reason(error: Exception) -> str:
-    """Why a node cannot be run, of what was raised for it."""
-    match error:
-        case Declined():
-            return str(error)
-        case Empty():
-            return "has a tensor without elements"
-        case InvalidRequest():
-            return f"{error.field}: {error.value} {error.problem}"
-        case _:
-            return f"does not fit its operator: {type(error).__name__}: {error}"
-
-
-def _label(node: onnx.NodeProto, place: _Place) -> str:
-    """A node for people, with the one that it lies in."""
-    return f"{place.label}, in {label_of(node)}" if place.label else label_of(node)

@@ -13,8 +13,8 @@ import numpy as np
 from cudnn_actor.models.errors import UnsupportedModel
 from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx.budget import Recorded, TooManyOperations
+from cudnn_actor.onnx.cutting import specialised
 from cudnn_actor.onnx.dtypes import check_dtypes
-from cudnn_actor.onnx.importing import Import
 from cudnn_actor.onnx.open_dims import problems_of_nodes
 from cudnn_actor.onnx.operator_checks import problems_of, unknown_versions
 from cudnn_actor.onnx.precision import checked_precision
@@ -103,7 +103,7 @@ class OnnxModel:
     ) -> Specialised:
         """See `Source`."""
         try:
-            return Import(self._file, specs, values, most_operations).specialised()
+            return specialised(self._file, specs, values, most_operations)
         except TooManyOperations as error:
             raise error.refusal(most_operations) from error
 
@@ -121,7 +121,7 @@ def check_operators(file: ModelFile) -> None:
     if specs is not None:
         try:
             # What a graph may have is the service's to say. So this looks at as much as fits one by default.
-            Import(file, specs, {}, sys.maxsize, Recorded.of(GraphLimits().operations)).specialised()
+            specialised(file, specs, {}, sys.maxsize, recorded=Recorded.of(GraphLimits().operations))
         except (NeedsValues, TooManyOperations):
             pass  # values that nobody has given: so dims and attributes add nothing to the problems
         except UnsupportedModel as error:

@@ -23,7 +23,8 @@ from cudnn_actor.models.errors import InvalidModel
 from cudnn_actor.models.source import Feature
 from cudnn_actor.onnx.budget import Recorded
 from cudnn_actor.onnx.control import is_control
-from cudnn_actor.onnx.importing import Import, Trial
+from cudnn_actor.onnx.importing import Import
+from cudnn_actor.onnx.places import Trial
 from cudnn_actor.onnx.reading import ModelFile, label_of
 from cudnn_actor.onnx.schemas import infer
 from cudnn_actor.onnx.values import Value
@@ -85,7 +86,7 @@ class _Check:
         self.problems: list[str] = []
         self._file = file
         operations = _OPERATIONS_OF_NODE * len(file.nodes) + GraphLimits().operations
-        self._import = Import(file, {}, {}, sys.maxsize, Recorded.of(operations))
+        self._import = Import(file, {}, {}, sys.maxsize, recorded=Recorded.of(operations))
         self._known: dict[str, _Type | Value] = {}
         for name, array in file.tensors.items():
             self._known[name] = self._import.constant(array)

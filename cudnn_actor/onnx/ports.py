@@ -15,13 +15,33 @@ from cudnn_actor.onnx.reading import ModelFile
 from cudnn_actor.onnx.values import Declined, Empty, Refused, Undecided, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.messages.model_messages import Draws
+from cudnn_actor.protocol.messages.run_loop import SCRATCH
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
-__all__ = ["LITTLE", "Ports"]
+__all__ = ["LITTLE", "PortNames", "Ports", "key_of"]
 
 LITTLE = 1 << 16
 """A constant of at most so many bytes has its digest as its key, so equal ones are one buffer."""
+
+
+class PortNames:
+    """Gives each name once, in one graph, or in all graphs of a model that is cut at its loops."""
+
+    def __init__(self) -> None:
+        self._names = {SCRATCH}
+        """Those that are taken. No body of a loop may have a port of this name."""
+        self._numbered: Counter[str] = Counter()
+        """Names → the last number that was given to a port of that name."""
+
+    def new(self, name: str) -> str:
+        """A name that no port has yet."""
+        port = name
+        while port in self._names:
+            self._numbered[name] += 1  # all numbers below are taken: thousands may have one name
+            port = f"{name}_{self._numbered[name]}"
+        self._names.add(port)
+        return port
 
 
 class Ports:
@@ -37,6 +57,8 @@ class Ports:
         Those of the model's inputs, by name.
     values
         The values of the inputs that decide over shapes.
+    names
+        Where the names of ports come from.
     """
 
     def __init__(
@@ -45,15 +67,16 @@ class Ports:
         file: ModelFile,
         specs: Mapping[str, TensorSpec],
         values: Mapping[str, np.ndarray],
+        names: PortNames,
     ) -> None:
         self._g, self._file, self._specs, self._values = g, file, specs, values
         self._inputs: dict[str, str] = {}
         """The model's inputs that are read → ports."""
-        self._names: set[str] = set()
-        self._numbered: Counter[str] = Counter()
-        """Names → the last number that was given to a port of that name."""
+        self.name = names.new
         self.looked_at: set[str] = set()
         """Initialisers whose values are part of the graph, of those that may be overwritten."""
+        self._packed: dict[int, Value] = {}
+        """Inputs of the model, by the ids of their values."""
         self._origins: dict[str, Origin] = {}
         self._weights: dict[str, tuple[str, Weight]] = {}
         self._of_weight: dict[str, Tensor] = {}
@@ -94,7 +117,14 @@ class Ports:
             return self._g.input(self._inputs[name], spec.dims, spec.dtype, layout=spec.layout)
 
         elements = Undecided(frozenset({name})) if array is None else array
-        return Value(spec.dims, spec.dtype.numpy, tensor, elements)
+        value = Value(spec.dims, spec.dtype.numpy, tensor, elements)
+        if spec.layout is Layout.NCHW:
+            self._packed[id(value)] = value
+        return value
+
+    def is_packed_input(self, value: Value) -> bool:
+        """Whether a value is an input of the model, as it is given, with its last dim contiguous."""
+        return id(value) in self._packed
 
     def initialiser(self, name: str) -> Value:
         """An initialiser of the model."""
@@ -172,9 +202,7 @@ class Ports:
             raise Empty
         dims = given.dims if isinstance(given, Value) else given.shape
         if not key:
-            data = np.ascontiguousarray(given.elements if isinstance(given, Value) else given)
-            digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16)
-            key = f"{dtype} {dims} {digest.hexdigest()}"
+            key = key_of(given.elements if isinstance(given, Value) else given, dtype)
         if stored not in (None, dtype):
             dtype, key = stored, f"{key}, {stored}"
         key = key if layout is Layout.NCHW else f"{key}, {layout}"
@@ -203,11 +231,9 @@ class Ports:
         first, self._drawn = self._drawn, self._drawn + count
         return self._g.advance(state, first) if first else state
 
-    def name(self, name: str) -> str:
-        """A name that no port has yet."""
-        port = name
-        while port in self._names:
-            self._numbered[name] += 1  # all numbers below are taken: thousands may have one name
-            port = f"{name}_{self._numbered[name]}"
-        self._names.add(port)
-        return port
+
+def key_of(array: np.ndarray, dtype: DType) -> str:
+    """What is equal for equal values of that dtype."""
+    data = np.ascontiguousarray(array)
+    digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16)
+    return f"{dtype} {array.shape} {digest.hexdigest()}"

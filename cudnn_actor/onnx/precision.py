@@ -156,6 +156,14 @@ class Precision:
         found.standing = standing
         return found
 
+    def wide(self, value: Value) -> Value:
+        """What a loop is given, hands on from turn to turn, or gives: floats are float32 there."""
+        return self._as(value, _WIDE) if _is_floating(value) else value
+
+    def dtype_in_loops(self, value: Value) -> DType | None:
+        """The dtype that such a value has there; None if no tensor has it."""
+        return _WIDE if _is_floating(value) else value.known
+
     def output(self, tensor: Tensor, feature: Feature) -> Tensor:
         """An output in the dtype that the model says."""
         dtype = _floating(feature.dtype)

@@ -40,6 +40,7 @@ __all__ = [
     "in_order",
     "label_of",
     "read",
+    "read_by",
 ]
 
 Opsets = Mapping[str, int]
@@ -65,21 +66,29 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     steps
         Elementary steps, of about a nanosecond each, that an import may take to compute them, beside 320 for
         each such byte.
+    unrolled
+        How many operations a graph may have by unrolling a `Loop` or a `Scan` of the model itself. One with
+        more runs as a loop: see `cudnn-actor docs onnx`. None for as many as a graph may have, which is also
+        the most.
 
     Raises
     ------
     InvalidRequest
-        A limit is no whole number of at least 1.
+        A limit is no whole number of at least 1; `unrolled`, of at least 0.
     """
 
     nbytes: int = 64 << 30
     nodes: int = 200_000
     constants: int = 256 << 20
     steps: int = 1 << 33
+    unrolled: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            msgspec.structs.force_setattr(self, name, require_whole(name, getattr(self, name), 1))
+            if name != "unrolled":
+                msgspec.structs.force_setattr(self, name, require_whole(name, getattr(self, name), 1))
+        if self.unrolled is not None:
+            msgspec.structs.force_setattr(self, "unrolled", require_whole("unrolled", self.unrolled, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +257,7 @@ def in_order(nodes: Sequence[onnx.NodeProto], known: set[str]) -> list[onnx.Node
                 raise InvalidModel(where=label_of(node), problem=f"writes {name!r}, which there is already")
             writers[name] = number
     waiting = [
-        {writers[name] for name in _read(node) if name in writers} - {number}
+        {writers[name] for name in read_by(node) if name in writers} - {number}
         if not any(writers.get(name) == number for name in node.input)
         else {number}
         for number, node in enumerate(nodes)
@@ -273,13 +282,13 @@ def in_order(nodes: Sequence[onnx.NodeProto], known: set[str]) -> list[onnx.Node
     return [nodes[number] for number in order]
 
 
-def _read(node: onnx.NodeProto) -> Iterable[str]:
+def read_by(node: onnx.NodeProto) -> Iterable[str]:
     """The names that a node reads, and those that its subgraphs read."""
     yield from node.input
     for graph in _graphs(node.attribute):
         own = {each.name for each in (*graph.input, *graph.initializer)}
         own.update(name for inner in graph.node for name in inner.output)
-        names = [name for inner in graph.node for name in _read(inner)]
+        names = [name for inner in graph.node for name in read_by(inner)]
         names += [output.name for output in graph.output]
         yield from (name for name in names if name not in own)
 

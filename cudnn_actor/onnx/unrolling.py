@@ -5,7 +5,11 @@ from __future__ import annotations
 from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 
-__all__ = ["Unrolling"]
+__all__ = ["TooManyTurns", "Unrolling"]
+
+
+class TooManyTurns(Refused):
+    """Raised where all turns together are more operations than a graph may have."""
 
 
 class Unrolling:
@@ -36,7 +40,7 @@ class Unrolling:
         self._before = self._began
 
     def turned(self) -> None:
-        """Note that a turn was added. Raises `Refused` if all of them are too many operations."""
+        """Note that a turn was added. Raises `TooManyTurns` if all of them are too many operations."""
         self._done += 1
         needed = added = self._g.added
         if self._turns is None:
@@ -49,7 +53,7 @@ class Unrolling:
         self._before = added
         if needed > self._most:
             count = "many" if self._turns is None else f"{self._turns:,}"
-            raise Refused(
+            raise TooManyTurns(
                 f"has {count} turns, which are {needed:,} operations of the graph or more, where the limit "
                 f"is {self._most:,}; raise it: spawn(graph_limits=GraphLimits(operations={_rounded(needed)}))"
             )

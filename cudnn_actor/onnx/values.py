@@ -22,6 +22,7 @@ __all__ = [
     "Contradiction",
     "Declined",
     "Empty",
+    "OfLoop",
     "Pending",
     "Refused",
     "Undecided",
@@ -41,6 +42,10 @@ class Declined(Exception):
 
 class Refused(Declined):
     """Raised by a handler for a node that the function which defines its operator must not run, either."""
+
+
+class OfLoop(Refused):
+    """Raised for a node that needs, at the import, values which a loop computes when the model runs."""
 
 
 class Unfit(Refused):

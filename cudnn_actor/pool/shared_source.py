@@ -86,9 +86,7 @@ class SharedSource:
         self._made, self._weights = OrderedDict(), {}
 
     def _with_shared_weights(self, made: Specialised) -> Specialised:
-        if made.graph is None:
-            return made
-        specs = {port.name: port.spec for port in made.graph.inputs}
+        specs = made.ports
         missing: dict[tuple[str, TensorSpec], Weight] = {
             (name, specs[port]): weight
             for port, (name, weight) in made.weights.items()

@@ -24,7 +24,7 @@ from onnx import numpy_helper
 from benchmarks.gpu.setting import gpu_versions
 from benchmarks.recording import write_found
 from cudnn_actor.models import InvalidModel, UnsupportedModel
-from cudnn_actor.onnx import backend
+from cudnn_actor.onnx import ModelLimits, backend
 from cudnn_actor.onnx.operators import RANDOM
 from cudnn_actor.protocol.errors import CudnnActorError
 
@@ -77,17 +77,18 @@ def _expanded(case: Any) -> bool:
     return "_expanded" in case.name
 
 
-def judged(every: Sequence[Any], device: str = "CPU") -> list[Outcome]:
-    """Run each case on each of its sets of data."""
+def judged(every: Sequence[Any], device: str = "CPU", limits: ModelLimits | None = None) -> list[Outcome]:
+    """Run each case on each of its sets of data. `limits`: those of the import."""
     operators = operators_of(every)
     return [
-        Outcome(case.name, operators[case.name], _expanded(case), *_judged(case, device)) for case in every
+        Outcome(case.name, operators[case.name], _expanded(case), *_judged(case, device, limits))
+        for case in every
     ]
 
 
-def _judged(case: Any, device: str) -> tuple[Verdict, str]:
+def _judged(case: Any, device: str, limits: ModelLimits | None) -> tuple[Verdict, str]:
     try:
-        model = backend.prepare(case.model, device)
+        model = backend.prepare(case.model, device, limits=limits)
     except (UnsupportedModel, InvalidModel) as error:
         return Verdict.ERROR if "does not fit its operator" in str(error) else Verdict.REFUSED, str(error)
     except Exception as error:  # noqa: BLE001 - a case must not end the loop

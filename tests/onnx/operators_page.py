@@ -111,11 +111,19 @@ program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
   has them, with the usual activations, without `clip`, `input_forget` or peepholes, and with lengths that the
   model says, which a reversed network must not have. All others are a product with the input of all steps,
   and [the steps of other cells](operations.md#steps-of-other-recurrent-cells).
-- **Unrolled loops**: each step of a `Loop` or a `Scan` is the operations of its body, and each step of a
-  `DynamicQuantizeLSTM` is 37. A graph may have 10,000, so that the latter may have 269 steps, or half of that
-  in two directions. A longer sequence is refused after two steps, and the error names the option that raises
-  the limit: `spawn(graph_limits=GraphLimits(operations=...))`. Each length of a sequence is a graph of its
-  own, imported and planned at its first run: give chunks of one length, or pad to few.
+- **Loops**: a `Loop` or a `Scan` with few turns is unrolled, which is fastest: each turn is the operations
+  of its body, and a graph may have 10,000. `ModelLimits(unrolled=...)` says how many it may have by that; 0
+  unrolls none. One with more turns, or whose condition follows from the data, runs as a
+  [loop](graphs.md#loops) of the service: [models.md](models.md#loops) says how. It is so with loops of the
+  model itself. Those in a body, a branch or a function are unrolled, or refused. So is a `Scan` of version
+  8, and a loop whose state changes its dims, whose body needs the number of the turn for dims, which draws
+  random numbers, or whose rows other nodes read while the data decides how many they are. An error gives
+  both reasons. All loops of a model with `swappable=True` are unrolled.
+- **Steps that are unrolled**: each step of a `DynamicQuantizeLSTM` is 37 operations, so that it may have
+  269 of them, or half of that in two directions. A longer sequence is refused after two steps, and the
+  error names the option that raises the limit: `spawn(graph_limits=GraphLimits(operations=...))`. Each
+  length of a sequence is a graph of its own, imported and planned at its first run: give chunks of one
+  length, or pad to few.
 - **Layout.** In bfloat16 and float16, convolutions have their channels last, and so has what follows from
   them. Filters are uploaded so. An output that is kept as a reference may be one of those.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each
@@ -230,6 +238,8 @@ def _operators(outcomes: Sequence[Outcome]) -> Iterable[str]:
 def _how(domain: str, name: str, schema: defs.OpSchema) -> str | None:
     if (domain, name) in HANDLERS:
         return f"ours, from {min(HANDLERS[domain, name])}"
+    if name in ("Loop", "Scan") and not domain:
+        return "when the model is imported, or as a loop"
     if name in _OWN and not domain:
         return "when the model is imported"
     return "its function" if has_body(schema) else None

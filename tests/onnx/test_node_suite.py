@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cudnn_actor.onnx import backend
+from cudnn_actor.onnx import ModelLimits, backend
+from cudnn_actor.onnx.loops import is_loop
 
 from .node_suite import Verdict, cases, counts, judged
 from .operators_page import PAGE, render
@@ -20,9 +21,17 @@ def the_shared_service_ends() -> Iterator[None]:
 
 @pytest.mark.timeout(600)
 def test_every_case_is_right_or_refused_and_the_page_says_which() -> None:
-    outcomes = judged(cases())
+    every = cases()
+    outcomes = judged(every)
     assert [each for each in outcomes if each.verdict in (Verdict.WRONG, Verdict.ERROR)] == []
     of = counts(outcomes)
     assert of[False, Verdict.RIGHT] >= 1200
     assert of[True, Verdict.RIGHT] >= 420
     assert PAGE.read_text() == render(outcomes), "run: python -m tests.onnx.operators_page"
+    loops = [case for case in every if any(map(is_loop, case.model.graph.node))]
+    verdicts = {each.name: each.verdict for each in outcomes}
+    as_loops = judged(loops, limits=ModelLimits(unrolled=0))
+    assert {each.name: each.verdict for each in as_loops} == {
+        each.name: verdicts[each.name] for each in as_loops
+    }
+    assert sum(each.verdict is Verdict.RIGHT for each in as_loops) >= 20

@@ -1,0 +1,180 @@
+"""A run of a model with loops: graphs and loops, each a message of its own, one after the other.
+
+What lies between them is in buffers of this run, so any number of runs may be under way. Each message is
+pure: it writes buffers that nothing else reads before it has been answered. So a crash changes nothing but
+the time: the service repeats the message that was running, and what earlier ones have written is still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.actors import Deadline
+from cudnn_actor.models.source import Specialised, Step
+from cudnn_actor.protocol.errors import InvalidRequest, OutOfMemory, Words
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.messages.messages import Allocate, RunGraph, RunLoop
+from cudnn_actor.protocol.messages.run_loop import Loop
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["StepsRun", "explained_steps"]
+
+
+class StepsRun:
+    """One run.
+
+    Parameters
+    ----------
+    gpu
+        The `CudnnRef` of the service.
+    discard
+        Frees a buffer without waiting.
+    of
+        What runs.
+    weights
+        Ports → the buffers of the weights.
+    deadline
+        When it has to be done.
+    """
+
+    def __init__(
+        self,
+        gpu: Any,
+        discard: Callable[[BufferRef], None],
+        of: Specialised,
+        weights: Mapping[str, BufferRef],
+        deadline: Deadline,
+    ) -> None:
+        self._gpu, self._discard, self._of = gpu, discard, of
+        self._weights, self._deadline = weights, deadline
+        self._cells: dict[str, BufferRef] = {}
+        """What is there now."""
+        self._made: dict[str, BufferRef] = {}
+        """Those of them that this run has allocated, and frees."""
+        outputs = {*of.outputs.values(), *of.rows.values()}
+        self._last = {cell: number for number, step in enumerate(of.steps) for cell in step.reads.values()}
+        """Cells → the step behind which nothing reads them, but for what the results need."""
+        self._last.update(dict.fromkeys(outputs, len(of.steps)))
+
+    async def run(self, given: Mapping[str, np.ndarray | BufferRef], keep: Collection[str]) -> dict[str, Any]:
+        """The outputs by name: arrays, and references of those in `keep`.
+
+        Raises as the messages do, and `InvalidRequest` if a loop does not end. What it has allocated is freed
+        then, and if it is cancelled.
+        """
+        try:
+            for name, cell in self._of.inputs.items():
+                value = given[name]
+                if isinstance(value, BufferRef):
+                    self._cells[cell] = value
+                else:
+                    self._keep(cell, await self._gpu.upload(value, timeout=self._deadline.left_s))
+            for number, step in enumerate(self._of.steps):
+                await self._run(step)
+                self._free(number, step)
+            return await self._results(keep)
+        finally:
+            for ref in self._made.values():
+                self._discard(ref)
+
+    def _keep(self, cell: str, ref: BufferRef) -> None:
+        self._cells[cell] = self._made[cell] = ref
+
+    async def _run(self, step: Step) -> None:
+        for cell, spec in step.outputs.items():
+            self._keep(cell, await self._allocated(spec, step, cell))
+        inputs = {name: self._weights.get(name) or self._cells[step.reads[name]] for name in step.inputs}
+        buffers = {**inputs, **{cell: self._cells[cell] for cell in step.outputs}}
+        if not isinstance(step.run, Loop):
+            await self._gpu.ask(RunGraph.bind(step.run, buffers), timeout=self._deadline.left_s)
+            return
+        scratch = await self._allocated(step.run.scratch, step, "scratch")
+        try:
+            message = RunLoop.bind(step.run, buffers, turns=step.turns, scratch=scratch)
+            await self._gpu.ask(message, timeout=self._deadline.left_s)
+        finally:
+            self._discard(scratch)
+        if step.ends and bool(await self._downloaded(step.ends)):
+            raise InvalidRequest(
+                field="inputs",
+                value=Words(step.label),
+                problem=f"has not ended after {step.turns:,} turns",
+                fix="give inputs with which its condition becomes False before that",
+            )
+
+    async def _allocated(self, spec: TensorSpec, step: Step, what: str) -> BufferRef:
+        try:
+            ref: BufferRef = await self._gpu.ask(Allocate(spec=spec), timeout=self._deadline.left_s)
+        except OutOfMemory as error:
+            raise error.at(error.operations, f"{step.label or 'a graph between loops'}, {what!r}") from error
+        return ref
+
+    def _free(self, number: int, step: Step) -> None:
+        """Free what nothing reads behind a step."""
+        for cell in [*step.outputs, *step.reads.values()]:
+            if self._last.get(cell, number) <= number and cell in self._made:
+                self._discard(self._made.pop(cell))
+
+    async def _downloaded(self, cell: str) -> np.ndarray:
+        array: np.ndarray = await self._gpu.download(self._cells[cell], timeout=self._deadline.left_s)
+        return array
+
+    async def _results(self, keep: Collection[str]) -> dict[str, Any]:
+        of = self._of
+        results: dict[str, Any] = {}
+        kept: dict[str, BufferRef] = {}
+        try:
+            for name, array in of.constants.items():
+                results[name] = array.copy()
+            for name, cell in of.outputs.items():
+                if name in keep and name not in of.rows:
+                    continue  # taken below, where nothing can fail any more
+                array = await self._downloaded(cell)
+                if name in of.rows:
+                    array = array[: int(await self._downloaded(of.rows[name]))]
+                results[name] = array
+            wanted = dict.fromkeys(keep)
+            for name in wanted:
+                if name in results:
+                    kept[name] = await self._gpu.upload(results[name], timeout=self._deadline.left_s)
+            kept.update({name: self._made.pop(of.outputs[name]) for name in wanted if name not in results})
+            results.update(kept)
+            kept = {}
+            return results
+        finally:
+            for ref in kept.values():
+                self._discard(ref)
+
+
+def explained_steps(steps: Sequence[Step], found: Sequence[Explanation]) -> Explanation:
+    """What was found of each step, as one. A loop's pieces are those of one turn; its time is that of all."""
+    pieces = []
+    operations, us = 0, 0.0
+    for step, each in zip(steps, found, strict=True):
+        turns = f"{step.turns:,} turns: " if isinstance(step.run, Loop) else ""
+        pieces += [
+            msgspec.structs.replace(
+                piece,
+                operations=tuple(operations + number for number in piece.operations),
+                labels=tuple(f"{turns}{label}" for label in piece.labels),
+            )
+            for piece in each.pieces
+        ]
+        operations += len(step.graph.body.operations)
+        us += (each.run_us or 0.0) * max(step.turns, 1)
+    return Explanation(
+        plan=found[0].plan,
+        digest=" ".join(each.digest for each in found),
+        pieces=tuple(pieces),
+        views=tuple(view for each in found for view in each.views),
+        scratch=tuple(scratch for each in found for scratch in each.scratch),
+        scratch_bytes=max(each.scratch_bytes for each in found),
+        workspace=max(each.workspace for each in found),
+        run_us=us if all(each.run_us is not None for each in found) else None,
+        device=found[0].device,
+    )
