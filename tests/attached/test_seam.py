@@ -14,14 +14,26 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, InvalidRequest, StaleBufferError, blocking, connect
+from cudnn_actor import (
+    CudnnRef,
+    GraphBuilder,
+    InvalidRequest,
+    Loop,
+    RunGraph,
+    RunLoop,
+    StaleBufferError,
+    blocking,
+    connect,
+)
 from cudnn_actor.attached import ServedSocket
 from cudnn_actor.blocking import handle
 from cudnn_actor.messages import UnloadModel
 from cudnn_actor.models import batching
+from cudnn_actor.onnx import ModelLimits, OnnxModel
 from cudnn_actor.service import client, computing, requests, scopes
 
 from ..onnx.small_models import image_model
+from ..onnx.test_long_loops import known_turns
 
 
 def used(module: ModuleType, of: str) -> set[str]:
@@ -68,6 +80,33 @@ async def test_a_shared_weight_is_only_read(client: CudnnRef, served: ServedSock
             await other.download(weights[0])
     assert (await client.run(model, image=np.ones((1, 3, 8, 8), np.float32))).keys()
     await model.close()
+
+
+async def test_graphs_and_loops_of_a_model_read_shared_weights(client: CudnnRef) -> None:
+    """And write to none."""
+    proto, inputs = known_turns(20)
+    async with await client.load(OnnxModel(proto, ModelLimits(unrolled=0))) as model:
+        plain = await client.load(proto)
+        wanted = await client.run(plain, inputs)
+        for name, array in (await client.run(model, inputs)).items():
+            np.testing.assert_allclose(array, wanted[name], rtol=1e-5, atol=1e-6)
+        ((weight, _),) = model._keeping.weights.values()
+        g = GraphBuilder()
+        x = g.input("x", weight.dims)
+        graph = g.build(y=g.tanh(x))
+        own = await client.empty(weight.dims, dtype="float32")
+        await client.apply(graph, x=weight)
+        with pytest.raises(InvalidRequest, match="share"):
+            await client.ask(RunGraph.bind(graph, x=own, y=weight))
+        loop = Loop(body=graph, carried={"x": "y"})
+        with pytest.raises(InvalidRequest, match="share"):
+            await client.loop(loop, turns=2, x=own, y=weight)
+        zeros = np.zeros(loop.scratch.dims, np.uint8)
+        scratch = await client._upload_weight(zeros, loop.scratch, shared=True)
+        with pytest.raises(InvalidRequest, match="share"):
+            await client.ask(RunLoop.bind(loop, x=weight, y=own, turns=2, scratch=scratch))
+        await client.free(scratch)
+        await plain.close()
 
 
 def test_the_command_lets_others_attach(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -19,8 +19,17 @@ from cudnn_actor.protocol.errors import (
 )
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.messages.messages import DeployModel, Download, Free, UnloadModel, WarmModel
+from cudnn_actor.protocol.messages.messages import (
+    DeployModel,
+    Download,
+    Free,
+    GraphRun,
+    RunLoop,
+    UnloadModel,
+    WarmModel,
+)
 from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
+from cudnn_actor.protocol.messages.run_loop import SCRATCH
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -102,13 +111,28 @@ class Holdings:
     def _check_reads(self, message: Any) -> None:
         if isinstance(message, Download | Free):
             return
-        if not isinstance(message, DeployModel | WarmModel):
+        if isinstance(message, GraphRun) and message.graph.body.pure:
+            written = {port.name for port in message.graph.outputs}
+            scratch = [(SCRATCH, message.scratch)] if isinstance(message, RunLoop) else []
+            self._check_written(message.graph, message.buffers, written, scratch)
+        elif isinstance(message, DeployModel | WarmModel):
+            for graph in message.graphs:
+                self._check_written(graph.graph, graph.buffers, _written(graph))
+        else:
             raise _only_read(type(message).__name__)
-        for graph in message.graphs:
-            written = _written(graph)
-            for port, ref in zip(graph.graph.ports, graph.buffers, strict=False):
-                if port.name in written and (ref.slot, ref.generation) in self._read:
-                    raise _only_read(port.name)
+
+    def _check_written(
+        self,
+        graph: Graph,
+        buffers: Iterable[BufferRef],
+        written: Collection[str],
+        others: Iterable[tuple[str, BufferRef]] = (),
+    ) -> None:
+        """Raise `InvalidRequest` if a port in `written`, or one of `others`, has a shared buffer."""
+        ports = ((port.name, ref) for port, ref in zip(graph.ports, buffers, strict=False))
+        for name, ref in (*((name, ref) for name, ref in ports if name in written), *others):
+            if (ref.slot, ref.generation) in self._read:
+                raise _only_read(name)
 
     def reserve(self, nbytes: int) -> None:
         """Count bytes that the client is about to get. Raises `OutOfMemory` if they are over its bound."""
