@@ -20,6 +20,7 @@ from cudnn_actor.protocol.operations.base import (
     Specs,
     T,
     axis_of,
+    is_all,
     require,
 )
 from cudnn_actor.protocol.operations.example import Example
@@ -255,6 +256,17 @@ class Pad(Movement[T], tag=True):
         along = list(zip(self.before, self.steps, x.dims, strict=True))
         starts = tuple(before + (size - 1) * max(-step, 0) for before, step, size in along)
         return {"x": g.apply(Slice(x=d["y"], starts=starts, steps=self.steps, sizes=x.dims))}
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        """Not a part along an axis that has a number around or between x's elements."""
+        axes = zip(specs["y"].dims, wanted["y"], self.before, self.after, self.steps, strict=True)
+        found = []
+        for size, cut, before, after, step in axes:
+            is_kept = (before, after, step) == (0, 0, 1)
+            if not is_kept and not is_all(size, cut):
+                return None
+            found.append(cut if is_kept else slice(None))
+        return {"x": tuple(found)}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x = values["x"]

@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
-from cudnn_actor.engines.cuda.checking.evaluated_reference import first_byte, sampled
+from cudnn_actor.engines.cuda.checking.evaluated_reference import (
+    OnHostInPart,
+    first_byte,
+    place_of,
+    sampled,
+)
 from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.operations.matmul import CublasCall, cublas_call
@@ -26,6 +31,7 @@ from cudnn_actor.protocol import (
     TensorRole,
     TensorSpec,
 )
+from cudnn_actor.protocol.operations import Pad
 
 from ..gpu.choices import Choices
 from .test_matmul import RESULTS, SHAPES, lying
@@ -250,6 +256,22 @@ def test_every_place_in_a_tile_is_evaluated_somewhere() -> None:
         places = np.arange(4096)[part]
         assert {*(places % 64)} == {*range(64)}
         assert places[-1] == 4095
+
+
+def test_of_long_sums_as_few_places_are_evaluated_as_there_may_be() -> None:
+    graph = after((8, 197, 3072), (3072, 768), (1, 1, 768))
+    part, found = sampled(graph, 1 << 21, 1 << 18)  # less than 16 places of each dim take
+    assert found
+    assert part.tensor(5).dims[0] == 8
+    assert all(16 >= size > 8 for size in part.tensor(5).dims[1:])
+
+
+def test_a_graph_that_can_be_cut_along_the_first_dim_alone_is() -> None:
+    pad = Pad(x=0, y=1, before=(0, 1, 0), after=(0, 0, 0), steps=(1, 1, 1))
+    specs = [TensorSpec.packed(dims) for dims in ((8, 196, 768), (8, 197, 768))]
+    graph = OperationGraph(tensors=tuple(map(tensor, range(2), specs)), operations=(pad,))
+    assert sampled(graph, 1 << 21, 1 << 18)[0].tensor(1).dims == (1, 197, 768)
+    assert place_of(graph, ready=False) is OnHostInPart
 
 
 def test_a_graph_is_evaluated_as_a_whole_where_it_is_small_or_must_be() -> None:

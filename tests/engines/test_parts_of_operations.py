@@ -10,13 +10,14 @@ import pytest
 
 from cudnn_actor.engines.cpu.exact.evaluation import XP, exact
 from cudnn_actor.protocol import TensorSpec
+from cudnn_actor.protocol.operations import Pad
 
 from ..gpu.operations.cases import arrays
 from ..gpu.operations.drawing import draw
 
 FAMILIES = (
     *("response_norm", "grid_sampling", "sorting", "reduction", "indexing", "pooling", "normalization"),
-    *("softmax", "attention"),
+    *("softmax", "attention", "movement"),
 )
 
 
@@ -57,3 +58,18 @@ def test_spread_places_of_results_follow_from_what_they_need(family: str) -> Non
                     found[name], whole[name][region], rtol=1e-12, atol=0, err_msg=f"seed {seed}: {case}"
                 )
     assert cut >= 12
+
+
+def test_a_part_of_a_pad_follows_from_that_part_where_nothing_is_around_it() -> None:
+    pad = Pad(x=0, y=1, before=(0, 2, 0), after=(0, 0, 0), steps=(1, 1, -1), value=7.0)
+    x = np.arange(60.0).reshape(5, 3, 4)
+    specs = {"x": TensorSpec.packed((5, 3, 4)), "y": TensorSpec.packed((5, 5, 4))}
+    whole = pad.evaluate(XP, {"x": x}, specs)["y"]
+    region = (slice(1, None, 3), slice(0, 5), slice(None))
+    needed = pad.needs(specs, {"y": region})
+    assert needed is not None
+    part = pad.evaluate(XP, {"x": x[needed["x"]]}, {"y": TensorSpec.packed((2, 5, 4))})["y"]
+    np.testing.assert_array_equal(part, whole[region])
+    for axis in (1, 2):  # padded, and in reverse
+        cut = tuple(slice(1, None) if n == axis else slice(None) for n in range(3))
+        assert pad.needs(specs, {"y": cut}) is None

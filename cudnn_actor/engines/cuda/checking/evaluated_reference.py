@@ -38,7 +38,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.base import Array, Region
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.tensor import packed_strides
+from cudnn_actor.protocol.types.tensor import packed_nbytes, packed_strides
 
 __all__ = [
     "EvaluatedReference",
@@ -71,6 +71,8 @@ _MOST_WORK_IN_PART, _MOST_ELEMENTS_IN_PART = 1 << 26, 1 << 22
 most that it may have if no part is that small."""
 _MOST_COPIED = 1 << 26
 """The most elements of a graph of which a part is evaluated on the host: it copies what lies between, too."""
+_MOST_SAMPLED = 256
+"""The most graphs whose part that is evaluated is remembered: a build asks for it several times."""
 _DRAWS = 6
 """How often a graph is evaluated with other roundings: all up, all down, and at random."""
 _SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
@@ -197,7 +199,7 @@ class OnHost:
     @staticmethod
     def draw(dims: tuple[int, ...], seed: int) -> Array:
         """Random whole numbers from -3 to 4, as float64."""
-        return np.random.default_rng(seed).integers(-3, 5, dims).astype(np.float64)
+        return np.random.default_rng(seed).integers(-3, 5, dims, np.int8).astype(np.float64)
 
     @staticmethod
     def compared(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
@@ -207,9 +209,17 @@ class OnHost:
 
     @classmethod
     def store(cls, values: Array, tensor: GraphTensor, address: int) -> None:
-        """Round values into a tensor's memory. What lies between its elements stays."""
-        data = cls._copied(tensor, address)
-        round_into(values, tensor.dtype, _elements(data, tensor))
+        """Round values into a tensor's memory. What lies between its elements stays.
+
+        Where two floats are equally near, either may be stored: to find the right one takes a few times as
+        long.
+        """
+        packed = packed_nbytes(tensor.spec) == tensor.spec.nbytes
+        data = np.empty(tensor.spec.nbytes, np.uint8) if packed else cls._copied(tensor, address)
+        if tensor.dtype.is_floating:
+            _elements(data, tensor)[...] = values
+        else:
+            round_into(values, tensor.dtype, _elements(data, tensor))
         stream = libraries().cupy.cuda.get_current_stream()
         kind = libraries().runtime.memcpyHostToDevice
         libraries().runtime.memcpyAsync(address, data.ctypes.data, data.nbytes, kind, stream.ptr)
@@ -250,6 +260,7 @@ def _elements(data: np.ndarray, tensor: GraphTensor) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(data.view(tensor.dtype.numpy), tensor.dims, steps)
 
 
+_Sampled = tuple[OperationGraph, Mapping[int, Region]]
 Place = type[OnDevice] | type[OnHost]
 """Where values are computed."""
 
@@ -460,25 +471,43 @@ def _room() -> int:
     return min(_MOST_ELEMENTS, int(free) // (_COPIES * DType.FLOAT64.itemsize))
 
 
+@functools.lru_cache(maxsize=_MOST_SAMPLED)
 def sampled(graph: OperationGraph, work: int, elements: int) -> tuple[OperationGraph, Mapping[int, Region]]:
     """The part of a graph that is evaluated, for so much work and so many elements; and that of its tensors.
 
     Places of each dim of the results are evaluated, or of the first dim alone if the operations allow no
-    other part. Tensors that have no region are evaluated as a whole. If one operation can only be evaluated
-    as a whole, or two operations need different parts of one tensor, all of the graph is.
+    other part, or if that alone is small enough. Tensors that have no region are evaluated as a whole. If
+    one operation can only be evaluated as a whole, or two operations need different parts of one tensor, all
+    of the graph is.
     """
-    found: dict[int, Region] = {}
-    part = _part_of(graph, found)
+    whole: _Sampled = _part_of(graph, {}), {}
+    if not _is_more(whole[0], work, elements):
+        return whole
+    found: list[_Sampled] = []
     for least, dims in ((_LEAST_PLACES, None), (1, 1)):
-        places = _MOST_PLACES
-        while places >= least and _is_more(part, work, elements):
-            of_places = _regions(graph, places, dims)
-            if of_places is None:
-                found, part = {}, _part_of(graph, {})
-                break
-            found, places = of_places, places // 2
-            part = _part_of(graph, found)
-    return part, found
+        part = _narrowed(graph, least, dims, work, elements)
+        if part is not None and not _is_more(part[0], work, elements):
+            return part
+        found += [] if part is None else [part]
+    return min(found, key=lambda each: _elements_of(each[0]), default=whole)
+
+
+def _narrowed(
+    graph: OperationGraph, least: int, dims: int | None, work: int, elements: int
+) -> _Sampled | None:
+    """The largest part with so much work and so many elements, or that of the `least` places of each dim.
+
+    None if the operations allow no part. `dims`: as of `_regions`.
+    """
+    largest = max((size for uid in graph.results for size in graph.tensor(uid).dims), default=1)
+    fewer = 1 << max(0, (largest - 1).bit_length() - 1)  # as many places as there are would cut nothing
+    places = max(least, min(_MOST_PLACES, fewer))
+    while (found := _regions(graph, places, dims)) is not None:
+        part = _part_of(graph, found)
+        if places // 2 < least or not _is_more(part, work, elements):
+            return part, found
+        places //= 2
+    return None
 
 
 def _regions(graph: OperationGraph, places: int, dims: int | None) -> dict[int, Region] | None:
