@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from cudnn_actor.protocol import GraphBuilder, OperationGraph, Tensor
+from cudnn_actor.protocol.operations import LayerNorm, RMSNorm
 
 from .test_kernel_caches import piece_of
 
-__all__ = ["COMPILED", "PRECOMPILED", "WITHOUT_BIAS", "network"]
+__all__ = ["COMPILED", "NORMS", "PRECOMPILED", "WITHOUT_BIAS", "attention", "network", "norm"]
 
 
 def _convolved(
@@ -43,6 +44,26 @@ COMPILED = {
 PRECOMPILED = {"relu": _convolved(3, "relu"), "1x1 relu": _convolved(1, "relu", channels=256)}
 WITHOUT_BIAS = _convolved(3, "relu alone")
 """Some graphs of its kind have kernels in cuDNN; it has candidates with compiled kernels only."""
+
+
+def norm(kind: str, rows: int = 200) -> OperationGraph:
+    """A norm of rows, alone."""
+    g = GraphBuilder()
+    x, scale = g.input("x", (rows, 64), "bfloat16"), g.input("scale", (64,), "bfloat16")
+    if kind == "layer norm":
+        return g.build(y=g.apply(LayerNorm(x=x, scale=scale, bias=g.input("bias", (64,), "bfloat16")))).body
+    return g.build(y=g.apply(RMSNorm(x=x, scale=scale))).body
+
+
+NORMS = {kind: norm(kind) for kind in ("layer norm", "rms norm")}
+"""cuDNN compiles a kernel for each of these, too; the kernels that run them sooner are ours."""
+
+
+def attention(samples: int, *, width: int = 64) -> OperationGraph:
+    """Attention of 12 heads of 197 positions."""
+    g = GraphBuilder()
+    q, k, v = (g.input(name, (samples, 12, 197, width), "bfloat16") for name in "qkv")
+    return piece_of(g.build(y=g.attention(q, k, v)))
 
 
 def network(batch: int) -> OperationGraph:

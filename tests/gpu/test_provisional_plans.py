@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 
 from cudnn_actor import spawn
+from cudnn_actor.engines.cuda.cudnn.compiled_attention import COMPILED_ATTENTION
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol import OperationGraph
 
-from ..engines.hasty_graphs import COMPILED, PRECOMPILED, network
+from ..engines.hasty_graphs import COMPILED, NORMS, PRECOMPILED, attention, network
 from ..onnx.small_models import image_model
 from .test_operation_checks import builder
 
 __all__ = ["builder"]
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", COMPILED | NORMS)
 def test_a_plan_that_is_built_soon_passes_its_self_check_and_is_provisional(
     builder: CudaBuilder, name: str, record_property: Any
 ) -> None:
-    graph = COMPILED[name]
+    graph = (COMPILED | NORMS)[name]
     soon = builder.build(graph, workspace_limit=None, effort="soon")
     record_property("plan", soon.tag)
     assert soon.checked
@@ -45,6 +46,18 @@ def test_what_compiles_nothing_is_the_best_plan_at_once(builder: CudaBuilder, na
     soon = builder.build(graph, workspace_limit=None, effort="soon")
     assert not soon.provisional, soon.tag
     assert builder.build(graph, workspace_limit=None).tag == soon.tag
+
+
+def test_attention_of_more_samples_takes_a_kernel_that_is_compiled(builder: CudaBuilder) -> None:
+    builder.build(attention(1), workspace_limit=None, effort="soon")
+    known = COMPILED_ATTENTION.of(attention(8))
+    assert known
+    soon = builder.build(attention(8), workspace_limit=None, effort="soon")
+    assert soon.checked
+    assert soon.tag.rpartition("/")[2] in known
+    best = builder.build(attention(8), workspace_limit=None, effort="behind")
+    assert not best.provisional
+    assert soon.provisional == (best.tag != soon.tag)
 
 
 def test_a_graph_is_provisional_if_one_of_its_pieces_is(builder: CudaBuilder) -> None:

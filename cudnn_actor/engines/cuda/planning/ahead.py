@@ -17,8 +17,9 @@ from cudnn_actor.engines.cuda.checking.evaluated_reference import Place, kernels
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, Launch
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.fused_norms import norm_launches
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
-from cudnn_actor.engines.cuda.planning.fusing import compile_fused
+from cudnn_actor.engines.cuda.planning.fusing import compile_fused, norm_alone
 from cudnn_actor.engines.cuda.planning.splitting import compile_split, is_elementwise
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import KernelStep
@@ -32,13 +33,19 @@ _MOST_THREADS, _LEAST_KERNELS = 8, 2
 
 @contextlib.contextmanager
 def compiling_ahead(
-    pieces: Iterable[OperationGraph], limit: int, place: Callable[[OperationGraph], Place] = place_of
+    pieces: Iterable[OperationGraph],
+    limit: int,
+    place: Callable[[OperationGraph], Place] = place_of,
+    *,
+    soon: bool = False,
 ) -> Iterator[None]:
     """Compile what the pieces need on other threads, during the `with` block. Its end waits for them.
 
-    `place`: as of `BuildContext`.
+    `place`: as of `BuildContext`. `soon`: as of `compile_plan`.
     """
-    missing = AHEAD.missing(launch for piece in pieces for launch in launches_ahead(piece, limit, place))
+    missing = AHEAD.missing(
+        launch for piece in pieces for launch in launches_ahead(piece, limit, place, soon=soon)
+    )
     threads = min(_MOST_THREADS, len(missing), os.cpu_count() or 1)
     if threads < _LEAST_KERNELS:
         yield
@@ -50,12 +57,19 @@ def compiling_ahead(
 
 
 def launches_ahead(
-    piece: OperationGraph, limit: int, place: Callable[[OperationGraph], Place] = place_of
+    piece: OperationGraph,
+    limit: int,
+    place: Callable[[OperationGraph], Place] = place_of,
+    *,
+    soon: bool = False,
 ) -> Iterator[Launch]:
     """Yields launches of the kernels of our own that the first plan of a piece has, and its self-check.
 
-    `place`: as of `BuildContext`.
+    `place`: as of `BuildContext`. `soon`: as of `compile_plan`.
     """
+    if soon and (norm := norm_alone(piece)) is not None:
+        named = dict(norm.named())
+        yield from norm_launches(norm.with_operands([*named].index), [*map(piece.tensor, named.values())])
     with contextlib.suppress(Refused):
         plan = _of_kernels(piece, limit)
         if plan is not None:

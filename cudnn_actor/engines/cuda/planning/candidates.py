@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cudnn_actor.engines.cuda.cudnn.compiled_attention import COMPILED_ATTENTION
 from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -234,3 +235,4 @@ def build_candidate(graph: OperationGraph, lowered: Any, index: int, *, precompi
         lowered.build_plan_at_index(index)
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
         raise Refused(_first_line(error)) from error
+    COMPILED_ATTENTION.note(graph, name)

@@ -17,6 +17,7 @@ import msgspec
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import StickyError
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.cudnn.compiled_attention import COMPILED_ATTENTION
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Inapplicable, Refused
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches, compiles
 from cudnn_actor.engines.cuda.library.failures import translate
@@ -36,7 +37,7 @@ from cudnn_actor.engines.cuda.planning.candidates import (
 )
 from cudnn_actor.engines.cuda.planning.composition import compose, largest, scratch_bytes
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
-from cudnn_actor.engines.cuda.planning.fusing import compile_fused
+from cudnn_actor.engines.cuda.planning.fusing import compile_fused, norm_alone
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
 from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of, is_split_by_default
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
@@ -73,8 +74,8 @@ def compile_plan(
 ) -> CudaPlan:
     """Returns a checked plan for a graph. Blocks for milliseconds, or for seconds if kernels are compiled.
 
-    `soon`: where cuDNN would compile the kernel of a convolution or product, another plan will do if there is
-    one; it is then marked as provisional.
+    `soon`: where cuDNN would compile the kernel of a convolution, product or norm, another plan will do if
+    there is one; it is then marked as provisional.
 
     Raises `UnsupportedGraph`, `OutOfMemory` if only plans over the limit can run it, `EngineFailure`.
     """
@@ -124,10 +125,14 @@ def in_pieces(
 
 
 def _may_wait(graph: OperationGraph) -> bool:
-    """Whether a graph, apart from pointwise operations, is of convolutions and products: such a graph may
-    have a plan without kernels that cuDNN compiles."""
+    """Whether a graph may have a plan without kernels that cuDNN compiles now.
+
+    That is one of convolutions and products apart from pointwise operations, a norm alone, and attention for
+    which cuDNN has compiled a kernel already.
+    """
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
-    return bool(others) and all(isinstance(operation, Convolution | MatMul) for operation in others)
+    of_products = bool(others) and all(isinstance(operation, Convolution | MatMul) for operation in others)
+    return of_products or norm_alone(graph) is not None or bool(COMPILED_ATTENTION.of(graph))
 
 
 def _first_good(
@@ -394,7 +399,7 @@ def _precompiled(
 def _with_kernels(
     graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], on_refusal: OnRefusal
 ) -> tuple[Any, Sequence[int]]:
-    """cuDNN's candidates, and the indices of those whose kernels it need not compile.
+    """cuDNN's candidates, and the indices of those whose kernels it need not compile, in order.
 
     It is asked if it may have any.
     """
@@ -407,9 +412,10 @@ def _with_kernels(
     except Refused as error:
         refusals.append(str(error))
         return None, ()
-    every = range(lowered.get_execution_plan_count())
-    found = [index for index in every if not is_compiled_first(lowered, index)]
-    if not found or found[0]:
+    names, compiled = names_of(lowered), COMPILED_ATTENTION.of(graph)
+    every = ranked(graph, names)
+    found = [n for n in every if names[n] in compiled or not is_compiled_first(lowered, n)]
+    if not found or found[0] != every[0]:
         on_refusal(COMPILES)
     return lowered, found
 

@@ -142,7 +142,7 @@ class CudaBuilder:
                 return build(graph)
             different = {piece.graph.digest(): piece.graph for piece in parts.pieces}
             missing = [piece for digest, piece in different.items() if (digest, limit) not in self._pieces]
-            with compiling_ahead(missing, limit, context.place):
+            with compiling_ahead(missing, limit, context.place, soon=effort == "soon"):
                 plan = in_pieces(graph, parts, limit, build)
         self._rehearsals.ask(missing)
         return plan

@@ -20,16 +20,22 @@ from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     GraphTensor,
+    LayerNorm,
+    LayerNormBackward,
     Node,
     Pointwise,
     PointwiseMode,
     Reduction,
     ReductionMode,
+    RMSNorm,
+    RMSNormBackward,
     TensorRole,
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["compile_fused", "is_lined", "lines_of_operation"]
+__all__ = ["compile_fused", "is_lined", "lines_of_operation", "norm_alone"]
+
+_NORMS = LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward
 
 
 def lines_of_operation(
@@ -44,6 +50,15 @@ def lines_of_operation(
     if row is None or not x.dtype.is_floating:
         return None
     return x.dims, row.axes(operation, len(x.dims)), graph.compute(operation)
+
+
+def norm_alone(graph: OperationGraph) -> Node | None:
+    """The norm of rows, or its gradient, that a graph consists of; None for other graphs.
+
+    cuDNN compiles its kernels for such a graph, for each size. Ours take sizes as arguments.
+    """
+    (first, *others) = graph.operations
+    return first if isinstance(first, _NORMS) and not others else None
 
 
 def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:

@@ -1,0 +1,133 @@
+"""Norms and attention that are built soon do without kernels that cuDNN would have to compile.
+
+Something else stands for cuDNN's frontend: it notes of each candidate that its kernel is compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext
+from cudnn_actor.engines.cuda.cudnn import compiled_attention
+from cudnn_actor.engines.cuda.cudnn.compiled_attention import CompiledAttention
+from cudnn_actor.engines.cuda.library import libraries
+from cudnn_actor.engines.cuda.planning import candidates, compiler
+from cudnn_actor.engines.cuda.planning.ahead import launches_ahead
+from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_plan
+from cudnn_actor.protocol import OperationGraph
+
+from .hasty_graphs import NORMS, attention, norm
+from .host_cuda import CUPY, Stream
+
+WIDE, NARROW = "eng1_k24=7", "eng1_k24=3"
+"""Candidates for attention. The second is preferred for few queries: see `ranking`."""
+
+
+class Unsupported(Exception):
+    """Raised when cuDNN does not support a graph."""
+
+
+class Frontend(MagicMock):
+    """The frontend with these candidates for each graph. `built` has the names of those that were built."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(cudnnGraphNotSupportedError=Unsupported)
+        self.built: list[str] = []
+        self.names = names
+        self.engines.is_python_engine.return_value = False
+        self.backend_version.return_value = 91900
+        self.pygraph.side_effect = lambda **_: self._graph()
+
+    def _get_child_mock(self, **options: Any) -> MagicMock:
+        return MagicMock(**options)
+
+    def _graph(self) -> MagicMock:
+        graph = MagicMock()
+        for call in (graph.layernorm, graph.rmsnorm, graph.sdpa):
+            call.return_value = (MagicMock(), MagicMock(), MagicMock())
+        graph.get_execution_plan_count.return_value = len(self.names)
+        graph.get_plan_name_at_index.side_effect = self.names.__getitem__
+        graph.get_behavior_notes_for_plan_at_index.return_value = [self.behavior_note.RUNTIME_COMPILATION]
+        graph.get_workspace_size.return_value = 0
+
+        def build(index: int) -> None:
+            self.built.append(self.names[index])
+            graph._plan_index = index
+
+        graph.build_plan_at_index.side_effect = build
+        return graph
+
+
+@pytest.fixture
+def frontend(monkeypatch: pytest.MonkeyPatch) -> Frontend:
+    found = Frontend(WIDE, NARROW)
+    for name, module in (("cupy", CUPY), ("runtime", CUPY.cuda.runtime), ("cudnn", found)):
+        monkeypatch.setitem(vars(libraries.libraries()), name, module)
+    known = CompiledAttention()
+    for module in (candidates, compiler):
+        monkeypatch.setattr(module, "COMPILED_ATTENTION", known)
+    return found
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_norm_runs_by_a_kernel_of_our_own_until_cudnns_is_compiled(frontend: Frontend, kind: str) -> None:
+    context = BuildContext(None, Stream())
+    soon = compile_plan(norm(kind, 3), context, None, soon=True)
+    assert soon.tag.endswith("_norm-kernel")
+    assert (soon.checked, soon.provisional) == (True, True)
+    assert frontend.built == []
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_the_kernel_of_a_norm_is_compiled_ahead_and_serves_other_sizes(kind: str) -> None:
+    first, second = (
+        {each.source for each in launches_ahead(norm(kind, rows), WORKSPACE_BYTES, soon=True)}
+        for rows in (3, 700)
+    )
+    assert len(first) == 1
+    assert first <= second
+    names = [each.name for each in launches_ahead(norm(kind, 3), WORKSPACE_BYTES)]
+    assert "whole" not in names, "where there is time, the norm is cuDNN's"
+
+
+def soon(graph: OperationGraph) -> tuple[str, bool]:
+    """The candidate that is tried first, and whether others were left out before it."""
+    refused: list[str] = []
+    plan = next(compiler.possible_plans(graph, None, None, on_refusal=refused.append, precompiled=True))
+    return plan.tag.rpartition("/")[2], candidates.COMPILES in refused
+
+
+def test_attention_of_another_size_takes_a_kernel_that_is_there(frontend: Frontend) -> None:
+    compiler.compile_whole(attention(1), None, None, 1)
+    assert compiler._may_wait(attention(8))
+    assert soon(attention(8)) == (NARROW, True)
+    compiler.compile_whole(attention(8), None, None, 0)  # what is built behind
+    assert soon(attention(4)) == (WIDE, False)
+    assert frontend.built == [NARROW, NARROW, WIDE, WIDE]
+
+
+def test_it_is_not_the_preferred_plan_if_another_candidate_is_put_first(frontend: Frontend) -> None:
+    compiler.compile_whole(attention(8), None, None, 0)
+    assert soon(attention(1)) == (WIDE, True)
+    compiler.compile_whole(attention(1), None, None, 1)
+    assert soon(attention(1)) == (NARROW, False)
+    assert frontend.built == [WIDE, WIDE, NARROW, NARROW]
+
+
+def test_attention_does_not_wait_where_nothing_is_there(frontend: Frontend) -> None:
+    assert not compiler._may_wait(attention(8))
+    compiler.compile_whole(attention(1, width=32), None, None, 1)
+    assert not compiler._may_wait(attention(8)), "heads of another width have other kernels"
+
+
+def test_only_so_many_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_attention, "_MOST", 2)
+    known = CompiledAttention()
+    for width in (16, 32, 64):
+        known.note(attention(1, width=width), "wide")
+    assert [bool(known.of(attention(8, width=width))) for width in (16, 32, 64)] == [False, False, True]
+    known.note(norm("rms norm", 3), "wide")
+    assert not known.of(norm("rms norm", 3))
