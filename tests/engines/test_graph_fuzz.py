@@ -17,6 +17,7 @@ import pytest
 
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact
+from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.protocol import DType, GraphBuilder, Layout, TensorRole
 from cudnn_actor.protocol.operations import (
     Attention,
@@ -94,6 +95,17 @@ def test_arithmetic_in_float32_is_within_the_bounds() -> None:
     assert not report.failures, str(report)
     assert 0 < report.exact < 40
     assert 0 < report.largest < 0.5
+
+
+def test_the_pieces_of_a_graph_are_not_cut_again() -> None:
+    """Builds rely on it: they do not try."""
+    pieces = 0
+    for program in programs()[:40]:
+        parts = cut(program.build().graph.body)
+        for piece in () if parts is None else parts.pieces:
+            pieces += 1
+            assert cut(piece.graph) is None, str(program)
+    assert pieces > 100
 
 
 # What is drawn.

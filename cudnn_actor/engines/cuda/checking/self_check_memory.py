@@ -27,6 +27,8 @@ _GUARD_BYTES = 4096 + 256
 """CuPy aligns memory to 512 bytes; this offset aligns a tensor to 256 bytes only, as a buffer may be."""
 _GUARD, _POISON = 0xA5, 0xFF  # bytes of 0xFF are NaN in every floating type
 _GUARDS_APART = 64
+_NUMBERS = tuple(range(-3, 5))
+"""What inputs are filled with."""
 _MOST_BLOCKS = 1024
 _RANK = 8
 _DEVICE_TO_DEVICE = 3
@@ -116,7 +118,7 @@ class CheckedTensor(Guarded):
         tensor = self._tensor
         if not tensor.dtype.is_floating:
             return
-        walk, (infinity,) = _walk(tensor.dims, tensor.strides), _bits([np.inf], tensor.dtype)
+        walk, (infinity,) = _walk(tensor.dims, tensor.strides), _bits((np.inf,), tensor.dtype)
         numbers = tensor.dtype.itemsize, infinity, *walk.numbers.values()
         enqueue("find_nan", walk.total, (self.pointer, *numbers, findings.nan))
 
@@ -130,15 +132,15 @@ def drawn(dims: tuple[int, ...], seed: int) -> Any:
 
 def _draw(into: Any, dtype: DType, count: int, seed: int) -> None:
     """Enqueue a kernel that writes the numbers of a seed to memory."""
-    enqueue("fill", count, (into, dtype.itemsize, *_bits(range(-3, 5), dtype), count, seed))
+    enqueue("fill", count, (into, dtype.itemsize, *_bits(_NUMBERS, dtype), count, seed))
 
 
-def _bits(numbers: Sequence[float], dtype: DType) -> list[int]:
+@functools.cache
+def _bits(numbers: tuple[float, ...], dtype: DType) -> tuple[int, ...]:
     """The bits of a dtype's elements, as int64."""
     elements = np.empty(len(numbers), dtype.numpy)
     round_into(np.array(numbers, np.float64), dtype, elements)
-    bits: list[int] = elements.view(f"u{dtype.itemsize}").astype(np.uint64).view(np.int64).tolist()
-    return bits
+    return tuple(elements.view(f"u{dtype.itemsize}").astype(np.uint64).view(np.int64).tolist())
 
 
 def enqueue(kernel: str, count: int, arguments: tuple[Any, ...]) -> None:

@@ -59,7 +59,14 @@ from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, MatMul, Pointwise
 
-__all__ = ["WORKSPACE_BYTES", "compile_aligned", "compile_plan", "compile_rearranged", "compile_whole"]
+__all__ = [
+    "WORKSPACE_BYTES",
+    "compile_aligned",
+    "compile_piece",
+    "compile_plan",
+    "compile_rearranged",
+    "compile_whole",
+]
 
 log = Log("cudnn_actor")
 
@@ -82,8 +89,15 @@ def compile_plan(
     check_graph(graph, "cuda", refused=REFUSED)
     limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
     parts = cut(graph)
-    if parts is not None:
-        return in_pieces(graph, parts, limit, lambda piece: compile_plan(piece, context, limit, soon=soon))
+    if parts is None:
+        return compile_piece(graph, context, limit, soon=soon)
+    return in_pieces(graph, parts, limit, lambda piece: compile_piece(piece, context, limit, soon=soon))
+
+
+def compile_piece(
+    graph: OperationGraph, context: BuildContext, limit: int, *, soon: bool = False
+) -> CudaPlan:
+    """`compile_plan` of a graph that `check_graph` accepts and `cut` leaves whole, as it does each piece."""
     if soon and _may_wait(graph) and not graph.numerics.prefer:
         with contextlib.suppress(Refused):
             return _first_good(graph, context, limit, precompiled=True)
@@ -94,7 +108,7 @@ def compile_plan(
     if (
         parts := cut(graph, layers_apart=True)
     ) is not None:  # together they round too often, or take too much
-        return in_pieces(graph, parts, limit, lambda piece: compile_plan(piece, context, limit, soon=soon))
+        return in_pieces(graph, parts, limit, lambda piece: compile_piece(piece, context, limit, soon=soon))
     try:
         unlimited = next(possible_plans(graph, context.handle, None, on_refusal=context.trying))
     except Refused:

@@ -17,7 +17,7 @@ from cudnn_actor.engines.cuda.library.failures import mind_own_captures, reporte
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, REFUSED
 from cudnn_actor.engines.cuda.planning.ahead import compiling_ahead
-from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_plan, in_pieces
+from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_piece, in_pieces
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.tuning import tune
 from cudnn_actor.engines.cuda.running.loading import load, loaded
@@ -131,7 +131,7 @@ class CudaBuilder:
             key = piece.digest(), limit
             plan = self._pieces.get(key)
             if plan is None:
-                plan = compile_plan(piece, context, limit, soon=effort == "soon")
+                plan = compile_piece(piece, context, limit, soon=effort == "soon")
                 if plan.checked and not plan.provisional:
                     self._keep(key, plan)
             return plan
