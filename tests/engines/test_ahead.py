@@ -40,6 +40,14 @@ def test_a_convolution_of_cudnns_has_that_of_its_reference() -> None:
     assert named(g.build(y=g.relu(g.conv(x, w, pad=1)))) == ["reference"]
 
 
+def test_a_reduction_alone_has_its_kernel_unless_cudnn_sums() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (8, 64, 7, 7), "bfloat16", layout="NHWC")
+    assert named(g.build(y=x.mean((2, 3))))[0] == "reduce"
+    g = GraphBuilder()
+    assert named(g.build(y=g.input("x", (64, 7), "float32").sum(1))) == []
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_functions_have_theirs_and_what_reads_large_tensors_for_the_check(large: bool) -> None:
     g = GraphBuilder()

@@ -14,6 +14,7 @@ from cudnn_actor.engines.cuda.checking.evaluated_reference import OnDevice, OnHo
 from cudnn_actor.engines.cuda.checking.rehearsal import Rehearsals
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.library import libraries
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.operations import Cumulative, ReductionMode
 from cudnn_actor.protocol import GraphBuilder, OperationGraph
 from cudnn_actor.protocol.types.dtypes import DTypeName
@@ -54,9 +55,9 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[OperationGraph]:
     return found
 
 
-def rooted(rows: int, dtype: DTypeName = "float32") -> OperationGraph:
+def rooted(rows: int, dtype: DTypeName = "float32", width: int = 512) -> OperationGraph:
     g = GraphBuilder()
-    return g.build(y=g.sqrt(g.input("x", (rows, 512), dtype))).body
+    return g.build(y=g.sqrt(g.input("x", (rows, width), dtype))).body
 
 
 LARGE = 1 << 14
@@ -100,6 +101,34 @@ def test_a_large_graph_is_evaluated_on_the_device_once_its_kinds_have_been_rehea
     rehearsals.close()  # the threads have ended
     assert rehearsals.place(large) is OnDevice
     assert rehearsals.place(rooted(8)) is OnHost
+
+
+def test_a_build_that_a_run_waits_for_evaluates_a_part_on_the_host_all_the_same(
+    rehearsals: Rehearsals, rehearsed: SimpleQueue[OperationGraph]
+) -> None:
+    """CuPy may have to compile what has not been rehearsed: other functions for other strides and dims."""
+    builder, graph = CudaBuilder(0), rooted(1100)
+    builder._rehearsals = rehearsals
+    builder._context = BuildContext(None, Stream(), place=rehearsals.place)
+    rehearsals.ask([graph])
+    rehearsed.get(timeout=PATIENCE_S)
+    rehearsals.close()  # the threads have ended
+    assert rehearsals.place(graph) is OnDevice
+    plan = builder.build(graph, workspace_limit=None, effort="soon")
+    assert plan.checked, "what stands for CuPy here has no sqrt"
+
+
+def test_it_evaluates_on_the_device_what_another_build_has_evaluated_there(rehearsals: Rehearsals) -> None:
+    g = GraphBuilder()  # no part of it is evaluated by itself, so it has no other place
+    whole = g.build(y=g.apply(Cumulative(x=g.input("x", (4096, 1024)), axis=0, mode=ReductionMode.SUM))).body
+    rehearsals.note(whole)
+    rehearsals.note(rooted(LARGE))  # on the host, in part
+    assert rehearsals.place_soon(rooted(LARGE)) is OnHostInPart
+    rehearsals._ready.update(rehearsal._kinds(rooted(LARGE)))
+    rehearsals.note(rooted(LARGE))
+    assert rehearsals.place_soon(rooted(LARGE + 1)) is OnDevice
+    assert rehearsals.place_soon(rooted(LARGE, "float16")) is OnHostInPart
+    assert rehearsals.place_soon(rooted(1, width=LARGE * 512)) is OnHostInPart, "another dim is 1"
 
 
 def test_what_could_not_be_rehearsed_is_evaluated_on_the_host(

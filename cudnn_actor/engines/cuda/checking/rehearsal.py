@@ -6,6 +6,10 @@ Its self-check used to wait for up to 20 functions, one after the other. So afte
 operation is evaluated once on the device, too, on other threads. Until that has been done, a part of a larger
 graph is evaluated, on the host.
 
+Builds that a model's run waits for take the device only for what other builds have evaluated there. CuPy has
+other functions where other dims are 1, and those that bring whole tensors to the device are not rehearsed.
+One that is missing takes longer than the host does.
+
 These threads pause while something is built. Each holds the interpreter's lock for much of its time, and a
 build waits for that lock after each of its many short calls: beside rehearsals, first answers took up to 1.7
 times as long.
@@ -67,6 +71,8 @@ class Rehearsals:
         self._ready: set[Any] = set()
         """Those that have been evaluated on the device. Only the threads add to it. Who looks too early has a
         part of a graph evaluated on the host once more."""
+        self._evaluated: set[Any] = set()
+        """The forms of graphs that builds have evaluated on the device. Only the builder's thread uses it."""
         self._may_go_on = threading.Event()
         self._may_go_on.set()
         self._closed = False
@@ -83,6 +89,15 @@ class Rehearsals:
     def place(self, graph: OperationGraph) -> Place:
         """Where a graph is evaluated now: see `place_of`."""
         return place_of(graph, ready=self._ready.issuperset(_kinds(graph)))
+
+    def place_soon(self, graph: OperationGraph) -> Place:
+        """Where a graph is evaluated now if nothing is to be compiled for that, as far as it is known."""
+        return place_of(graph, ready=_form(graph) in self._evaluated)
+
+    def note(self, graph: OperationGraph) -> None:
+        """Note that a build has evaluated a graph at its `place`."""
+        if issubclass(self.place(graph), OnDevice) and len(self._evaluated) < _MOST_KINDS:
+            self._evaluated.add(_form(graph))
 
     def ask(self, graphs: Iterable[OperationGraph]) -> None:
         """Have those graphs rehearsed that have been evaluated on the host, and have new kinds of operations.
@@ -159,3 +174,9 @@ def _kinds(graph: OperationGraph) -> Iterator[Any]:
         operands = (graph.tensor(uid) for _, uid in operation.named())
         found = tuple((tensor.dtype, len(tensor.dims)) for tensor in operands)
         yield type(operation), getattr(operation, "mode", None), found
+
+
+def _form(graph: OperationGraph) -> Any:
+    """What decides by which functions a graph is evaluated: its operations' kinds, and which dims are 1."""
+    ones = tuple(tuple(size == 1 for size in tensor.dims) for tensor in graph.tensors)
+    return tuple(_kinds(graph)), ones

@@ -17,14 +17,15 @@ from cudnn_actor.engines.cuda.checking.evaluated_reference import Place, kernels
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, Launch
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.fused_norms import norm_launches
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused, norm_alone
 from cudnn_actor.engines.cuda.planning.splitting import compile_split, is_elementwise
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import KernelStep
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.operations import Convolution, MatMul, Pointwise
+from cudnn_actor.protocol.operations import Convolution, MatMul, Node, Pointwise, Reduction, ReductionMode
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["compiling_ahead", "launches_ahead"]
 
@@ -67,9 +68,11 @@ def launches_ahead(
 
     `place`: as of `BuildContext`. `soon`: as of `compile_plan`.
     """
-    if soon and (norm := norm_alone(piece)) is not None:
-        named = dict(norm.named())
-        yield from norm_launches(norm.with_operands([*named].index), [*map(piece.tensor, named.values())])
+    if (alone := _as_a_step(piece, soon=soon)) is not None:
+        named = dict(alone.named())
+        launches = IMPLEMENTATIONS[type(alone)].launchers["kernel"].launches
+        assert launches is not None, "its kernels are ours"
+        yield from launches(alone.with_operands([*named].index), [*map(piece.tensor, named.values())])
     with contextlib.suppress(Refused):
         plan = _of_kernels(piece, limit)
         if plan is not None:
@@ -80,6 +83,18 @@ def launches_ahead(
         yield from References(piece).launches()
     else:
         yield from kernels_of_evaluation(piece, place(piece))
+
+
+def _as_a_step(piece: OperationGraph, *, soon: bool) -> Node | None:
+    """The operation that is all of a piece, if a kernel of ours is expected to run it as a step of its own.
+
+    Of reductions, cuDNN is used for some sums in float32 alone.
+    """
+    match piece.operations:
+        case [Reduction(mode=mode, y=y) as reduction]:
+            by_cudnn = mode is ReductionMode.SUM and piece.tensor(y).dtype is DType.FLOAT32
+            return None if by_cudnn else reduction
+    return norm_alone(piece) if soon else None
 
 
 def _of_kernels(piece: OperationGraph, limit: int) -> CudaPlan | None:

@@ -125,6 +125,8 @@ class CudaBuilder:
         tried = itertools.count()
         pool = libraries().cupy.cuda.MemoryPool()
         context = self.context._replace(trying=lambda tag: progress(next(tried), 0, tag), pool=pool)
+        if effort == "soon":
+            context = context._replace(place=self._rehearsals.place_soon)
         limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
 
         def build(piece: OperationGraph) -> CudaPlan:
@@ -132,6 +134,8 @@ class CudaBuilder:
             plan = self._pieces.get(key)
             if plan is None:
                 plan = compile_piece(piece, context, limit, soon=effort == "soon")
+                if effort != "soon":
+                    self._rehearsals.note(piece)
                 if plan.checked and not plan.provisional:
                     self._keep(key, plan)
             return plan
