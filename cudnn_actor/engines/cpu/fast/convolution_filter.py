@@ -16,6 +16,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     adding,
     channels_last,
     copying,
+    even,
     grouped,
     inner,
     laid_out,
@@ -44,11 +45,12 @@ _SUMS_BYTES = 1 << 20
 
 
 class _Bound(NamedTuple):
-    """What the parts of a run have in common."""
+    """What the parts of a run have in common. `depth_first`: products have the filters as columns."""
 
     x: Floats
     dy: Floats
     by_pixel: bool
+    depth_first: bool
 
 
 class BackwardFilter:
@@ -71,10 +73,11 @@ class BackwardFilter:
         if apart:
             few = min(_PIXELS * self._itemsize * math.prod(geometry.taps), _MOST_COLUMN_BYTES)
             budget = max(few, _COLUMN_BYTES // 2 // channels)
-        self._tile = largest_tile(geometry.y, one if apart else self._cost(channels), max(budget, per_pixel))
+        most = largest_tile(geometry.y, one if apart else self._cost(channels), max(budget, per_pixel))
+        self._tile = tuple(map(even, geometry.y, most))
         sums = geometry.w[0] * math.prod(geometry.taps) * self._itemsize
-        most = max(1, _COLUMN_BYTES // max(one(self._tile), sums)) if apart else channels
-        self._pieces = [slice(start, min(start + most, channels)) for start in range(0, channels, most)]
+        part = even(channels, _COLUMN_BYTES // max(one(self._tile), sums)) if apart else channels
+        self._pieces = [slice(start, min(start + part, channels)) for start in range(0, channels, part)]
         self._grid = [*boxes(geometry.y, self._tile)]
         self._sums = 1
         if len(self._pieces) < _ENOUGH_PARTS:
@@ -109,8 +112,11 @@ class BackwardFilter:
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
-        x, dw = operands["x"], results["dw"]
-        bound = _Bound(x, operands["dy"], by_pixel=self._geometry.groups == 1 and channels_last(x))
+        filters, *dims = self._geometry.w
+        groups = self._geometry.groups
+        x, dw = operands["x"], results["dw"].reshape(groups, filters // groups, *dims)  # a view
+        by_pixel = self._geometry.groups == 1 and channels_last(x)
+        bound = _Bound(x, operands["dy"], by_pixel, depth_first=not by_pixel and self._has_deep_filters())
         cuts = [len(self._grid) * number // self._sums for number in range(self._sums + 1)]
         memories = [lane.fork() for lane in lanes]
         totals: list[list[Floats]] = [[] for _ in self._pieces]
@@ -119,37 +125,43 @@ class BackwardFilter:
             number, (start, stop) = part
             channels, grid = self._pieces[number], self._grid[start:stop]
             memory = memories[lane].fork() if self._sums == 1 else memories[lane]
-            total, calls = self._sum(bound, dw[:, channels], grid, channels, memory)
+            total, calls = self._sum(bound, dw[:, :, channels], grid, channels, memory)
             totals[number].append(total)
             return calls
 
         def added_up(number: int, _lane: int) -> list[Call]:
             first, *others = totals[number]
-            target = dw[:, self._pieces[number]]
+            target = dw[:, :, self._pieces[number]]
             return [*(adding(first, total) for total in others), copying(first, target)]
 
         numbers = range(len(self._pieces))
         sums = deal(product(numbers, pairwise(cuts)), len(lanes), summed)
         return [sums] if self._sums == 1 else [sums, deal(numbers, len(lanes), added_up)]
 
+    def _has_deep_filters(self) -> bool:
+        """Whether a part of a group has a longer filter than it has filters.
+
+        Where both matrices of a product have their pixels side by side, BLAS takes four fifths of the time if
+        the first one has more rows than the second.
+        """
+        geometry = self._geometry
+        depth = self._pieces[0].stop * math.prod(geometry.taps)
+        return depth > geometry.w[0] // geometry.groups
+
     def _sum(
         self, bound: _Bound, target: Floats, grid: Sequence[Box], channels: slice, memory: Scratch
     ) -> tuple[Floats, list[Call]]:
-        """The sum over some boxes for some channels, with the dims of dw, and the calls that compute it.
+        """The sum over some boxes for some channels, and the calls that compute it.
 
-        The only sum is copied to `target`, if it does not lie there.
+        Its dims and those of `target` are (groups, filters of a group, channels, taps). The only sum is
+        copied to `target`, if it does not lie there.
         """
-        geometry = self._geometry
-        by_pixel = bound.by_pixel
-        rank = len(geometry.taps)
-        dims = (geometry.groups, geometry.w[0] // geometry.groups, target.shape[1], *geometry.taps)
-        sums = target.reshape(dims)
-        total = _depths(sums, by_pixel)
-        in_place = self._sums == 1 and np.may_share_memory(sums, target) and total is not None
+        sums, order = target, (0, *_order_of_sums(len(self._geometry.taps), bound))
+        total = _products(sums, order, bound)
+        in_place = self._sums == 1 and total is not None
         if not in_place:
-            order = (0, 1, *range(3, 3 + rank), 2) if by_pixel else range(3 + rank)
-            sums = laid_out(memory, dims, order, self._dtype)
-            total = _depths(sums, by_pixel)
+            sums = laid_out(memory, target.shape, order, self._dtype)
+            total = _products(sums, order, bound)
         assert total is not None
         below = memory.fork()
         summand = below.take(total.shape, self._dtype)
@@ -161,10 +173,9 @@ class BackwardFilter:
             calls += multiply() if few else [made_when_run(multiply)]
             if number:
                 calls.append(adding(total, summand))
-        result = sums.reshape(target.shape)
         if self._sums == 1 and not in_place:
-            calls.append(copying(result, target))
-        return result, calls
+            calls.append(copying(sums, target))
+        return sums, calls
 
     def _multiply(
         self, bound: _Bound, box: Box, channels: slice, into: Floats, memory: Scratch
@@ -172,7 +183,7 @@ class BackwardFilter:
         """Calls that compute what one box contributes."""
         memory = memory.fork()
         geometry = self._geometry
-        x, dy, by_pixel = bound
+        x, dy, by_pixel, depth_first = bound
         part = np.moveaxis(grouped(dy[box], geometry.groups), 0, 2)
         gradient = _joined(part)
         calls: list[Call] = []
@@ -183,9 +194,8 @@ class BackwardFilter:
             gradient = _joined(copy)
         columns, filled = self._fill(x, box, channels, by_pixel, memory)
         assert gradient is not None
-        a, b, y = (
-            each[0] if geometry.groups == 1 else each for each in (gradient, columns.swapaxes(1, 2), into)
-        )
+        one, other = (columns, gradient) if depth_first else (gradient, columns)
+        a, b, y = (each[0] if geometry.groups == 1 else each for each in (one, other.swapaxes(1, 2), into))
         return [*calls, *filled, lambda: np.matmul(a, b, out=y)]
 
     def _fill(
@@ -219,6 +229,19 @@ def _joined(array: Floats) -> Floats | None:
     return found if found is not None and blas_takes(found) else None
 
 
-def _depths(sums: Floats, taps_first: bool) -> Floats | None:
-    """Sums of dims (groups, filters, channels, taps) as (groups, filters, depth), if BLAS takes that view."""
-    return _joined(np.moveaxis(sums, 2, -1) if taps_first else sums)
+def _order_of_sums(rank: int, bound: _Bound) -> tuple[int, ...]:
+    """In which order the filters (1), the channels (2) and the taps of sums lie in memory."""
+    taps = range(3, 3 + rank)
+    if bound.depth_first:
+        return (2, *taps, 1)
+    return (1, *taps, 2) if bound.by_pixel else (1, 2, *taps)
+
+
+def _products(sums: Floats, order: Sequence[int], bound: _Bound) -> Floats | None:
+    """Sums of dims (groups, filters, channels, taps) as a product's, if BLAS writes that view."""
+    ordered = sums.transpose(order)
+    if not bound.depth_first:
+        return _joined(ordered)
+    *depth, filters = ordered.shape[1:]
+    found = reshaped_view(ordered, (ordered.shape[0], math.prod(depth), filters))
+    return found if found is not None and found.flags.c_contiguous else None
