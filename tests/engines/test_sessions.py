@@ -156,6 +156,36 @@ def test_graphs_are_within_the_bounds_of_their_operations(engine: CpuEngine) -> 
     assert not report.failures, str(report)
 
 
+SKEWED = {"pad": ((1, 2), (0, 1)), "dilation": (2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("how", "w", "operator"),
+    [
+        pytest.param(SKEWED, (3, 7, 3, 2), "Conv", id="few filters"),
+        pytest.param(SKEWED, (97, 98, 3, 2), "Conv", id="many channels"),
+        pytest.param({}, (5, 3, 1, 1), "Conv", id="one tap"),
+        pytest.param(SKEWED, (7, 7, 3, 2), "ConvTranspose", id="few channels"),
+        pytest.param(SKEWED, (150, 300, 3, 2), "ConvTranspose", id="few pixels"),
+        pytest.param({"stride": 2}, (3, 7, 3, 2), "ConvTranspose", id="a stride"),
+        pytest.param({"groups": 2}, (4, 7, 3, 2), "ConvTranspose", id="groups"),
+        pytest.param({"pad": 3}, (3, 7, 3, 2), "ConvTranspose", id="much padding"),
+    ],
+)
+def test_a_gradient_by_data_is_the_convolution_that_takes_less_time(
+    bench: Workbench, how: dict[str, Any], w: tuple[int, ...], operator: str
+) -> None:
+    g = GraphBuilder()
+    x, filters = g.input("x", (2, w[1] * how.get("groups", 1), 17, 15)), g.input("w", w)
+    y = g.conv(x, filters, **how)
+    graph = g.build(dx=g.grad(y, x, g.input("dy", y.dims)))
+    assert [name for name in written(graph) if name.startswith("Conv")] == [operator]
+    given = {"w": w, "dy": y.dims}
+    values = {name: RNG.standard_normal(dims).astype(np.float32) for name, dims in given.items()}
+    found = run(bench, graph, **values)["dx"]
+    np.testing.assert_allclose(found, computed(graph, values)["dx"], atol=2e-4)
+
+
 def test_a_result_of_a_half_type_is_rounded_before_it_is_read(bench: Workbench) -> None:
     """Not so if a cast to the half type and the one back were taken for nothing."""
     x = RNG.standard_normal((64,)).astype(np.float32)
