@@ -42,14 +42,19 @@ def checked_inputs(
     Raises `InvalidRequest` if they do not fit the model, or `keep` names no output of it.
     """
     _check_names(source, inputs)
-    require_names("keep", keep, {each.name: each for each in source.outputs}, "the model")
-    chosen = [*source.inputs, *(each for each in source.defaults if each.name in inputs)]
+    if keep:
+        require_names("keep", keep, {each.name: each for each in source.outputs}, "the model")
+    chosen = source.inputs
+    if len(inputs) > len(chosen):
+        chosen += tuple(each for each in source.defaults if each.name in inputs)
     given = {each.name: _input(each, inputs[each.name], values) for each in chosen}
     _check_dims(chosen, given)
     return given
 
 
 def _check_names(source: Features, inputs: object) -> None:
+    if type(inputs) is dict and [*inputs] == [each.name for each in source.inputs]:  # nearly always
+        return
     if not isinstance(inputs, Mapping):
         require_awaited("inputs", inputs)
         raise InvalidRequest(
@@ -78,8 +83,9 @@ def _input(feature: Feature, value: Any, values: Values) -> BufferRef | np.ndarr
     """What was given for an input, as a reference, or as an array of the input's dtype."""
     kind = ""  # of what has no dtype until it is an array
     if not isinstance(value, BufferRef):
-        require_awaited(feature.name, value)
-        kind = "" if hasattr(value, "dtype") else type(value).__name__
+        if type(value) is not np.ndarray:
+            require_awaited(feature.name, value)
+            kind = "" if hasattr(value, "dtype") else type(value).__name__
         try:
             value = values(value)
         except InvalidRequest as error:
@@ -117,7 +123,7 @@ def _check_dims(features: Sequence[Feature], given: Mapping[str, Any]) -> None:
             dims = spec_of(given[feature.name]).dims
         except InvalidRequest as error:  # it has too many
             raise error.about(feature.name) from None
-        if feature.dims is None:
+        if feature.dims is None or feature.dims == dims:
             continue
         bound = dict(named)
         problem = of_name = ""

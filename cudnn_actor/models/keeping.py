@@ -282,7 +282,8 @@ class Keeping:
             evicted, unused = self._evicted()
             if kept.outdated and not kept.runs:
                 unused += self._take_places(kept)
-        self._give_back(evicted, unused)
+        if evicted or unused or self.closed:
+            self._give_back(evicted, unused)
         self._graphs.trim()
 
     def place(self, kept: Kept, places: dict[str, BufferRef]) -> bool:
@@ -369,6 +370,8 @@ class Keeping:
     def _evicted(self) -> tuple[list[Kept], list[BufferRef]]:
         """Forget idle graphs over the bounds, or all idle ones once closed. Returns them, and the buffers
         that no graph needs any more."""
+        if len(self.kept) <= 1 and not self.closed:
+            return [], []
         evicted: list[Kept] = []
         unused: list[BufferRef] = []
         nbytes = sum(kept.nbytes for kept in self.kept.values())

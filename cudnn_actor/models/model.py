@@ -49,8 +49,10 @@ def _of_latest(method: _Method) -> _Method:
     @functools.wraps(method)
     async def call(self: Model, *args: Any, **kwargs: Any) -> Any:
         while True:
-            with contextlib.suppress(Replaced):
+            try:
                 return await method(self._latest(), *args, **kwargs)
+            except Replaced:
+                continue
 
     return call  # type: ignore[return-value]  # it has the same signature
 

@@ -50,6 +50,8 @@ def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] |
         The values are not real numbers of a fixed size; their library does not export them; or the array is
         on another device than the service's.
     """
+    if type(values) is np.ndarray and DType.of(values.dtype) is not None:  # nearly always
+        return values
     place = _place(values)
     if place is None:
         return _on_host(values)

@@ -203,8 +203,8 @@ class SessionRun:
         self._bound: _Bound | None = None
         self._elsewhere: _Bound | None = None
         """For runs on arrays in place of some buffers."""
-        self._moved: set[int] = set()
-        """The places that have been bound to such arrays."""
+        self._addresses: dict[int, int] = {}
+        """The places that have been bound to such arrays, and to which address each is bound now."""
         self._options = giving_memory_back()
         """Of the first run: what other graphs' runs no longer need is given back behind it."""
 
@@ -237,17 +237,20 @@ class SessionRun:
         bound = self._elsewhere
         if bound is None:
             bound = self._elsewhere = self._bind(buffers)
-        self._moved.update(arrays)
-        for place in self._moved:  # ONNX Runtime has the addresses of the last ones
-            port = self._ports[place]
-            assert port is not None
-            _attach(bound.binding, port, port.ordered(arrays.get(place, buffers[place])))
+        addresses = self._addresses
+        for place in addresses.keys() | arrays.keys():  # some may be bound to arrays of the last run
+            array = arrays.get(place, buffers[place])
+            if addresses.get(place) != (address := _address(array)):
+                port = self._ports[place]
+                assert port is not None
+                _attach(bound.binding, port, port.ordered(array))
+                addresses[place] = address
         self._compute(bound, scalars)
 
     def takes(self, place: int, array: np.ndarray, buffer: np.ndarray) -> bool:
         """Whether the session reads or writes an array where it lies, in the place of a graph's buffer."""
         port = self._ports[place]
-        if port is None or port.apart or (array.shape, array.dtype) != (buffer.shape, buffer.dtype):
+        if port is None or port.apart or array.shape != buffer.shape or array.dtype != buffer.dtype:
             return False
         if not port.ordered(buffer).flags.c_contiguous:
             return False
@@ -323,9 +326,13 @@ class SessionRun:
 
 def _attach(binding: Any, port: _Port, array: np.ndarray) -> None:
     """Have a session read or write a packed array. It does not keep the array."""
-    address, _ = array.__array_interface__["data"]
     attach = binding.bind_output if port.written else binding.bind_input
-    attach(port.name, "cpu", 0, port.element_type, array.shape, address)
+    attach(port.name, "cpu", 0, port.element_type, array.shape, _address(array))
+
+
+def _address(array: np.ndarray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class SessionLaunch(RunAnywhere):
@@ -373,12 +380,13 @@ class SessionLaunch(RunAnywhere):
         found = read | written
         if sum(array.nbytes for array in found.values()) < _LEAST_BYTES:
             return {}
-        others = [*(array for _, array in sources), *(array for _, array in targets if array is not None)]
-        overlapping = (
-            one is not other and np.may_share_memory(one, other)
-            for one, other in itertools.product(written.values(), others)
-        )
-        return {} if any(overlapping) else found
+        given = [written[place] for place, target in targets if target is not None and place in written]
+        if given:  # no new array overlaps another
+            others = [*(array for _, array in sources), *(array for _, array in targets if array is not None)]
+            pairs = itertools.product(given, others)
+            if any(one is not other and np.may_share_memory(one, other) for one, other in pairs):
+                return {}
+        return found
 
     def run_on(self, arrays: Mapping[int, np.ndarray]) -> None:
         """See `RunAnywhere`."""
