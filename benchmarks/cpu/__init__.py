@@ -10,8 +10,9 @@ the folder of `--wheels`; without a folder they are left out.
 
 For each case all sides get the same inputs, and their results are compared before anything is timed. Then
 they take turns. A turn is a pause, in which threads of others stop spinning, one run that is not timed, and
-timed runs; its result is their median. Ratios are medians of the turns' ratios, so that what disturbs the
-machine for a while cancels out. Sides:
+timed runs; its result is their median. Where a run takes less than 8 ms, a service's turn has a second part,
+with 8 requests in flight; its result is the time of all runs divided by their number. Ratios are medians of
+the turns' ratios, so that what disturbs the machine for a while cancels out. Sides:
 
 - `thread`: this package in this process, from NumPy to NumPy, as `gpu.run(model, x=x)`; gradients as a graph
   on buffers.

@@ -36,12 +36,15 @@ class Side(NamedTuple):
         CPU seconds of the processes that take part.
     plan
         The tag of the plan that this package runs.
+    takes_several
+        Whether it takes requests while it computes others. If not, a call returns when it has computed.
     """
 
     run: Callable[[], Awaitable[object]]
     result: Callable[[], Awaitable[list[np.ndarray]]]
     cpu_s: Callable[[], float] = time.process_time
     plan: str | None = None
+    takes_several: bool = True
 
 
 SERVICES: Mapping[str, Mapping[str, Any]] = {
@@ -126,7 +129,7 @@ def _at_once(call: Callable[[], Any], arrays: Callable[[Any], list[np.ndarray]])
     async def result() -> list[np.ndarray]:
         return arrays(call())
 
-    return Side(run, result)
+    return Side(run, result, takes_several=False)
 
 
 def _in_onnxruntime(case: Case, threads: int) -> Side:

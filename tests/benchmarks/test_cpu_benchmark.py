@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from rich.console import Console
 
 pytest.importorskip("onnxruntime")
 
+from benchmarks.cpu import turns
 from benchmarks.cpu.cases import Case, Conv, by_data, forward
 from benchmarks.cpu.page import section
 from benchmarks.cpu.profile import profiled
 from benchmarks.cpu.sheets import sheets, shown
-from benchmarks.cpu.turns import apart, compared
+from benchmarks.cpu.sides import Side
+from benchmarks.cpu.turns import apart, compared, timed
 from benchmarks.recording import Row
 
 SMALL = Conv(4, 6, 8, 3, stride=2, dilation=2, groups=2)
@@ -24,6 +27,12 @@ SMALL = Conv(4, 6, 8, 3, stride=2, dilation=2, groups=2)
 def row(case: Case, *sides: str) -> Row:
     found = compared(case, sides, 1, 0.0)
     return {"part": "small", "most": 4.0, "most_extra": 1.0, "rival": "onnxruntime", **found}
+
+
+@pytest.fixture(autouse=True)
+def all_runs_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a machine that is so busy that they are not."""
+    monkeypatch.setattr(turns, "_SHORT_MS", math.inf)
 
 
 def test_sides_take_turns_and_their_ratio_is_in_the_table() -> None:
@@ -37,7 +46,41 @@ def test_sides_take_turns_and_their_ratio_is_in_the_table() -> None:
     assert max(found["apart"].values()) < 1e-5
     output = io.StringIO()
     Console(width=100, file=output).print(shown([found]))
-    assert output.getvalue().count("small  ") == 3
+    assert output.getvalue().count("small  ") == 4
+
+
+def test_a_service_is_also_timed_with_requests_in_flight_and_its_rival_one_run_after_the_other() -> None:
+    found = row(forward(SMALL), "thread", "onnxruntime")
+    for times in (found["flight_ms"], found["flight_cpu_ms"]):
+        assert [*times] == ["thread", "onnxruntime"]
+        assert all(len(turns) == 5 and min(turns) > 0 for turns in times.values())
+    wall = {"thread": [8.0, 9.0, 40.0], "onnxruntime": [2.0, 3.0, 4.0]}
+    cpu = {"thread": [9.0, 9.0, 9.0], "onnxruntime": [2.0, 2.0, 2.0]}
+    *_, last = sheets([found | {"flight_ms": wall, "flight_cpu_ms": cpu}])
+    cells = dict(zip(last.columns, last.rows[0], strict=True))
+    assert {name: cells[name] for name in ("thread", "thread, CPU", "extra")} == {
+        "thread": "4.00",
+        "thread, CPU": "4.50",
+        "extra": "–",
+    }
+
+
+def test_requests_in_flight_are_sent_as_soon_as_others_are_answered() -> None:
+    under_way = most = 0
+
+    async def run() -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+
+    async def result() -> list[np.ndarray]:
+        return []
+
+    found = asyncio.run(timed({"service": Side(run, result)}, 0.0))
+    assert most == 8
+    assert all(turn.flight is not None for turn in found["service"])
 
 
 def test_an_aim_is_met_or_missed_by_the_median_of_the_turns_ratios() -> None:
