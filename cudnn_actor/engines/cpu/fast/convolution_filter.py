@@ -30,9 +30,9 @@ from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["BackwardFilter"]
 
-_PIXELS = 512
+_PIXELS = 1024
 """Pixels of a block, or more: a product of fewer takes more time to add up than to compute."""
-_COLUMN_BYTES, _MOST_COLUMN_BYTES = 1 << 20, 8 << 20
+_COLUMN_BYTES, _MOST_COLUMN_BYTES = 2 << 20, 8 << 20
 """Columns of a block, and the most of one channel: of fewer pixels where filters are very large."""
 _MOST_BLOCKS = 10_000
 """With more blocks, calls are not bound, but made when they run."""
@@ -73,10 +73,11 @@ class BackwardFilter:
         if apart:
             few = min(_PIXELS * self._itemsize * math.prod(geometry.taps), _MOST_COLUMN_BYTES)
             budget = max(few, _COLUMN_BYTES // 2 // channels)
-        most = largest_tile(geometry.y, one if apart else self._cost(channels), max(budget, per_pixel))
-        self._tile = tuple(map(even, geometry.y, most))
+        tile = largest_tile(geometry.y, one if apart else self._cost(channels), max(budget, per_pixel))
+        self._tile = tuple(map(even, geometry.y, tile))
         sums = geometry.w[0] * math.prod(geometry.taps) * self._itemsize
-        part = even(channels, _COLUMN_BYTES // max(one(self._tile), sums)) if apart else channels
+        most = min(_COLUMN_BYTES // one(self._tile), _SUMS_BYTES // sums)
+        part = even(channels, most) if apart else channels
         self._pieces = [slice(start, min(start + part, channels)) for start in range(0, channels, part)]
         self._grid = [*boxes(geometry.y, self._tile)]
         self._sums = 1
