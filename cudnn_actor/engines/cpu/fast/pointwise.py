@@ -44,6 +44,9 @@ _COSTS: Mapping[object, float] = {
 """Nanoseconds for an element, where they are more than 0.2."""
 _MOST_CALLS = 1 << 18
 """Calls of a chain, about: each takes some 10 microseconds to bind and half a kilobyte."""
+_LONGER, _FEWEST_BLOCKS = 8, 8
+"""Blocks of one instruction, which leaves nothing for another in the cache: how many times as long they are,
+at most, and into how many all elements are cut at least, for several lanes."""
 _MOST_ROWS = 4
 """Repeated operands of which each lane has an array of a block's dims: these are to stay in the cache."""
 _ENOUGH_BLOCKS = 4
@@ -150,6 +153,12 @@ class Chain:
         return min(size, max(block_elements(self.dims), -(-size * len(self.instructions) // _MOST_CALLS)))
 
     @property
+    def _long_block_elements(self) -> int:
+        """The most elements of a block of one instruction, whose operands and result lie outside of lanes."""
+        usual = self._block_elements
+        return max(usual, min(_LONGER * usual, math.prod(self.dims) // _FEWEST_BLOCKS))
+
+    @property
     def _register_bytes(self) -> int:
         largest = max((base.itemsize for base in self.slots), default=0)
         return footprint((self._block_elements,), itemsize=largest)
@@ -181,6 +190,8 @@ class Chain:
         views = dict(zip(whole, merged_views, strict=True))
         cuts = [*pieces(dims, self._block_elements)]
         rows = self._repeated(views, cuts) if len(cuts) >= _ENOUGH_BLOCKS * len(lanes) else {}
+        if len(self.instructions) == 1 and not rows:
+            cuts = [*pieces(dims, self._long_block_elements)]
         arguments, code = self._code()
         memory = [_Registers(lane, self.count, self._register_bytes) for lane in lanes]
 
