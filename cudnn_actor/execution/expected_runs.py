@@ -17,9 +17,9 @@ order of enqueued work, at the first run behind a write. Why no run ever compute
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.engines.base import Binding, Plan, RunAnywhere
@@ -27,6 +27,10 @@ from cudnn_actor.execution.executor import Executor
 from cudnn_actor.memory import Slot
 
 __all__ = ["ExpectedRun", "ExpectedRuns", "written_slots"]
+
+
+_MOST_ELSEWHERE = 8
+"""On how many other sets of buffers a graph is expected at a time: an engine may capture a graph for each."""
 
 
 class ExpectedRun:
@@ -41,7 +45,8 @@ class ExpectedRun:
     constant
         The places of the buffers whose values the engine may keep.
     expect
-        Gives a function that enqueues a run. It may read the constant buffers, and may take long.
+        Gives a function that enqueues a run on these buffers. It may read the constant ones, and may take
+        long.
     """
 
     def __init__(
@@ -50,14 +55,15 @@ class ExpectedRun:
         slots: Sequence[Slot],
         buffers: list[Binding],
         constant: frozenset[int],
-        expect: Callable[[], Callable[[], None]],
+        expect: Callable[[list[Binding]], Callable[[], None]],
     ) -> None:
         self.plan = plan
         self.slots = slots
         self.buffers = buffers
         self.constant = constant
         self._expect = expect
-        self._launch: Callable[[], None] = expect()
+        self._launch: Callable[[], None] = expect(buffers)
+        self._elsewhere: WeakSet[ExpectedRun] = WeakSet()
 
     @property
     def anywhere(self) -> RunAnywhere | None:
@@ -71,9 +77,24 @@ class ExpectedRun:
     def forget_values(self) -> None:
         """Have the engine read the constant buffers again, when the next run is enqueued."""
         self._launch = self._renew
+        for other in self._elsewhere:
+            other.forget_values()
+
+    def elsewhere(self, instead: Mapping[int, Binding], slots: Sequence[Slot]) -> ExpectedRun | None:
+        """The same plan on other buffers in place of some; None if it is expected on many others already.
+
+        It counts as long as somebody keeps it and `slots` is what the graph runs on (`Bound.slots`): once any
+        buffer has ended, that is another object, and whoever keeps it looks its buffers up anew.
+        """
+        if sum(other.slots is slots for other in self._elsewhere) >= _MOST_ELSEWHERE:
+            return None
+        buffers = [instead.get(place, buffer) for place, buffer in enumerate(self.buffers)]
+        other = ExpectedRun(self.plan, slots, buffers, self.constant, self._expect)
+        self._elsewhere.add(other)
+        return other
 
     def _renew(self) -> None:
-        self._launch = self._expect()
+        self._launch = self._expect(self.buffers)
         self._launch()
 
 
@@ -128,6 +149,13 @@ class ExpectedRuns:
             if any(known.slots[place].index in numbers for place in known.constant):
                 known.forget_values()
 
+    def elsewhere(
+        self, known: ExpectedRun, bound: Bound, instead: Mapping[int, Binding]
+    ) -> ExpectedRun | None:
+        """See `ExpectedRun.elsewhere`. Its first run may take as long as that of a new plan."""
+        self._catch_up()
+        return known.elsewhere(instead, bound.slots)
+
     def note_view(self, slot: Slot) -> None:
         """Note that a caller gets a view of a buffer. Views exist only on a thread, where nothing else keeps
         an `ExpectedRun`."""
@@ -140,9 +168,17 @@ class ExpectedRuns:
         executor = self._executor
         buffers = [executor.binding(slot) for slot in bound.slots]
         constant = self._constant_places(cached, bound.slots, plan, copied)
-        expect = executor.engine.expect
-        prepare = functools.partial(executor.call, plan.tag, expect, plan, buffers, bound.scalars, constant)
+        prepare = functools.partial(self._expect, plan, bound.scalars, constant)
         return ExpectedRun(plan, bound.slots, buffers, constant, prepare)
+
+    def _expect(
+        self, plan: Plan, scalars: Sequence[float], constant: frozenset[int], buffers: list[Binding]
+    ) -> Callable[[], None]:
+        executor = self._executor
+        launch: Callable[[], None] = executor.call(
+            plan.tag, executor.engine.expect, plan, buffers, scalars, constant
+        )
+        return launch
 
     def _constant_places(
         self, cached: CachedMessage, slots: Sequence[Slot], plan: Plan, copied: Collection[int]

@@ -6,21 +6,24 @@ the last untouched, and one of them half done.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine
 from tests.service.worker_rigs import ExecutingEngine
 
-__all__ = ["DeviceEngine"]
+__all__ = ["DeviceEngine", "FrugalEngine"]
 
 _LONGEST_S = 0.0001
+_MOST_SETS = 9
 
 
 class DeviceEngine(ExecutingEngine):
@@ -90,4 +93,58 @@ class DeviceEngine(ExecutingEngine):
         while (call := self._stream.get()) is not None:
             time.sleep(random.random() * _LONGEST_S)
             call()
+            del call  # it keeps the memory that it has worked on
             self._done += 1
+
+
+class FrugalEngine(DeviceEngine):
+    """Makes so many copies for runs of models, and fails at the next.
+
+    It keeps the values of their weights. If it is `rigid`, it fails to prepare runs on more than one set of
+    buffers. Runs fail that are expected on more than nine sets, or on others that are laid out otherwise.
+    """
+
+    def __init__(self, copies: int, rigid: bool) -> None:
+        super().__init__()
+        self._copies_left, self._rigid = itertools.count(copies, -1), rigid
+        self._expected: set[tuple[int, ...]] = set()
+        self._strides: dict[str, list[tuple[int, ...]]] = {}
+
+    def keeps(self, plan: Any, constant: Collection[int]) -> frozenset[int]:
+        return frozenset(constant)
+
+    def expect(
+        self,
+        plan: Any,
+        buffers: Sequence[np.ndarray],
+        scalars: Sequence[float],
+        constant: Collection[int] = (),
+    ) -> Callable[[], None]:
+        self._await()
+        self._expected.add(tuple(_address_of(each) for each in buffers))
+        if self._rigid and len(self._expected) > 1:
+            raise EngineFailure("RIGID", "no other buffers")
+        strides = [each.strides for each in buffers]
+        if len(self._expected) > _MOST_SETS or strides != self._strides.setdefault(plan.tag, strides):
+            return self._fail
+        kept = [each.copy() if place in constant else each for place, each in enumerate(buffers)]
+        return super().expect(plan, kept, scalars)
+
+    @staticmethod
+    def _fail() -> None:
+        raise EngineFailure("ELSEWHERE", "too many sets of buffers, or other strides")
+
+    def direct_copy(self, src: np.ndarray, dst: np.ndarray) -> Callable[[], object]:
+        copy = super().direct_copy(src, dst)
+
+        def counted() -> None:
+            if next(self._copies_left) <= 0:
+                raise EngineFailure("COPIED", "one copy too many")
+            copy()
+
+        return counted
+
+
+def _address_of(array: np.ndarray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -94,6 +94,12 @@ class BorrowedTable:
 
     # Off the hot path.
 
+    def forget_arena(self, number: int) -> None:
+        """Drop the engine's handles on an arena's buffers, which have all ended: they keep it mapped."""
+        for slot in self._slots.values():
+            if slot.arena.number == number:
+                slot.binding = None
+
     def _seated(self, ref: BufferRef, field: str) -> Slot:
         """The slot of a reference, made anew if it had another generation. Raises as `resolve` does."""
         generation, arena, offset, nbytes = self._view.at(ref.slot)

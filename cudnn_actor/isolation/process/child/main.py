@@ -88,8 +88,9 @@ class _Process:
         hello = early.pop(0)
         page = StatusPage.attach(status, hello.window)
         self._outbox = outbox = Outbox(channel, page)
+        self._memory = memory = BorrowedTable(hello.device, GenerationView(generations))
         state = ExecutionState(
-            memory=BorrowedTable(hello.device, GenerationView(generations)),
+            memory=memory,
             workspace_limit=hello.workspace_limit,
             plan_store=None if hello.plan_store is None else PlanStore(hello.plan_store),
             autotune=hello.autotune,
@@ -114,7 +115,7 @@ class _Process:
         forward_logs(outbox, inbox, loop.number_in_work)
         inbox.on_frame |= {
             MapArena: self._map_arena,
-            UnmapArena: lambda frame: self._engine.unmap_arena(frame.number),
+            UnmapArena: self._unmap_arena,
             CreateArena: self._create_arena,
             MapStage: self._map_stage,
             UnmapStage: self._unmap_stage,
@@ -148,6 +149,11 @@ class _Process:
     def _stop(self, _frame: Stop) -> None:
         self._stopping = True
         self._loop.stop()
+
+    def _unmap_arena(self, frame: UnmapArena) -> None:
+        self._inbox.forget_places()  # first: what runs on its buffers has prepared keeps it mapped
+        self._memory.forget_arena(frame.number)
+        self._engine.unmap_arena(frame.number)
 
     def _unmap_stage(self, frame: UnmapStage) -> None:
         self._inbox.forget_places()  # first: arrays on the segment keep it mapped
