@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
-import numpy as np
-
-from cudnn_actor.broker.footprints import Footprint, compute_footprint
-from cudnn_actor.broker.message_cache import Bound, CachedMessage
-from cudnn_actor.memory import MemoryTable, SharedHold, Slot
+from cudnn_actor.broker.deployed import Deployed, ModelRun
+from cudnn_actor.broker.message_cache import CachedMessage
+from cudnn_actor.memory import MemoryTable, Slot
 from cudnn_actor.protocol.errors import InvalidRequest, NotDeployed, StaleBufferError, StaleReason, Words
 from cudnn_actor.protocol.messages.message_checks import check_model_graph, check_run_model, check_write
 from cudnn_actor.protocol.messages.messages import Compute, RunGraph, RunModel, WriteWeights
@@ -26,7 +23,6 @@ from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_type
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["MOST_GRAPHS", "Deployed", "Deployments", "ModelRun", "not_deployed"]
 
@@ -38,208 +34,6 @@ Key = frozenset[tuple[str, tuple[int, ...], DType]]
 """The inputs of a run: name, dims and dtype of each."""
 
 
-class Deployed(msgspec.Struct, eq=False):
-    """A graph of a model, with its buffers.
-
-    Parameters
-    ----------
-    number
-        Its number, which no other graph of the service gets.
-    of
-        The graph as it was given.
-    cached
-        The `RunGraph` that each run amounts to.
-    hold
-        The hold on all its buffers.
-    inputs, outputs
-        Names of inputs and outputs → where their buffers stand among those of the plan.
-    state
-        Where the buffer of the random numbers' state stands; None if the graph draws none.
-    writes
-        The slot numbers of the buffers that each run writes.
-    ended
-        Whether it was unloaded.
-    spoiled
-        Whether an ended worker may still write its places for inputs and outputs, so that no run may use
-        them.
-    checked_losses
-        `MemoryTable.losses` when its weights were last found whole.
-    finished
-        Whether a run of it has finished.
-    crashes
-        At how many crashes runs of it were running since one has finished.
-    """
-
-    number: int
-    of: ModelGraph
-    cached: CachedMessage
-    hold: SharedHold
-    inputs: dict[str, int]
-    outputs: dict[str, int]
-    state: int | None
-    writes: frozenset[int]
-    ended: bool = False
-    spoiled: bool = False
-    checked_losses: int = -1
-    finished: bool = False
-    crashes: int = 0
-    kinds: tuple[tuple[str, tuple[int, ...], np.dtype[Any], DType], ...] = ()
-    """Name, dims and dtype of each input: what `of.specs` says, in the form in which runs are compared with
-    it."""
-    uses: frozenset[int] = frozenset()
-    """The slot numbers of all its buffers."""
-
-    def __post_init__(self) -> None:
-        """Note what inputs it is for, and what it uses."""
-        self.uses = frozenset([ref.slot for ref in self.of.buffers])
-        self.kinds = tuple(
-            (name, spec.dims, spec.dtype.numpy, spec.dtype) for name, spec in self.of.specs.items()
-        )
-
-    @property
-    def copied(self) -> frozenset[int]:
-        """Where the buffers stand among those of the plan to which runs copy what they are given."""
-        return frozenset(self.inputs.values()) | (frozenset() if self.state is None else {self.state})
-
-    @property
-    def weights(self) -> frozenset[int]:
-        """The slot numbers of the buffers that runs only read."""
-        return frozenset(slot.index for slot in self.hold.slots) - self.writes
-
-    def is_for(self, message: RunModel) -> bool:
-        """Whether a run with these inputs runs this graph, unless another one is for the same inputs."""
-        arrays, buffers = message.arrays, message.buffers
-        if len(arrays) + len(buffers) != len(self.kinds):
-            return False
-        for name, dims, dtype, member in self.kinds:
-            if (array := arrays.get(name)) is not None:
-                if array.shape != dims or array.dtype != dtype:
-                    return False
-            elif (ref := buffers.get(name)) is None or ref.spec.dims != dims or ref.spec.dtype is not member:
-                return False
-        return not self.of.values or self.accepts(arrays)
-
-    def accepts(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Whether it is the graph for these values, of those that are for inputs of the same specs.
-
-        They are compared by their bits: a NaN is equal to itself.
-        """
-        return all(
-            name in arrays and arrays[name].tobytes() == value.tobytes()
-            for name, value in self.of.values.items()
-        )
-
-    def spec_at(self, place: int) -> TensorSpec:
-        """The spec of the buffer that stands at a place among those of the plan."""
-        graph = self.of.graph
-        return graph.ports[graph.places[self.cached.lowered.buffers[place]]].spec
-
-    def bind(self, memory: MemoryTable) -> None:
-        """Set what its graph runs on: the slots that it holds. They stay, whatever becomes of their
-        references."""
-        if self.cached.bound is None or self.cached.bound.epoch != memory.epoch:
-            by_port = dict(zip(self.of.graph.places, self.hold.slots, strict=True))
-            slots = [by_port[port] for port in self.cached.lowered.buffers]
-            self.cached.bound = Bound(memory.epoch, slots, [])
-
-    def arrays_of(self, message: RunModel, drawn: int | None) -> list[tuple[int, np.ndarray]]:
-        """What a run copies from the host: where each buffer stands among the plan's, and its values.
-
-        Raises `InvalidRequest` for an array that does not fit any more: it, or the message, was changed after
-        it was sent.
-        """
-        arrays: list[tuple[int, np.ndarray]] = []
-        given = message.buffers
-        for name, place in self.inputs.items():
-            if name not in given:
-                array, spec = message.arrays.get(name), self.of.specs[name]
-                if not isinstance(array, np.ndarray) or not _fits(array, spec):
-                    raise _changed(name, array, spec)
-                arrays.append((place, array))
-        if self.state is not None:
-            assert self.of.draws is not None
-            arrays.append((self.state, np.array([self.of.draws.seed, drawn])))
-        return arrays
-
-    def finish(self, computed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Note that a run has finished. Returns its answer: what was computed, and copies of constants."""
-        self.finished, self.crashes = True, 0
-        for name, array in self.of.constants.items():
-            computed[name] = array.copy()
-        return computed
-
-
-class ModelRun(msgspec.Struct, eq=False):
-    """What is known of a `RunModel` before it runs: kept in `Envelope.found`, so also when it runs again.
-
-    Parameters
-    ----------
-    cached
-        The `RunGraph` that it amounts to.
-    reads, writes
-        Slot numbers of the buffers that it names itself: inputs, and outputs with buffers of the caller's.
-    deployed
-        The graph; None in a worker, which knows it by its number.
-    buffers, into
-        The inputs that lie in buffers, and the outputs that go to some, by name.
-    drawn
-        How many random numbers the model's earlier runs have drawn; None until it first begins.
-    epoch, slots
-        What `Deployments.slots` has found, and the epoch of the memory in which that holds.
-    """
-
-    cached: CachedMessage
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    deployed: Deployed | None = None
-    buffers: tuple[tuple[str, BufferRef], ...] = ()
-    into: tuple[tuple[str, BufferRef], ...] = ()
-    drawn: int | None = None
-    epoch: int = -1
-    slots: tuple[Slot, ...] = ()
-
-    @property
-    def copy_in(self) -> tuple[tuple[int, BufferRef], ...]:
-        """What it copies from buffers: where each goes among the plan's."""
-        assert self.deployed is not None
-        places = self.deployed.inputs
-        return tuple([(places[name], ref) for name, ref in self.buffers if name in places])
-
-    @property
-    def copy_out(self) -> tuple[tuple[int, BufferRef], ...]:
-        """What it copies to buffers, likewise."""
-        assert self.deployed is not None
-        places = self.deployed.outputs
-        return tuple([(places[name], ref) for name, ref in self.into])
-
-    @property
-    def returned(self) -> dict[str, int]:
-        """The outputs that its caller gets as arrays: where the buffer of each stands."""
-        assert self.deployed is not None
-        outputs = self.deployed.outputs
-        if not self.into:
-            return outputs
-        kept = {name for name, _ in self.into}
-        return {name: place for name, place in outputs.items() if name not in kept}
-
-    @property
-    def spoiled(self) -> bool:
-        """Whether its graph's places may not be used any more."""
-        return self.deployed is not None and self.deployed.spoiled
-
-    @property
-    def hazards(self) -> Footprint:
-        """What it reads and writes, its graph's own places for inputs and outputs included."""
-        reads, writes = compute_footprint(self.cached.message, self.cached.lowered)
-        return Footprint({*reads, *self.reads}, {*writes, *self.writes})
-
-    @property
-    def footprint(self) -> Footprint:
-        """What it reads and writes of buffers with lasting contents: a second run depends on these alone."""
-        assert self.deployed is not None
-        return Footprint(self.deployed.weights.union(self.reads), self.writes)
-
-
 class _Model:
     def __init__(self, ref: ModelRef) -> None:
         self.ref = ref
@@ -249,6 +43,26 @@ class _Model:
         self.likely: tuple[object, Deployed] | None = None
         """The graph of the latest run, with the `by_key` that it was found in. Any thread replaces it."""
         self.drawn = 0
+
+
+class _Latest(NamedTuple):
+    """A message with all its values in buffers, and its run, for when it is sent again."""
+
+    message: RunModel
+    run: ModelRun
+    model: _Model
+    by_key: object
+    """As in `_Model.likely`. A sender on another thread may note a run of a graph that has just ended."""
+
+    def is_for(self, message: RunModel) -> bool:
+        """Whether it is that message, unchanged: the dicts in it could be."""
+        return (
+            message is self.message
+            and self.model.by_key is self.by_key
+            and not message.arrays
+            and tuple(message.buffers.items()) == self.run.buffers
+            and tuple(message.into.items()) == self.run.into
+        )
 
 
 class Deployments:
@@ -269,6 +83,8 @@ class Deployments:
         self._models: dict[int, _Model] = {}
         self._model_numbers = itertools.count(1)
         self._graph_numbers = itertools.count(1)
+        self._latest: _Latest | None = None
+        """The latest such run. Any thread replaces it."""
         self._ending: list[Deployed] = []
         """Graphs that were unloaded, as long as runs of them have not been answered."""
 
@@ -279,8 +95,11 @@ class Deployments:
 
         Raises `NotDeployed`, and `InvalidRequest` for inputs and outputs that are not the model's.
         """
+        if (latest := self._latest) is not None and latest.is_for(message):
+            return latest.run
         check_run_model(message)
         model = self._model(message.model)
+        by_key = model.by_key
         deployed = self._deployed(model, message)
         buffers, into, outputs = message.buffers, message.into, deployed.outputs
         for name in into:
@@ -291,7 +110,7 @@ class Deployments:
                     problem="is no output that the graph computes",
                     fix=f"use {', '.join(outputs)}",
                 )
-        return ModelRun(
+        run = ModelRun(
             deployed.cached,
             tuple([ref.slot for ref in buffers.values()]),
             tuple([ref.slot for ref in into.values()]),
@@ -299,6 +118,9 @@ class Deployments:
             tuple(buffers.items()),
             tuple(into.items()),
         )
+        if deployed.of.draws is None and not message.arrays:  # else each run is another one
+            self._latest = _Latest(message, run, model, by_key)
+        return run
 
     def check(self, graphs: tuple[ModelGraph, ...]) -> None:
         """Raise `InvalidRequest` or `StaleBufferError` for graphs that cannot be deployed."""
@@ -444,10 +266,11 @@ class Deployments:
         Raises `StaleBufferError`, and `InvalidRequest` for buffers in `into` that do not fit the outputs.
         """
         epoch = self._memory.epoch
-        if run.epoch != epoch:
-            run.slots = tuple(self._found_slots(run))
-            run.epoch = epoch
-        return run.slots
+        known, slots = run.found
+        if known != epoch:
+            slots = tuple(self._found_slots(run))
+            run.found = epoch, slots
+        return slots
 
     def _found_slots(self, run: ModelRun) -> list[Slot]:
         deployed = run.deployed
@@ -554,24 +377,12 @@ class Deployments:
         model.by_key = by_key
 
     def _end(self, removed: Iterable[Deployed]) -> None:
+        self._latest = None  # it would keep its graph
         for deployed in removed:
             deployed.ended = True
             self._memory.end_hold(deployed.hold)
             if deployed.hold.users:
                 self._ending.append(deployed)
-
-
-def _fits(array: np.ndarray, spec: TensorSpec) -> bool:
-    return array.shape == spec.dims and array.dtype == spec.dtype.numpy
-
-
-def _changed(name: str, array: object, spec: TensorSpec) -> InvalidRequest:
-    return InvalidRequest(
-        field=name,
-        value=array,
-        problem=f"was changed after it was sent: it had {spec.dtype} {spec.dims}",
-        fix="change it after the reply, or give a copy",
-    )
 
 
 def _written(graph: ModelGraph) -> frozenset[int]:

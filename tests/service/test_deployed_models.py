@@ -593,6 +593,44 @@ async def test_a_run_that_was_sent_before_a_crash_finds_that_its_input_was_torn(
         assert (await behind[1])["scores"].item() == 3
 
 
+async def sent_twice(gpu: CudnnRef, message: RunModel) -> np.ndarray:
+    """What a message's run has written to its buffer for the logits, the second time."""
+    for _ in range(2):
+        await gpu.ask(message)
+    logits: np.ndarray = await gpu.download(message.into["logits"])
+    return logits
+
+
+async def test_a_message_that_is_sent_again_runs_the_graph_that_is_there_then() -> None:
+    async with deployed() as (gpu, model):
+        x, into = await gpu.upload(images(4)), await gpu.empty((4, 2))
+        message = RunModel.of(model, {"image": x}, {"logits": into})
+        np.testing.assert_allclose(await sent_twice(gpu, message), images(4) @ W, 1e-5)
+        other = await placed(gpu, await gpu.upload(W * 3), 4, name="another")
+        await gpu.ask(WarmModel(model=model, graphs=(other,)))
+        np.testing.assert_allclose(await sent_twice(gpu, message), images(4) @ (W * 3), 1e-5)
+        await gpu.ask(UnloadModel(model=model, graphs=("another",)))
+        np.testing.assert_allclose(await sent_twice(gpu, message), images(4) @ W, 1e-5)
+        await gpu.ask(UnloadModel(model=model))
+        with pytest.raises(NotDeployed):
+            await gpu.ask(message)
+
+
+async def test_a_message_that_was_changed_is_sent_again_as_it_is_then() -> None:
+    async with deployed() as (gpu, model):
+        refs = [await gpu.upload(images(4, seed)) for seed in range(2)]
+        first, second = await gpu.empty((4, 2)), await gpu.empty((4, 2))
+        message = RunModel.of(model, {"image": refs[0]}, {"logits": first})
+        np.testing.assert_allclose(await sent_twice(gpu, message), images(4, 0) @ W, 1e-5)
+        message.buffers["image"] = refs[1]
+        np.testing.assert_allclose(await sent_twice(gpu, message), images(4, 1) @ W, 1e-5)
+        message.into["logits"] = second
+        np.testing.assert_allclose(await sent_twice(gpu, message), images(4, 1) @ W, 1e-5)
+        message.arrays["image"] = images(4)
+        with pytest.raises(InvalidRequest, match="given twice"):
+            await gpu.ask(message)
+
+
 async def test_the_latest_graph_for_the_same_inputs_runs_whatever_ran_before() -> None:
     async with deployed() as (gpu, model):
         check(await run(gpu, model, images(4)), images(4))
