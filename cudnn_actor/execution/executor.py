@@ -29,6 +29,7 @@ from cudnn_actor.engines.base import (
     blamed,
 )
 from cudnn_actor.engines.support import tag_of
+from cudnn_actor.execution.polling import EARLY_S
 from cudnn_actor.memory import Arena, Buffers, Slot
 from cudnn_actor.memory.exhaustion import ulimit_of
 from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OperationError, OutOfMemory
@@ -101,6 +102,9 @@ class Executor(Generic[T]):
         """When the device last made progress, in `time.monotonic()` seconds. Valid while work is fenced."""
         self.expected_s = 0.0
         """How long the oldest fence is expected to be waited for, counted from `progress_s`; 0: unknown."""
+        self._near_s = math.inf
+        """When the oldest fence will be `EARLY_S` from its end, if it passes as expected; infinite if that is
+        unknown, or `take_near_end` has returned True."""
         self._timed = ""
         """The tag of the work before the oldest fence, if that is one piece on an idle device; else empty."""
         self._durations: dict[str, float] = {}
@@ -230,6 +234,14 @@ class Executor(Generic[T]):
         """Whether all unfinished work is one piece that began on an idle device."""
         return bool(self._timed) and len(self._fenced) == 1 and not self._unfenced
 
+    def take_near_end(self) -> bool:
+        """Whether all unfinished work is one piece that is expected to end within `EARLY_S`. True once for
+        each piece, and never for one that is shorter."""
+        if not self.is_alone or time.monotonic() < self._near_s:
+            return False
+        self._near_s = math.inf
+        return True
+
     def takes_long(self, tag: str) -> bool:
         """Whether the last work with this tag kept the device busy for so long that a fence of its own is
         worth it."""
@@ -250,6 +262,8 @@ class Executor(Generic[T]):
                 self.progress_s = time.monotonic()
                 self._timed = self._unfenced[0].tag if len(self._unfenced) == 1 else ""
                 self.expected_s = self._durations.get(self._timed, 0.0)
+                known = self.expected_s > EARLY_S
+                self._near_s = self.progress_s + self.expected_s - EARLY_S if known else math.inf
             self._fenced.append((fence, self._unfenced))
             self._unfenced = []
 

@@ -6,7 +6,7 @@ import ctypes
 import functools
 from typing import Any
 
-__all__ = ["AT_ONCE_S", "LONGEST_PAUSE_S", "pause_s", "sleep_exactly"]
+__all__ = ["AT_ONCE_S", "EARLY_S", "LONGEST_PAUSE_S", "pause_s", "sleep_exactly"]
 
 _PR_SET_TIMERSLACK = 29
 
@@ -17,8 +17,8 @@ LONGEST_PAUSE_S = 1e-3
 _FRACTION = 8
 
 
-_EARLY_S = 100e-6
-"""Polling stops pausing this long before a fence is expected to pass: a sleep ends up to that much late."""
+EARLY_S = 150e-6
+"""Polling stops pausing this long before a fence is expected to pass: a sleep ends up to 100 us late."""
 
 
 def pause_s(waited_s: float, expected_s: float = 0.0) -> float:
@@ -31,8 +31,8 @@ def pause_s(waited_s: float, expected_s: float = 0.0) -> float:
     message ends the pause. The pause also lets the event loop's thread run, which polling without a pause
     does only by chance, since it holds the interpreter's lock.
     """
-    if waited_s < expected_s + AT_ONCE_S and expected_s > _EARLY_S:
-        return max(expected_s - _EARLY_S - waited_s, 0.0)
+    if waited_s < expected_s + AT_ONCE_S and expected_s > EARLY_S:
+        return max(expected_s - EARLY_S - waited_s, 0.0)
     return 0.0 if waited_s < AT_ONCE_S else min(waited_s / _FRACTION, LONGEST_PAUSE_S)
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from cudnn_actor.execution.polling import AT_ONCE_S, LONGEST_PAUSE_S, pause_s
+from cudnn_actor.execution.polling import AT_ONCE_S, EARLY_S, LONGEST_PAUSE_S, pause_s
 
 
 def test_a_small_kernel_is_looked_at_without_a_pause() -> None:
@@ -39,11 +39,11 @@ def test_a_run_of_known_length_is_looked_at_when_it_should_end() -> None:
         looks.append(waited)
         waited += pause_s(waited, 4e-3) or 10e-6
     early = [at for at in looks if 0.0 < at < 4e-3]
-    assert min(early) >= 3.9e-3
+    assert min(early) >= 4e-3 - EARLY_S
     assert len(early) >= 9
     assert pause_s(6e-3, 4e-3) == pause_s(6e-3)
 
 
 def test_an_expected_end_that_is_near_is_awaited_without_a_pause() -> None:
-    assert pause_s(0.0, 150e-6) == pytest.approx(50e-6)
-    assert pause_s(60e-6, 150e-6) == pause_s(200e-6, 150e-6) == 0.0
+    assert pause_s(0.0, EARLY_S + 50e-6) == pytest.approx(50e-6)
+    assert pause_s(60e-6, EARLY_S + 50e-6) == pause_s(250e-6, EARLY_S + 50e-6) == 0.0

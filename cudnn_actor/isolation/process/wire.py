@@ -9,8 +9,8 @@ parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`
                before the first request with that graph, `ForgetGraph`, `ForgetPlans`; `KnowRun` before the
                first request that runs a model's graph, or warms it, `ForgetRun`; `Requests`;
                `Internal`, for work of the service itself; `Promote` to a standby; `Stop`
-worker sends   `Ready` once; `Answers`, in the order in which requests finished; `InternalDone`; `ArenaMade`
-               or `ArenaRefused`; `Logged`; `Dying`, its last frame
+worker sends   `Ready` once; `Answers`, in the order in which requests finished; `Nearing`; `InternalDone`;
+               `ArenaMade` or `ArenaRefused`; `Logged`; `Dying`, its last frame
 =============  ==========================================================================================
 
 A request carries its message as separately encoded bytes. So the parent encodes a message once, however often
@@ -68,6 +68,7 @@ __all__ = [
     "Logged",
     "MapArena",
     "MapStage",
+    "Nearing",
     "Promote",
     "ReadStaged",
     "Ready",
@@ -405,6 +406,10 @@ class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, 
     answers: list[Answer]
 
 
+class Nearing(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """The one request that the worker has is expected to end soon: a fraction of a millisecond from now."""
+
+
 class InternalDone(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """Work of the service itself has ended. `error` is None if it succeeded."""
 
@@ -453,7 +458,7 @@ class Dying(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     digest: str | None
 
 
-FromWorker = Ready | Answers | InternalDone | ArenaMade | ArenaRefused | Logged | Dying
+FromWorker = Ready | Answers | Nearing | InternalDone | ArenaMade | ArenaRefused | Logged | Dying
 
 FROM_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromWorker)
 """Decodes what the worker sends."""

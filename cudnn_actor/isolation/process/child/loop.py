@@ -31,6 +31,7 @@ from cudnn_actor.isolation.process.wire import (
     Done,
     Dying,
     InjectFault,
+    Nearing,
     ReadStaged,
     RunPlaced,
     WriteAllStaged,
@@ -57,6 +58,7 @@ _BATCH = 64
 _MANY_CORES = 4
 """With so many cores, a worker of a device may keep one busy by polling for the next request (`Inbox.looks`):
 the sender's thread and others still have theirs."""
+_NEARING = Nearing()
 
 Task = WorkerTask | InternalTask
 
@@ -203,6 +205,8 @@ class WorkerLoop:
                 self._start(task)
             runner.fence()
             self.flush()
+        if self._inbox.looks and runner.executor.take_near_end():
+            self._outbox.say(_NEARING)  # while the device works, so it delays nothing
         pause = runner.settle()
         return 0.0 if runner.may_resume else pause
 

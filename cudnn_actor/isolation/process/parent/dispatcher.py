@@ -35,7 +35,7 @@ from cudnn_actor.isolation.process.parent.fast_path import Reply, complete, hand
 from cudnn_actor.isolation.process.parent.in_flight import Violation
 from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
-from cudnn_actor.isolation.process.wire import Answers
+from cudnn_actor.isolation.process.wire import Answers, Nearing
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
@@ -281,9 +281,14 @@ class Dispatcher(Mailbox):
     def _complete(self, channel: Channel, *, fast_only: bool) -> bool:
         host = self.host
         while complete(channel, host, self._outbox):
+            frame = channel.frames[0]
+            if type(frame) is Nearing:
+                # One step.
+                host.in_flight.nearing = True
+                del channel.frames[0]
+                continue
             if fast_only:
                 return True
-            frame = channel.frames[0]
             if type(frame) is Answers:
                 host.answers.complete(frame.answers[channel.taken])
                 channel.taken += 1

@@ -217,6 +217,8 @@ class InFlightTable:
         """The request that has waited longest for its answer, while there are requests."""
         self.answered_s = 0.0
         """When the latest request was dispatched that the present worker has finished."""
+        self.nearing = False
+        """Whether the worker has said that one will end soon, and the loop that reads has not seen it."""
         self._again: deque[WorkerRequest] = deque()
         self._alone = False
         self._places = list(range(window))

@@ -15,6 +15,8 @@ from cudnn_actor.processes.channel import Channel
 
 __all__ = ["OwningLoop", "TurnTaker"]
 
+_AWAKE_S = 250e-6
+"""How long a loop stays awake at most: the worker's word comes some 100 us before the answer."""
 LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
 """A loop sends at once when the gathered messages are at least 1/SHARE of those in flight, now or usually.
@@ -54,6 +56,10 @@ class OwningLoop:
         self._channel: Channel | None = None
         self._descriptors: list[int] = []
         """The duplicated descriptor of the socket that the loop reads: one, or none."""
+        self._awake_until_s = 0.0
+        """Until when the loop stays awake, on its own clock, unless an answer comes first."""
+        self._progress_s = 0.0
+        """`InFlightTable.progress_s` when it began to stay awake: it changes with each answer."""
 
     def schedule(self) -> None:
         """Take a turn: at once if the worker is idle or enough has gathered, else in a callback of the loop.
@@ -128,9 +134,31 @@ class OwningLoop:
         in_flight = len(self._dispatcher.host.in_flight.requests)
         self._usual = max(in_flight, self._usual * 7 // 8)
         self._dispatcher.turn(self.bridge, read=True)
+        if self._dispatcher.host.in_flight.nearing:
+            self._await_answer()
         channel = self._channel  # None if an exception has interrupted `_follow` or `_let_go`
         if channel is None or channel.ended or channel is not self._dispatcher.channel:
             self._let_go()
+
+    def _await_answer(self) -> None:
+        """Stay awake until the answer comes that the worker has said is near, but no longer than `_AWAKE_S`.
+
+        To be woken up takes a loop as long as the worker's word is early, and its thread is slower for a
+        while. A loop that has a callback to run polls its descriptors and does not sleep, so a callback that
+        does nothing keeps it awake. Others have their turns in between, and other threads the lock.
+        """
+        now_s, table = self.bridge.loop.time(), self._dispatcher.host.in_flight
+        table.nearing = False  # another thread may set it meanwhile: a word that is lost costs time alone
+        if table.requests and now_s >= self._awake_until_s:  # else it is awake, or its callback was lost
+            self._awake_until_s, self._progress_s = now_s + _AWAKE_S, table.progress_s
+            self._stay_awake()
+
+    def _stay_awake(self) -> None:
+        loop, table = self.bridge.loop, self._dispatcher.host.in_flight
+        if table.progress_s == self._progress_s and loop.time() < self._awake_until_s:
+            loop.call_soon(self._stay_awake)
+        else:
+            self._awake_until_s = 0.0
 
     def _let_go(self) -> None:
         self._channel = None

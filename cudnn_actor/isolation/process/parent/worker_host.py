@@ -55,6 +55,7 @@ from cudnn_actor.isolation.process.wire import (
     Logged,
     MapArena,
     MapStage,
+    Nearing,
     encode_message,
 )
 from cudnn_actor.isolation.staging import Staging
@@ -193,6 +194,8 @@ class WorkerHost:
                 case ArenaMade() | ArenaRefused():
                     self.arenas.take(frame)
                     self._start_waiting()
+                case Nearing():
+                    self.in_flight.nearing = True
                 case InternalDone():
                     pass  # for a request that it got as a standby
                 case Logged():

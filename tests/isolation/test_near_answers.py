@@ -1,0 +1,170 @@
+"""A worker says that an answer is near, and the event loop that awaits it stays awake until then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from cudnn_actor import CudnnRef, Receipt
+from cudnn_actor.execution.executor import Enqueued, Executor
+from cudnn_actor.execution.polling import EARLY_S
+from cudnn_actor.memory import MemoryTable
+from tests.service.rigs import AsynchronousEngine, Device, Trio, in_thread, outcome
+
+from .crash_rigs import PATIENCE_S, Points, workers
+
+pytestmark = pytest.mark.usefixtures("a_forkserver")
+_TURNS = 50
+_LOOKS = 40
+"""Looks at a fence in a run that takes longer than `EARLY_S`."""
+
+
+class Sleeps:
+    """Whether the running loop sleeps, by the timeouts of its selector. Its clock stands still."""
+
+    def __init__(self, loop: Any) -> None:
+        self._awake_turns, self._time = 0, loop.time()
+        self.awake, self.asleep = asyncio.Event(), asyncio.Event()
+        self._select, loop.time = loop._selector.select, lambda: self._time
+
+    def select(self, timeout: float | None = None) -> Any:
+        """Stands in for the selector's."""
+        self._awake_turns = self._awake_turns + 1 if timeout == 0 else 0
+        if self._awake_turns == _TURNS:
+            self.awake.set()
+        elif timeout != 0 and self.awake.is_set() and not self.asleep.is_set():
+            self.asleep.set()
+            timeout = 0
+        return self._select(timeout)
+
+    def pass_time(self) -> None:
+        """Set the clock a second ahead."""
+        self._time += 1.0
+
+
+@contextmanager
+def watched_sleeps() -> Iterator[Sleeps]:
+    loop: Any = asyncio.get_running_loop()
+    sleeps = Sleeps(loop)
+    loop._selector.select = sleeps.select
+    try:
+        yield sleeps
+    finally:
+        del loop._selector.select, loop.time
+
+
+async def run_for_a_while(gpu: CudnnRef, points: Points, trio: Trio) -> None:
+    """A run that the worker knows to take longer than `EARLY_S`."""
+    points.hold("finished")
+    seen = points.visits("finished?")
+    future = gpu.submit(trio.product())
+    await in_thread(lambda: points.wait_for_visits("finished?", seen + _LOOKS))
+    points.let_go("finished")
+    assert isinstance(await outcome(future), Receipt)
+
+
+async def test_a_loop_stays_awake_until_an_answer_that_is_near() -> None:
+    async with workers("AmpleEngine") as (gpu, points), asyncio.timeout(PATIENCE_S):
+        trio = await Trio.on(gpu)
+        await run_for_a_while(gpu, points, trio)
+        points.hold("finished")
+        with watched_sleeps() as sleeps:
+            future = gpu.submit(trio.product())
+            await sleeps.awake.wait()
+            points.let_go("finished")
+            assert isinstance(await future, Receipt)
+        assert await trio.result() == 6.0
+
+
+async def test_a_loop_sleeps_again_if_the_answer_does_not_come() -> None:
+    async with workers("AmpleEngine") as (gpu, points), asyncio.timeout(PATIENCE_S):
+        trio = await Trio.on(gpu)
+        await run_for_a_while(gpu, points, trio)
+        points.hold("finished")
+        with watched_sleeps() as sleeps:
+            future = gpu.submit(trio.product())
+            await sleeps.awake.wait()
+            sleeps.pass_time()
+            await sleeps.asleep.wait()
+            points.let_go("finished")
+            assert isinstance(await future, Receipt)
+        await run_for_a_while(gpu, points, trio)
+
+
+async def test_a_loop_sleeps_again_when_the_answer_has_come_and_others_have_not() -> None:
+    async with workers("AmpleEngine") as (gpu, points), asyncio.timeout(PATIENCE_S):
+        trio = await Trio.on(gpu)
+        await run_for_a_while(gpu, points, trio)
+        points.hold("finished")
+        with watched_sleeps() as sleeps:
+            fences = points.visits("fence")
+            first = gpu.submit(trio.product())
+            await sleeps.awake.wait()
+            second = gpu.submit(trio.product())
+            await in_thread(lambda: points.wait_for_visits("fence", fences + 2))
+            third = gpu.submit(trio.product())
+            await in_thread(lambda: points.wait_for_visits("fence", fences + 3))
+            for answered in (first, second):
+                points.order("finished?", "go")
+                assert isinstance(await answered, Receipt)
+                sleeps.asleep.clear()
+                await sleeps.asleep.wait()
+            points.let_go("finished")
+            assert isinstance(await third, Receipt)
+
+
+async def test_a_loop_sleeps_where_cores_are_few() -> None:
+    async with workers("LateEngine") as (gpu, points), asyncio.timeout(PATIENCE_S):
+        trio = await Trio.on(gpu)
+        await run_for_a_while(gpu, points, trio)
+        with watched_sleeps() as sleeps:
+            await run_for_a_while(gpu, points, trio)
+            assert not sleeps.awake.is_set()
+
+
+class Clock:
+    """Stands in for `time` in the executor."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_the_end_of_a_run_is_near_once_and_only_if_it_is_alone_and_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, device = Clock(), Device()
+    monkeypatch.setattr("cudnn_actor.execution.executor.time", clock)
+    executor: Executor[str] = Executor(AsynchronousEngine(device), MemoryTable("cpu"))
+
+    def run(tag: str, took_s: float, count: int = 1, behind: int = 0) -> list[bool]:
+        """Enqueue runs behind one fence. Whether their end is near, asked four times, twice at last."""
+        for _ in range(count):
+            executor.defer(Enqueued("task", tag, ()))
+        executor.fence()
+        for _ in range(behind):
+            executor.defer(Enqueued("task", tag, ()))
+            executor.fence()
+        begun_s, answers = clock.now, []
+        for at in (0.0, took_s - 2 * EARLY_S, took_s - EARLY_S / 2, took_s - EARLY_S / 4):
+            clock.now = begun_s + max(at, 0.0)
+            assert not executor.passed()
+            answers.append(executor.take_near_end())
+        for fence in device.fences[-1 - behind :]:
+            fence.set()
+            assert executor.passed()
+        while executor.take_done():
+            pass
+        return answers
+
+    never = [False] * 4
+    assert run("long", 4e-3) == never, "how long it takes is not known"
+    assert run("long", 4e-3) == [False, False, True, False]
+    assert run("long", 4e-3, count=2) == run("long", 4e-3, behind=1) == never
+    assert run("short", EARLY_S) == run("short", EARLY_S) == never
