@@ -134,6 +134,9 @@ class Runner(Generic[T]):
 
     def __post_init__(self) -> None:
         self.plans = PlanCache(self.state.plan_capacity, self.state.cache_limit)
+        self.awake_s = 0.0
+        """Work that is expected to take the device no longer is awaited without a pause: where its host's
+        thread would be slower after a sleep, and has a core and an interpreter's lock of its own."""
         self.busy_since: float | None = None
         """When the current step that belongs to no task began; None between such steps."""
         self.faults = Injection(self.host.flush, self.abandoned)
@@ -286,7 +289,7 @@ class Runner(Generic[T]):
             since = executor.working_since()
             if since is None:
                 return None
-            pause = pause_s(time.monotonic() - since, executor.expected_s)
+            pause = pause_s(time.monotonic() - since, executor.expected_s, self.awake_s)
             if pause or not executor.is_alone:
                 return pause
             if executor.passed():

@@ -47,3 +47,11 @@ def test_a_run_of_known_length_is_looked_at_when_it_should_end() -> None:
 def test_an_expected_end_that_is_near_is_awaited_without_a_pause() -> None:
     assert pause_s(0.0, EARLY_S + 50e-6) == pytest.approx(50e-6)
     assert pause_s(60e-6, EARLY_S + 50e-6) == pause_s(250e-6, EARLY_S + 50e-6) == 0.0
+
+
+def test_a_short_run_of_known_length_may_be_awaited_without_a_pause() -> None:
+    for microseconds in range(0, 500, 10):
+        assert pause_s(microseconds * 1e-6, 400e-6, awake_s=500e-6) == 0.0
+    assert pause_s(0.0, 600e-6, awake_s=500e-6) == pause_s(0.0, 600e-6) > 0.0
+    assert pause_s(5e-3, 400e-6, awake_s=500e-6) == pause_s(5e-3, 400e-6) > 0.0, "it takes longer than known"
+    assert pause_s(5e-3, awake_s=500e-6) == pause_s(5e-3) > 0.0

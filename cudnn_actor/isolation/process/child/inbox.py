@@ -36,9 +36,9 @@ from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, GraphRun
 
-__all__ = ["Inbox"]
+__all__ = ["PROMPT_S", "Inbox"]
 
-_PROMPT_S = 500e-6
+PROMPT_S = 500e-6
 """For how long a worker polls for the next request. A caller that sends it on an answer takes less, also one
 that copies 1 MiB for it first."""
 _MOST_KNOWN = 1024
@@ -84,10 +84,10 @@ class Inbox:
         }
         """The handlers for frames that are not requests."""
         self.looks = False
-        """Whether to poll for the next request for up to `_PROMPT_S` before sleeping, if the last one came as
+        """Whether to poll for the next request for up to `PROMPT_S` before sleeping, if the last one came as
         soon. To be woken up takes 20 to 60 us, and a core is slower just after a sleep."""
         self._prompt = False
-        """Whether the latest wait without a timeout has ended within `_PROMPT_S`."""
+        """Whether the latest wait without a timeout has ended within `PROMPT_S`."""
         self._channel = channel
         self._outbox = outbox
         self._page = page
@@ -141,7 +141,7 @@ class Inbox:
     def _looked(self) -> list[int]:
         """What is ready to be read. Polls at first, then sleeps."""
         ready: list[int] = []
-        end = time.monotonic() + _PROMPT_S
+        end = time.monotonic() + PROMPT_S
         if self._prompt:
             while not ready and time.monotonic() < end:
                 ready, _, _ = select.select(self._waited_for, (), (), 0.0)

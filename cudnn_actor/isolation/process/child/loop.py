@@ -22,7 +22,7 @@ from cudnn_actor.execution.injection import fail_start
 from cudnn_actor.execution.model_runs import ModelPlaces
 from cudnn_actor.execution.planning import BuildCrash
 from cudnn_actor.execution.runner import Runner
-from cudnn_actor.isolation.process.child.inbox import Inbox
+from cudnn_actor.isolation.process.child.inbox import PROMPT_S, Inbox
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.stages import Stages
 from cudnn_actor.isolation.process.child.task import InternalTask, PlacedRun, WorkerTask
@@ -173,6 +173,7 @@ class WorkerLoop:
             runner.open()
             self._outbox.notes = self.engine.synchronous
             self._inbox.looks = not self.engine.synchronous and len(os.sched_getaffinity(0)) >= _MANY_CORES
+            runner.awake_s = PROMPT_S if self._inbox.looks else 0.0
             on_ready()
             while not self._stopping:
                 self._turn(self._poll())
