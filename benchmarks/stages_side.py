@@ -1,6 +1,8 @@
 """Stamps along a request, in the service's own process and in its worker's.
 
 A worker is made with `engine`, and writes its stamps when it ends. The clock is the same in both processes.
+Where a worker says that an answer is near, that is encoded and read first: the answer itself is then the
+second that is.
 """
 
 from __future__ import annotations
