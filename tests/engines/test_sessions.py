@@ -156,20 +156,15 @@ def test_graphs_are_within_the_bounds_of_their_operations(engine: CpuEngine) -> 
     assert not report.failures, str(report)
 
 
-SKEWED = {"pad": ((1, 2), (0, 1)), "dilation": (2, 1)}
-
-
 @pytest.mark.parametrize(
     ("how", "w", "operator"),
     [
-        pytest.param(SKEWED, (3, 7, 3, 2), "Conv", id="few filters"),
-        pytest.param(SKEWED, (97, 98, 3, 2), "Conv", id="many channels"),
         pytest.param({}, (5, 3, 1, 1), "Conv", id="one tap"),
-        pytest.param(SKEWED, (7, 7, 3, 2), "ConvTranspose", id="few channels"),
-        pytest.param(SKEWED, (150, 300, 3, 2), "ConvTranspose", id="few pixels"),
-        pytest.param({"stride": 2}, (3, 7, 3, 2), "ConvTranspose", id="a stride"),
-        pytest.param({"groups": 2}, (4, 7, 3, 2), "ConvTranspose", id="groups"),
-        pytest.param({"pad": 3}, (3, 7, 3, 2), "ConvTranspose", id="much padding"),
+        pytest.param({}, (150, 3, 1, 1), "ConvTranspose", id="few pixels"),
+        pytest.param({"pad": 1}, (3, 7, 3, 2), "ConvTranspose", id="several taps"),
+        pytest.param({"stride": 2}, (3, 7, 1, 1), "ConvTranspose", id="a stride"),
+        pytest.param({"groups": 2}, (4, 7, 1, 1), "ConvTranspose", id="groups"),
+        pytest.param({"pad": 1}, (3, 7, 1, 1), "ConvTranspose", id="padding"),
     ],
 )
 def test_a_gradient_by_data_is_the_convolution_that_takes_less_time(
@@ -182,6 +177,7 @@ def test_a_gradient_by_data_is_the_convolution_that_takes_less_time(
     assert [name for name in written(graph) if name.startswith("Conv")] == [operator]
     given = {"w": w, "dy": y.dims}
     values = {name: RNG.standard_normal(dims).astype(np.float32) for name, dims in given.items()}
+    values["w"].flat[0] = np.inf  # which meets no padding of dy
     found = run(bench, graph, **values)["dx"]
     np.testing.assert_allclose(found, computed(graph, values)["dx"], atol=2e-4)
 

@@ -21,7 +21,8 @@ class CompiledAttention:
     """The kernels that are known to be compiled, by candidate. Any thread.
 
     What is said here decides how soon a plan is built, never whether it is right. So it need not be exact:
-    after a wrong answer, cuDNN compiles a kernel. Each access to the dict is one step.
+    after a wrong answer, cuDNN compiles a kernel. Each access to the dict is one step; of two names that two
+    threads note at the same time, one may be lost.
     """
 
     def __init__(self) -> None:
