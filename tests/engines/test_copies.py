@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import threading
 from typing import Any
 
 import numpy as np
@@ -41,23 +40,3 @@ def test_a_copy_is_whole_if_the_system_gives_few_threads(given: int, monkeypatch
     transfer._copy_together(dst, src, 4)
     np.testing.assert_array_equal(dst, src)
     assert len(starts) == given
-
-
-def test_helpers_have_ended_when_an_exception_leaves_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, raised, copied = threading.get_ident(), threading.Event(), []
-    copy = np.copyto
-
-    def copyto(dst: np.ndarray, src: np.ndarray) -> None:
-        if threading.get_ident() == here:
-            raised.set()
-            raise KeyboardInterrupt
-        raised.wait()
-        copy(dst, src)
-        copied.append(dst)
-
-    monkeypatch.setattr(np, "copyto", copyto)
-    src, dst = two_arrays(1000)
-    with pytest.raises(KeyboardInterrupt):
-        transfer._copy_together(dst, src, 3)
-    assert len(copied) == 2
-    np.testing.assert_array_equal(dst[334:], src[334:])

@@ -105,7 +105,7 @@ def test_no_part_of_a_copy_goes_on_when_a_handler_has_interrupted_it(monkeypatch
     copy, interrupted, ended = np.copyto, threading.Event(), list[int]()
 
     def copyto(dst: np.ndarray, src: np.ndarray) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:
             interrupted.set()
             raise KeyboardInterrupt
         interrupted.wait()
