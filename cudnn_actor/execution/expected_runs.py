@@ -62,7 +62,9 @@ class ExpectedRun:
         self.buffers = buffers
         self.constant = constant
         self._expect = expect
-        self._launch: Callable[[], None] = expect(buffers)
+        self._launch: Callable[[], None] | None = expect(buffers)
+        """None if it has to be prepared anew. Nothing here refers back to this object: in a reference cycle,
+        its plan would be destroyed by the garbage collector, on whatever thread that runs."""
         self._elsewhere: WeakSet[ExpectedRun] = WeakSet()
 
     @property
@@ -72,11 +74,13 @@ class ExpectedRun:
 
     def enqueue(self) -> None:
         """Enqueue a run."""
+        if self._launch is None:
+            self._launch = self._expect(self.buffers)
         self._launch()
 
     def forget_values(self) -> None:
         """Have the engine read the constant buffers again, when the next run is enqueued."""
-        self._launch = self._renew
+        self._launch = None
         for other in self._elsewhere:
             other.forget_values()
 
@@ -92,10 +96,6 @@ class ExpectedRun:
         other = ExpectedRun(self.plan, slots, buffers, self.constant, self._expect)
         self._elsewhere.add(other)
         return other
-
-    def _renew(self) -> None:
-        self._launch = self._expect(self.buffers)
-        self._launch()
 
 
 class ExpectedRuns:
@@ -168,17 +168,8 @@ class ExpectedRuns:
         executor = self._executor
         buffers = [executor.binding(slot) for slot in bound.slots]
         constant = self._constant_places(cached, bound.slots, plan, copied)
-        prepare = functools.partial(self._expect, plan, bound.scalars, constant)
+        prepare = functools.partial(_prepared, executor, plan, bound.scalars, constant)
         return ExpectedRun(plan, bound.slots, buffers, constant, prepare)
-
-    def _expect(
-        self, plan: Plan, scalars: Sequence[float], constant: frozenset[int], buffers: list[Binding]
-    ) -> Callable[[], None]:
-        executor = self._executor
-        launch: Callable[[], None] = executor.call(
-            plan.tag, executor.engine.expect, plan, buffers, scalars, constant
-        )
-        return launch
 
     def _constant_places(
         self, cached: CachedMessage, slots: Sequence[Slot], plan: Plan, copied: Collection[int]
@@ -190,6 +181,18 @@ class ExpectedRuns:
             if place not in copied and slot.index not in results and not slot.viewed
         ]
         return self._executor.engine.keeps(plan, constant)
+
+
+def _prepared(
+    executor: Executor[Any],
+    plan: Plan,
+    scalars: Sequence[float],
+    constant: frozenset[int],
+    buffers: list[Binding],
+) -> Callable[[], None]:
+    expect = executor.engine.expect
+    launch: Callable[[], None] = executor.call(plan.tag, expect, plan, buffers, scalars, constant)
+    return launch
 
 
 def written_slots(cached: CachedMessage, slots: Sequence[Slot]) -> list[Slot]:
