@@ -159,6 +159,8 @@ def check_explain(message: Explain) -> None:
     require_flag("candidates", message.candidates)
     buffers = len(message.graph.bound)
     require_type("weights", message.weights, tuple)
+    for place in message.weights:
+        require_type("weights", place, int)
     if not set(message.weights) <= {*range(buffers)}:
         raise InvalidRequest(
             field="weights",

@@ -99,6 +99,7 @@ async def test_a_fault_while_it_measures_is_the_requests_own(isolation: Any) -> 
 
 async def test_what_is_misspelt_is_told() -> None:
     anything: Any = "yes"
+    lists: Any = ([0],)
     async with spawn(device="cpu") as gpu:
         with pytest.raises(
             InvalidRequest, match="measure='yes': is neither True nor False; pass one of them"
@@ -107,6 +108,8 @@ async def test_what_is_misspelt_is_told() -> None:
         for weights in ((0, 9), (-1, 0)):
             with pytest.raises(InvalidRequest, match=r"pass indices in graph\.bound, below"):
                 await gpu.ask(Explain(graph=small().body, measure=True, weights=weights))
+        with pytest.raises(InvalidRequest, match="weights"):
+            await gpu.ask(Explain(graph=small().body, measure=True, weights=lists))
         with pytest.raises(TypeError, match=r'no argument .measured.; did you mean "measure"'):
             await gpu.explain(small(), **{"measured": True})
 
