@@ -338,6 +338,27 @@ def test_parts_of_one_buffer_are_kept_apart(engine: Any) -> None:
     assert values.of(found.kept, [buffers.places["w"]]) == memory
 
 
+def test_nothing_is_kept_of_what_does_not_fit_as_a_whole() -> None:
+    recipe = recipe_of((padding(Buffer(0), A), padding(Buffer(1), B), reading(A, B)))
+    one, whole, buffers = divided(recipe, {0}), divided(recipe, {0, 1}), Buffers(0, v=(3, 6), w=(3, 6))
+    assert one is not None
+    assert whole is not None
+    places, room = list(buffers.places.values()), [bytes(96)]
+
+    def allocate(_nbytes: int) -> bytes:
+        if not room:
+            raise MemoryError
+        return room.pop()
+
+    values = KeptValues(allocate)
+    assert values.of(whole.kept, places) is None
+    assert values.nbytes == 0
+    room.append(bytes(96))
+    assert values.of(one.kept, places) is not None
+    assert values.of(whole.kept, places) is None
+    assert values.nbytes == 96, "that is used"
+
+
 @pytest.mark.parametrize("free", [0, 4 * 96 - 1])
 def test_what_does_not_fit_is_prepared_in_each_run(
     engine: Any, monkeypatch: pytest.MonkeyPatch, free: int

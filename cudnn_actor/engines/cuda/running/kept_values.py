@@ -31,18 +31,21 @@ class KeptValues:
         self._of: WeakKeyDictionary[Place, dict[Hashable, tuple[Any, int]]] = WeakKeyDictionary()
 
     def of(self, kept: Sequence[Kept], buffers: Sequence[Place]) -> list[Any] | None:
-        """The memory for each of these, on these buffers; None if there is no room."""
-        try:
-            return [self._memory(each, buffers) for each in kept]
-        except MemoryError:
-            return None
-
-    def _memory(self, kept: Kept, buffers: Sequence[Place]) -> Any:
-        known = self._of.setdefault(buffers[kept.reads[0]], {})
-        key = kept.value, tuple(buffers[place].pointer for place in kept.reads)
-        if key not in known:
-            known[key] = self._allocate(kept.nbytes), kept.nbytes
-        return known[key][0]
+        """The memory for each of these, on these buffers; None if there is no room for all of them."""
+        memory, added = list[Any](), list[tuple[dict[Hashable, tuple[Any, int]], Hashable]]()
+        for each in kept:
+            known = self._of.setdefault(buffers[each.reads[0]], {})
+            key = each.value, tuple(buffers[place].pointer for place in each.reads)
+            if key not in known:
+                try:
+                    known[key] = self._allocate(each.nbytes), each.nbytes
+                except MemoryError:
+                    for others, other in added:  # no run would use it
+                        del others[other]
+                    return None
+                added.append((known, key))
+            memory.append(known[key][0])
+        return memory
 
     @property
     def nbytes(self) -> int:
