@@ -338,6 +338,19 @@ def test_parts_of_one_buffer_are_kept_apart(engine: Any) -> None:
     assert values.of(found.kept, [buffers.places["w"]]) == memory
 
 
+def test_a_plan_that_counts_more_bytes_for_a_value_has_as_many() -> None:
+    found, buffers = divided(recipe_of((padding(Buffer(0), A), reading(A))), {0}), Buffers(0, w=(3, 6))
+    assert found is not None
+    values, places = KeptValues(bytes), list(buffers.places.values())
+    sizes = []
+    for nbytes in (96, 128, 96):
+        memory = values.of([found.kept[0]._replace(nbytes=nbytes)], places)
+        assert memory is not None
+        sizes.append(len(memory[0]))
+    assert sizes == [96, 128, 96]
+    assert values.nbytes == 96 + 128
+
+
 def test_nothing_is_kept_of_what_does_not_fit_as_a_whole() -> None:
     recipe = recipe_of((padding(Buffer(0), A), padding(Buffer(1), B), reading(A, B)))
     one, whole, buffers = divided(recipe, {0}), divided(recipe, {0, 1}), Buffers(0, v=(3, 6), w=(3, 6))

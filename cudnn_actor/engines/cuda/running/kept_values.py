@@ -35,7 +35,8 @@ class KeptValues:
         memory, added = list[Any](), list[tuple[dict[Hashable, tuple[Any, int]], Hashable]]()
         for each in kept:
             known = self._of.setdefault(buffers[each.reads[0]], {})
-            key = each.value, tuple(buffers[place].pointer for place in each.reads)
+            # A plan may count more bytes for the same value than another one.
+            key = each.value, each.nbytes, tuple(buffers[place].pointer for place in each.reads)
             if key not in known:
                 try:
                     known[key] = self._allocate(each.nbytes), each.nbytes
