@@ -213,6 +213,20 @@ def test_the_same_computation_is_the_same_value_wherever_its_weights_stand() -> 
     assert third.kept[0].value != first.value
 
 
+def test_a_long_chain_of_what_is_computed_of_weights_takes_no_longer_than_its_steps() -> None:
+    """Each step reads the result of the one before twice."""
+    last, steps = Scratch(0, 8), list[Step]()
+    for number in range(200):
+        source = last if steps else Buffer(0)
+        last = Scratch(8 * number, 8)
+        steps.append(msgspec.structs.replace(reading(source, source, target=last), digest="a sum"))
+    found = divided(recipe_of((*steps, reading(last))), {0})
+    assert found is not None
+    assert len(found.once.steps) == 200
+    assert [each.reads for each in found.kept] == [(0,)]
+    assert hash(found.kept[0].value) == hash(found.kept[0].value)
+
+
 # Runs of it.
 
 

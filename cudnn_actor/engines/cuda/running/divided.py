@@ -113,29 +113,43 @@ class _Value:
         Where.
     parts
         The parts in which that place has it.
-    origin
-        What is computed: what the step does, which of its results this is, and what it reads, each a buffer,
-        or another origin and the bytes before the part of it that is read.
+    does
+        What the step does.
+    reads
+        What it reads: each a buffer, or another value, and the bytes before the part of it that is read.
     """
 
     def __init__(
-        self, writer: tuple[int, int], place: Scratch, parts: range, origin: tuple[Hashable, ...]
+        self, writer: tuple[int, int], place: Scratch, parts: range, does: Hashable, reads: Sequence[_Read]
     ) -> None:
-        self.writer, self.place, self.parts, self.origin = writer, place, parts, origin
+        self.writer, self.place, self.parts = writer, place, parts
+        self._does, self._reads = does, reads
         self.is_read_each_time = False
         """Whether a step of each run reads it."""
 
     def kept(self) -> Kept:
-        """What is kept of it."""
-        numbers: dict[int, int] = {}
+        """What is kept of it. It lists each value once, however often that is read."""
+        buffers, listed = dict[int, int](), dict[_Value, int]()
+        steps, waiting = list[Hashable](), [self]
+        while waiting:
+            value = waiting[-1]
+            of = next((of for of, _ in value._reads if isinstance(of, _Value) and of not in listed), None)
+            if of is not None:
+                waiting.append(of)
+                continue
+            reads = tuple(
+                (True, listed[of], offset)
+                if isinstance(of, _Value)
+                else (False, buffers.setdefault(of, len(buffers)), offset)
+                for of, offset in value._reads
+            )
+            steps.append((value._does, value.writer[1], reads))
+            listed[waiting.pop()] = len(listed)
+        return Kept(tuple(steps), tuple(buffers), self.place.nbytes)
 
-        def numbered(origin: Hashable) -> Hashable:
-            if isinstance(origin, Buffer):
-                return numbers.setdefault(origin.number, len(numbers)), origin.offset
-            return tuple(map(numbered, origin)) if isinstance(origin, tuple) else origin
 
-        value = numbered(self.origin)
-        return Kept(value, tuple(numbers), self.place.nbytes)
+_Read = tuple[int | _Value, int]
+"""A buffer's number, or a value, and the bytes before the part of it that is read."""
 
 
 class _At(NamedTuple):
@@ -180,8 +194,12 @@ class _Constants:
         step, part = self._steps[number]
         if not _is_known(step):
             return None
-        origins = [self._origin(step.sources[place], part) for place in step.reads]
-        if not origins or None in origins:
+        reads = list[_Read]()
+        for each in step.reads:
+            if (read := self._read(step.sources[each], part)) is None:
+                return None
+            reads.append(read)
+        if not reads:
             return None
         values = []
         for place, source in enumerate(step.sources):
@@ -191,19 +209,18 @@ class _Constants:
             if parts is None:
                 return None
             assert isinstance(source, Scratch)
-            origin = _computation(step), place, tuple(origins)
-            values.append(_Value((number, place), source, parts, origin))
+            values.append(_Value((number, place), source, parts, _computation(step), reads))
         return values
 
-    def _origin(self, source: Source, part: int) -> Hashable | None:
+    def _read(self, source: Source, part: int) -> _Read | None:
         """What a source is, if it is a weight or made of weights."""
         if isinstance(source, Buffer):
-            return source if source.number in self._constant else None
+            return (source.number, source.offset) if source.number in self._constant else None
         value = self._value_at(source, part)
         if value is None:
             return None
         assert isinstance(source, Scratch)
-        return value.origin, source.offset - value.place.offset
+        return value, source.offset - value.place.offset
 
     def _value_at(self, source: Source, part: int) -> _Value | None:
         """What has been written once to a place that a step of this part reads; None if nothing was."""
