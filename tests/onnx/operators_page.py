@@ -111,14 +111,16 @@ program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
   has them, with the usual activations, without `clip`, `input_forget` or peepholes, and with lengths that the
   model says, which a reversed network must not have. All others are a product with the input of all steps,
   and [the steps of other cells](operations.md#steps-of-other-recurrent-cells).
-- **Loops**: a `Loop` or a `Scan` with few turns is unrolled, which is fastest: each turn is the operations
-  of its body, and a graph may have 10,000. `ModelLimits(unrolled=...)` says how many it may have by that; 0
-  unrolls none. One with more turns, or whose condition follows from the data, runs as a
-  [loop](graphs.md#loops) of the service: [models.md](models.md#loops) says how. It is so with loops of the
-  model itself. Those in a body, a branch or a function are unrolled, or refused. So is a `Scan` of version
-  8, and a loop whose state changes its dims, whose body needs the number of the turn for dims, which draws
-  random numbers, or whose rows other nodes read while the data decides how many they are. An error gives
-  both reasons. All loops of a model with `swappable=True` are unrolled.
+- **Loops**: a `Loop` or a `Scan` is unrolled if the number of its turns is known, and if the graph has at
+  most 10,000 operations then. Each turn adds the operations of the body; one graph takes the least time.
+  `ModelLimits(unrolled=1000)` is a lower bound for these operations, and with 0 no such loop is unrolled. A
+  loop with more turns, or one that ends when the data says so, runs as a [loop](graphs.md#loops) of the
+  service: [models.md](models.md#loops) says how.
+- **Loops that have to be unrolled**: those in a body, a branch or a function; all those of a model with
+  `swappable=True`; a `Scan` of version 8; a loop whose state changes its dims; one whose body needs the
+  number of the turn for dims; one that draws random numbers; and one whose rows other nodes read, if the
+  data decides how many they are. Where that is not possible, the model is refused, and the error says why the
+  loop is not unrolled, and why it cannot run in the service.
 - **Steps that are unrolled**: each step of a `DynamicQuantizeLSTM` is 37 operations, so that it may have
   269 of them, or half of that in two directions. A longer sequence is refused after two steps, and the
   error names the option that raises the limit: `spawn(graph_limits=GraphLimits(operations=...))`. Each
