@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import subprocess
@@ -154,3 +155,15 @@ def test_every_file_that_the_documents_link_to_is_there() -> None:
     for page in (README, *README.parent.glob("docs/*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_record_that_the_documents_name_is_there() -> None:
+    """A name may leave out its beginning (`-chaos.json`) or a part (`chaos-…-standby.json`)."""
+    records = [path.name for path in (README.parent / "benchmarks" / "results").glob("*.json")]
+    for page in README.parent.glob("docs/*.md"):
+        for name in re.findall(
+            r"`(?:benchmarks/results/)?([\w.…-]+\.json)`", page.read_text(encoding="utf-8")
+        ):
+            if re.search(r"\d{8}", name) or name[0] in "-…":
+                pattern = "*" * (name[0] == "-") + name.replace("…", "*")
+                assert fnmatch.filter(records, pattern), f"{page.name} names {name}"
