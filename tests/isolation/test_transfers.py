@@ -157,3 +157,13 @@ async def test_what_was_copied_is_sent_before_the_next_is_copied(monkeypatch: py
             await asyncio.gather(*[gpu.submit(Upload(dst=ref, data=array)) for ref in refs])
         assert order.count("copied") == 3
         assert ("copied", "copied") not in itertools.pairwise(order)
+
+
+async def test_an_array_that_was_downloaded_may_be_written_and_outlives_the_service() -> None:
+    async with workers(host_arenas=False) as (gpu, _):
+        x = await gpu.upload(np.ones(LARGE, np.float32))
+        first, second = await gpu.download(x), await gpu.download(x)
+        first[:] = 2.0
+        assert (await gpu.download(x) == 1.0).all()
+    assert (first == 2.0).all()
+    assert (second == 1.0).all()
