@@ -346,23 +346,40 @@ def test_parts_of_one_buffer_are_kept_apart(engine: Any) -> None:
     found, buffers = divided(recipe, {0}), Buffers(0, w=(64, 6))
     assert found is not None
     values = KeptValues(engine._allocate)
-    memory = values.of(found.kept, [buffers.places["w"]])
+    plan = CudaPlan(recipe, ())
+    memory = values.of(plan, found.kept, [buffers.places["w"]])
     assert memory is not None
     assert len({each.ptr for each in memory}) == 2
-    assert values.of(found.kept, [buffers.places["w"]]) == memory
+    assert values.of(plan, found.kept, [buffers.places["w"]]) == memory
 
 
 def test_a_plan_that_counts_more_bytes_for_a_value_has_as_many() -> None:
     found, buffers = divided(recipe_of((padding(Buffer(0), A), reading(A))), {0}), Buffers(0, w=(3, 6))
     assert found is not None
     values, places = KeptValues(bytes), list(buffers.places.values())
-    sizes = []
+    plan, sizes = CudaPlan(recipe_of(), ()), []
     for nbytes in (96, 128, 96):
-        memory = values.of([found.kept[0]._replace(nbytes=nbytes)], places)
+        memory = values.of(plan, [found.kept[0]._replace(nbytes=nbytes)], places)
         assert memory is not None
         sizes.append(len(memory[0]))
     assert sizes == [96, 128, 96]
     assert values.nbytes == 96 + 128
+
+
+def test_what_only_a_plan_that_was_replaced_has_read_is_dropped() -> None:
+    found, buffers = divided(recipe_of((padding(Buffer(0), A), reading(A))), {0}), Buffers(0, w=(3, 6))
+    assert found is not None
+    values, places = KeptValues(bytes), list(buffers.places.values())
+    (shared,), old, new = found.kept, CudaPlan(recipe_of(), ()), CudaPlan(recipe_of(), ())
+    values.of(old, [shared, shared._replace(value="another")], places)
+    memory = values.of(new, [shared], places)
+    assert values.nbytes == 2 * 96
+    del old
+    again = values.of(new, [shared], places)
+    assert memory is not None
+    assert again is not None
+    assert memory[0] is again[0]
+    assert values.nbytes == 96
 
 
 def test_nothing_is_kept_of_what_does_not_fit_as_a_whole() -> None:
@@ -377,12 +394,12 @@ def test_nothing_is_kept_of_what_does_not_fit_as_a_whole() -> None:
             raise MemoryError
         return room.pop()
 
-    values = KeptValues(allocate)
-    assert values.of(whole.kept, places) is None
+    plan, values = CudaPlan(recipe, ()), KeptValues(allocate)
+    assert values.of(plan, whole.kept, places) is None
     assert values.nbytes == 0
     room.append(bytes(96))
-    assert values.of(one.kept, places) is not None
-    assert values.of(whole.kept, places) is None
+    assert values.of(plan, one.kept, places) is not None
+    assert values.of(plan, whole.kept, places) is None
     assert values.nbytes == 96, "that is used"
 
 

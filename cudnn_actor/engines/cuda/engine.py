@@ -278,7 +278,7 @@ class CudaEngine:
         """
         program, pointers = self._program(plan), [place.pointer for place in buffers]
         found = self._divided(plan, constant)
-        kept = None if found is None else self._kept_values.of(found.kept, buffers)
+        kept = None if found is None else self._kept_values.of(found.each, found.kept, buffers)
         if found is not None and kept is None:
             log.info("weights.not_kept", plan=plan.tag, nbytes=sum(each.nbytes for each in found.kept))
         if found is None or kept is None:

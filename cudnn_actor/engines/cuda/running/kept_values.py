@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 from cudnn_actor.engines.cuda.device.place import Place
 from cudnn_actor.engines.cuda.running.divided import Kept
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
 
 __all__ = ["KeptValues", "PreparedRun"]
 
 
+class _Memory(NamedTuple):
+    """Memory for a value, and the plans that have asked for it."""
+
+    memory: Any
+    nbytes: int
+    plans: WeakSet[CudaPlan]
+
+
 class KeptValues:
-    """Memory that is there as long as the buffers are whose values it has. Used by one thread only.
+    """Memory that is there as long as the buffers are whose values it has, and a plan that reads it. Used by
+    one thread only.
 
     Plans that prepare the same buffers in the same way share it: the plans of a model for several batch
     sizes. Each of them writes it before its own first run, all on one stream. So a run reads what an earlier
     step on the stream has written. A step writes other values there only after a write to the buffers, and
-    behind such a write each plan prepares its runs anew.
+    behind such a write each plan prepares its runs anew. The memory of a plan that has been replaced by
+    another is dropped at the next call of `of`.
 
     Parameters
     ----------
@@ -28,30 +39,39 @@ class KeptValues:
 
     def __init__(self, allocate: Callable[[int], Any]) -> None:
         self._allocate = allocate
-        self._of: WeakKeyDictionary[Place, dict[Hashable, tuple[Any, int]]] = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[Place, dict[Hashable, _Memory]] = WeakKeyDictionary()
 
-    def of(self, kept: Sequence[Kept], buffers: Sequence[Place]) -> list[Any] | None:
-        """The memory for each of these, on these buffers; None if there is no room for all of them."""
-        memory, added = list[Any](), list[tuple[dict[Hashable, tuple[Any, int]], Hashable]]()
+    def of(self, plan: CudaPlan, kept: Sequence[Kept], buffers: Sequence[Place]) -> list[Any] | None:
+        """The memory for each of these, on these buffers; None if there is no room for all of them.
+
+        It is kept for as long as `plan` is there, which reads it.
+        """
+        self._drop_unused()
+        found = list[_Memory]()
         for each in kept:
             known = self._of.setdefault(buffers[each.reads[0]], {})
             # A plan may count more bytes for the same value than another one.
             key = each.value, each.nbytes, tuple(buffers[place].pointer for place in each.reads)
             if key not in known:
                 try:
-                    known[key] = self._allocate(each.nbytes), each.nbytes
+                    known[key] = _Memory(self._allocate(each.nbytes), each.nbytes, WeakSet())
                 except MemoryError:
-                    for others, other in added:  # no run would use it
-                        del others[other]
+                    self._drop_unused()  # those of this plan that no other has
                     return None
-                added.append((known, key))
-            memory.append(known[key][0])
-        return memory
+            found.append(known[key])
+        for memory in found:
+            memory.plans.add(plan)
+        return [memory.memory for memory in found]
+
+    def _drop_unused(self) -> None:
+        for known in self._of.values():
+            for key in [key for key, memory in known.items() if not memory.plans]:
+                del known[key]
 
     @property
     def nbytes(self) -> int:
         """Bytes that are kept."""
-        return sum(nbytes for known in self._of.values() for _, nbytes in known.values())
+        return sum(memory.nbytes for known in self._of.values() for memory in known.values())
 
     def clear(self) -> None:
         """Drop all of it."""
