@@ -96,6 +96,9 @@ class BodyImport:
             if decides:
                 self._carry(goes_on, part.inline.computed("And", self._scalar(after), goes_on.value))
         counts = decides and len(results) > count
+        for each in results:
+            if not each.is_constant:
+                _ = each.tensor  # a result that is the turn's number has it in the graph
         if number.value.is_in_graph or counts:
             one = part.inline.constant(np.array(1))
             self._carry(number, part.inline.computed("Add", number.value, one))

@@ -484,3 +484,30 @@ def test_how_far_loops_are_unrolled_is_a_limit() -> None:
     assert len(loops_of(OnnxModel(proto, ModelLimits(unrolled=50)), inputs)) == 1
     with pytest.raises(InvalidRequest, match="unrolled"):
         ModelLimits(unrolled=-1)
+
+
+async def test_what_a_turn_is_given_is_a_result_of_it_as_it_is() -> None:
+    """Its number and its condition as rows, its number as a state, and two states that change places."""
+    body = graph_of(
+        [node("Identity", f"{each}", f"{each}_after") for each in ("go", "b", "a", "i")]
+        + [node("Identity", each, f"{each}_row") for each in ("i", "go", "early")],
+        {**COUNTED, "a": (FLOAT, [3, 4]), "b": (FLOAT, [3, 4]), "n": (INT64, [])},
+        {"go_after": (BOOL, []), "b_after": (FLOAT, [3, 4]), "a_after": (FLOAT, [3, 4])}
+        | {"i_after": (INT64, []), "i_row": (INT64, []), "go_row": (BOOL, []), "early_row": (FLOAT, [3, 4])},
+    )
+    names = {"p": FLOAT, "q": FLOAT, "last": INT64, "numbers": INT64, "goes": BOOL, "earlies": FLOAT}
+    proto = model_of(
+        [node("Abs", "x", "early"), node("Loop", "turns - x early seven", " ".join(names), body=body)],
+        {"x": (FLOAT, [3, 4])},
+        {name: (dtype, None) for name, dtype in names.items()},
+        {"turns": np.array(5), "seven": np.array(7)},
+    )
+    assert loops_of(OnnxModel(proto, AS_LOOPS), {"x": X})
+    async with spawn(device="cpu") as gpu, await gpu.load(OnnxModel(proto, AS_LOOPS)) as model:
+        found = await gpu.run(model, x=X)
+    np.testing.assert_array_equal(found["numbers"], np.arange(5))
+    assert found["last"] == 4
+    assert found["goes"].tolist() == [True] * 5
+    np.testing.assert_array_equal(found["earlies"], [np.abs(X)] * 5)
+    np.testing.assert_array_equal(found["p"], np.abs(X))
+    np.testing.assert_array_equal(found["q"], X)
