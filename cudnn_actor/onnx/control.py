@@ -107,6 +107,8 @@ def _note_turn(made: list[Value], states: int, found: Sequence[list[Value]]) -> 
 
 
 def _loop(node: Node, inline: Inliner) -> list[Value]:
+    if node.has(1) and node.value(1).size != 1:
+        raise Declined("has a condition of several elements")
     most = int(node.constant(0).reshape(())) if node.has(0) else None
     going = not node.has(1) or bool(node.constant(1).reshape(()))
     states = [node.value(number) for number in range(2, len(node.inputs))]

@@ -486,6 +486,15 @@ def test_how_far_loops_are_unrolled_is_a_limit() -> None:
         ModelLimits(unrolled=-1)
 
 
+def test_a_condition_of_several_elements_is_refused_when_the_model_is_imported() -> None:
+    body = _body(node("Neg", "v", "next"))
+    ports: dict[str, Any] = {"x": (FLOAT, [3, 4]), "begins": (BOOL, [2])}
+    proto = model_of([node("Loop", "- begins x", "y", body=body)], ports, {"y": (FLOAT, None)})
+    specs = {"x": TensorSpec.packed((3, 4)), "begins": TensorSpec.packed((2,), "bool")}
+    with pytest.raises(UnsupportedModel, match="has a condition of several elements"):
+        OnnxModel(proto, AS_LOOPS).specialised(specs, {})
+
+
 async def test_what_a_turn_is_given_is_a_result_of_it_as_it_is() -> None:
     """Its number and its condition as rows, its number as a state, and two states that change places."""
     body = graph_of(
