@@ -104,6 +104,8 @@ class _Cutting:
         self._cells = {name: self._first.ports.name(name) for name in names}
         self._parts = [PartImport(self._first, self._cells)]
         self._order: list[PartImport | LoopMade] = [self._parts[0]]
+        self._read_last = {name: number for number, node in enumerate(file.nodes) for name in read_by(node)}
+        """Names → the last node that reads them, by its number."""
         self._rows: dict[str, _Rows] = {}
         """Outputs of the model that have as many rows as a loop had turns."""
         self.cut_by_data = False
@@ -199,18 +201,19 @@ class _Cutting:
             raise NotALoop("weights cannot be overwritten between its turns; load it without swappable=True")
         if len(self._order) > 2 * _MOST_LOOPS:
             raise NotALoop(f"there are {_MOST_LOOPS} before it, the most that a model may have")
-        part, node, later = self._part, self._file.nodes[number], self._file.nodes[number + 1 :]
+        part, node = self._part, self._file.nodes[number]
         inputs = part.imports.inputs_of(node, part.place, label_of(node))
         assert not isinstance(inputs, Unknown), "else its results are unknown, and it is not tried as a loop"
         schema = schema_for(node, part.place.opsets)
         assert schema is not None, "its operator is ONNX's"
         turns = turns_of(part.imports.view(node, schema, inputs, part.place), part.inline)
         made = self._loop(node, turns)
-        wanted = {name for each in later for name in read_by(each)}
         names = list(node.output)
-        if made.count and not wanted.isdisjoint(names[len(turns.states) :]):
+        if made.count and any(name in self._read_last for name in filter(None, names[len(turns.states) :])):
             raise NotALoop("has as many rows as turns, which its data decides, and other nodes read them")
         behind = PartImport(self._new(beside=self._first), self._cells)
+        # What it has by now is looked at, and not what all later nodes read: those may be many more.
+        wanted = [name for name in part.place.names.maps[0] if self._read_last.get(name, -1) > number]
         behind.take([*wanted, *(each.name for each in self._file.outputs)], part)
         rows: dict[str, _Rows] = {}
         for place, (name, (cell, spec)) in enumerate(zip(names, made.results, strict=True)):

@@ -142,8 +142,8 @@ class Import:
 
     def beginning(self, label: str = "") -> Place:
         """A place where the model's inputs and initialisers are there, within a node of this label."""
-        names: Scope = ChainMap({name: self.ports.initialiser(name) for name in self._file.tensors})
         given = [each for each in self._file.defaults if each.name in self._specs]
+        names: Scope = ChainMap({}, _Initialisers(self.ports, self._file))
         names.update({feature.name: self._input(feature) for feature in (*self._file.inputs, *given)})
         return Place(names, self._file.opsets, {}, label)
 
@@ -601,6 +601,24 @@ class Import:
         if (count := len(graph.body.operations)) > self._most_operations:
             raise TooManyOperations(f"{count:,}")
         return Part(graph, weights, origins, self.ports.random(read))
+
+
+class _Initialisers(dict[str, Any]):
+    """What the names of the file's initialisers stand for, each made when it is first looked up: a model that
+    is cut has hundreds of imports, and each of them reads few."""
+
+    def __init__(self, ports: Ports, file: ModelFile) -> None:
+        super().__init__()
+        self._ports, self._file = ports, file
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._file.tensors
+
+    def __missing__(self, name: str) -> Value:
+        if name not in self:
+            raise KeyError(name)
+        self[name] = made = self._ports.initialiser(name)
+        return made
 
 
 @dataclass(frozen=True)

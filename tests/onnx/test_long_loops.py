@@ -26,6 +26,8 @@ from cudnn_actor import (
 from cudnn_actor.errors import UnsupportedModel
 from cudnn_actor.models.source import Step
 from cudnn_actor.onnx import ModelLimits, OnnxModel, loops
+from cudnn_actor.onnx.ports import Ports
+from cudnn_actor.onnx.values import Value
 
 from .onnx_runtime import answers
 from .small_models import FLOAT, INT64, graph_of, model_of, node
@@ -484,6 +486,24 @@ def test_how_far_loops_are_unrolled_is_a_limit() -> None:
     assert len(loops_of(OnnxModel(proto, ModelLimits(unrolled=50)), inputs)) == 1
     with pytest.raises(InvalidRequest, match="unrolled"):
         ModelLimits(unrolled=-1)
+
+
+def test_the_initialisers_of_a_model_are_made_where_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of many loops has two imports for each, which would make all initialisers."""
+    made: list[str] = []
+    initialiser = Ports.initialiser
+
+    def noted(ports: Ports, name: str) -> Value:
+        made.append(name)
+        return initialiser(ports, name)
+
+    monkeypatch.setattr(Ports, "initialiser", noted)
+    proto, inputs = two_in_a_row()
+    unread = [numpy_helper.from_array(np.zeros(1, np.float32), f"unread {k}") for k in range(9)]
+    proto.graph.initializer.extend(unread)
+    assert len(loops_of(OnnxModel(proto, AS_LOOPS), inputs)) == 2
+    assert made
+    assert not any(name.startswith("unread") for name in made)
 
 
 def test_a_condition_of_several_elements_is_refused_when_the_model_is_imported() -> None:
