@@ -136,7 +136,9 @@ class StepsRun:
                     continue  # taken below, where nothing can fail any more
                 array = await self._downloaded(cell)
                 if name in of.rows:
-                    array = array[: int(await self._downloaded(of.rows[name]))]
+                    count = int(await self._downloaded(of.rows[name]))
+                    if count < len(array):
+                        array = array[:count].copy()  # a view would keep the rows of all turns
                 results[name] = array
             wanted = dict.fromkeys(keep)
             for name in wanted:
