@@ -65,7 +65,7 @@ class RayBatches(Batches):
         model, number = self._model, self._replication.next_number()
         held = Reservation(pool=model.pool, number=number, model=model)
         async with deadline.limiting():
-            await self._replication.add(held, ReservationRecipe(model, dict(specs)))
+            await self._replication.add(held, ReservationRecipe(model, dict(specs)), of=model)
         return partial(self._release, asyncio.get_running_loop(), held)
 
     def _release(self, loop: asyncio.AbstractEventLoop, held: Reservation) -> None:

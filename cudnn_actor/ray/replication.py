@@ -52,10 +52,16 @@ class Replication:
         self._numbers += 1
         return self._numbers
 
-    async def add(self, held: Held, recipe: Recipe) -> None:
-        """Give something to all replicas. Raises `CudnnActorError`; then none has it."""
+    async def add(self, held: Held, recipe: Recipe, *, of: Held | None = None) -> None:
+        """Give something to all replicas. Raises `CudnnActorError`; then none has it.
+
+        `of`: what it is made of, which they have. It must be dropped first: a replica that starts without
+        that could not make it, and would be given up.
+        """
         self._require_alive()
         stored = await in_own_thread(ray.put, recipe)
+        if of is not None:  # it may have been dropped meanwhile
+            require_held("model", of, self.held)
         self.held[held] = stored  # first: a replica that starts meanwhile makes it, too
         try:
             await asyncio.gather(*map(self._bring_up_to_date, self.members))

@@ -25,7 +25,7 @@ from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike
 from cudnn_actor.protocol.types.tune import Tune
 from cudnn_actor.ray.batches import RayBatches
-from cudnn_actor.ray.held import BufferRecipe, ModelRecipe, RayBuffer, RayModel, Reservation
+from cudnn_actor.ray.held import BufferRecipe, Held, ModelRecipe, RayBuffer, RayModel, Reservation
 from cudnn_actor.ray.one_replica import OneReplica, Work
 from cudnn_actor.ray.packing import packed
 from cudnn_actor.ray.replication import Replication
@@ -352,11 +352,16 @@ class RayRequests:
     async def unload(self, model: RayModel) -> None:
         """Unload a model on all replicas, once its runs are done."""
         self._loaded.pop(model, None)
-        for each in tuple(self._replication.held):  # first: no replica can make one without the model
-            if isinstance(each, Reservation) and each.model == model:
-                await self._replication.drop(each)
+        while reserved := [each for each in self._replication.held if _is_of(each, model)]:
+            await self._replication.drop(reserved[0])  # first: no replica can make one without the model
+        # From the last look to the first step of this, no other task runs: so there are none.
         await self._replication.drop(model)
 
     def _require_alive(self) -> None:
         if self._dispatching.closed:
             raise ServiceStopped(reason="the pool was closed")
+
+
+def _is_of(held: Held, model: RayModel) -> bool:
+    """Whether this is something that replicas make of a model."""
+    return isinstance(held, Reservation) and held.model == model

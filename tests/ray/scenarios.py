@@ -189,8 +189,11 @@ async def a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one(c
                     return await gpu.run(own(model), x=x)
 
                 assert np.array_equal((await pool.on(number).call(run))["y"], answer_of(1, x))
+            late = pool.batched(model)
             await pool.unload(model)
             assert not pool._replication.held  # nor what the endpoint has asked of the replicas
+            with pytest.raises(InvalidRequest, match="nothing that this pool has"):
+                await late.__aenter__()  # refused here: no replica is asked to make what it cannot
         with pytest.raises(InvalidRequest, match="nothing that this pool has"):
             pool.batched(model)
 
