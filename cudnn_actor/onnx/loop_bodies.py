@@ -15,7 +15,7 @@ from cudnn_actor.onnx.places import Part, Unknowable
 from cudnn_actor.onnx.ports import key_of
 from cudnn_actor.onnx.values import OfLoop, Undecided, Value
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.messages.run_loop import Loop
+from cudnn_actor.protocol.messages.run_loop import MOST_TURNS, Loop
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
@@ -152,7 +152,7 @@ class BodyImport:
         same = after is goes_on.value or (after.is_constant and bool(after.elements.reshape(())))
         decides = not (same and isinstance(goes_on.first, np.ndarray))
         if not decides and not self.turns.bounded:
-            raise NotALoop("never ends")
+            raise NotALoop(f"does not end within {MOST_TURNS:,} turns, the most that a loop has")
         stacked = len(self.turns.finish)
         if decides and stacked and not self.turns.bounded:
             raise NotALoop(

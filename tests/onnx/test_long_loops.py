@@ -455,6 +455,8 @@ def test_refusals_say_why_a_loop_is_not_unrolled_and_why_it_is_none() -> None:
     many = r"node 'long' \(Loop\): has 100,000 turns, .* nor can it run as a loop: "
     wider = _refused(_body(node("Concat", "v x", "next", axis=0)))
     assert re.search(many + r"has a state of dims \(3, 4\), which are \(6, 4\) after a turn", wider)
+    longer = _refused(_body(node("Neg", "v", "next")), turns=(1 << 20) + 1)
+    assert "does not end within 1,048,576 turns, the most that a loop has" in longer
     drawn = _refused(_body(node("RandomUniformLike", "v", "r"), node("Add", "v r", "next")), random=1)
     assert re.search(many + "draws random numbers", drawn)
     swapped = _refused(_body(node("Neg", "v", "next")), swappable=True)
