@@ -61,9 +61,9 @@ class _Within(Deadline):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, DeadlineExceeded) and self._timeout not in (None, error.timeout_s):
-            assert self._timeout is not None, "it was looked at"
-            raise DeadlineExceeded(timeout_s=self._timeout, started=error.started) from None
+        timeout = self._timeout
+        if isinstance(error, DeadlineExceeded) and timeout is not None and error.timeout_s != timeout:
+            raise DeadlineExceeded(timeout_s=timeout, started=error.started) from None
 
 
 def within(timeout: float | None) -> _Within:

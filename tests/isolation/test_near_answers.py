@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -67,10 +67,17 @@ async def run_for_a_while(gpu: CudnnRef, points: Points, trio: Trio) -> None:
     assert isinstance(await outcome(future), Receipt)
 
 
-async def test_a_loop_stays_awake_until_an_answer_that_is_near() -> None:
-    async with workers("AmpleEngine") as (gpu, points), asyncio.timeout(PATIENCE_S):
+@asynccontextmanager
+async def long_runs(engine: str = "AmpleEngine") -> AsyncIterator[tuple[CudnnRef, Points, Trio]]:
+    """A service whose worker knows its runs to take longer than `EARLY_S`."""
+    async with workers(engine) as (gpu, points), asyncio.timeout(PATIENCE_S):
         trio = await Trio.on(gpu)
         await run_for_a_while(gpu, points, trio)
+        yield gpu, points, trio
+
+
+async def test_a_loop_stays_awake_until_an_answer_that_is_near() -> None:
+    async with long_runs() as (gpu, points, trio):
         points.hold("finished")
         with watched_sleeps() as sleeps:
             future = gpu.submit(trio.product())
@@ -81,9 +88,7 @@ async def test_a_loop_stays_awake_until_an_answer_that_is_near() -> None:
 
 
 async def test_a_loop_sleeps_again_if_the_answer_does_not_come() -> None:
-    async with workers("AmpleEngine") as (gpu, points), asyncio.timeout(PATIENCE_S):
-        trio = await Trio.on(gpu)
-        await run_for_a_while(gpu, points, trio)
+    async with long_runs() as (gpu, points, trio):
         points.hold("finished")
         with watched_sleeps() as sleeps:
             future = gpu.submit(trio.product())
@@ -96,9 +101,7 @@ async def test_a_loop_sleeps_again_if_the_answer_does_not_come() -> None:
 
 
 async def test_a_loop_sleeps_again_when_the_answer_has_come_and_others_have_not() -> None:
-    async with workers("AmpleEngine") as (gpu, points), asyncio.timeout(PATIENCE_S):
-        trio = await Trio.on(gpu)
-        await run_for_a_while(gpu, points, trio)
+    async with long_runs() as (gpu, points, trio):
         points.hold("finished")
         with watched_sleeps() as sleeps:
             fences = points.visits("fence")
@@ -118,9 +121,7 @@ async def test_a_loop_sleeps_again_when_the_answer_has_come_and_others_have_not(
 
 
 async def test_a_loop_sleeps_where_cores_are_few() -> None:
-    async with workers("LateEngine") as (gpu, points), asyncio.timeout(PATIENCE_S):
-        trio = await Trio.on(gpu)
-        await run_for_a_while(gpu, points, trio)
+    async with long_runs("LateEngine") as (gpu, points, trio):
         with watched_sleeps() as sleeps:
             await run_for_a_while(gpu, points, trio)
             assert not sleeps.awake.is_set()
