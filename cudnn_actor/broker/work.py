@@ -70,6 +70,11 @@ class Work(msgspec.Struct, eq=False):
         return self.envelope.started_ns
 
     @property
+    def unwanted(self) -> bool:
+        """Whether its caller has left. One that runs again after a crash is never unwanted."""
+        return self.envelope.withdrawn and not self.envelope.crashes
+
+    @property
     def message(self) -> Any:
         """The message as it was sent."""
         return self.envelope.message

@@ -21,7 +21,7 @@ from cudnn_actor.actors import Crash
 from cudnn_actor.engines.base import Binding, Engine, Fence, Plan
 from cudnn_actor.execution.executor import Executor
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded
 from cudnn_actor.protocol.messages.lowering import Lowered
 from cudnn_actor.protocol.messages.run_loop import SCRATCH, Loop
 from cudnn_actor.protocol.types.dtypes import DType
@@ -56,27 +56,32 @@ class Loops:
         self._page: mmap.mmap | None = None
         """Memory to which the device writes conditions. It is mapped as long as the engine is open."""
 
-    def run(self, plan: Plan, lowered: Lowered, slots: Sequence[Slot]) -> None:
+    def run(self, plan: Plan, lowered: Lowered, slots: Sequence[Slot], unwanted: Callable[[], bool]) -> None:
         """Run a loop on these buffers. On an asynchronous engine, the last turn may not have finished.
 
-        Raises what the engine raises, with a note that names the turn. Then turns may be enqueued that have
-        not finished.
+        `unwanted` says whether the loop's caller has left. It is asked before each turn.
+
+        Raises what the engine raises, with a note that names the turn, and `DeadlineExceeded` if the caller
+        has left. Then turns may be enqueued that have not finished.
         """
         assert lowered.loop is not None
         pace = _Pace(self._engine, self._note_turn, self._wait)
         steps = self._steps(plan, lowered, slots, pace)
         try:
-            self._run(steps, lowered.loop.turns, pace)
+            self._run(steps, lowered.loop.turns, pace, unwanted)
         except (CudnnActorError, Crash):
             raise
         except Exception as error:
             error.add_note(f"in {_named(pace.turn - pace.unfinished, pace.turn, lowered.loop.turns)}")
             raise
 
-    def _run(self, steps: _Steps, most: int, pace: _Pace) -> None:
+    def _run(self, steps: _Steps, most: int, pace: _Pace, unwanted: Callable[[], bool]) -> None:
         for source, place in steps.initial:
             self._engine.copy(source, place)
         while (turn := pace.turn) < most and (not steps.ask or steps.ask[turn % 2]()):
+            if unwanted():
+                # Nobody reads this error: the caller has left with its own, which knows the timeout.
+                raise DeadlineExceeded(timeout_s=0.0, started=True)
             for load in steps.load:
                 load(turn)
             steps.run[turn % 2]()

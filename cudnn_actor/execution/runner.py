@@ -76,6 +76,10 @@ class Task(Protocol):
     def started_ns(self) -> int:
         """When it began, on `time.perf_counter_ns`'s clock."""
 
+    @property
+    def unwanted(self) -> bool:
+        """Whether its caller has left: it was cancelled, or its timeout has passed."""
+
 
 T = TypeVar("T", bound=Task)
 T_contra = TypeVar("T_contra", bound=Task, contravariant=True)
@@ -408,7 +412,7 @@ class Runner(Generic[T]):
             self.faults.inject(tag)
         self._note_writes(written_slots(cached, slots))
         try:
-            executor.call(tag, loops.run, plan, cached.lowered, slots)
+            executor.call(tag, loops.run, plan, cached.lowered, slots, lambda: task.unwanted)
         except CudnnActorError as error:
             if isinstance(error, OperationError):
                 error = described(error, cached.lowered.graph)

@@ -123,7 +123,8 @@ class Requests:
     async def ask(self, message: Message, *, timeout: float | None = None) -> Any:
         """Send a request, queueing it even when the mailbox is full, and await its answer.
 
-        Cancelling the wait withdraws a request that has not started; a started one runs to its end.
+        Cancelling the wait withdraws a request that has not started; a started one runs to its end, but for
+        a `RunLoop`, which ends between two turns.
 
         Parameters
         ----------

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, Fault, FaultPlan, RunLoop, spawn
+from cudnn_actor import CudnnRef, DeadlineExceeded, Fault, FaultPlan, RunLoop, spawn
 from cudnn_actor.onnx import OnnxModel
 
 from ..onnx.test_long_loops import AS_LOOPS, CASES, known_turns
+from ..service.loop_bodies import counting
 
 
 async def outputs(gpu: CudnnRef, case: Any) -> dict[str, Any]:
@@ -44,3 +45,15 @@ async def test_runs_with_loops_go_on_after_kills() -> None:
         for _ in range(6):
             check_alike(await outputs(gpu, case), wanted, "amid kills")
         assert (await gpu.statistics()).generation > 1
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_a_loop_of_a_second_and_more_ends_with_its_timeout(isolation: Any) -> None:
+    turns = 1 << 20
+    async with spawn(device="cuda", isolation=isolation) as gpu:
+        count = await gpu.upload(np.zeros(1))
+        rows = await gpu.upload(np.zeros((turns, 1)))
+        await gpu.warm(counting().body)
+        with pytest.raises(DeadlineExceeded):
+            await gpu.loop(counting(), turns=turns, count=count, row=rows, timeout=2.0)
+        assert 0 < (await gpu.download(rows)).max() < turns

@@ -126,7 +126,7 @@ class TestCaptures:
         for slot in slots[:-1]:
             engine.fill(executor.binding(slot), 0.5)
         for runs in (1, 2):
-            loops.run(plan, lowered, slots)
+            loops.run(plan, lowered, slots, lambda: False)
             engine.read(executor.binding(slots[-2]))
             assert len(progress) >= (turns - 1) * runs
         assert len(plan.program.replays) == 2

@@ -281,19 +281,29 @@ class TestMemory:
 
 
 @pytest.mark.usefixtures("isolation")
-async def test_a_caller_that_gives_up_does_not_end_a_loop_that_has_begun() -> None:
+@pytest.mark.parametrize("way", ["timeout", "cancelled"])
+async def test_a_loop_ends_between_two_turns_once_its_caller_has_left(way: str) -> None:
     gate = Gate()
     async with spawn_gated(gate) as gpu:
-        message = await _message(gpu, counting(), 6, count=ZERO)
+        turns = 10_000
+        message = await _message(gpu, counting(), turns, count=ZERO, row=np.zeros((turns, 1)))
         with gate.closed():
             asked = asyncio.ensure_future(gpu.ask(message, timeout=LONG_S))
             await in_thread(gate.wait_for_arrival)
-            pass_time()
+            if way == "timeout":
+                pass_time()
+            else:
+                asked.cancel()
             error = await outcome(asked)
-        assert isinstance(error, DeadlineExceeded)
-        assert error.started
+        if way == "timeout":
+            assert isinstance(error, DeadlineExceeded)
+            assert error.started
         await gpu.drain()
-        assert (await gpu.download(message.buffers[1])).tolist() == [6.0]
+        rows = await gpu.download(message.buffers[2])
+        assert 0.0 < rows.max() < turns
+        assert (await gpu.download(message.buffers[0])).tolist() == [0.0], "an input stays as it is"
+        counted, _ = await gpu.loop(counting(), turns=6, count=message.buffers[0])
+        assert (await gpu.download(counted)).tolist() == [6.0]
 
 
 class TestCrashes:

@@ -31,6 +31,9 @@ write. So each of the four steps would come before itself, which is impossible. 
 find the other's number. Then the worker skips the request, and the parent says that it may have started. This
 is safe: the parent promises too little, never too much.
 
+A worker that runs a loop reads `withdrawn` again before each turn, and ends the loop if the number is there
+(`is_withdrawn`). That needs no barrier: a word that comes too late for one turn is read before the next.
+
 The words are request numbers and not flags, so an earlier request in a place is never mistaken for the
 present one. A request has one place at a time, and its place is reused only after it has been answered. The
 caller of `withdraw` makes sure that the request is not answered, and its place not reused, meanwhile.
@@ -180,6 +183,10 @@ class StatusPage:
         self._release()
         self._acquire()
         return self._withdrawn[place] != number
+
+    def is_withdrawn(self, place: int, number: int) -> bool:
+        """Whether the caller of the request in this place has left since it began. Worker only."""
+        return self._withdrawn[place] == number
 
     def forget(self, place: int) -> None:
         """Clear the mark that the request in this place has begun. Worker only, before its answer is sent.

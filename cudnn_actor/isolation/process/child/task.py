@@ -70,6 +70,11 @@ class WorkerTask(msgspec.Struct, eq=False):
         self.started_ns = time.perf_counter_ns()
         return True
 
+    @property
+    def unwanted(self) -> bool:
+        """Whether its caller has left since it began. One that runs again after a crash is never unwanted."""
+        return self.page.is_withdrawn(self.place, self.number)
+
 
 class InternalTask(msgspec.Struct, eq=False):
     """Work of the service itself. It has no place in the window, so the page does not say when it begins.
@@ -86,6 +91,7 @@ class InternalTask(msgspec.Struct, eq=False):
     number: int
     started_ns: int = 0
     fault: ClassVar[None] = None
+    unwanted: ClassVar[bool] = False
 
     def begin(self) -> bool:
         """Start the work. It is never withdrawn, so this always returns True."""
