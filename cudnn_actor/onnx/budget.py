@@ -80,12 +80,18 @@ class Budget:
 
     def __init__(self, nbytes: int, steps: int, nodes: int = sys.maxsize) -> None:
         self._nbytes, self._steps, self._nodes = nbytes, steps, nodes
-        self._kept = self._spent = self._walked = 0
+        self._kept = self._spent = 0
+        self.walked = 0
+        """How many nodes have been imported."""
 
     def walk(self, nodes: int) -> bool:
         """Count nodes that are imported. Returns whether they fit."""
-        self._walked += nodes
-        return self._walked <= self._nodes
+        self.walked += nodes
+        return self.fits(0)
+
+    def fits(self, nodes: int) -> bool:
+        """Whether that many nodes more may be imported."""
+        return self.walked + nodes <= self._nodes
 
     def check(self, nbytes: int, steps: int = 0) -> None:
         """Raise `TooMuch` unless that many bytes more fit now. The steps are counted."""

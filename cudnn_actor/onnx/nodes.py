@@ -329,7 +329,9 @@ class Node:
 
     def unrolling(self, turns: int | None, stacked: int, *, parts: int = 1, behind: int = 0) -> Unrolling:
         """What watches the turns of a recurrence or a loop: see `Unrolling`."""
-        return Unrolling(self.g, self._most_operations, turns, stacked, parts=parts, behind=behind)
+        return Unrolling(
+            self.g, self._budget, self._most_operations, turns, stacked, parts=parts, behind=behind
+        )
 
     def random_state(self, dims: Sequence[int]) -> Tensor:
         """The state from which it draws numbers of these dims. Raises `Refused` if there is no seed."""

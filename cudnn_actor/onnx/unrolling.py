@@ -1,7 +1,9 @@
-"""Recurrences and loops are unrolled: after the second turn it is known whether all fit into a graph."""
+"""Recurrences and loops are unrolled: after the second turn it is known whether all fit into a graph, and
+into an import."""
 
 from __future__ import annotations
 
+from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 
@@ -9,7 +11,8 @@ __all__ = ["TooManyTurns", "Unrolling"]
 
 
 class TooManyTurns(Refused):
-    """Raised where all turns together are more operations than a graph may have."""
+    """Raised where all turns together are more operations than a graph may have, or more nodes than an
+    import may have."""
 
 
 class Unrolling:
@@ -19,6 +22,8 @@ class Unrolling:
     ----------
     g
         The builder of the graph.
+    budget
+        What is left of the import's nodes.
     most
         How many operations the graph may have.
     turns
@@ -32,16 +37,26 @@ class Unrolling:
     """
 
     def __init__(
-        self, g: GraphBuilder, most: int, turns: int | None, stacked: int, *, parts: int = 1, behind: int = 0
+        self,
+        g: GraphBuilder,
+        budget: Budget,
+        most: int,
+        turns: int | None,
+        stacked: int,
+        *,
+        parts: int = 1,
+        behind: int = 0,
     ) -> None:
-        self._g, self._most, self._turns, self._stacked = g, most, turns, stacked
+        self._g, self._budget, self._most, self._turns, self._stacked = g, budget, most, turns, stacked
         self._parts, self._behind = parts, behind
         self._done, self._began = 0, g.added
-        self._before = self._began
+        self._before, self._walked = self._began, budget.walked
 
     def turned(self) -> None:
-        """Note that a turn was added. Raises `TooManyTurns` if all of them are too many operations."""
+        """Note that a turn was added. Raises `TooManyTurns` if all of them are too many operations or
+        nodes."""
         self._done += 1
+        self._check_nodes()
         needed = added = self._g.added
         if self._turns is None:
             needed += self._stacked * self._done + self._behind
@@ -56,6 +71,17 @@ class Unrolling:
             raise TooManyTurns(
                 f"has {count} turns, which are {needed:,} operations of the graph or more, where the limit "
                 f"is {self._most:,}; raise it: spawn(graph_limits=GraphLimits(operations={_rounded(needed)}))"
+            )
+
+    def _check_nodes(self) -> None:
+        """Else a body that adds no operation would be found to be too much when the last node has been spent,
+        which takes seconds."""
+        walked = self._budget.walked
+        each, self._walked = walked - self._walked, walked
+        if self._done == 2 and self._turns is not None and not self._budget.fits(each * (self._turns - 2)):
+            raise TooManyTurns(
+                f"has {self._turns:,} turns, which expand the model to {walked + each * (self._turns - 2):,} "
+                "nodes; raise the limit ModelLimits.nodes"
             )
 
 

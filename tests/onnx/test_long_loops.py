@@ -433,16 +433,15 @@ async def test_a_loop_of_no_turn_gives_its_states(given: str) -> None:
     assert results["sums"].shape == (0,)
 
 
-def _refused(body: onnx.GraphProto, *, given: str = "turns - x", turns: int = 100_000, **more: Any) -> str:
+def _long(body: onnx.GraphProto, *, given: str = "turns - x", turns: int = 100_000) -> onnx.ModelProto:
     tensors = {"turns": np.array(turns), "five": np.array(5), "half": np.array(0.5, np.float32)}
-    proto = model_of(
-        [node("Loop", given, "y", body=body, name="long")],
-        {"x": (FLOAT, ["N", 4])},
-        {"y": (FLOAT, None)},
-        tensors,
-    )
+    loop = node("Loop", given, "y", body=body, name="long")
+    return model_of([loop], {"x": (FLOAT, ["N", 4])}, {"y": (FLOAT, None)}, tensors)
+
+
+def _refused(body: onnx.GraphProto, *, turns: int = 100_000, **more: Any) -> str:
     with pytest.raises(UnsupportedModel) as caught:
-        OnnxModel(proto, **more).specialised({"x": TensorSpec.packed((3, 4))}, {})
+        OnnxModel(_long(body, turns=turns), **more).specialised({"x": TensorSpec.packed((3, 4))}, {})
     return str(caught.value)
 
 
@@ -489,6 +488,16 @@ def test_how_far_loops_are_unrolled_is_a_limit() -> None:
     assert len(loops_of(OnnxModel(proto, ModelLimits(unrolled=50)), inputs)) == 1
     with pytest.raises(InvalidRequest, match="unrolled"):
         ModelLimits(unrolled=-1)
+
+
+def test_a_body_that_adds_no_operation_is_a_loop_where_its_turns_are_more_nodes_than_an_import_has() -> None:
+    body = _body(node("Identity", "v", "next"))
+    (step,) = loops_of(OnnxModel(_long(body, turns=1 << 20)), {"x": X})
+    assert step.turns == 1 << 20
+    assert re.search(
+        r"1,048,576 turns, which expand the model to 3,\d{3},\d{3} nodes; .* nor can it run as a loop",
+        _refused(body, turns=1 << 20, swappable=True),
+    )
 
 
 def test_the_initialisers_of_a_model_are_made_where_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
