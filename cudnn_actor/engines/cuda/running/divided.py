@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from cudnn_actor.engines.cuda.kernels.expressions import takes_scalars
+from cudnn_actor.engines.cuda.running.overlaps import Overlaps
 from cudnn_actor.engines.cuda.running.recipe import (
     Buffer,
     GraphStep,
@@ -159,6 +160,18 @@ class _At(NamedTuple):
     part: int
 
 
+class _Use(NamedTuple):
+    """A step's use of a place in the scratch memory: its number, and by which of its sources.
+
+    `reads` is whether it only reads there.
+    """
+
+    number: int
+    by: int
+    source: Scratch
+    reads: bool
+
+
 class _Constants:
     """Which steps of a recipe run once, by their numbers, and what they write."""
 
@@ -166,10 +179,19 @@ class _Constants:
         self._recipe, self._constant = recipe, constant
         self._steps = [_At(step, part) for part, (_, steps) in enumerate(_by_part(recipe)) for step in steps]
         self._ends = [0, *itertools.accumulate(part.steps for part in recipe.parts)]
+        self._between = Overlaps((Scratch(each.offset, each.nbytes), each) for each in recipe.between)
+        uses = [_uses(number, each.step) for number, each in enumerate(self._steps)]
+        self._uses = Overlaps((use.source, use) for of_step in uses for use in of_step)
+        self._uses_in = [
+            Overlaps((use.source, use) for of_step in uses[first:stop] for use in of_step)
+            for first, stop in itertools.pairwise(self._ends)
+        ]
+        """The uses in all parts, and those in each part."""
         self.values: list[_Value] = []
         self.steps: set[int] = set()
-        self._in_part: list[list[_Value]] = [[] for _ in recipe.parts]
-        """What steps that run once have written to places that it has in each part."""
+        self._shared = Overlaps[_Value]()
+        self._own = [Overlaps[_Value]() for _ in recipe.parts]
+        """What steps that run once have written to places that it has in several parts, and in one alone."""
         for number in range(len(self._steps)):
             self._add(number)
 
@@ -186,8 +208,8 @@ class _Constants:
             self.steps.add(number)
             self.values += made
             for value in made:
-                for each in value.parts:
-                    self._in_part[each].append(value)
+                known = self._own[part] if len(value.parts) == 1 else self._shared
+                known.add(value.place, value)
 
     def _values_of(self, number: int) -> list[_Value] | None:
         """What a step writes, if it reads nothing but weights and what is made of them; None for others."""
@@ -226,13 +248,14 @@ class _Constants:
         """What has been written once to a place that a step of this part reads; None if nothing was."""
         if not isinstance(source, Scratch):
             return None
-        return next((value for value in self._in_part[part] if _is_within(source, value.place)), None)
+        known = itertools.chain(self._own[part].of(source), self._shared.of(source))
+        return next((each for each in known if part in each.parts and _is_within(source, each.place)), None)
 
     def _parts(self, place: Scratch, part: int) -> range | None:
         """The parts that may use what a step of this part writes to a place; None if that is not known."""
         if place.offset >= self._recipe.parts[part].own:
             return range(part, part + 1)
-        for each in self._recipe.between:
+        for each in self._between.of(place):
             whole = Scratch(each.offset, each.nbytes)
             if each.first <= part <= each.last and _is_within(place, whole):
                 return range(each.first, each.last + 1)
@@ -245,17 +268,19 @@ class _Constants:
         each step that reads there must come later, and read nothing beside it.
         """
         is_read, stays = False, False
-        for number in range(self._ends[value.parts.start], self._ends[value.parts.stop]):
-            step = self._steps[number].step
-            for place, source in enumerate(step.sources):
-                if not isinstance(source, Scratch) or not _overlap(source, value.place):
-                    continue
-                if place in step.reads:
-                    is_read = True
-                    stays |= number <= value.writer[0] or not _is_within(source, value.place)
-                else:
-                    stays |= (number, place) != value.writer
-        return not (is_read and stays)
+        first, stop = self._ends[value.parts.start], self._ends[value.parts.stop]
+        uses = self._uses_in[value.parts.start] if len(value.parts) == 1 else self._uses
+        for use in uses.of(value.place):
+            if not first <= use.number < stop:
+                continue
+            if use.reads:
+                is_read = True
+                stays |= use.number <= value.writer[0] or not _is_within(use.source, value.place)
+            else:
+                stays |= (use.number, use.by) != value.writer
+            if is_read and stays:
+                return False
+        return True
 
     def in_place_of(self, number: int, moved: Mapping[_Value, int]) -> dict[int, Buffer]:
         """Those of a step's sources, by their places, that lie in buffers of their own.
@@ -293,9 +318,14 @@ def _computation(step: Step) -> Hashable:
             return msgspec.structs.replace(step, sources=())
 
 
-def _overlap(one: Scratch, other: Scratch) -> bool:
-    """Whether two places have bytes in common."""
-    return one.offset < other.offset + other.nbytes and other.offset < one.offset + one.nbytes
+def _uses(number: int, step: Step) -> list[_Use]:
+    """The uses of a step, by its number."""
+    reads = frozenset(step.reads)
+    return [
+        _Use(number, place, source, place in reads)
+        for place, source in enumerate(step.sources)
+        if isinstance(source, Scratch)
+    ]
 
 
 def _is_within(one: Scratch, other: Scratch) -> bool:
