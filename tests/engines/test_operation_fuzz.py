@@ -86,6 +86,10 @@ def test_every_operation_has_a_row_or_is_fuzzed_as_part_of_a_convolution() -> No
     assert {row.operation for row in ROWS} | parts == set(OPERATIONS)
 
 
+def test_a_run_begins_no_case_after_its_time() -> None:
+    assert fuzz(opened(CpuEngine(exact=True)), 5, range(50), family="sorting", seconds=0.0).ran == 1
+
+
 @each_family
 def test_random_problems_are_computed_in_float64_and_rounded_once(family: str) -> None:
     count = 100 if family != ATTENTION else 40

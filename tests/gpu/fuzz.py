@@ -14,6 +14,7 @@ import argparse
 import collections
 import concurrent.futures
 import functools
+import math
 import multiprocessing
 import os
 import secrets
@@ -93,10 +94,13 @@ def fuzz(
     *,
     family: str = CONVOLUTION,
     processes: int = 0,
+    seconds: float = math.inf,
     table: Table = may_refuse,
     show: Callable[[Report], object] = lambda _report: None,
 ) -> Report:
     """Run cases of a family on an open engine, which may refuse what `table` says. `show` follows each.
+
+    None begins after so many seconds.
 
     Plans are built as a service has them built: apart, where the engine has a builder for that. A dead
     context ends it early, as the failure that it is.
@@ -116,6 +120,8 @@ def fuzz(
                 report.failures[number] = _failure(case, report, number, problem)
             report.seconds = time.monotonic() - start
             show(report)
+            if report.seconds > seconds:
+                break
     report.seconds = time.monotonic() - start
     return report
 
@@ -206,6 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--engine", choices=FUZZED, default="cuda")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
     parser.add_argument("--count", type=int, default=2000, help="cases of each family")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case of a family later")
     parser.add_argument("--only", type=int, metavar="N", help="run case N alone")
     parser.add_argument("--operations", choices=FAMILIES, nargs="+", default=[*FAMILIES], metavar="FAMILY")
     parser.add_argument("--processes", type=int, default=min(12, (os.cpu_count() or 2) - 1))
@@ -230,6 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
                 range(given.count),
                 family=family,
                 processes=given.processes,
+                seconds=given.seconds,
                 show=_Told(given.count),
             )
         print(report, flush=True)  # noqa: T201 - as above
