@@ -346,10 +346,12 @@ def _argument(value: Any) -> Any:
     return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_longlong(value)
 
 
-def sources_of(operation: Operation[Any], tensors: Sequence[GraphTensor]) -> tuple[str, ...]:
+def sources_of(
+    operation: Operation[Any], tensors: Sequence[GraphTensor], launcher: str = "kernel"
+) -> tuple[str, ...]:
     """The source of each launch of an operation's own kernels, on operands in the order of its fields."""
     operands = [name for name, _ in operation.named()]
-    launches = IMPLEMENTATIONS[type(operation)].launchers["kernel"].launches
+    launches = IMPLEMENTATIONS[type(operation)].launchers[launcher].launches
     assert launches is not None
     return tuple(launch.source for launch in launches(operation.with_operands(operands.index), tensors))
 

@@ -205,6 +205,10 @@ PROBLEMS = {
     "an LSTM of more units": Problem(LSTM, 2, "bias peepholes h0 c0", hidden=19),
     "a GRU of more units": Problem(GRU, hidden=19),
     "a GRU that resets first, of more units": Problem(FIRST, 2, hidden=19),
+    "an LSTM of more units and sequences": Problem(
+        LSTM, 2, lengths=[3, 2, 0] * 3, steps=3, batch=9, hidden=35
+    ),
+    "a GRU that resets first, of more sequences": Problem(FIRST, steps=3, batch=9, hidden=34),
     "no steps": Problem(LSTM, 2, steps=0),
     "one of everything": Problem(LSTM, operands="peepholes", steps=1, batch=1, hidden=1),
 }
@@ -329,7 +333,8 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     host_cuda.compile_together(
         source
         for problem in PROBLEMS.values()
-        for source in host_cuda.sources_of(problem.operation(), problem.tensors)
+        for launcher in ("kernel", BY_STEP)
+        for source in host_cuda.sources_of(problem.operation(), problem.tensors, launcher)
     )
 
 
@@ -337,7 +342,7 @@ WAYS: dict[str, tuple[str, dict[str, int]]] = {
     "a launch for all steps": ("kernel", {}),
     "several units a thread": ("kernel", {"_MOST_THREADS": 2}),
     "a launch for each step": (BY_STEP, {}),
-    "blocks of few units and sequences": (BY_STEP, {"_TILE": 2, "_TOGETHER": 2, "_MOST_ROWS": 1}),
+    "blocks of few units and sequences": (BY_STEP, {"_WARPS": 2, "_MOST_ROWS": 1}),
 }
 
 

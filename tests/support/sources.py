@@ -12,6 +12,7 @@ from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise, source
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Scalar, Value
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled_source
+from cudnn_actor.engines.cuda.operations.recurrent_steps import BY_STEP
 from cudnn_actor.engines.cuda.planning.compiler import possible_plans
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.planning.partition import cut
@@ -207,8 +208,11 @@ def _kernels() -> Iterator[tuple[str, str]]:
     )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
-        found = sources_of(operation, [graph.tensor(uid) for _, uid in operation.named()])
-        for number, text in enumerate(found):
+        tensors = [graph.tensor(uid) for _, uid in operation.named()]
+        found = sources_of(operation, tensors)
+        if isinstance(operation, RecurrentSteps):
+            found += sources_of(operation, tensors, BY_STEP)
+        for number, text in enumerate(dict.fromkeys(found)):
             yield f"{name}-{number}" if number else name, text
 
 

@@ -1,13 +1,16 @@
-"""The steps of recurrent layers on CUDA, by kernels of our own: a thread has a unit of a sequence.
+"""The steps of recurrent layers on CUDA, by kernels of our own.
 
-In each step it adds up the products of the state with its rows of the weights, all gates at once, and
-computes the unit's new state. The weights lie turned in the workspace, so that threads side by side read
-neighbours. The state before a step and that behind it lie there too, in the type that is computed in.
+In each step, the products of the state with the rows of the weights are added up, all gates of a unit at
+once, and its new state is computed. The state before a step and that behind it lie in the workspace, in the
+type that is computed in.
 
 There are two ways to walk. In one launch, a block walks through all steps of its sequences, and waits for
-itself between them. By step, each step is a launch on blocks for some of the units each: that comes first for
-a layer of so many units that their weights are more work than a block can do in the time of a launch. A GRU
-that resets first multiplies twice in each step.
+itself between them. A thread has a unit of a sequence. The weights lie turned in the workspace, so that
+threads side by side read neighbours. By step, each step is a launch on the whole device. A warp has a unit of
+a few sequences, and its lanes share the products: each adds up every 32nd of them, and then they add up their
+sums, in an order that does not change. The rows of the weights lie one after the other in the workspace. That
+comes first for a layer of so many units that their weights are more work than a block can do in the time of a
+launch. A GRU that resets first multiplies twice in each step.
 """
 
 from __future__ import annotations
@@ -47,8 +50,8 @@ _MOST_WEIGHTS = 2 << 20
 1.5 to 2 MiB, both ways take 58 to 75 microseconds a step, for 1 sequence and for 32 (H200)."""
 _MOST_LAUNCHES = 1 << 14
 """Of a plan; a layer of more steps is one launch, whatever it takes."""
-_TILE, _TOGETHER = 32, 8
-"""Units, and sequences that share what is read of the weights, of a block that has a step."""
+_WARPS, _TOGETHER = 4, 8
+"""Units of a block that has a step, and sequences of a warp, which share what it reads of the weights."""
 
 
 class _Shape(NamedTuple):
@@ -94,17 +97,17 @@ def _resets_first(operation: RecurrentSteps[int]) -> bool:
 
 def _shape(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], *, by_step: bool) -> _Shape:
     (steps, batch, _), (directions, rows, hidden) = tensors[0].dims, tensors[1].dims
-    in_warps = -(-hidden // 32) * 32
     if by_step:
-        units, together, at_once = min(_TILE, in_warps), min(_TOGETHER, batch), 1
-        across = -(-hidden // units)
+        block, at_once = (32, _WARPS), 1
+        across, down = -(-hidden // _WARPS), -(-batch // _TOGETHER)
     else:
-        units, across, at_once = min(_MOST_THREADS, in_warps), 1, max(1, steps)
+        units, at_once = min(_MOST_THREADS, -(-hidden // 32) * 32), max(1, steps)
         together = max(1, min(_MOST_THREADS // max(1, units), -(-batch * directions // _BUSY)))
-    grid = (across, min(_MOST_ROWS, -(-batch // max(1, together))), directions)
+        block, across, down = (units, together), 1, -(-batch // together)
+    grid = (across, min(_MOST_ROWS, down), directions)
     return _Shape(
         grid,
-        (units, together),
+        block,
         at_once,
         kept=2 + (operation.cell is RecurrentCell.LSTM) + 2 * _resets_first(operation),
         states=directions * batch * hidden,
@@ -113,7 +116,7 @@ def _shape(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], *, by
 
 
 def steps_workspace(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> int:
-    """Bytes for the states before and behind a step, for cells, and for the turned weights."""
+    """Bytes for the states before and behind a step, for cells, and for the weights."""
     shape, dtype = _shape(operation, tensors, by_step=False), tensors[0].dtype
     return shape.kept * shape.states * _wide(dtype).itemsize + shape.weights * dtype.itemsize
 
@@ -128,7 +131,7 @@ def steps_launches(
     if by_step and _launches_by_step(operation, tensors) > _MOST_LAUNCHES:
         raise Refused(f"a launch for each step is more than {_MOST_LAUNCHES:,} of them")
     shape, steps = _shape(operation, tensors, by_step=by_step), tensors[0].dims[0]
-    numbers, source = _numbers(operation, tensors), _source(operation, tensors, shape.kept)
+    numbers, source = _numbers(operation, tensors), _source(operation, tensors, shape.kept, by_step=by_step)
     given = (len(tensors) + 1, *numbers.values())
     if not shape.states:
         return []
@@ -158,7 +161,9 @@ def _numbers(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> 
     return {"steps": steps, "batch": batch, "directions": directions, "hidden": hidden, **strides}
 
 
-def _source(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], kept: int) -> str:
+def _source(
+    operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], kept: int, *, by_step: bool
+) -> str:
     """The kernels in CUDA C++: the same for all sizes of a layer."""
     dtype = tensors[0].dtype
     operands = dict(zip((name for name, _ in operation.named()), tensors, strict=True))
@@ -172,17 +177,25 @@ def _source(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], kept
         f"typedef {C_TYPES[dtype]} Element;",
         f"#define GATES {operation.cell.gates}",
         f"#define KEPT {kept}",
+        f"#define TOGETHER {_TOGETHER}",
         *_accesses(operation, operands),
         f"__device__ __forceinline__ E value_of(Element element) {{ return {load(dtype, 'element')}; }}",
         f"__device__ __forceinline__ Element element_of(E value) {{ return {store(dtype, 'value')}; }}",
         *_functions(operation, tensors[1].dims[0], C_TYPES[_wide(dtype)]),
     ]
-    steps = _STEPS.replace("FIRST_HALF", _FIRST_HALF if _resets_first(operation) else "")
-    return (
-        PREAMBLE
-        + "\n".join(lines)
-        + (_START + steps).replace("PARAMETERS", parameters).replace("THE_CELL", _CELLS[operation.cell])
-    )
+    steps, first_half = (_BY_STEP, _FIRST_HALF_BY_STEP) if by_step else (_AT_ONCE, _FIRST_HALF_AT_ONCE)
+    text = _START + steps.replace("FIRST_HALF", first_half if _resets_first(operation) else "")
+    cell = _CELLS[operation.cell]
+    places = {
+        "PARAMETERS": parameters,
+        "ROW_AND_K": _ROW_AND_K[by_step],
+        "THE_GATES": f"{cell.first}, {cell.stop}",
+        "THE_STATE": cell.state,
+        "THE_CELL": cell.text,
+    }
+    for name, value in places.items():
+        text = text.replace(name, value)
+    return PREAMBLE + "\n".join(lines) + text
 
 
 def _accesses(operation: RecurrentSteps[int], operands: Mapping[str, GraphTensor]) -> Iterator[str]:
@@ -254,13 +267,13 @@ _START = """
 #define CELLS (STATES + 2 * SIZE)
 #define RESET (STATES + 2 * SIZE)
 #define UPDATE (STATES + 3 * SIZE)
-#define TURNED ((Element*)(STATES + KEPT * SIZE))
+#define WEIGHTS ((Element*)(STATES + KEPT * SIZE))
 extern "C" __global__ void recurrent_start(PARAMETERS) {
     const long long rows = GATES * hidden, apart = (long long)gridDim.x * blockDim.x;
     const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     for (long long n = first; n < directions * hidden * rows; n += apart) {
-        const long long way = n / (hidden * rows), k = n / rows % hidden, row = n % rows;
-        TURNED[n] = WEIGHT(row, k);
+        const long long way = n / (hidden * rows), ROW_AND_K;
+        WEIGHTS[n] = WEIGHT(row, k);
     }
     for (long long n = first; n < SIZE; n += apart) {
         const long long way = n / (batch * hidden), sample = n / hidden % batch, unit = n % hidden;
@@ -270,7 +283,12 @@ extern "C" __global__ void recurrent_start(PARAMETERS) {
     }
 }
 """
-_STEPS = """
+_ROW_AND_K = {
+    False: "k = n / rows % hidden, row = n % rows",
+    True: "row = n / hidden % rows, k = n % hidden",
+}
+"""Where a number of the weights comes from, by step or not."""
+_AT_ONCE = """
 #define EACH_UNIT \\
     for (long long sample = (long long)blockIdx.y * blockDim.y + threadIdx.y; sample < batch; \\
          sample += (long long)gridDim.y * blockDim.y) \\
@@ -307,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(1024) recurrent_steps(
     PARAMETERS, long long first, long long stop, long long halves
 ) {
     const long long way = blockIdx.z;
-    const Element* const weights = TURNED + way * hidden * GATES * hidden;
+    const Element* const weights = WEIGHTS + way * hidden * GATES * hidden;
     for (long long step = first; step < stop; ++step) {
         const long long time = BACKWARDS ? steps - 1 - step : step;
         const E* const before = STATES + step % 2 * SIZE;
@@ -320,6 +338,7 @@ FIRST_HALF        if (halves & 2) EACH_UNIT {
                 E sums[GATES];
                 #pragma unroll
                 for (int gate = 0; gate < GATES; ++gate) sums[gate] = BIAS(gate);
+                multiply<THE_GATES>(THE_STATE + row, weights, hidden, unit, sums);
 THE_CELL
             }
             after[at] = h;
@@ -329,12 +348,12 @@ THE_CELL
                 STORE_C_N(CELLS[at]);
             }
         }
-        // All units of the block's sequences are written. If there are other blocks, this is the last step.
+        // All units of the block's sequences are written.
         __syncthreads();
     }
 }
 """
-_FIRST_HALF = """        if (halves & 1) EACH_UNIT {
+_FIRST_HALF_AT_ONCE = """        if (halves & 1) EACH_UNIT {
             const long long row = (way * batch + sample) * hidden, at = row + unit;
             if (time >= LENGTH) continue;
             E sums[] = {BIAS(0), BIAS(1)};
@@ -344,24 +363,126 @@ _FIRST_HALF = """        if (halves & 1) EACH_UNIT {
         }
         __syncthreads();  // the second half reads all units of the block's sequences
 """
+_BY_STEP = """
+// Adds the products of the states of `count` sequences with the unit's rows to the sums of these gates: those
+// of a sequence in the lane that has it. All lanes of a warp call this.
+template <int FROM, int TO> __device__ __forceinline__ void multiply(
+    const E* state, const Element* rows, long long hidden, long long count, E* sums
+) {
+    E parts[TOGETHER][TO - FROM] = {};
+    #pragma unroll 4
+    for (long long k = threadIdx.x; k < hidden; k += 32) {
+        E of[TO - FROM];
+        #pragma unroll
+        for (int gate = FROM; gate < TO; ++gate) of[gate - FROM] = value_of(rows[gate * hidden * hidden + k]);
+        #pragma unroll
+        for (int each = 0; each < TOGETHER; ++each)
+            if (each < count) {
+                const E one = state[each * hidden + k];
+                #pragma unroll
+                for (int gate = 0; gate < TO - FROM; ++gate) parts[each][gate] += one * of[gate];
+            }
+    }
+    #pragma unroll
+    for (int each = 0; each < TOGETHER; ++each)
+        if (each < count)
+            #pragma unroll
+            for (int gate = FROM; gate < TO; ++gate) {
+                E sum = parts[each][gate - FROM];
+                for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+                if (threadIdx.x == each) sums[gate] += sum;
+            }
+}
+extern "C" __global__ void __launch_bounds__(128) recurrent_steps(
+    PARAMETERS, long long step, long long stop, long long halves
+) {
+    const long long way = blockIdx.z, unit = (long long)blockIdx.x * blockDim.y + threadIdx.y;
+    const long long time = BACKWARDS ? steps - 1 - step : step, apart = (long long)gridDim.y * TOGETHER;
+    const E* const before = STATES + step % 2 * SIZE;
+    E* const after = STATES + (step + 1) % 2 * SIZE;
+    const Element* const rows = WEIGHTS + (way * GATES * hidden + unit) * hidden;
+    if (unit >= hidden) return;  // all lanes of a warp
+    for (long long begin = (long long)blockIdx.y * TOGETHER; begin < batch; begin += apart) {
+        const long long count = batch - begin < TOGETHER ? batch - begin : TOGETHER;
+        const long long first = (way * batch + begin) * hidden;
+        const long long sample = begin + threadIdx.x, at = first + threadIdx.x * hidden + unit;
+        const bool has = threadIdx.x < count, inside = has && time < LENGTH;
+        E sums[GATES];
+        #pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) sums[gate] = BIAS(gate);
+FIRST_HALF        multiply<THE_GATES>(THE_STATE + first, rows, hidden, count, sums);
+        if (!has) continue;
+        E h = before[at];
+        if (inside) {
+THE_CELL
+        }
+        after[at] = h;
+        STORE_Y(inside ? h : (E)0);
+        if (step == steps - 1) {
+            STORE_H_N(h);
+            STORE_C_N(CELLS[at]);
+        }
+    }
+}
+"""
+_FIRST_HALF_BY_STEP = """        if (halves & 1) {
+            multiply<0, 2>(before + first, rows, hidden, count, sums);
+            if (inside) {
+                RESET[at] = f_of(IN(0) + sums[0], way) * before[at];
+                UPDATE[at] = f_of(IN(1) + sums[1], way);
+            }
+            continue;
+        }
+"""
+
+
+class _Cell(NamedTuple):
+    """What a step of a cell computes.
+
+    Parameters
+    ----------
+    first, stop
+        The gates of which products are added up.
+    state
+        What the weights are multiplied with.
+    text
+        From the sums of these gates to h, in C.
+    """
+
+    first: int
+    stop: int
+    state: str
+    text: str
+
+
 _CELLS = {
-    RecurrentCell.PLAIN: """
-                multiply<0, 1>(before + row, weights, hidden, unit, sums);
-                h = f_of(IN(0) + sums[0], way);""",
-    RecurrentCell.LSTM: """
-                multiply<0, 4>(before + row, weights, hidden, unit, sums);
+    RecurrentCell.PLAIN: _Cell(0, 1, "before", "h = f_of(IN(0) + sums[0], way);"),
+    RecurrentCell.LSTM: _Cell(
+        0,
+        4,
+        "before",
+        """
                 const E c = CELLS[at], i = f_of(IN(0) + sums[0] + PEEPHOLES(0) * c, way);
                 const E cell = FORGET * c + i * g_of(IN(2) + sums[2], way);
                 CELLS[at] = cell;
                 h = f_of(IN(3) + sums[3] + PEEPHOLES(2) * cell, way) * k_of(cell, way);""",
-    RecurrentCell.GRU: """
-                multiply<0, 3>(before + row, weights, hidden, unit, sums);
+    ),
+    RecurrentCell.GRU: _Cell(
+        0,
+        3,
+        "before",
+        """
                 const E r = f_of(IN(0) + sums[0], way), z = f_of(IN(1) + sums[1], way);
                 h = (1 - z) * g_of(IN(2) + r * sums[2], way) + z * h;""",
-    RecurrentCell.GRU_RESET_FIRST: """
-                multiply<2, 3>(RESET + row, weights, hidden, unit, sums);
+    ),
+    RecurrentCell.GRU_RESET_FIRST: _Cell(
+        2,
+        3,
+        "RESET",
+        """
                 const E z = UPDATE[at];
                 h = (1 - z) * g_of(IN(2) + sums[2], way) + z * h;""",
+    ),
 }
 
 
