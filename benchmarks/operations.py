@@ -442,7 +442,7 @@ def problems() -> Iterator[Problem]:
             yield from reductions(dtype, rows, length)
     for dtype, kind in itertools.product((DType.FLOAT16, DType.BFLOAT16), ("LSTM", "GRU")):
         yield from recurrences(dtype, kind)
-    for units, batch in itertools.product((128, 512, 1024), (1, 32)):
+    for units, batch in itertools.product((128, 256, 512, 1024), (1, 32)):
         yield from walks(DType.FLOAT16, units, batch)
     yield from ctc_losses(DType.FLOAT32, (500, 64, 30, 40))
     yield from ctc_losses(DType.FLOAT32, (1000, 16, 5000, 200))
