@@ -387,6 +387,7 @@ def test_a_large_layer_has_a_launch_for_each_step_and_a_small_one_has_one() -> N
     walk = ["recurrent_steps"]
     assert launches(Problem(LSTM, 2, steps=10_000, **small)) == ["recurrent_start", *walk]
     assert launches(Problem(LSTM, 2, steps=50, **large)) == ["recurrent_start", *walk * 50]
+    assert launches(Problem(LSTM, 2, steps=50, batch=129, **large)) == ["recurrent_start", *walk]
     assert launches(Problem(FIRST, steps=20, hidden=448, operands="")) == ["recurrent_start", *walk * 40]
     assert launches(Problem(LSTM, steps=20_000, batch=1, **large)) == ["recurrent_start", *walk]
     assert launches(Problem(LSTM, steps=0, **small)) == ["recurrent_start"]

@@ -45,9 +45,13 @@ _MACROS = {"x": "IN", "bias": "BIAS", "peepholes": "PEEPHOLES", "h0": "FIRST_H",
 """What reads an operand."""
 _BUSY = 132
 """Blocks with which each multiprocessor of an H200 has one."""
-_MOST_WEIGHTS = 2 << 20
-"""Bytes of a direction's weights that one block reads in each step, if it walks through all of them. At
-1.5 to 2 MiB, both ways take 58 to 75 microseconds a step, for 1 sequence and for 32 (H200)."""
+_MOST_WEIGHTS = 128 << 10
+"""Bytes of a direction's weights that one block reads in each step, if it walks through all of them: as many
+as lie in a multiprocessor's cache. With as many, both ways take 4.3 to 5.3 microseconds a step, for one
+sequence and for 32; with four times as many, a block takes 30 and a launch 5.4 to 7.4 (H200, LSTM)."""
+_MOST_SEQUENCES = 256
+"""Of both directions together, beyond which a block walks even so. For 32 sequences, the products take a
+launch 2 microseconds more than for one, where a block takes 30 for any number: it is an estimate."""
 _MOST_LAUNCHES = 1 << 14
 """Of a plan; a layer of more steps is one launch, whatever it takes."""
 _WARPS, _TOGETHER = 4, 8
@@ -81,9 +85,10 @@ class _Shape(NamedTuple):
 
 def _comes_by_step(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> bool:
     """Whether a launch for each step is expected to take less time than one for all."""
-    _, rows, hidden = tensors[1].dims
-    weights = rows * hidden * tensors[0].dtype.itemsize
-    return weights > _MOST_WEIGHTS and _launches_by_step(operation, tensors) <= _MOST_LAUNCHES
+    directions, rows, hidden = tensors[1].dims
+    weights, sequences = rows * hidden * tensors[0].dtype.itemsize, directions * tensors[0].dims[1]
+    is_worth_it = weights > _MOST_WEIGHTS and sequences <= _MOST_SEQUENCES
+    return is_worth_it and _launches_by_step(operation, tensors) <= _MOST_LAUNCHES
 
 
 def _launches_by_step(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> int:
