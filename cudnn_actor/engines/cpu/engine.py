@@ -25,6 +25,7 @@ from cudnn_actor.engines.cpu.fast.bound_programs import BoundPrograms
 from cudnn_actor.engines.cpu.fast.compiler import compile_fast
 from cudnn_actor.engines.cpu.fast.constants import Constants, Converted, is_convertible, with_constants
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
+from cudnn_actor.engines.cpu.fast.launch import FastLaunch
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.measuring import operands, speed
 from cudnn_actor.engines.cpu.scratch import aligned_bytes, footprint
@@ -175,10 +176,13 @@ class CpuEngine:
                 return SessionLaunch(own, buffers, scalars, self.on_progress)
             return functools.partial(own.run, buffers, scalars, self.on_progress)
         if (constants := self._converted(_that_runs(plan), buffers, constant)) is not None:
-            self._bound(constants.plan, constants.buffers, scalars)
-            return functools.partial(self._run_constants, constants, scalars)
+            plan, buffers = constants.plan, constants.buffers
         self._bound(plan, buffers, scalars)
-        return functools.partial(self.execute, plan, buffers, scalars)
+        run = functools.partial(self._run_with, constants, plan, scalars)
+        fast = _that_runs(plan)
+        if isinstance(fast, FastPlan) and FastLaunch.pays(fast, self._fast_program(fast, buffers)):
+            return FastLaunch(buffers, run)
+        return functools.partial(run, buffers)
 
     def keeps(self, _plan: Plan, constant: Collection[int]) -> frozenset[int]:
         """All of these buffers: a session has them as its own, and weights of half types are converted."""
@@ -190,8 +194,12 @@ class CpuEngine:
         arrays = {id(array): array for constants in self._constants for array in constants.converted}
         return sum(footprint(array.shape, itemsize=array.itemsize) for array in arrays.values())
 
-    def _run_constants(self, constants: Constants, scalars: Sequence[float]) -> None:
-        self.execute(constants.plan, constants.buffers, scalars)
+    def _run_with(
+        self, constants: Constants | None, plan: Plan, scalars: Sequence[float], buffers: Sequence[np.ndarray]
+    ) -> None:
+        """Run a plan. Whoever may call this keeps the converted weights among its buffers."""
+        del constants
+        self.execute(plan, buffers, scalars)
 
     def _converted(
         self, plan: Plan, buffers: Sequence[np.ndarray], constant: Collection[int]

@@ -11,10 +11,12 @@ import numpy.typing as npt
 from cudnn_actor.engines.cpu.fast.plan import FastProgram
 from cudnn_actor.memory.least_recent import LeastRecent
 
-__all__ = ["BoundPrograms"]
+__all__ = ["AT_A_TIME", "BoundPrograms", "is_small"]
 
 _MOST_BYTES = 4 << 20
 """Bytes that all programs of a plan may keep together."""
+AT_A_TIME = 8
+"""On how many sets of buffers a plan of a small program may be expected to run at a time."""
 _BYTES_OF_CALL = 1 << 10
 """What a call takes, about."""
 _MOST_SEEN = 1024
@@ -24,8 +26,8 @@ _MOST_SEEN = 1024
 class BoundPrograms:
     """Binding takes up to a third of the time of a run. So programs are kept, and found by their memory.
 
-    A program keeps the memory of its buffers mapped. So while it is kept, no other memory can have its
-    addresses.
+    A program of buffers keeps their memory mapped, and no other memory can have its addresses meanwhile. One
+    of callers' arrays (`FastLaunch`) has addresses alone, and runs on whatever lies there when it is found.
     """
 
     def __init__(self) -> None:
@@ -57,6 +59,11 @@ class BoundPrograms:
             if self._programs.evictions > dropped:
                 self._seen.clear()
         return program
+
+
+def is_small(program: FastProgram) -> bool:
+    """Whether `AT_A_TIME` programs such as this one are kept together."""
+    return AT_A_TIME * _nbytes(program) <= _MOST_BYTES
 
 
 def _nbytes(program: FastProgram) -> int:

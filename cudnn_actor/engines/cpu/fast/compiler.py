@@ -117,6 +117,7 @@ class _Compiler:
             lane_bytes=lane_bytes,
             lanes=self._lanes,
             scalars=len(graph.scalars),
+            updates=bool(self._overwritten),
         )
 
     def _carried_apart(self) -> Iterator[int]:

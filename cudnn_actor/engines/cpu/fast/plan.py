@@ -98,6 +98,8 @@ class FastPlan:
         Bytes of scratch for each lane, and how many there are. They follow the places in the workspace.
     scalars
         How many numbers a run takes.
+    updates
+        Whether a run overwrites an operand.
     """
 
     tag: str
@@ -110,6 +112,7 @@ class FastPlan:
     lane_bytes: int
     lanes: int
     scalars: int
+    updates: bool
     checked: ClassVar[bool] = True
     provisional: ClassVar[bool] = False
 

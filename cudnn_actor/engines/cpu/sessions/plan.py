@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -12,6 +11,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.base import EngineFailure, Plan, RunAnywhere, no_progress
+from cudnn_actor.engines.cpu.in_place import LEAST_BYTES, address_of, fitting
 from cudnn_actor.engines.cpu.sessions.draft import Draft, memory_order
 from cudnn_actor.engines.cpu.sessions.runtime import as_value, giving_memory_back, make_session
 from cudnn_actor.engines.support import tag_of
@@ -20,9 +20,6 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
 __all__ = ["InsteadOfSession", "SessionLaunch", "SessionPlan", "SessionRun", "session_plan"]
-
-_LEAST_BYTES = 1 << 18
-"""Bytes of arrays that a session is bound to for one run. To bind it takes as long as to copy some 100 kB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +237,7 @@ class SessionRun:
         addresses = self._addresses
         for place in addresses.keys() | arrays.keys():  # some may be bound to arrays of the last run
             array = arrays.get(place, buffers[place])
-            if addresses.get(place) != (address := _address(array)):
+            if addresses.get(place) != (address := address_of(array)):
                 port = self._ports[place]
                 assert port is not None
                 _attach(bound.binding, port, port.ordered(array))
@@ -255,14 +252,14 @@ class SessionRun:
         if not port.ordered(buffer).flags.c_contiguous:
             return False
         flags = port.ordered(array).flags
-        return flags.c_contiguous and flags.aligned and (flags.writeable or not port.written)
+        return flags.c_contiguous and flags.aligned
 
     def may_move(self, buffers: Sequence[np.ndarray]) -> bool:
         """Whether it pays to run on arrays in place of buffers, and the graph overwrites no operand."""
         if any(tensor.overwrites is not None for tensor in self._draft.graph.tensors):
             return False
         moved = (buffer for port, buffer in zip(self._ports, buffers, strict=True) if port is not None)
-        return sum(buffer.nbytes for buffer in moved) >= _LEAST_BYTES
+        return sum(buffer.nbytes for buffer in moved) >= LEAST_BYTES
 
     @functools.cached_property
     def _ports(self) -> list[_Port | None]:
@@ -327,12 +324,7 @@ class SessionRun:
 def _attach(binding: Any, port: _Port, array: np.ndarray) -> None:
     """Have a session read or write a packed array. It does not keep the array."""
     attach = binding.bind_output if port.written else binding.bind_input
-    attach(port.name, "cpu", 0, port.element_type, array.shape, _address(array))
-
-
-def _address(array: np.ndarray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    attach(port.name, "cpu", 0, port.element_type, array.shape, address_of(array))
 
 
 class SessionLaunch(RunAnywhere):
@@ -367,26 +359,9 @@ class SessionLaunch(RunAnywhere):
         targets: Sequence[tuple[int, np.ndarray | None]],
     ) -> dict[int, np.ndarray]:
         """See `RunAnywhere`: large arrays that lie as the session takes them, and overlap no result."""
-        run, buffers = self._run, self._buffers
-        if len({place for place, _ in targets}) < len(targets):
-            return {}
-        read = {place: array for place, array in sources if run.takes(place, array, buffers[place])}
-        written: dict[int, np.ndarray] = {}
-        for place, target in targets:
-            buffer = buffers[place]
-            array = np.empty(buffer.shape, buffer.dtype) if target is None else target
-            if run.takes(place, array, buffer):
-                written[place] = array
+        read, written = fitting(sources, targets, self._buffers, self._run.takes)
         found = read | written
-        if sum(array.nbytes for array in found.values()) < _LEAST_BYTES:
-            return {}
-        given = [written[place] for place, target in targets if target is not None and place in written]
-        if given:  # no new array overlaps another
-            others = [*(array for _, array in sources), *(array for _, array in targets if array is not None)]
-            pairs = itertools.product(given, others)
-            if any(one is not other and np.may_share_memory(one, other) for one, other in pairs):
-                return {}
-        return found
+        return found if sum(array.nbytes for array in found.values()) >= LEAST_BYTES else {}
 
     def run_on(self, arrays: Mapping[int, np.ndarray]) -> None:
         """See `RunAnywhere`."""
