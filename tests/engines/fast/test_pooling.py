@@ -92,7 +92,10 @@ def test_blocks_give_what_the_definition_gives_on_any_number_of_lanes(
         np.testing.assert_array_equal(found[2], found[0])
 
 
-@pytest.mark.parametrize(("dims", "window"), SHAPES, ids=[str(dims) for dims, _ in SHAPES])
+LARGE = ((1, 3, 190, 180), S(2, size=(3, 4), stride=(1, 2), pad=1))
+
+
+@pytest.mark.parametrize(("dims", "window"), [*SHAPES, LARGE], ids=lambda one: str(one)[:30])
 def test_gradients_of_means_are_spread_in_blocks(dims: tuple[int, ...], window: Any) -> None:
     outputs = window.output_dims(dims)
     values = np.random.default_rng(38).normal(size=outputs).astype(np.float32)
