@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -221,6 +222,36 @@ def test_a_large_image_is_not_spread_out_into_columns() -> None:
     x, w = g.input("x", (1, 64, 512, 512)), g.input("w", (64, 64, 3, 3))
     plan = plan_of(g.build({"y": g.conv(x, w, pad=1)}))
     assert plan.workspace < 4 * MIB  # of 590 MiB that all columns would take
+
+
+def u_net(side: int, channels: int = 32, depth: int = 4) -> Graph:
+    """Two convolutions on each level, pooled going down, and joined with what came down going up."""
+    g = GraphBuilder()
+
+    def convolved(x: Tensor, filters: int, taps: int) -> Tensor:
+        w = g.input(f"w{next(numbers)}", (filters, x.dims[1], taps, taps))
+        return g.relu(g.conv(x, w, pad=taps // 2))
+
+    numbers = itertools.count()
+    x, kept = g.input("x", (1, 3, side, side)), list[Tensor]()
+    for level in range(depth + 1):
+        x = convolved(convolved(x, channels << level, 3), channels << level, 3)
+        kept.append(x)
+        x = g.max_pool(x, 2)
+    x = kept.pop()
+    for level in reversed(range(depth)):
+        x = convolved(g.resize(x, scales=(2, 2), axes=(2, 3)), channels << level, 1)
+        x = g.concatenate([kept[level], x], axis=1)
+        x = convolved(convolved(x, channels << level, 3), channels << level, 3)
+    return g.build(y=convolved(x, 2, 1))
+
+
+def test_a_u_net_of_large_images_takes_its_activations_and_a_few_blocks() -> None:
+    """All columns of its largest convolution would take 576 MiB."""
+    plan = plan_of(u_net(512), 2)
+    largest = 64 * 512 * 512 * 4  # what is joined on the highest level
+    assert plan.lanes * plan.lane_bytes < 16 * MIB
+    assert plan.held_bytes < 3 * largest
 
 
 def test_a_window_as_large_as_the_image_takes_little_workspace() -> None:
