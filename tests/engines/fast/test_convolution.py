@@ -12,6 +12,7 @@ import pytest
 from cudnn_actor.engines.cpu.blas import threads_of_blas
 from cudnn_actor.engines.cpu.fast.convolution import make
 from cudnn_actor.engines.cpu.fast.convolution_data_by_tap import BackwardDataByTap
+from cudnn_actor.engines.cpu.fast.group_rows import GroupRows
 from cudnn_actor.engines.cpu.fast.kernels import Step, of_calls
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
@@ -33,6 +34,14 @@ LARGER = {
     "pointwise": Problem((2, 40, 23, 23), (130, 40, 1, 1), ConvSpec.symmetric(2)),
     "first layer": Problem((1, 3, 94, 92), (6, 3, 7, 7), ConvSpec.symmetric(2, pad=3, stride=2)),
     "groups": Problem((1, 24, 34, 33), (32, 6, 3, 3), ConvSpec.symmetric(2, pad=1, groups=4)),
+    "few filters in a group": Problem((2, 12, 33, 40), (9, 4, 5, 3), ConvSpec.symmetric(2, (2, 1), groups=3)),
+    "few filters, strided along rows": Problem(
+        (1, 6, 30, 47), (6, 3, 3, 5), ConvSpec.symmetric(2, (1, 2), (1, 2), dilation=(2, 1), groups=2)
+    ),
+    "few filters, blocks of rows": Problem((1, 12, 96, 95), (2, 12, 9, 9), ConvSpec.symmetric(2, 4)),
+    "few filters of volumes": Problem(
+        (1, 4, 6, 20, 30), (4, 2, 2, 3, 3), ConvSpec.symmetric(3, 1, (2, 1, 1), groups=2)
+    ),
     "a large filter": Problem((1, 33, 20, 20), (8, 33, 11, 11), ConvSpec.symmetric(2, 5)),
     "a filter as large as the image": Problem((2, 6, 13, 14), (5, 6, 13, 14), ConvSpec.symmetric(2, 6)),
     "a filter of more taps than outputs": Problem(
@@ -178,6 +187,15 @@ def test_there_may_be_gaps_between_long_rows(name: str) -> None:
     _check(LARGER[name], "rows apart", DType.FLOAT32)
 
 
+@pytest.mark.parametrize("name", [name for name in LARGER if name.startswith("few filters")])
+def test_few_filters_are_multiplied_row_by_row(name: str) -> None:
+    problem = LARGER[name]
+    rows = GroupRows(ConvGeometry(problem.x, problem.w, problem.y, problem.conv), np.float32)
+    x, y = (np.empty(dims, np.float32) for dims in (problem.x, problem.y))
+    assert rows.takes(x, y)
+    assert not rows.takes(np.moveaxis(x, -1, 1), y), "its columns are copied"
+
+
 def test_phases_of_a_large_filter_have_enough_scratch() -> None:
     _check(
         Problem((1, 2, 2000), (2, 1, 1100), ConvSpec.symmetric(1, 549, 2, groups=2)), "packed", DType.FLOAT32
@@ -208,10 +226,10 @@ def test_nan_and_infinity_go_where_they_go_in_the_definition(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("problem", ["padded", "pointwise", "grouped", "depthwise"])
+@pytest.mark.parametrize("problem", ["padded", "pointwise", "grouped", "depthwise", "few filters in a group"])
 def test_what_is_bound_reads_its_operands_in_each_run(problem: str, layout: str) -> None:
-    for operation in _operations(PROBLEMS[problem].conv):
-        specs = _specs(operation, PROBLEMS[problem], layout)
+    for operation in _operations(ALL[problem].conv):
+        specs = _specs(operation, ALL[problem], layout)
         arrays = {name: _array(spec) for name, spec in specs.items()}
         (output,) = operation.outputs
         kernel = make(operation, specs)

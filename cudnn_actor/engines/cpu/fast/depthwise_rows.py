@@ -1,12 +1,7 @@
 """Depthwise convolutions of images whose rows lie side by side: packed ones, or copies of others.
 
-For each column of the filter, there is a copy of a block of x that is shifted to the pixels which that
-column meets. Where rows of x are as long as those of y, all rows of a channel are copied as one run.
-
-A row of the filter is then one row of a matrix, and a channel's copies are the rows of another. BLAS
-multiplies them: that gives, for each row of the filter, what it adds to y, shifted by whole rows. Those are
-added up. `np.einsum` would take a pass over the copies for each tap. A stride over 1 across rows divides
-these by their phase.
+A row of the filter is one row of a matrix, and a channel's copies are the rows of another. `np.einsum`
+would take a pass over the copies for each tap. A stride over 1 across rows divides these by their phase.
 """
 
 from __future__ import annotations
@@ -21,12 +16,9 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import (
-    adding,
     calls_of_taps,
     copying,
     even,
-    filling,
-    inner,
     multiplying,
     reshaped_view,
 )
@@ -34,14 +26,13 @@ from cudnn_actor.engines.cpu.fast.depthwise_blocks import most_elements
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
-from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
+from cudnn_actor.engines.cpu.fast.shifted_rows import LEAST_ROW, ShiftedRows, adding_up
+from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.types.conv import ConvSpec
 
 __all__ = ["DepthwiseRows"]
 
-_LEAST_ROW = 8
-"""Pixels of a row. For shorter ones, channels-last copies take less time."""
 _MOVED_TAPS, _LEAST_MOVED_ROW = 24, 20
 """Taps for each step of the stride, and pixels of a row, with which it pays to take images from another order
 of memory, channels-last above all, and to bring them back."""
@@ -50,17 +41,14 @@ _PRODUCTS, _LEAST_PIXELS = 10**6, 512
 Of fewer pixels, each product's own overhead shows."""
 _BLOCK_BYTES, _MOST_BLOCK_BYTES = 2 << 20, 4 << 20
 """Shifted copies and products of a block: what is aimed at, and the most. They grow with the filter."""
-_MOST_SPAN = 1.25
-"""Elements of a run with gaps in it, for each that is added. One such run takes less time than many."""
 
 
-class DepthwiseRows:
+class DepthwiseRows(ShiftedRows):
     """y = the sum over taps of w times the shifted x, in blocks of whole channels or of rows of one."""
 
     def __init__(self, geometry: ConvGeometry, dtype: type) -> None:
         self._lines = len(geometry.taps) == 1
-        self._geometry = _of_rows(geometry) if self._lines else geometry
-        self._dtype = dtype
+        super().__init__(_of_rows(geometry) if self._lines else geometry, dtype)
         tile = [1, 1, *(1 for _ in self._geometry.taps)]
         for axis in (*reversed(range(2, len(tile))), 1):
             tile[axis] = even(self._geometry.y[axis], most_elements(geometry.y) // math.prod(tile))
@@ -76,7 +64,7 @@ class DepthwiseRows:
         if not self._few_copies:
             return False
         if x.strides[-1] == y.strides[-1] == x.itemsize:
-            return bool(y.shape[-1] >= _LEAST_ROW)
+            return bool(y.shape[-1] >= LEAST_ROW)
         taps, stride = math.prod(self._geometry.taps), self._geometry.conv.stride[-1]
         return bool(y.shape[-1] >= _LEAST_MOVED_ROW and taps >= _MOVED_TAPS * stride)
 
@@ -114,10 +102,6 @@ class DepthwiseRows:
         stride = self._geometry.conv.stride[-2]
         return (self._geometry.taps[-1], stride, sums[0], *outer, -(-rows // stride), sums[-1])
 
-    def _rows(self, axis: int, extent: int) -> int:
-        start, stop = self._geometry.reach((0, extent), axis)
-        return stop - start
-
     def _block(self, x: Floats, w: Floats, target: Floats, box: Box, lane: Scratch) -> Iterator[Call]:
         result, memory = target[0], lane.fork()
         shifted = memory.take(self._shifted_dims(result.shape), self._dtype)
@@ -148,74 +132,7 @@ class DepthwiseRows:
                 self._met(product.reshape(channels, *spatial), row, sums.shape)
                 for product, row in zip(products[part], phase.rows, strict=True)
             )
-        yield from _adding_up(terms, sums)
-
-    def _met(self, product: Floats, row: Dims, dims: Dims) -> Floats:
-        """What a row of the filter adds to sums of these dims, of a product for all pixels of the copies.
-
-        `row`: where in the copies the first row of y meets it.
-        """
-        channel, *outer, _, pixel = product.strides
-        first = product[:, *(slice(place, None) for place in row)]
-        places = (step * stride for step, stride in zip(outer, self._geometry.conv.stride, strict=False))
-        return np.lib.stride_tricks.as_strided(first, dims, (channel, *places, pixel))
-
-    def _shift(self, x: Floats, shifted: Floats, box: Box, memory: Scratch) -> Iterator[Call]:
-        """Calls that copy x, of the box's channels, for each column of the filter and each phase of rows."""
-        geometry = self._geometry
-        *outer, (first, stop) = (geometry.reach(span, axis) for axis, span in enumerate(spans(box)[:-1]))
-        planes = [geometry.overlap(span, axis) for axis, span in enumerate(outer)]
-        stride, padding, height = geometry.conv.stride[-2], geometry.conv.pre_padding[-2], x.shape[-2]
-        for phase in range(stride):
-            # The rows of this phase that are not padding.
-            start = first + phase - padding
-            skipped = max(0, -(start // stride))
-            end = min(height, stop - padding)
-            rows = range(start + skipped * stride, end, stride)
-            source = inner(x, (*(p.source for p in planes), slice(rows.start, max(end, 0), stride)), 1)
-            part = slice(skipped, skipped + len(rows))
-            every = shifted[:, phase]
-            target = inner(every, (*(p.within for p in planes), part), 1)
-            if math.prod(target.shape[2:-2]) < math.prod(every.shape[2:-2]):
-                yield filling(every)
-            else:
-                for padded in (every[..., : part.start, :], every[..., part.stop :, :]):
-                    if padded.size:
-                        yield filling(padded)
-            if target.size:
-                yield from self._columns(source, target, spans(box)[-1], memory)
-
-    def _columns(self, rows: Floats, target: Floats, span: Span, memory: Scratch) -> Iterator[Call]:
-        """Calls that copy rows of x, (channels, spatial dims), for each column: the first dim of `target`.
-
-        `span`: of the pixels in y's rows. A column of the filter meets every `stride`-th pixel of a row of x.
-        If these are as many as a row of y has, all rows of a channel are copied as one run, shifted; what
-        came from neighbouring rows is then set to 0.
-        """
-        conv, last = self._geometry.conv, target.ndim - 3
-        phases: dict[int, dict[int, int]] = {}
-        for column in range(len(target)):
-            shift, phase = divmod(column * conv.dilation[-1] - conv.pre_padding[-1], conv.stride[-1])
-            phases.setdefault(phase, {})[column] = shift
-        for phase, shifts in phases.items():
-            pixels = rows[..., phase :: conv.stride[-1]]
-            runs = _joined(pixels)
-            whole = span[0] == 0 and pixels.shape == target.shape[1:] and _joined(target[0]) is not None
-            packed = runs is not None and pixels.strides[-1] == pixels.itemsize
-            if whole and not packed and len(shifts) > 1:
-                copy = memory.fork().take(pixels.shape, self._dtype)
-                yield copying(pixels, copy)
-                runs = copy.reshape(len(pixels), -1)
-            for column, shift in shifts.items():
-                if whole and runs is not None:
-                    yield from _shifting(runs, target[column], shift)
-                else:
-                    met, places = self._geometry.meeting(last, column, (0, rows.shape[-1]), span)
-                    source = rows[..., met]
-                    if source.shape[-1] < target.shape[-1]:
-                        yield filling(target[column])
-                    if source.size:
-                        yield copying(source, target[column][..., places])
+        yield from adding_up(terms, sums)
 
     def _phases(self, w: Floats) -> Iterator[_Phase]:
         """For each phase of rows, the rows of the filter that meet them."""
@@ -257,49 +174,6 @@ def _multiplied(a: Floats, b: Floats, y: Floats) -> Iterator[Call]:
     for start in range(0, y.shape[-1], pixels):
         part = slice(start, start + pixels)
         yield multiplying(a, b[..., part], y[..., part])
-
-
-def _adding_up(terms: Sequence[Floats], sums: Floats) -> Iterator[Call]:
-    """Calls that set an array to the sum of others, of which the first is overwritten."""
-    first, *others = terms
-    if not others:
-        yield copying(first, sums)
-    for term in others[:-1]:
-        yield adding(_with_gaps(first), _with_gaps(term))
-    for term in others[-1:]:
-        yield partial(np.add, first, term, out=sums)
-
-
-def _with_gaps(array: Floats) -> Floats:
-    """All from the first element of an array to its last, as one run, if that is little more than it has."""
-    steps = zip(array.shape, array.strides, strict=True)
-    span = 1 + sum((size - 1) * step for size, step in steps) // array.itemsize
-    if span > _MOST_SPAN * array.size:
-        return array
-    return np.lib.stride_tricks.as_strided(array, (span,), (array.itemsize,))
-
-
-def _joined(array: Floats) -> Floats | None:
-    """A view with all dims but the first joined; None if there is none."""
-    return reshaped_view(array, (len(array), math.prod(array.shape[1:])))
-
-
-def _shifting(runs: Floats, target: Floats, shift: int) -> Iterator[Call]:
-    """Calls that copy runs of rows so that each pixel lies where the one was that is `shift` before it.
-
-    `runs`: (channels, pixels of all rows). `target`: (channels, spatial dims); pixels that would come from
-    outside of their row are set to 0.
-    """
-    into = _joined(target)
-    assert into is not None
-    width, pixels = target.shape[-1], runs.shape[-1]
-    if abs(shift) >= width:
-        yield filling(target)
-        return
-    behind, before = max(shift, 0), max(-shift, 0)
-    yield copying(runs[:, behind : pixels - before], into[:, before : pixels - behind])
-    if shift:
-        yield filling(target[..., width - behind :] if behind else target[..., :before])
 
 
 def _of_rows(geometry: ConvGeometry) -> ConvGeometry:
