@@ -346,7 +346,7 @@ def test_large_arrays_are_read_and_written_where_they_lie_and_are_not_kept(launc
 
 
 def test_other_arrays_are_copied(launched: Launched) -> None:
-    launch, _, x, y, w = launched
+    launch, own, x, y, w = launched
     read_only = np.empty(SQUARE, np.float32)
     read_only.flags.writeable = False
     unaligned = np.frombuffer(bytes(4 * w.size + 1), np.uint8)[1:].view(np.float32).reshape(SQUARE)
@@ -355,6 +355,7 @@ def test_other_arrays_are_copied(launched: Launched) -> None:
     assert [*launch.instead([(x, w)], [(y, read_only)])] == [x]
     memory = np.zeros((384, 256), np.float32)
     assert not launch.instead([(x, memory[:256])], [(y, memory[128:])])
+    assert x not in launch.instead([(x, own[y][:])], [(y, None)]), "a run may write there"
     assert not launch.instead([(x, w)], [(y, None), (y, None)])
 
 

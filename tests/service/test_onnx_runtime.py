@@ -189,6 +189,10 @@ async def test_results_are_right_wherever_inputs_and_outputs_lie(onnx_runtime: b
                 await gpu.write(given, x)
                 await gpu.ask(RunModel.of(model, {"x": await gpu.view(given)}, {"y": given}))
                 results.append((await gpu.download(given), x @ w))
+                own = await gpu.view(buffers[2])  # so does this
+                own[...] = x
+                found = await gpu.ask(RunModel.of(model, {"x": own}))
+                results.append((found["y"], x @ w))
         for result, wanted in results:  # a later run writes to none of an earlier one
             np.testing.assert_allclose(result, wanted, rtol=1e-3, atol=1e-3)
 

@@ -181,7 +181,7 @@ class CpuEngine:
         run = functools.partial(self._run_with, constants, plan, scalars)
         fast = _that_runs(plan)
         if isinstance(fast, FastPlan) and FastLaunch.pays(fast, self._fast_program(fast, buffers)):
-            return FastLaunch(buffers, run)
+            return FastLaunch(fast, buffers, run)
         return functools.partial(run, buffers)
 
     def keeps(self, _plan: Plan, constant: Collection[int]) -> frozenset[int]:

@@ -20,24 +20,31 @@ def fitting(
     sources: Sequence[tuple[int, np.ndarray]],
     targets: Sequence[tuple[int, np.ndarray | None]],
     buffers: Sequence[np.ndarray],
+    results: Sequence[np.ndarray],
     takes: Callable[[int, np.ndarray, np.ndarray], bool],
 ) -> tuple[Arrays, Arrays]:
     """The arrays that a run can read, and those that it can write, in place of its buffers.
 
-    No result overlaps what the run reads, or another result.
+    No result overlaps what the run reads, or another result. What is read overlaps no buffer that is written
+    meanwhile either: there may be views of these.
 
     Parameters
     ----------
     sources, targets
         See `RunAnywhere.instead`. There is a new array for each target that is None.
-    buffers
-        What the run is expected on.
+    buffers, results
+        What the run is expected on, and those of them that it writes.
     takes
         Whether the run can use an array in the place of a buffer, as far as the two alone decide that.
     """
     if len({place for place, _ in targets}) < len(targets):
         return {}, {}
-    read = {place: array for place, array in sources if takes(place, array, buffers[place])}
+    filled = [*results, *(buffers[place] for place, _ in sources)]
+    read = {
+        place: array
+        for place, array in sources
+        if takes(place, array, buffers[place]) and not any(np.may_share_memory(array, one) for one in filled)
+    }
     written: Arrays = {}
     for place, target in targets:
         buffer = buffers[place]

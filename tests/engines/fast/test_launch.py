@@ -117,7 +117,7 @@ def test_arrays_that_come_round_too_seldom_are_copied(launched: Launched) -> Non
 
 
 def test_other_arrays_are_copied(launched: Launched) -> None:
-    launch, _, x, y, w = launched
+    launch, own, x, y, w = launched
     read_only = np.empty(SQUARE, np.float32)
     read_only.flags.writeable = False
     unaligned = np.frombuffer(bytes(4 * w.size + 1), np.uint8)[1:].view(np.float32).reshape(SQUARE)
@@ -127,6 +127,8 @@ def test_other_arrays_are_copied(launched: Launched) -> None:
             assert x not in launch.instead([(x, source)], [(y, into)])
         assert y not in launch.instead([(x, w)], [(y, read_only)])
         assert not launch.instead([(x, memory[:256])], [(y, memory[128:])])
+        for view in (own[x][:], own[y][:]):
+            assert x not in launch.instead([(x, view)], [(y, into)]), "a run writes there"
         assert not launch.instead([(x, w)], [(y, None), (y, None)])
 
 

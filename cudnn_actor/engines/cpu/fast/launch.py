@@ -35,14 +35,20 @@ class FastLaunch(RunAnywhere):
 
     Parameters
     ----------
-    buffers
-        The buffers.
+    plan, buffers
+        The plan and the buffers.
     run
         Computes on buffers, whose objects are the same for the same memory.
     """
 
-    def __init__(self, buffers: Sequence[np.ndarray], run: Callable[[Sequence[np.ndarray]], None]) -> None:
+    def __init__(
+        self,
+        plan: FastPlan,
+        buffers: Sequence[np.ndarray],
+        run: Callable[[Sequence[np.ndarray]], None],
+    ) -> None:
         self._buffers, self._run = buffers, run
+        self._results = [buffers[place] for place in plan.written]
         self._bound: LeastRecent[_Places, tuple[np.ndarray, ...]] = LeastRecent(most=AT_A_TIME, nbytes=0)
         self._noted = [deque[_Places](maxlen=AT_A_TIME) for _ in range(_WAYS)]
         """Where the arrays of the last runs lay that were not in place in each way.
@@ -69,7 +75,7 @@ class FastLaunch(RunAnywhere):
         targets: Sequence[tuple[int, np.ndarray | None]],
     ) -> Arrays:
         """See `RunAnywhere`: arrays that lie as the buffers do, and where such arrays have lain lately."""
-        read, written = fitting(sources, targets, self._buffers, _lie_alike)
+        read, written = fitting(sources, targets, self._buffers, self._results, _lie_alike)
         for found, noted in zip((read | written, written, read), self._noted, strict=True):
             if sum(array.nbytes for array in found.values()) < LEAST_BYTES:
                 continue

@@ -131,6 +131,12 @@ class FastPlan:
         """How many a run takes."""
         return len(self.bound)
 
+    @property
+    def written(self) -> frozenset[int]:
+        """The places of the buffers that a run writes."""
+        numbers = {number for piece in self.pieces for unit in piece.units for number in unit.writes}
+        return frozenset(place for place, buffer in enumerate(self.bound) if buffer.number in numbers)
+
     def bind(
         self,
         buffers: Sequence[npt.NDArray[Any]],

@@ -261,6 +261,10 @@ class SessionRun:
         moved = (buffer for port, buffer in zip(self._ports, buffers, strict=True) if port is not None)
         return sum(buffer.nbytes for buffer in moved) >= LEAST_BYTES
 
+    def results(self, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Those of its buffers that a run writes."""
+        return [buffer for port, buffer in zip(self._ports, buffers, strict=True) if port and port.written]
+
     @functools.cached_property
     def _ports(self) -> list[_Port | None]:
         """For each bound tensor; None if the session has its values, or does not use it."""
@@ -348,6 +352,7 @@ class SessionLaunch(RunAnywhere):
         on_progress: Callable[[], None],
     ) -> None:
         self._run, self._buffers, self._scalars, self._on_progress = run, buffers, scalars, on_progress
+        self._results = run.results(buffers)
 
     def __call__(self) -> None:
         """Compute on its buffers."""
@@ -359,7 +364,7 @@ class SessionLaunch(RunAnywhere):
         targets: Sequence[tuple[int, np.ndarray | None]],
     ) -> dict[int, np.ndarray]:
         """See `RunAnywhere`: large arrays that lie as the session takes them, and overlap no result."""
-        read, written = fitting(sources, targets, self._buffers, self._run.takes)
+        read, written = fitting(sources, targets, self._buffers, self._results, self._run.takes)
         found = read | written
         return found if sum(array.nbytes for array in found.values()) >= LEAST_BYTES else {}
 
