@@ -196,6 +196,16 @@ def test_few_filters_are_multiplied_row_by_row(name: str) -> None:
     assert not rows.takes(np.moveaxis(x, -1, 1), y), "its columns are copied"
 
 
+def test_few_filters_of_one_large_image_are_for_several_lanes() -> None:
+    problem = Problem((1, 16, 112, 112), (8, 16, 3, 3), ConvSpec.symmetric(2, 1))
+    rows = GroupRows(ConvGeometry(problem.x, problem.w, problem.y, problem.conv), np.float32)
+    assert rows.fits
+    x, w, y = (np.zeros(dims, np.float32) for dims in (problem.x, problem.w, problem.y))
+    lanes = [Scratch(aligned_bytes(rows.footprint())) for _ in range(4)]
+    (step,) = rows.bind((x, w), y, lanes)
+    assert len(step) == len(lanes)
+
+
 def test_phases_of_a_large_filter_have_enough_scratch() -> None:
     _check(
         Problem((1, 2, 2000), (2, 1, 1100), ConvSpec.symmetric(1, 549, 2, groups=2)), "packed", DType.FLOAT32

@@ -34,8 +34,13 @@ _MOST_FILTERS = 8
 """Filters of a group. With 16, columns take no longer; with more, they take less time."""
 _LEAST_DEPTH, _LEAST_PIXELS = 24, 512
 """Elements of a filter, and pixels of y. For fewer, each call's own overhead shows."""
+_FEW_ROWS, _MANY_CHANNELS = 4, 64
+"""BLAS multiplies a matrix of fewer rows with one of so many channels no sooner than one row with columns."""
 _BLOCK_BYTES = 4 << 20
 """Shifted copies and products of a block, at most."""
+_ENOUGH_BLOCKS, _WINDOWS, _LEAST_BLOCK_BYTES = 8, 4, 1 << 18
+"""With fewer blocks, some lanes would have none. They are not made smaller than so many windows, nor
+than so many bytes."""
 
 
 class GroupRows(ShiftedRows):
@@ -44,11 +49,7 @@ class GroupRows(ShiftedRows):
     def __init__(self, geometry: ConvGeometry, dtype: type) -> None:
         super().__init__(geometry, dtype)
         self._filters = geometry.w[0] // geometry.groups
-        tile = [1, self._filters, *geometry.y[2:]]
-        for axis in range(2, len(tile) - 1):
-            while self._block_bytes(tuple(tile[1:])) > _BLOCK_BYTES and tile[axis] > 1:
-                tile[axis] = even(tile[axis], tile[axis] // 2)
-        self._tile = tuple(tile)
+        self._tile = self._tile_of_results() if len(geometry.taps) > 1 else ()
         self.fits = (
             len(geometry.taps) > 1
             and min(geometry.taps[-2:]) > 1
@@ -56,11 +57,27 @@ class GroupRows(ShiftedRows):
             and self._filters <= _MOST_FILTERS
             and geometry.w[1] > 1
             and geometry.depth >= _LEAST_DEPTH
+            and (self._filters * geometry.taps[-2] >= _FEW_ROWS or geometry.w[1] < _MANY_CHANNELS)
             and geometry.y[-1] >= LEAST_ROW
             and math.prod(geometry.y[2:]) >= _LEAST_PIXELS
             and self._has_large_blocks()
         )
         """Whether it may take less time than columns."""
+
+    def _tile_of_results(self) -> Dims:
+        """A block of y: rows of one group. It does not depend on the lanes, as bits must not."""
+        tile = [1, self._filters, *self._geometry.y[2:]]
+        for axis in range(2, len(tile) - 1):
+            while self._block_bytes(tuple(tile[1:])) > _BLOCK_BYTES and tile[axis] > 1:
+                tile[axis] = even(tile[axis], tile[axis] // 2)
+        least = _WINDOWS * self._geometry.window[-2]
+        while (
+            len([*boxes(self._geometry.y, tuple(tile))]) < _ENOUGH_BLOCKS
+            and self._block_bytes(tuple(tile[1:])) >= 2 * _LEAST_BLOCK_BYTES
+            and tile[-2] >= 2 * least
+        ):
+            tile[-2] = even(tile[-2], tile[-2] // 2)
+        return tuple(tile)
 
     def _has_large_blocks(self) -> bool:
         """Whether blocks are half as large as the window: else each reads much that its neighbours read."""
