@@ -314,7 +314,7 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["rows in shared memory", "several states a thread", "few rows are kept", "both"],
 )
 def test_the_kernel_does_the_same(monkeypatch: pytest.MonkeyPatch, threads: int, nbytes: int) -> None:
-    monkeypatch.setattr(ctc_loss, "_MOST_THREADS", threads)
+    monkeypatch.setattr(ctc_loss, "MOST_THREADS", threads)
     monkeypatch.setattr(ctc_loss, "_MOST_BYTES", nbytes)
     labels = [[1 + n * n % 7 % 4 for n in range(size)] for size in (20, 0, 7, 19, 20)]
     problem = Problem(labels, [57, 12, 0, 20, 57], 5, DType.FLOAT32, options={"blank": 1})

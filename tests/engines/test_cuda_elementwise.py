@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.kernels import elementwise
-from cudnn_actor.engines.cuda.kernels.axes import divisor
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, fused, source
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
+from cudnn_actor.engines.cuda.kernels.index_code import divisor
 from cudnn_actor.engines.cuda.kernels.kernel import compiled
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.cuda.kernels import index_code
 from cudnn_actor.engines.cuda.kernels import kernel as kernels
-from cudnn_actor.engines.cuda.kernels import row_copies
 from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined
 from cudnn_actor.engines.cuda.kernels.row_copies import Rows, row_concatenation, row_copy, row_source
 from cudnn_actor.engines.cuda.planning.partition import cut
@@ -58,14 +58,14 @@ def test_every_element_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["odd channels", "three tensors", "halves in an even number of rows"])
 @pytest.mark.usefixtures("compiled")
 def test_a_thread_may_have_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_MANY_BLOCKS", 1)
+    monkeypatch.setattr(kernels, "BUSY_BLOCKS", 1)
     kernel = step_of(IN_ROWS[name]).kernel
     assert kernel.rows > kernel.row_step * kernel.unrolled
     run(IN_ROWS[name], monkeypatch)
 
 
 def test_places_may_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_copies, "SMALL", 0)
+    monkeypatch.setattr(index_code, "SMALL", 0)
     assert step_of(IN_ROWS["inner halves"]).kernel.wide
     run(IN_ROWS["inner halves"], monkeypatch)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.kernels import transposes
+from cudnn_actor.engines.cuda.kernels import index_code
 from cudnn_actor.engines.cuda.kernels.axes import merge_dims
 from cudnn_actor.engines.cuda.kernels.kernel import compiled
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import skewed
@@ -88,7 +88,7 @@ def around(case: Case) -> list[tuple[int, int]]:
 
 
 def constants(patch: pytest.MonkeyPatch, case: Case) -> None:
-    patch.setattr(transposes, "SMALL", 0 if case.wide else 1 << 31)
+    patch.setattr(index_code, "SMALL", 0 if case.wide else 1 << 31)
 
 
 @pytest.fixture(scope="module")

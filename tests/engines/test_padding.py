@@ -156,7 +156,7 @@ def test_a_thread_pads_the_same_columns_of_several_rows(
     mode: str, dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host_cuda.use(monkeypatch)
-    monkeypatch.setattr(padding, "_MANY_BLOCKS", 1)
+    monkeypatch.setattr(padding, "BUSY_BLOCKS", 1)
     widths, x = ((3, 2), (2, 1)), integers(dims, DType.FLOAT32)
     specs = {"x": TensorSpec.packed(dims, "float32")}
     specs["y"] = y_spec(specs["x"], mode, widths)

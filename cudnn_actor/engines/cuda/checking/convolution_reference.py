@@ -26,6 +26,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     expression,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
+from cudnn_actor.engines.cuda.kernels.index_code import offset_of, split_all
 from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, Launch
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -213,7 +214,7 @@ class Reference:
         names = enumerate(self._numbers())
         geometry = "\n    ".join(f"const long long {name} = g[{i}];" for i, name in names)
         loads = [
-            f"const {value_type(t.dtype)} v{i - 1} = {load(t.dtype, f'in{i}[{_place(str(i))}]')};"
+            f"const {value_type(t.dtype)} v{i - 1} = {load(t.dtype, f'in{i}[{_offset(i, _ELEMENT)}]')};"
             for i, t in enumerate(operands)
             if i >= 2
         ]
@@ -232,30 +233,30 @@ class Reference:
             arguments=", ".join(arguments),
             geometry=geometry,
             total=" * ".join(f"{shape}{i}" for i in range(_RANK)),
-            decode=_decode([f"{shape}{i}" for i in range(_RANK)]),
+            decode=split_all("rest", [(f"i{i}", f"{shape}{i}") for i in reversed(range(_RANK))]),
             body=body.format(a=load(operands[0].dtype, "in0[a]"), b=load(operands[1].dtype, "in1[b]")),
             loads="\n        ".join(loads),
             draws=_DRAWS,
+            threads=_THREADS,
             steps="\n            ".join(steps),
             final=final,
-            got=load(out.dtype, f"result[{_place('out')}]"),
+            got=load(out.dtype, f"result[{_offset('out', _ELEMENT)}]"),
         )
 
 
-def _place(tensor: str) -> str:
-    """The C expression of an offset in a tensor."""
-    return " + ".join(f"i{axis} * s_{tensor}{axis}" for axis in range(_RANK))
+_ELEMENT = [f"i{axis}" for axis in range(_RANK)]
+"""The C names of a result's indices."""
 
 
-def _decode(dims: Sequence[str]) -> str:
-    """The statements that take the number of an element apart into its indices."""
-    steps = [f"long long i{axis} = rest % {dims[axis]}; rest /= {dims[axis]};" for axis in range(4, 0, -1)]
-    return " ".join([*steps, "long long i0 = rest;"])
+def _offset(tensor: int | str, indices: Sequence[str]) -> str:
+    """The C expression of an element's offset in a tensor."""
+    return offset_of(indices, (f"s_{tensor}{axis}" for axis in range(_RANK)))
 
 
 _DRAWS = 6
 """How often a result is computed with other roundings: all away from 0, all towards it, and at random."""
 _TEMPLATE = """{preamble}
+typedef long long I;
 // A value off by a share of itself: by 0, away from 0, towards it, then at random.
 __device__ double rounded_off(double value, double share, unsigned long long sample, int step, int draw) {{
     if (draw == 0 || value - value != 0) return value;  // or not finite
@@ -277,10 +278,10 @@ extern "C" __global__ void reference({arguments}) {{
     {decode}
     double sum = 0;
     for (long long l = threadIdx.x; l < length; l += blockDim.x) {{
-        long long left = l;
+        I left = l;
         {body}
     }}
-    __shared__ double sums[128];
+    __shared__ double sums[{threads}];
     sums[threadIdx.x] = sum;
     __syncthreads();
     for (int half = blockDim.x / 2; half; half /= 2) {{
@@ -305,49 +306,47 @@ extern "C" __global__ void reference({arguments}) {{
     }}
 }}
 """
-_TAPS = "long long t2 = left % w4; left /= w4; long long t1 = left % w3; left /= w3;"
 _BODIES: dict[type, tuple[str, str]] = {
     ConvolutionForward: (
         "y",
-        _TAPS
-        + """ long long t0 = left % w2; long long c = left / w2;
-        long long p0 = i2 * stride0 - pre0 + t0 * dilation0;
-        long long p1 = i3 * stride1 - pre1 + t1 * dilation1;
-        long long p2 = i4 * stride2 - pre2 + t2 * dilation2;
+        f"""{split_all("left", [("t2", "w4"), ("t1", "w3"), ("t0", "w2"), ("c", "x_channels")])}
+        const I p0 = i2 * stride0 - pre0 + t0 * dilation0;
+        const I p1 = i3 * stride1 - pre1 + t1 * dilation1;
+        const I p2 = i4 * stride2 - pre2 + t2 * dilation2;
         if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3 || p2 < 0 || p2 >= x4) continue;
-        long long channel = i1 / y_channels * x_channels + c;
-        long long a = i0 * s_00 + channel * s_01 + p0 * s_02 + p1 * s_03 + p2 * s_04;
-        long long b = i1 * s_10 + c * s_11 + t0 * s_12 + t1 * s_13 + t2 * s_14;
-        sum += (double){a} * (double){b};""",
+        const I channel = i1 / y_channels * x_channels + c;
+        const I a = {_offset(0, ("i0", "channel", "p0", "p1", "p2"))};
+        const I b = {_offset(1, ("i1", "c", "t0", "t1", "t2"))};
+        sum += (double){{a}} * (double){{b}};""",
     ),
     ConvolutionBackwardData: (
         "x",
-        _TAPS
-        + """ long long t0 = left % w2; long long k = left / w2 + i1 / x_channels * y_channels;
-        long long q0 = i2 + pre0 - t0 * dilation0;
-        long long q1 = i3 + pre1 - t1 * dilation1;
-        long long q2 = i4 + pre2 - t2 * dilation2;
+        f"""{split_all("left", [("t2", "w4"), ("t1", "w3"), ("t0", "w2"), ("of_group", "y_channels")])}
+        const I k = of_group + i1 / x_channels * y_channels;
+        I q0 = i2 + pre0 - t0 * dilation0;
+        I q1 = i3 + pre1 - t1 * dilation1;
+        I q2 = i4 + pre2 - t2 * dilation2;
         if (q0 < 0 || q1 < 0 || q2 < 0 || q0 % stride0 || q1 % stride1 || q2 % stride2) continue;
         q0 /= stride0; q1 /= stride1; q2 /= stride2;
         if (q0 >= y2 || q1 >= y3 || q2 >= y4) continue;
-        long long a = i0 * s_00 + k * s_01 + q0 * s_02 + q1 * s_03 + q2 * s_04;
-        long long b = k * s_10 + i1 % x_channels * s_11 + t0 * s_12 + t1 * s_13 + t2 * s_14;
-        sum += (double){a} * (double){b};""",
+        const I a = {_offset(0, ("i0", "k", "q0", "q1", "q2"))};
+        const I b = {_offset(1, ("k", "i1 % x_channels", "t0", "t1", "t2"))};
+        sum += (double){{a}} * (double){{b}};""",
     ),
     ConvolutionBackwardFilter: (
         "w",
-        """long long o2 = left % y4; left /= y4; long long o1 = left % y3; left /= y3;
-        long long o0 = left % y2; long long n = left / y2;
-        long long p0 = o0 * stride0 - pre0 + i2 * dilation0;
-        long long p1 = o1 * stride1 - pre1 + i3 * dilation1;
-        long long p2 = o2 * stride2 - pre2 + i4 * dilation2;
+        f"""{split_all("left", [("o2", "y4"), ("o1", "y3"), ("o0", "y2"), ("n", "y0")])}
+        const I p0 = o0 * stride0 - pre0 + i2 * dilation0;
+        const I p1 = o1 * stride1 - pre1 + i3 * dilation1;
+        const I p2 = o2 * stride2 - pre2 + i4 * dilation2;
         if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3 || p2 < 0 || p2 >= x4) continue;
-        long long channel = i0 / y_channels * x_channels + i1;
-        long long a = n * s_00 + channel * s_01 + p0 * s_02 + p1 * s_03 + p2 * s_04;
-        long long b = n * s_10 + i0 * s_11 + o0 * s_12 + o1 * s_13 + o2 * s_14;
-        sum += (double){a} * (double){b};""",
+        const I channel = i0 / y_channels * x_channels + i1;
+        const I a = {_offset(0, ("n", "channel", "p0", "p1", "p2"))};
+        const I b = {_offset(1, ("n", "i0", "o0", "o1", "o2"))};
+        sum += (double){{a}} * (double){{b}};""",
     ),
 }
+"""Of each convolution: the operand whose dims the result has, and the statements that add the product `l`."""
 
 
 def _convolutions(graph: OperationGraph) -> list[Convolution[int]]:

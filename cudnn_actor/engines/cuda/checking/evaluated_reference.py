@@ -20,9 +20,9 @@ import numpy as np
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, compare_on_device, rounding, some
 from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
-from cudnn_actor.engines.cuda.kernels.axes import INDEXING
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
+from cudnn_actor.engines.cuda.kernels.index_code import INDEXING
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, compiled, grid_over
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import round_into
-from cudnn_actor.engines.cuda.kernels.axes import indexing
-from cudnn_actor.engines.cuda.kernels.kernel import grid_over
+from cudnn_actor.engines.cuda.kernels.index_code import indexing
+from cudnn_actor.engines.cuda.kernels.kernel import FEW_BLOCKS, grid_over
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import GraphTensor
@@ -29,7 +29,6 @@ _GUARD, _POISON = 0xA5, 0xFF  # bytes of 0xFF are NaN in every floating type
 _GUARDS_APART = 64
 _NUMBERS = tuple(range(-3, 5))
 """What inputs are filled with."""
-_MOST_BLOCKS = 1024
 _RANK = 8
 _DEVICE_TO_DEVICE = 3
 
@@ -146,7 +145,7 @@ def _bits(numbers: tuple[float, ...], dtype: DType) -> tuple[int, ...]:
 def enqueue(kernel: str, count: int, arguments: tuple[Any, ...]) -> None:
     """Enqueue one of the kernels for `count` elements."""
     if count:
-        _kernel(kernel)(*grid_over(count, _MOST_BLOCKS), arguments)
+        _kernel(kernel)(*grid_over(count, FEW_BLOCKS), arguments)
 
 
 def _set(address: int, value: int, nbytes: int) -> None:

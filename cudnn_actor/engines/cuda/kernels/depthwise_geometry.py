@@ -19,13 +19,15 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from cudnn_actor.engines.cuda.kernels.axes import extent
 from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result
+from cudnn_actor.engines.cuda.kernels.index_code import is_wide
 from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["THREADS", "Geometry", "Line", "Pass", "Tile", "tiles"]
+__all__ = ["MOST_THREADS", "Geometry", "Line", "Pass", "Tile", "tiles"]
 
-THREADS = 128
+MOST_THREADS = 128
 """The most threads of a block: a thread has many registers."""
 _VECTORS, _MOST_COLUMNS = (4, 2, 1), 8
 _MOST_PACKS = 8
@@ -38,8 +40,6 @@ _FULL = 1 << 15
 """With fewer threads, a device is not busy."""
 _MOST_BLOCKS, _PARTS = 4096, 512
 """The most blocks of a kernel; of backward filter, about how many sum up parts."""
-_SMALL = 1 << 30
-"""Sums of two numbers below this fit into 32 bits."""
 
 
 K = TypeVar("K", bound="Geometry")
@@ -179,13 +179,10 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
             [self.x, self.y] if self.of is Pass.FILTER else [self.y if self.lines[0].back else self.x, self.w]
         )
         dims += [self.result_dims] * (len(self.strides) - 2)
-        spans = (
-            sum((size - 1) * abs(step) for size, step in zip(sizes, steps, strict=True))
-            for sizes, steps in zip(dims, self.strides, strict=True)
-        )
+        spans = (extent(sizes, steps) for sizes, steps in zip(dims, self.strides, strict=True))
         conv = self.conv
         padded = (sum(of) for of in zip(self.x[2:], conv.pre_padding, conv.post_padding, strict=True))
-        return max(*spans, *padded, math.prod(self.w)) >= _SMALL
+        return is_wide(*spans, *padded, math.prod(self.w), sums=True)
 
     @property
     def _packs(self) -> int:
@@ -196,7 +193,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
     @property
     def block(self) -> tuple[int, int]:
         """Threads of a block along the channels, and along the places."""
-        most = THREADS // self._packs
+        most = MOST_THREADS // self._packs
         return self._packs, most if self.of is Pass.FILTER else math.prod(self.groups_of_block)
 
     @property
@@ -215,7 +212,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
     def groups_of_block(self) -> tuple[int, int]:
         """Groups of rows and of columns of a block: few threads idle, and little is read twice."""
         down, across = self.groups
-        most = THREADS // self._packs
+        most = MOST_THREADS // self._packs
 
         def cost(spread: tuple[int, int]) -> float:
             blocks = math.prod(-(-all_ // some) for all_, some in zip(self.groups, spread, strict=True))

@@ -6,16 +6,15 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from cudnn_actor.engines.cuda.kernels.depthwise_geometry import THREADS, Geometry, Pass
+from cudnn_actor.engines.cuda.kernels.depthwise_geometry import MOST_THREADS, Geometry, Pass
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import Scalar, scalars_of
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
-from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Argument, Launch, Pointer
+from cudnn_actor.engines.cuda.kernels.index_code import block_loop, index_type, is_wide
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Argument, Launch, Pointer
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
 __all__ = ["Depthwise"]
-
-_THREADS_OF_SUMS = 256
 
 
 class Depthwise(Geometry, frozen=True, tag="depthwise"):
@@ -95,8 +94,8 @@ def _launch(
     element = kernel.operands[0]
     times = kernel.multiplier if kernel.of is Pass.DATA else 1
     reading = _READING.format(element=C_TYPES[element], value=load(element, "bits"), times=times)
-    most = THREADS if len(block) > 1 else _THREADS_OF_SUMS
-    text = f"""typedef {"long long" if kernel.wide else "int"} I;
+    most = MOST_THREADS if len(block) > 1 else THREADS
+    text = f"""typedef {index_type(wide=kernel.wide)} I;
 {CONVERSIONS}{FORMULA_FUNCTIONS}{PACK}{reading}
 extern "C" __global__ void __launch_bounds__({most}) {name}({", ".join(parameters)}) {{
 {body}
@@ -170,7 +169,7 @@ def _gather(kernel: Depthwise, behind: _Behind) -> Iterator[str]:
     yield from behind.before()
     divided = [line.stride if line.back else 1 for line in (down, across)]
     multiplied = [1 if line.back else line.stride for line in (down, across)]
-    yield f"""    for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {{
+    yield f"""    {block_loop("tile", "tiles")} {{
         const I rest = (I)(tile / across), n = rest / (I)down;
         const I h0 = (rest % (I)down * (I)rows_of_block + group / (I)columns_of_block) * {tile.rows};
         const I group_across = (I)(tile % across) * (I)columns_of_block + group % (I)columns_of_block;
@@ -227,7 +226,7 @@ def _add(kernel: Depthwise) -> str:
 
 def _far(offset: int) -> str:
     """A distance in C, of a type that holds it."""
-    return f"{offset}ll" if abs(offset) >= 1 << 31 else f"({offset})"
+    return f"{offset}ll" if is_wide(abs(offset)) else f"({offset})"
 
 
 def _inside(offsets: Sequence[int]) -> str:
@@ -362,7 +361,7 @@ def _sums_of_filter(kernel: Depthwise) -> Launch:
     taps, across, total = math.prod(kernel.w[2:]), kernel.w[3], math.prod(kernel.w)
     numbers = {"total": total, "count": kernel.parts, **behind.numbers}
     body = [
-        f"""    const I e = (I)blockIdx.x * {_THREADS_OF_SUMS} + threadIdx.x;
+        f"""    const I e = (I)blockIdx.x * {THREADS} + threadIdx.x;
     if (e >= (I)total) return;
     const I k = e / {taps}, r = e % {taps} / {across}, s = e % {across};
     float sum = 0;
@@ -374,8 +373,8 @@ def _sums_of_filter(kernel: Depthwise) -> Launch:
         kernel,
         "\n".join(body),
         "depthwise_sums",
-        (-(-total // _THREADS_OF_SUMS),),
-        block=(_THREADS_OF_SUMS,),
+        (-(-total // THREADS),),
+        block=(THREADS,),
         numbers=numbers,
         tensors=(*range(2, every), every),
     )

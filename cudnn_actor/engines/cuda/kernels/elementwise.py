@@ -22,7 +22,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from cudnn_actor.engines.cuda.kernels.axes import PLACED, SMALL, index_type, indexing, merge_dims
+from cudnn_actor.engines.cuda.kernels.axes import extent, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import (
     C_TYPES,
     PACK,
@@ -45,6 +45,15 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     scalars_of,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
+from cudnn_actor.engines.cuda.kernels.index_code import (
+    ALL_THREADS,
+    PLACED,
+    THREAD,
+    index_type,
+    indexing,
+    is_wide,
+    place_type,
+)
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -107,14 +116,11 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
     @property
     def wide(self) -> bool:
         """Whether offsets need 64 bits."""
-        spans = [
-            sum((size - 1) * abs(step) for size, step in zip(self.dims, steps, strict=True))
-            for steps in self.strides
-        ]
+        spans = [extent(self.dims, steps) for steps in self.strides]
         for leaf in self.leaves():
-            selected = sum((select.size - 1) * abs(select.step) for select in leaf.selects)
+            selected = extent((of.size for of in leaf.selects), (of.step for of in leaf.selects))
             spans[len(self.results) + leaf.number] += leaf.offset + selected
-        return max(math.prod(self.dims), *spans) >= SMALL
+        return is_wide(math.prod(self.dims), *spans)
 
     @cached_property
     def walk(self) -> Walk:
@@ -294,8 +300,8 @@ class Source:
         placed = PLACED if any(_is_read(select) for leaf in self._read for select in leaf.selects) else ""
         return f"""{PREAMBLE}{packs}{placed}{indexing(wide=self._kernel.wide)}
 extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
-    const long long stride = (long long)gridDim.x * blockDim.x, last = i_count;
-    const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    const long long stride = {ALL_THREADS}, last = i_count;
+    const long long first = {THREAD};
     {self._loop()}
 }}
 """
@@ -320,10 +326,6 @@ struct {name} {{
         arguments += [f"long long {name}" for name in self._kernel.numbers]
         return arguments + [f"double scalar{one.number}" for one in self._kernel.scalars()]
 
-    def _number(self) -> str:
-        """The C type of the number of a place. 32 bits do not overflow, since 2**31 places are `wide`."""
-        return "long long" if self._kernel.wide else "unsigned"
-
     def _loop(self) -> str:
         """A thread's loops: over packs, and over the elements that remain."""
         several = self._kernel.unrolled > 1
@@ -332,7 +334,7 @@ struct {name} {{
 
     def _each(self) -> str:
         """The loop that reads and stores one pack at a time."""
-        number = self._number()
+        number = place_type(wide=self._kernel.wide)
         return f"""#pragma unroll 1
     for ({number} i = ({number})first; i < ({number})last; i += ({number})stride) {{
         {self._body(self._together)}
@@ -340,7 +342,7 @@ struct {name} {{
 
     def _several(self) -> str:
         """The loop that reads several packs before it stores them."""
-        count, number = self._kernel.unrolled, self._number()
+        count, number = self._kernel.unrolled, place_type(wide=self._kernel.wide)
         results = [(i, f"Pack<{C_TYPES[dtype]}, {self._together}>") for i, dtype in enumerate(self._stored)]
         kept = " ".join(f"{pack} r{i}s[{count}]; I at{i}s[{count}];" for i, pack in results)
         stored = " ".join(f"*({pack}*)&out{i}[at{i}s[u]] = r{i}s[u];" for i, pack in results)

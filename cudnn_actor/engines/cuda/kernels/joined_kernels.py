@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.axes import INDEXING
 from cudnn_actor.engines.cuda.kernels.element_types import PACK
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, Source
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE
+from cudnn_actor.engines.cuda.kernels.index_code import INDEXING
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Launch, Pointer, blocks_for
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 

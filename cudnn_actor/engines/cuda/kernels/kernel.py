@@ -18,9 +18,15 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 
 __all__ = [
     "AHEAD",
+    "BUSY_BLOCKS",
+    "FEW_BLOCKS",
+    "LARGEST_GRID",
     "MOST_BLOCKS",
+    "MOST_THREADS",
+    "MOST_TURNS",
     "ROUNDING",
     "THREADS",
+    "WARP",
     "Ahead",
     "Argument",
     "Kernel",
@@ -35,11 +41,12 @@ __all__ = [
     "parameters_of",
 ]
 
-THREADS = 256
-"""Of a block of most kernels."""
-MOST_BLOCKS = 1 << 16
-"""Of a grid, if each block can do the work of several."""
-_MANY_BLOCKS, _MOST_TURNS = 2048, 4
+WARP, THREADS, MOST_THREADS = 32, 256, 1024
+"""Threads of a warp, of a block of most kernels, and of any block at most."""
+FEW_BLOCKS, MOST_BLOCKS, LARGEST_GRID = 1 << 10, 1 << 16, (1 << 31) - 1
+"""The most blocks of a grid: if each has memory of its own, or ends with a step that waits for the others';
+if each can do the work of several; and if each has much to do. The last is CUDA's limit."""
+BUSY_BLOCKS, MOST_TURNS = 2048, 4
 """As many blocks keep a GPU busy; if there are more, each does as much as so many at most."""
 ROUNDING = ("--fmad=false",)
 """The options for kernels with formulas: a contracted product and sum would not round in between."""
@@ -229,4 +236,4 @@ def grid_over(count: int, most: int = MOST_BLOCKS) -> tuple[tuple[int], tuple[in
 
 def blocks_for(needed: int) -> int:
     """How many blocks do the work of so many, if each can do that of several."""
-    return max(min(needed, _MANY_BLOCKS), -(-needed // _MOST_TURNS))
+    return max(min(needed, BUSY_BLOCKS), -(-needed // MOST_TURNS))

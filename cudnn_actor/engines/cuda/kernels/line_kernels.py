@@ -27,7 +27,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     scalars_of,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
-from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Argument, Launch, Pointer
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Argument, Launch, Pointer
 from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Lines, Threads, beginning, lines_of
 from cudnn_actor.engines.cuda.kernels.reduction_states import RESULTS, state_of
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -36,7 +36,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Lined", "Reduced", "fits", "lined", "source"]
 
-_MOST_HELD, _THREADS = 8, 256
+_MOST_HELD = 8
 """How many packs of all tensors together a thread keeps in registers."""
 _M = PointwiseMode
 _CHEAP = frozenset({_M.IDENTITY, _M.ABS, _M.NEG, _M.ADD, _M.SUB, _M.MUL, _M.MIN, _M.MAX, _M.SQUARE, _M.RELU})
@@ -104,7 +104,7 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
                 return threads._replace(block=(next(filter(self._fits, sizes), threads.block[0]),))
             case Form.COLUMN:  # neighbouring lines for each warp; few threads have to wait for each other
                 rows = next(filter(self._fits, (1, 2, 4, 8, 16, 32)), None)
-                return threads if rows is None else self.lines.columns(max(32, _THREADS // rows), rows)
+                return threads if rows is None else self.lines.columns(max(32, THREADS // rows), rows)
             case _:
                 return threads
 

@@ -16,16 +16,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
-from cudnn_actor.engines.cuda.kernels.axes import FEW, Axis, indexing, merge_dims
+from cudnn_actor.engines.cuda.kernels.axes import Axis, extent, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
-from cudnn_actor.engines.cuda.kernels.kernel import MOST_BLOCKS, THREADS, parameters_of
+from cudnn_actor.engines.cuda.kernels.index_code import block_loop, indexing, is_wide, offset_of, split_all
+from cudnn_actor.engines.cuda.kernels.kernel import MOST_BLOCKS, MOST_THREADS, THREADS, WARP, parameters_of
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["COMBINING", "Form", "Lines", "Threads", "beginning", "lines_of", "rounded", "value_of"]
 
-_WARP = 32
-_LONG, _MANY_THREADS = 1 << 13, 1024
+_LONG = 1 << 13
 """Lines of so many elements have larger blocks if there are few of them."""
 _FEW_LINES = 264
 _ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
@@ -104,40 +104,38 @@ class Lines(NamedTuple):
     @staticmethod
     def _offsets(letter: str, axes: Sequence[Axis], number: str, names: Mapping[str, tuple[str, int]]) -> str:
         """Statements that take a number apart into indices, and define an offset for each name from them."""
-        steps = [f"I {letter}_rest = (I){number};"]
-        for n in range(len(axes) - 1, 0, -1):
-            size = f"(I){letter}{n}_size"
-            steps.append(f"const I {letter}{n} = {letter}_rest % {size}; {letter}_rest /= {size};")
+        rest, indices = f"{letter}_rest", [f"{letter}{n}" for n in range(len(axes))]
+        steps = [f"I {rest} = (I){number};"]
         if axes:
-            steps.append(f"const I {letter}0 = {letter}_rest;")
+            steps.append(split_all(rest, [(index, f"(I){index}_size") for index in reversed(indices)]))
         for name, (start, t) in names.items():
-            parts = [start, *(f"{letter}{n} * (I){letter}{n}_step{t}" for n in range(len(axes)))]
-            steps.append(f"const I {name} = {' + '.join(parts)};")
+            offset = offset_of(indices, (f"(I){index}_step{t}" for index in indices), start)
+            steps.append(f"const I {name} = {offset};")
         return " ".join(steps)
 
-    def kernel(self, name: str, pointers: str, body: str, more: str = "", most: int = _MANY_THREADS) -> str:
+    def kernel(self, name: str, pointers: str, body: str, more: str = "", most: int = MOST_THREADS) -> str:
         """A kernel that runs a body for each line; `line`, `there`, `lane` and `lanes` are defined in it.
 
         All threads of a group run the body, also for lines that are not there. `more`: parameters after those
         of the lines. `most`: as in `threads`.
         """
-        threads = {Form.WARP: THREADS, Form.COLUMN: most}.get(self.form, _MANY_THREADS)
+        threads = {Form.WARP: THREADS, Form.COLUMN: most}.get(self.form, MOST_THREADS)
         start = f'extern "C" __global__ void __launch_bounds__({threads}) {name}'
         loop = _EACH_LINE[self.form].format(body=body)
         return f"{start}({pointers}, {parameters_of(self.numbers)}{more}) {{{loop}\n}}\n"
 
-    def threads(self, parts: int = 1, most: int = _MANY_THREADS) -> Threads:
+    def threads(self, parts: int = 1, most: int = MOST_THREADS) -> Threads:
         """Grid and block for such a kernel. `most`: threads of a block of columns."""
         if self.form is Form.COLUMN:
             rows = min(most, _power_of_two(self.length))
-            columns = min(_WARP, max(_power_of_two(self.across[-1][0]), most // rows))
+            columns = min(WARP, max(_power_of_two(self.across[-1][0]), most // rows))
             return self.columns(columns, min(most // columns, rows), parts)
         if self.form is Form.WARP:
-            return Threads((min(-(-self.total * _WARP // THREADS), MOST_BLOCKS), parts), (THREADS,))
+            return Threads((min(-(-self.total * WARP // THREADS), MOST_BLOCKS), parts), (THREADS,))
         many = self.length >= _LONG and self.total * parts < _FEW_LINES
-        return Threads((min(self.total, MOST_BLOCKS), parts), (_MANY_THREADS if many else THREADS,))
+        return Threads((min(self.total, MOST_BLOCKS), parts), (MOST_THREADS if many else THREADS,))
 
-    def parts(self, most: int = _MANY_THREADS) -> int:
+    def parts(self, most: int = MOST_THREADS) -> int:
         """How many parts each line is cut into, so that no multiprocessor idles. `most`: as in `threads`."""
         if self.form is Form.WARP:
             return 1
@@ -179,9 +177,8 @@ def lines_of(
         tuple(merge_dims([dims[axis] for axis in some], [[of[axis] for axis in some] for of in strides]))
         for some in (kept, axes)
     )
-    spans = (1 + sum((size - 1) * steps[t] for size, steps in (*across, *along)) for t in range(len(strides)))
-    wide = max(*spans, math.prod(dims)) >= FEW
-    fastest = [min((steps[0] for _, steps in axes), default=FEW) for axes in (across, along)]
+    wide = is_wide(*(1 + extent(dims, steps) for steps in strides), math.prod(dims), sums=True)
+    fastest = [min((steps[0] for _, steps in axes), default=math.inf) for axes in (across, along)]
     if fastest[0] < fastest[1]:
         return Lines(across, along, Form.COLUMN, 1, wide)
     vector = _VECTOR // max((dtypes[t].itemsize for t in vectors), default=_VECTOR)
@@ -282,12 +279,12 @@ _EACH_LINE = {
          line += gridDim.x * (long long)warps) {{
         {body}
     }}""",
-    Form.BLOCK: """
+    Form.BLOCK: f"""
     const int lane = threadIdx.x, lanes = blockDim.x;
     constexpr bool there = true;
-    for (long long line = blockIdx.x; line < lines; line += gridDim.x) {{
-        {body}
-    }}""",
+    {block_loop("line", "lines")} {{{{
+        {{body}}
+    }}}}""",
     Form.COLUMN: """
     const int lane = threadIdx.y, lanes = blockDim.y;
     const long long columns = blockDim.x;

@@ -24,13 +24,12 @@ import numpy as np
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Scalar, Value
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
-from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, Pointer
+from cudnn_actor.engines.cuda.kernels.kernel import MOST_THREADS, ROUNDING, THREADS, Launch, Pointer
 from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Lines, Threads, beginning, lines_of
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Norm", "Normal", "Operand", "Pass", "launches_of", "workspace_of"]
 
-_BLOCK_THREADS, _MANY_THREADS = 256, 1024
 _STATE_NUMBERS, _VALUES = 3, 2
 """The most numbers of a part of a line, and those that its elements are changed with."""
 _VECTOR = 16
@@ -166,12 +165,12 @@ class _Kernels:
         """How many parts each line is cut into."""
         if not self.lines.total or self.lines.parts() == 1:
             return 1
-        return self.lines.parts(_BLOCK_THREADS)  # smaller blocks, whose threads wait less for each other
+        return self.lines.parts(THREADS)  # smaller blocks, whose threads wait less for each other
 
     @property
     def _most(self) -> int:
         """The most threads of a block that has columns."""
-        return _BLOCK_THREADS if self._parts > 1 else _MANY_THREADS
+        return THREADS if self._parts > 1 else MOST_THREADS
 
     @property
     def _cut(self) -> bool:
@@ -493,7 +492,7 @@ template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16
 """Neighbours of a wider type than x's."""
 _OVER_COLUMNS = f"""
 template <int N, class S> __device__ void over_columns(S* state) {{
-    __shared__ S parts[N][{_BLOCK_THREADS}];
+    __shared__ S parts[N][{THREADS}];
     const int me = threadIdx.y * blockDim.x + threadIdx.x;
     __syncthreads();
     #pragma unroll

@@ -19,16 +19,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.axes import (
-    SMALL,
-    Axis,
+from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_axes, merge_dims
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
+from cudnn_actor.engines.cuda.kernels.index_code import (
+    THREAD,
     indexing,
-    merge_axes,
-    merge_dims,
+    is_wide,
+    offset_of,
+    place_type,
     split_index,
     with_divisors,
 )
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
 from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Launch, arguments_of, blocks_for, parameters_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -105,7 +106,7 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
     def wide(self) -> bool:
         """Whether places need 64 bits."""
         behind = max(part.size + abs(part.offset) for part in self.parts) + self.units * self.together
-        return max(self.rows * self.units, self.walk.span) + behind >= SMALL
+        return is_wide(max(self.rows * self.units, self.walk.span) + behind)
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -235,15 +236,15 @@ def row_source(description: Rows) -> str:
     ]
     columns[1:] = [f"if (column >= (I)start{n}) {{ {text} }}" for n, text in enumerate(columns[1:], 1)]
     found = "\n        ".join(columns)
-    read = " + ".join(f"i{axis} * steps[v][{axis}]" for axis in axes)
-    number = "long long" if description.wide else "unsigned"
+    read = offset_of((f"i{axis}" for axis in axes), (f"steps[v][{axis}]" for axis in axes))
+    number = place_type(wide=description.wide)
     element = C_TYPES[WORDS[description.itemsize]]
     return f"""{PACK}{indexing(wide=description.wide)}
 typedef {element} E;
 constexpr int TOGETHER = {description.together}, COUNT = {description.unrolled};
 typedef Pack<E, TOGETHER> Unit;
 extern "C" __global__ void __launch_bounds__({THREADS}) rows({parameters}) {{
-    I row = (I)(blockIdx.x * (long long)blockDim.x + threadIdx.x);
+    I row = (I)({THREAD});
     {split_index("unit", "row", "units")}
     if (row >= (I)row_step) return;
     const E* of[TOGETHER];

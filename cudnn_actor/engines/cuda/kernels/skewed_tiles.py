@@ -17,9 +17,10 @@ import math
 
 import msgspec
 
-__all__ = ["COPY", "LANES", "THREADS", "Skewed", "skewed"]
+from cudnn_actor.engines.cuda.kernels.kernel import THREADS, WARP
 
-THREADS, LANES = 256, 32
+__all__ = ["COPY", "Skewed", "skewed"]
+
 """Of a block, and of a warp; those of every kernel of tiles."""
 _TILES = {1: (128, 256), 2: (128, 128), 4: (128, 64), 8: (64, 64)}
 """By the bytes of an element: the most rows and columns of a tile.
@@ -104,7 +105,7 @@ class Skewed(msgspec.Struct, frozen=True):
     @property
     def conflicts(self) -> int:
         """How many lanes that read a column from shared memory need the same bank."""
-        return math.gcd(self.pitch, LANES if self.itemsize <= _WORD else LANES // 2)
+        return math.gcd(self.pitch, WARP if self.itemsize <= _WORD else WARP // 2)
 
     def blocks_along(self, rows: int) -> int:
         """Number of blocks along a matrix of `rows` rows; the first tile may start up to one sector early."""
@@ -134,7 +135,7 @@ class Skewed(msgspec.Struct, frozen=True):
             E* const into = y + (begin - before + (int)lane * WORD);
             const I start = row - before + (int)lane * WORD;
             #pragma unroll
-            for (int r = 0; r < ROWS; r += {LANES} * WORD) {{
+            for (int r = 0; r < ROWS; r += {WARP} * WORD) {{
                 if (whole || (U)(start + r) <= (U)((I)rows - WORD)) {{
                     Bits bits = 0;
                     #pragma unroll
@@ -146,7 +147,7 @@ class Skewed(msgspec.Struct, frozen=True):
                 }}
             }}
         }};
-        constexpr int WARPS = {THREADS // LANES};
+        constexpr int WARPS = {THREADS // WARP};
         if (row >= SECTOR - 1 && row + ROWS <= (I)rows) {{
             // There is no branch in it, so a warp reads several columns from shared memory at once.
             #pragma unroll {_UNROLLED}
@@ -160,7 +161,7 @@ class Skewed(msgspec.Struct, frozen=True):
 def skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
     """Describe such tiles; None for matrices that are too small, or if too many lanes would need one bank."""
     most_rows, most_columns = _TILES[itemsize]
-    written = LANES * max(_WORD // itemsize, 1)  # by a warp at once
+    written = WARP * max(_WORD // itemsize, 1)  # by a warp at once
     if rows < written // 2 or columns < 2 * _SECTOR // itemsize:
         return None
     found = [

@@ -21,22 +21,30 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.axes import (
-    SMALL,
-    Axis,
+from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_dims
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
+from cudnn_actor.engines.cuda.kernels.index_code import (
+    block_loop,
+    index_type,
     indexing,
-    merge_dims,
+    is_wide,
     split_index,
     with_divisors,
 )
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
-from cudnn_actor.engines.cuda.kernels.kernel import MOST_BLOCKS, Launch, arguments_of, parameters_of
-from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, LANES, THREADS, Skewed, skewed
+from cudnn_actor.engines.cuda.kernels.kernel import (
+    MOST_BLOCKS,
+    THREADS,
+    WARP,
+    Launch,
+    arguments_of,
+    parameters_of,
+)
+from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, Skewed, skewed
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
 __all__ = ["Tiled", "tiled", "tiled_source"]
 
-_WARPS = THREADS // LANES
+_WARPS = THREADS // WARP
 _PACK_BYTES, _WORD = 16, 4
 _LEAST = 16
 """Elements along both axes that are worth a tile which they do not fill."""
@@ -133,17 +141,17 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         written += math.prod(map(abs, self.columns_within)) + sum(
             size * abs(to) for size, to, _ in self.batch
         )
-        return max(read, written, self.tiles) + _PACK_BYTES >= SMALL
+        return is_wide(max(read, written, self.tiles) + _PACK_BYTES)
 
     @property
     def lanes(self) -> tuple[int, int]:
         """Lanes beside each other along a row that is read, and along a column that is written."""
         rows, columns = self.tile
-        read = LANES * _WORD // (self.read * self.itemsize)
-        written = (LANES if self.itemsize <= _WORD else LANES // 2) // max(self.written, 1 + self.shifted[1])
+        read = WARP * _WORD // (self.read * self.itemsize)
+        written = (WARP if self.itemsize <= _WORD else WARP // 2) // max(self.written, 1 + self.shifted[1])
         return (
-            min(max(min(read, LANES), LANES // rows), columns // self.read),
-            min(max(written, LANES // columns), rows // max(self.written, self.word)),
+            min(max(min(read, WARP), WARP // rows), columns // self.read),
+            min(max(written, WARP // columns), rows // max(self.written, self.word)),
         )
 
     @property
@@ -166,7 +174,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         if self.skewed is not None:
             return self.skewed.stored
         rows, _ = self.tile
-        return rows * self.pitch + (rows // LANES + 1) * self.skew
+        return rows * self.pitch + (rows // WARP + 1) * self.skew
 
     @property
     def resident(self) -> int:
@@ -296,7 +304,7 @@ def tiled_source(description: Tiled) -> str:
     tiles = description.skewed
     return f"""{PACK}{indexing(wide=description.wide)}{"" if tiles is None else COPY}
 typedef {C_TYPES[WORDS[size]]} E;
-typedef unsigned {"long long" if description.wide else "int"} U;
+typedef unsigned {index_type(wide=description.wide)} U;
 constexpr int ROWS = {tile_rows}, COLUMNS = {tile_columns}, WORD = {description.word};
 // As numbers: the compiler keeps each element of a struct of several small ones in a register of its own.
 typedef {C_TYPES[WORDS[max(size, _WORD)]]} Bits;
@@ -305,13 +313,13 @@ extern "C" __global__ void __launch_bounds__({THREADS}, {description.resident}) 
 ) {{
     alignas({_PACK_BYTES}) __shared__ Bits words[{-(-description.stored // description.word)}];
     E* const tile = (E*)words;
-    const unsigned thread = threadIdx.x, warp = thread / {LANES}, lane = thread % {LANES};
+    const unsigned thread = threadIdx.x, warp = thread / {WARP}, lane = thread % {WARP};
     // Where elements are in the operand without `x`, and in the result without `z`, and in the tile.
     const auto x_of = [&](I i) {{ return {row}; }};
     const auto z_of = [&](I i) {{ return {column}; }};
     const unsigned from_at = (unsigned)((unsigned long long)from / {size});
     const unsigned y_at = (unsigned)((unsigned long long)y / {size});
-    for (long long t = blockIdx.x; t < tiles; t += gridDim.x) {{
+    {block_loop("t", "tiles")} {{
         I rest = (I)t;
         {split_index("tile_column", "rest", "across")}
         {split_index("tile_row", "rest", "down")}
@@ -337,7 +345,7 @@ def _place(number: str, within: str, step: str, of: tuple[int, int]) -> str:
 
 def _tile_body(description: Tiled) -> str:
     """The C++ that moves a tile through shared memory, if it is not skewed."""
-    skew = f" + (int)((unsigned)r / {LANES}) * {description.skew}" if description.skew else ""
+    skew = f" + (int)((unsigned)r / {WARP}) * {description.skew}" if description.skew else ""
     read_shifted, written_shifted = description.shifted
     shift = " + (int)((from_at + (unsigned)(x + x_of(row + r))) & (WORD - 1))" if read_shifted else ""
     return f"""const auto stored = [&](int r, int c) {{ return r * {description.pitch}{skew} + c; }};
@@ -358,7 +366,7 @@ def _reads(description: Tiled) -> str:
         Read packs[READS];
         const auto reads = [&](int k, auto use) {{
             const unsigned s = warp + k * {_WARPS};
-            const unsigned r = s / {beside} * {LANES // lanes} + lane / {lanes};
+            const unsigned r = s / {beside} * {WARP // lanes} + lane / {lanes};
             use((int)r, (int)((s % {beside} * {lanes} + lane % {lanes}) * {read}));
         }};
         #pragma unroll
@@ -407,7 +415,7 @@ def _writes(description: Tiled) -> str:
         for (int k = 0; k < {rows * columns // (THREADS * written)}; ++k) {{
             const unsigned s = warp + k * {_WARPS};
             const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * {written});
-            const int c = (int)(s / {below} * {LANES // lanes} + lane / {lanes});
+            const int c = (int)(s / {below} * {WARP // lanes} + lane / {lanes});
             Written pack;
             #pragma unroll
             for (int v = 0; v < {written}; ++v) pack.of[v] = tile[at(r + v, c)];
@@ -425,7 +433,7 @@ def _shifted_writes(description: Tiled) -> str:
         #pragma unroll 4
         for (int k = 0; k < {rows * columns // (THREADS * word)}; ++k) {{
             const unsigned s = warp + k * {_WARPS};
-            const int c = (int)(s / {below} * {LANES // lanes} + lane / {lanes});
+            const int c = (int)(s / {below} * {WARP // lanes} + lane / {lanes});
             const I place = start(c);
             const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * WORD) + head(place);
             if (c < beside && r + WORD <= below) {{

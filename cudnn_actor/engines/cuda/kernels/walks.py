@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_axes, merge_dims, split_index, with_divisors
+from cudnn_actor.engines.cuda.kernels.axes import Axis, extent, merge_axes, merge_dims
+from cudnn_actor.engines.cuda.kernels.index_code import offset_of, split_all, split_index, with_divisors
 from cudnn_actor.engines.cuda.kernels.kernel import parameters_of
 
 __all__ = ["Walk"]
@@ -50,11 +51,9 @@ class Walk(NamedTuple):
     @property
     def span(self) -> int:
         """A number larger than all that the walk computes."""
-        reach = (
-            sum((size - 1) * abs(steps[n]) for size, steps in self.axes if size)
-            for n in range(len(self.names))
-        )
-        return max(self.total, *reach) + 1
+        sizes = [size for size, _ in self.axes]
+        extents = (extent(sizes, (steps[n] for _, steps in self.axes)) for n in range(len(self.names)))
+        return max(self.total, *extents) + 1
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -67,6 +66,11 @@ class Walk(NamedTuple):
         return found
 
     @property
+    def _indices(self) -> list[str]:
+        """The C names of a place's index along each axis."""
+        return [f"{self.letter}{n}" for n in range(len(self.axes))]
+
+    @property
     def parameters(self) -> str:
         """The C parameters of `numbers`."""
         return parameters_of(self.numbers)
@@ -76,17 +80,13 @@ class Walk(NamedTuple):
 
         `times`: how many elements an index along the last axis counts.
         """
-        letter, last = self.letter, len(self.axes) - 1
-        names = ((f"{letter}{n}", f"{letter}_rest", f"{letter}{n}_size") for n in range(last, 0, -1))
-        text = [f"I {letter}_rest = (I){number};"]
-        text += [split_index(*of, times if n == 0 else 1) for n, of in enumerate(names)]
-        text.append(f"const I {letter}0 = {letter}_rest{f' * {times}' if times > 1 and not last else ''};")
-        return " ".join(text)
+        rest = f"{self.letter}_rest"
+        axes = [(index, f"{index}_size") for index in reversed(self._indices)]
+        return f"I {rest} = (I){number}; {split_all(rest, axes, split_index, times)}"
 
     def offset(self, name: str) -> str:
         """The C expression of where the place with the indices of `split` lies in a tensor."""
-        letter = self.letter
-        return " + ".join(f"{letter}{n} * (I){letter}{n}_{name}" for n in range(len(self.axes)))
+        return offset_of(self._indices, (f"(I){index}_{name}" for index in self._indices))
 
     def at(self, number: str) -> str:
         """Statements that define the offset of a place in each tensor: `x_at` for x."""

@@ -15,15 +15,23 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, literal, load, store
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of, parameters_of
+from cudnn_actor.engines.cuda.kernels.index_code import block_loop
+from cudnn_actor.engines.cuda.kernels.kernel import (
+    FEW_BLOCKS,
+    MOST_THREADS,
+    WARP,
+    Launch,
+    arguments_of,
+    parameters_of,
+)
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import CTCLoss, GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["ctc_launches", "ctc_workspace"]
 
-_MOST_THREADS, _MOST_BLOCKS, _BUSY = 1024, 1024, 264
-"""Of a block; of a grid; and two blocks for each multiprocessor of an H200, which keep it busy."""
+_BUSY = 264
+"""Blocks: two for each multiprocessor of an H200 keep it busy."""
 _LEAST_ROOM = 128
 _MOST_BYTES = 1 << 28
 """Of the workspace, if one sample needs no more."""
@@ -68,7 +76,7 @@ class _Shape(NamedTuple):
 def _shape(operation: CTCLoss[int], tensors: Sequence[GraphTensor]) -> _Shape:
     (frames, samples, _), (_, labels) = tensors[0].dims, tensors[1].dims
     width = 2 * labels + 1
-    threads = min(_MOST_THREADS, -(-width // 32) * 32)
+    threads = min(MOST_THREADS, -(-width // WARP) * WARP)
     states = 1 << (-(-width // threads) - 1).bit_length()
     most = _MOST_BYTES // DType.FLOAT64.itemsize
     step = doubles = 0
@@ -80,7 +88,7 @@ def _shape(operation: CTCLoss[int], tensors: Sequence[GraphTensor]) -> _Shape:
     if states > 1:
         doubles += 2 * width
         doubles += 2 * width + labels if step else 0
-    blocks = min(samples, _MOST_BLOCKS, max(1, most // max(1, doubles)))
+    blocks = min(samples, FEW_BLOCKS, max(1, most // max(1, doubles)))
     return _Shape(threads, blocks, states, step, doubles)
 
 
@@ -163,7 +171,9 @@ __device__ __forceinline__ double log_of_sum(double a, double b, double c) {
     return from + (double)log(exp((E)(a - from)) + exp((E)(b - from)) + exp((E)(c - from)));
 }
 """
-_SAMPLES = """    for (long long sample = blockIdx.x; sample < samples; sample += gridDim.x) {
+_SAMPLES = (
+    f"    {block_loop('sample', 'samples')} {{"
+    + """
         const long long end = within(input_lengths[sample * frames_step], 0, frames);
         const int count = 2 * (int)within(target_lengths[sample * labels_step], 0, labels) + 1;
         const Element* own = x + sample * x_sample;
@@ -215,6 +225,7 @@ _SAMPLES = """    for (long long sample = blockIdx.x; sample < samples; sample +
             }
         };
 """
+)
 _FORWARD = """        forward(0, end, nullptr);
 """
 _FORWARD_OF_SLOPES = """        __shared__ E of_blank[2][32];

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of, parameters_of
+from cudnn_actor.engines.cuda.kernels.index_code import block_loop, division
+from cudnn_actor.engines.cuda.kernels.kernel import LARGEST_GRID, Launch, arguments_of, parameters_of
 from cudnn_actor.engines.cuda.operations.random import PHILOX
 from cudnn_actor.protocol.operations import Attention, AttentionBackward, GraphTensor
 from cudnn_actor.protocol.operations.random import keeping
@@ -28,7 +29,7 @@ __all__ = ["attention_launches", "attention_workspace"]
 
 AnyAttention = Attention[int] | AttentionBackward[int]
 
-_THREADS, _MOST_BLOCKS = 128, 1 << 30
+_THREADS = 128
 _COLUMNS = 64
 """Of a tile that a block goes over."""
 _ENOUGH_BLOCKS = 256
@@ -117,7 +118,7 @@ def attention_launches(operation: AnyAttention, tensors: Sequence[GraphTensor]) 
         Launch(
             name,
             text,
-            (min(tile.blocks, _MOST_BLOCKS),),
+            (min(tile.blocks, LARGEST_GRID),),
             (_THREADS,),
             arguments_of(count, tile.blocks, *numbers, *options),
         )
@@ -409,17 +410,21 @@ template <bool TURNED, int R> __device__ __forceinline__ unsigned draw(
 #define KEPT(n) (kept >> (n) & 1)
 #define LIFTED(value) ((value) * lifted)
 """
-_EACH = """
+_EACH = f"""
     T* const own = left_room->of;
     T* const others = right_room->of;
     const int tx = thread_x(), ty = thread_y();
-    for (long long item = blockIdx.x; item < count; item += gridDim.x) {
+    {block_loop("item", "count")} {{
         long long rest = item;
 """
-_QUERY = """
-        const long long h = rest % heads; rest /= heads;
-        const long long b = rest % batch; rest /= batch;
-        const int part = rest % PARTS; rest /= PARTS;
+_PART = f"""{division("b", "rest", "batch", kind="long long")}
+        {division("part", "rest", "PARTS", kind="int")}"""
+"""The statements that define the matrix of a batch and the part of the columns that a block computes."""
+_QUERY = (
+    f"""
+        {division("h", "rest", "heads", kind="long long")}
+        {_PART}"""
+    + """
         // The last queries first: with a causal mask, they see the most keys.
         const long long i0 = ((rows - 1) / M - rest) * M, g = h / (heads / groups);
         const long long limit_q = LIMIT_Q, limit_kv = LIMIT_KV;
@@ -427,6 +432,7 @@ _QUERY = """
         const long long limit = i0 < limit_q ? min(limit_kv, i0 + M + right) : 0;
         const Rows of_q = ROWS_Q;
 """
+)
 _FORWARD = (
     _QUERY
     + """
@@ -523,10 +529,10 @@ _BACKWARD = {
             const T value = result[r][n % C] * scale;
             if (i < rows && d < D) dq[b * dq0 + h * dq1 + i * dq2 + d * dq3] = STORE_DQ;
         }""",
-    "keys": """
-        const long long g = rest % groups; rest /= groups;
-        const long long b = rest % batch; rest /= batch;
-        const int part = rest % PARTS; rest /= PARTS;
+    "keys": f"""
+        {division("g", "rest", "groups", kind="long long")}
+        {_PART}"""
+    + """
         const long long j0 = rest * M, limit_q = LIMIT_Q, limit_kv = LIMIT_KV;
         const long long start = max(j0 - right, 0ll) / N * N;
         const long long limit = j0 < limit_kv ? min(limit_q, j0 + M + left) : 0;
@@ -581,8 +587,10 @@ _BACKWARD = {
         }""",
     "biases": """
         const long long across = (columns + N - 1) / N, down = (biases2 + M - 1) / M;
-        const long long j0 = rest % across * N; rest /= across;
-        const long long i_ = rest % down * M; rest /= down;
+        """
+    + f"""{division("j0", "rest", "across", "N", "long long")}
+        {division("i_", "rest", "down", "M", "long long")}"""
+    + """
         const long long h_ = rest % biases1, b_ = rest / biases1;
         const long long last_b = biases0 == 1 ? batch : b_ + 1, last_h = biases1 == 1 ? heads : h_ + 1;
         const long long last_i = biases2 == 1 ? rows : i_ + 1;

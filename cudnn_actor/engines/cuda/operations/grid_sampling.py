@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudnn_actor.engines.cuda.kernels.axes import FEW
+from cudnn_actor.engines.cuda.kernels.axes import extent
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
+from cudnn_actor.engines.cuda.kernels.index_code import is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk
@@ -40,7 +41,7 @@ def _source(operation: GridSample[int], tensors: Sequence[GraphTensor], walk: Wa
     """The kernel in CUDA C++."""
     x, grid, y = tensors
     spatial = len(x.dims) - 2
-    spans = (sum((n - 1) * s for n, s in zip(t.dims, t.strides, strict=True)) for t in tensors)
+    wide = is_wide(walk.span, *(extent(tensor.dims, tensor.strides) for tensor in tensors), sums=True)
     body = f"sum += weight{spatial - 1} * {value_of(x, f'x[at{spatial - 1}]')};"
     count = operation.reach[1]
     for axis in reversed(range(spatial)):
@@ -59,7 +60,7 @@ def _source(operation: GridSample[int], tensors: Sequence[GraphTensor], walk: Wa
     )
     loop = walk.loop(f"{taps} T sum = 0; {body} y[y_at] = {rounded(y, 'sum')};")
     sizes = ", ".join(f"long long size{axis}, long long step{axis}" for axis in range(spatial))
-    return f"""{beginning(x.dtype, wide=max(walk.span, *spans) >= FEW)}{_taps(operation)}
+    return f"""{beginning(x.dtype, wide=wide)}{_taps(operation)}
 extern "C" __global__ void grid_sample(
     const {C_TYPES[x.dtype]}* __restrict__ x, const {C_TYPES[grid.dtype]}* __restrict__ grid,
     {C_TYPES[y.dtype]}* __restrict__ y, long long component, {sizes}, {walk.parameters}) {{

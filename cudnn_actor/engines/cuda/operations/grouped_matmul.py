@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, Pointer, parameters_of
+from cudnn_actor.engines.cuda.kernels.index_code import block_loop
+from cudnn_actor.engines.cuda.kernels.kernel import LARGEST_GRID, MOST_THREADS, Launch, Pointer, parameters_of
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
-from cudnn_actor.engines.cuda.operations.matmul import MOST_BLOCKS, THREADS, TILE, tile_source
+from cudnn_actor.engines.cuda.operations.matmul import THREADS, TILE, tile_source
 from cudnn_actor.protocol.operations import GraphTensor, GroupedMatMul, GroupedMatMulBackwardWeights
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -23,7 +24,6 @@ __all__ = ["INSTRUCTIONS", "grouped_launches", "grouped_workspace"]
 
 Grouped = GroupedMatMul[int] | GroupedMatMulBackwardWeights[int]
 
-_SORTING_THREADS = 1024
 _WIDE_TILE, _DEPTH, _VECTOR = 128, 32, 8
 """Rows and columns of a tile on tensor cores, the steps of its sums at a time, and the elements that are read
 at a time."""
@@ -45,9 +45,9 @@ def grouped_launches(operation: Grouped, tensors: Sequence[GraphTensor]) -> list
     a, b, offsets, y, workspace = map(Pointer, range(5))
     ends = (offsets, workspace, experts, step, tensors[0].dims[0], _tile(tensors))
     numbers = _numbers(operation, tensors).values()
-    blocks = min(_tiles(operation, tensors), MOST_BLOCKS)
+    blocks = min(_tiles(operation, tensors), LARGEST_GRID)
     return [
-        Launch("sort_ends", text, (1,), (_SORTING_THREADS,), ends),
+        Launch("sort_ends", text, (1,), (MOST_THREADS,), ends),
         Launch("grouped", text, (blocks,), (THREADS,), (a, b, workspace, y, *numbers), shared=shared),
     ]
 
@@ -146,28 +146,28 @@ extern "C" __global__ void sort_ends(
     }
 }
 """
-_FORWARD = """const long long* tiles = ends + experts + 1;
-    for (long long tile = blockIdx.x; tile < tiles[experts] * broad; tile += gridDim.x) {
+_FORWARD = f"""const long long* tiles = ends + experts + 1;
+    {block_loop("tile", "tiles[experts] * broad")} {{
         const long long down = tile / broad, column = tile % broad * size;
         long long group = 0, last = experts;  // the first group with a tile after it
-        while (group < last) {
+        while (group < last) {{
             const long long middle = (group + last) / 2;
             if (tiles[middle] > down) last = middle; else group = middle + 1;
-        }
+        }}
         const long long start = group ? ends[group - 1] : 0, before = group ? tiles[group - 1] : 0;
         const bool given = group < experts;  // else 0 is stored
         multiply(all_a + start * a_row, all_b + (given ? group * expert_step : 0), all_y + start * y_row,
                  (down - before) * size, column, ends[group] - start, columns, given ? inner : 0,
                  a_row, a_column, b_row, b_column, y_row, y_column);
-    }"""
-_BACKWARD = """const long long tall = (inner + size - 1) / size;
-    for (long long tile = blockIdx.x; tile < experts * tall * broad; tile += gridDim.x) {
+    }}"""
+_BACKWARD = f"""const long long tall = (inner + size - 1) / size;
+    {block_loop("tile", "experts * tall * broad")} {{
         const long long column = tile % broad * size, row = tile / broad % tall * size;
         const long long group = tile / broad / tall, start = group ? ends[group - 1] : 0;
         multiply(all_a + start * a_column, all_b + start * b_row, all_y + group * expert_step,
                  row, column, inner, columns, ends[group] - start,
                  a_row, a_column, b_row, b_column, y_row, y_column);
-    }"""
+    }}"""
 
 
 def _tile_source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:

@@ -18,8 +18,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.axes import FEW, PLACED, indexing
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
+from cudnn_actor.engines.cuda.kernels.index_code import PLACED, indexing, is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk
@@ -73,7 +73,7 @@ def gather_launches(operation: Gathering[int], tensors: Sequence[GraphTensor]) -
 def _gather_source(gather: _Gather, indices: GraphTensor) -> str:
     """The kernel in CUDA C++."""
     element = _MOVED[gather.nbytes]
-    wide = gather.walk.span + sum(size * step for size, step in gather.selects) >= FEW
+    wide = is_wide(gather.walk.span + sum(size * step for size, step in gather.selects), sums=True)
     return f"""{PLACED}{indexing(wide=wide)}{_SIXTEEN}
 extern "C" __global__ void gather(
     const {element}* __restrict__ x, const {C_TYPES[indices.dtype]}* __restrict__ indices,
@@ -172,7 +172,7 @@ class _Scatter(NamedTuple):
     @property
     def wide(self) -> bool:
         """Whether offsets need 64 bits."""
-        return max(walk.span for walk in self[:3]) + self.destinations >= FEW
+        return is_wide(max(walk.span for walk in self[:3]) + self.destinations, sums=True)
 
     @property
     def listed(self) -> int:

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, parameters_of
+from cudnn_actor.engines.cuda.kernels.index_code import block_loop, division
+from cudnn_actor.engines.cuda.kernels.kernel import LARGEST_GRID, Launch, Run, arguments_of, parameters_of
 from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES, thread_handle
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement, kernels
@@ -28,7 +29,7 @@ from cudnn_actor.protocol.operations import GraphTensor, MatMul
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.numerics import Numerics
 
-__all__ = ["CUDA_TYPES", "MOST_BLOCKS", "THREADS", "TILE", "CublasCall", "Matrix", "Product"]
+__all__ = ["CUDA_TYPES", "THREADS", "TILE", "CublasCall", "Matrix", "Product"]
 __all__ += ["check_for_libraries", "computing", "cublas_call", "cublas_product", "described", "lower_matmul"]
 __all__ += ["matmul_launches", "tile_source"]
 
@@ -286,7 +287,6 @@ def computing(numerics: Numerics | None, dtype: DType) -> tuple[int, Callable[[i
 TILE, THREADS = 64, 256
 """Rows and columns of a tile, and the threads of the block that computes it."""
 _DEPTH = 16
-MOST_BLOCKS = (1 << 31) - 1
 _MOST_AXES = 6
 """Of a batch: tensors have at most eight dims."""
 
@@ -299,7 +299,7 @@ def matmul_launches(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> l
     blocks = math.prod((*tiles, *(size for size, _ in product.batch)))
     arguments = arguments_of(3, *numbers.values())
     text = _source(operation, tensors, numbers)
-    return [Launch("matmul", text, (min(blocks, MOST_BLOCKS),), (THREADS,), arguments)]
+    return [Launch("matmul", text, (min(blocks, LARGEST_GRID),), (THREADS,), arguments)]
 
 
 def _numbers(product: Product) -> Mapping[str, int]:
@@ -320,7 +320,7 @@ def _source(operation: MatMul[int], tensors: Sequence[GraphTensor], names: Itera
     a, b, y = (C_TYPES[tensor.dtype] for tensor in tensors)
     numbers = parameters_of(names)
     decode = " ".join(
-        f"{{ const long long at = rest % size{n}; rest /= size{n}; "
+        f"{{ {division('at', 'rest', f'size{n}', kind='long long')} "
         f"a += at * a{n}; b += at * b{n}; y += at * y{n}; }}"
         for n in reversed(range(_MOST_AXES))
     )
@@ -329,10 +329,10 @@ extern "C" __global__ void __launch_bounds__({THREADS}) matmul(
     const {a}* all_a, const {b}* all_b, {y}* all_y, {numbers}) {{
     const long long tall = (rows + {TILE - 1}) / {TILE}, broad = (columns + {TILE - 1}) / {TILE};
     const long long tiles = tall * broad * size0 * size1 * size2 * size3 * size4 * size5;
-    for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {{
+    {block_loop("tile", "tiles")} {{
         long long rest = tile;
-        const long long column = rest % broad * {TILE}; rest /= broad;
-        const long long row = rest % tall * {TILE}; rest /= tall;
+        {division("column", "rest", "broad", TILE, "long long")}
+        {division("row", "rest", "tall", TILE, "long long")}
         const {a}* a = all_a;
         const {b}* b = all_b;
         {y}* y = all_y;

@@ -13,9 +13,17 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.axes import SMALL, indexing, split_index, with_divisors
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, store
-from cudnn_actor.engines.cuda.kernels.kernel import MOST_BLOCKS, THREADS, Launch, arguments_of, parameters_of
+from cudnn_actor.engines.cuda.kernels.index_code import indexing, is_wide, split_index, with_divisors
+from cudnn_actor.engines.cuda.kernels.kernel import (
+    BUSY_BLOCKS,
+    MOST_BLOCKS,
+    MOST_TURNS,
+    THREADS,
+    Launch,
+    arguments_of,
+    parameters_of,
+)
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad
@@ -26,8 +34,6 @@ __all__ = ["padding_launches"]
 _PACK_BYTES, _WORD = 16, 4
 _UNITS, _LEAST_BESIDE = 4, 8
 """The most units that a thread has, and the fewest threads beside each other if a row has as many."""
-_MANY_BLOCKS, _ROWS = 2048, 4
-"""As many blocks keep a GPU busy; if there are more, threads that map columns have at most so many rows."""
 
 
 class _Axis(NamedTuple):
@@ -103,7 +109,7 @@ class _Padding(NamedTuple):
     def blocks(self) -> int:
         """How many blocks of threads the kernel is launched with: as many for each part of the rows."""
         needed = -(-self.walk.total * self.beside // THREADS)
-        few = max(-(-needed // _ROWS), _MANY_BLOCKS // self.parts)
+        few = max(-(-needed // MOST_TURNS), BUSY_BLOCKS // self.parts)
         most = MOST_BLOCKS // self.parts if self.alike else few
         return max(min(needed, most), 1) * self.parts
 
@@ -129,39 +135,8 @@ def padding_launches(operation: Pad[int] | BorderPad[int], tensors: Sequence[Gra
 
 def _source(operation: Pad[int] | BorderPad[int], dtype: DType, found: _Padding) -> str:
     """The kernel in CUDA C++. It depends on the mode, the dtype, the axes that are padded, and the layout."""
-    axis = found.axes[-1]
-    last = len(found.axes) - 1
-    mode = "constant" if isinstance(operation, Pad) else str(operation.mode)
-
-    def mapped(n: int, place: str) -> str:
-        if not found.axes[n].padded:
-            return place
-        return f"{_map(mode, found.axes[n])}<I>({place} - (I)before{n}, (I)of{n}, (I)gap{n})"
-
     fills = isinstance(operation, Pad)
-    checked = "inside &= m >= 0; " if fills else ""
-    row = [
-        f"{{ const I m = {mapped(n, f'i{n}')}; {checked}base += m * (I)from_step{n}; }}" for n in range(last)
-    ]
-    columns = ""
-    if found.alike:
-        read = "if (there) pack = inside ? *(const P*)(x + (base + i)) : filled;"
-    else:
-        columns = f"""I columns[UNITS][{found.together}];
-    #pragma unroll
-    for (int k = 0; k < UNITS; ++k)
-        #pragma unroll
-        for (int v = 0; v < {found.together}; ++v) {{
-            const I i = (first + k * BESIDE) * {found.together} + v;
-            columns[k][v] = {mapped(last, "i")};
-        }}"""
-        read = f"""#pragma unroll
-            for (int v = 0; v < {found.together}; ++v) {{
-                const I m = columns[k][v];
-                const bool read = there{" && inside && m >= 0" if fills else ""};
-                pack.of[v] = read ? x[base + m * (I)from_step{last}] : filling;
-            }}"""
-    place = f"y_at + i * (I)step{last}" if axis.step != 1 else "y_at + i"
+    mode = "constant" if isinstance(operation, Pad) else str(operation.mode)
     return f"""{CONVERSIONS}{PACK}{indexing(wide=found.wide)}{_MAPS}
 typedef {C_TYPES[dtype]} T;
 typedef Pack<T, {found.together}> P;
@@ -176,15 +151,54 @@ extern "C" __global__ void pad(
     I block = (I)blockIdx.x;
     {split_index("part", "block", "parts")}
     const I first = part * (BESIDE * UNITS) + (I)(threadIdx.x % BESIDE);
-    {columns}
+    {"" if found.alike else _columns(mode, found)}
     const long long step = gridDim.x / (unsigned)parts * (long long)rows;
     #pragma unroll 1
     for (long long row = block * (long long)rows + threadIdx.x / BESIDE; row < i_count; row += step) {{
         {found.walk.at("row")}
         {"bool" if fills else "constexpr bool"} inside = true;
         I base = (I)start;
-        {" ".join(row)}
-        P packs[UNITS];
+        {_row(mode, found, fills=fills)}
+        {_units(found, fills=fills)}
+    }}
+}}
+"""
+
+
+def _columns(mode: str, found: _Padding) -> str:
+    """The statements that map the columns of a thread's units, if these are not read at once."""
+    return f"""I columns[UNITS][{found.together}];
+    #pragma unroll
+    for (int k = 0; k < UNITS; ++k)
+        #pragma unroll
+        for (int v = 0; v < {found.together}; ++v) {{
+            const I i = (first + k * BESIDE) * {found.together} + v;
+            columns[k][v] = {_mapped(mode, found, len(found.axes) - 1, "i")};
+        }}"""
+
+
+def _row(mode: str, found: _Padding, *, fills: bool) -> str:
+    """The statements that find where a row comes from: `base`, and whether it is `inside` x."""
+    checked = "inside &= m >= 0; " if fills else ""
+    return " ".join(
+        f"{{ const I m = {_mapped(mode, found, n, f'i{n}')}; {checked}base += m * (I)from_step{n}; }}"
+        for n in range(len(found.axes) - 1)
+    )
+
+
+def _units(found: _Padding, *, fills: bool) -> str:
+    """The statements that read a thread's units of a row, and then write them."""
+    last = len(found.axes) - 1
+    read = f"""#pragma unroll
+            for (int v = 0; v < {found.together}; ++v) {{
+                const I m = columns[k][v];
+                const bool read = there{" && inside && m >= 0" if fills else ""};
+                pack.of[v] = read ? x[base + m * (I)from_step{last}] : filling;
+            }}"""
+    if found.alike:
+        read = "if (there) pack = inside ? *(const P*)(x + (base + i)) : filled;"
+    place = f"y_at + i * (I)step{last}" if found.axes[-1].step != 1 else "y_at + i"
+    return f"""P packs[UNITS];
         #pragma unroll
         for (int k = 0; k < UNITS; ++k) {{
             const I i = (first + k * BESIDE) * {found.together};
@@ -196,10 +210,15 @@ extern "C" __global__ void pad(
         for (int k = 0; k < UNITS; ++k) {{
             const I i = (first + k * BESIDE) * {found.together};
             if (i < (I)size{last}) *(P*)(y + ({place})) = packs[k];
-        }}
-    }}
-}}
-"""
+        }}"""
+
+
+def _mapped(mode: str, found: _Padding, n: int, place: str) -> str:
+    """The C expression of where a place along an axis comes from, as an index of x."""
+    axis = found.axes[n]
+    if not axis.padded:
+        return place
+    return f"{_map(mode, axis)}<I>({place} - (I)before{n}, (I)of{n}, (I)gap{n})"
 
 
 def _map(mode: str, axis: _Axis) -> str:
@@ -243,7 +262,7 @@ def _padding(operation: Pad[int] | BorderPad[int], x: GraphTensor, y: GraphTenso
         together //= 2
     spans = sum((axis.of - 1) * abs(axis.from_step) for axis in axes), sum(a.size * a.step for a in axes)
     behind = THREADS * _UNITS * _PACK_BYTES  # the last of a row's parts may be shorter
-    wide = max(math.prod(y.dims), *spans) + behind >= SMALL
+    wide = is_wide(max(math.prod(y.dims), *spans) + behind)
     return _Padding(tuple(axes), start, together, alike, wide)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
-from cudnn_actor.engines.cuda.kernels.axes import FEW, index_type
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
+from cudnn_actor.engines.cuda.kernels.index_code import indexing, is_wide, offset_of, split_all, thread_loop
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, grid_over
 from cudnn_actor.engines.cuda.library.libcudnn import (
     factor,
@@ -127,18 +127,17 @@ def _source(operation: Pooling, tensors: Sequence[GraphTensor], looped: GraphTen
     largest = max(*counts, *sizes, *numbers.values(), *_products(operation, x, y))
     constants = "".join(f"constexpr I {name} = {value}; " for name, value in numbers.items())
     # Neighbouring threads take elements that are neighbours in memory.
-    *order, last = sorted(range(_RANK), key=lambda axis: (strides[axis], dims[axis] > 1 or not axis))
-    decode = " ".join(f"const I i{axis} = rest % {dims[axis]}; rest /= {dims[axis]};" for axis in order)
+    order = sorted(range(_RANK), key=lambda axis: (strides[axis], dims[axis] > 1 or not axis))
+    indices = split_all("rest", [(f"i{axis}", str(dims[axis])) for axis in order])
     return f"""typedef {_accumulator(tensors[0].dtype)} T;
-typedef {index_type(wide=largest >= FEW)} I;
+{indexing(wide=is_wide(largest, sums=True))}
 {CONVERSIONS}
 {_COUNT}
 extern "C" __global__ void pooling({arguments}, const long long count) {{
     {constants}
-    const long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {{
+    {thread_loop("i", "count")} {{
         I rest = (I)i;
-        {decode} const I i{last} = rest;
+        {indices}
         {_BODIES[type(operation)](operation, tensors)}
     }}
 }}
@@ -179,7 +178,7 @@ def _accumulator(dtype: DType) -> str:
 
 
 def _place(number: int, *at: str) -> str:
-    return " + ".join(f"{index} * s{number}_{axis}" for axis, index in enumerate(at))
+    return offset_of(at, (f"s{number}_{axis}" for axis in range(_RANK)))
 
 
 _COUNT = """

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.kernels.axes import indexing
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
+from cudnn_actor.engines.cuda.kernels.index_code import indexing, thread_loop
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
@@ -68,6 +68,7 @@ def _source(operation: Randomness[int], y: GraphTensor, walk: Walk) -> str:
     aligned = min(_VECTOR, 4 * operation.dtype.itemsize)
     packed = [steps for _, steps in walk.axes] == [(1,)] and y.alignment % aligned == 0
     body = _KERNEL.format(
+        each_block=thread_loop("t", "blocks"),
         element=element,
         aligned=aligned,
         parameters=f"{walk.parameters}, {parameters}",
@@ -192,9 +193,8 @@ extern "C" __global__ void numbers(
 ) {{
     const Natural seed = (Natural)state[0], offset = (Natural)state[state_step];
     const int skipped = (int)(offset % 4);
-    const long long threads = (long long)gridDim.x * blockDim.x;
     const long long blocks = (t_count + skipped + 3) / 4;
-    for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < blocks; t += threads) {{
+    {each_block} {{
         const Natural block = (offset / 4 + (Natural)t) % (1ull << 62);
         const Words first = philox(block, 0, seed);
         {more}

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cuda.kernels.axes import FEW, Axis
+from cudnn_actor.engines.cuda.kernels.axes import Axis, extent
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
+from cudnn_actor.engines.cuda.kernels.index_code import is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, value_of
 from cudnn_actor.engines.cuda.kernels.lines import rounded as stored
@@ -209,8 +210,8 @@ class _Kernel:
     @cached_property
     def wide(self) -> bool:
         """Whether places need 64 bits."""
-        span = sum((size - 1) * step for size, step in zip(self.x.dims, self.x.strides, strict=True))
-        return max(self.walk.span, span, *(len(of.places) for of in self.lists.values())) >= FEW
+        places = (len(of.places) for of in self.lists.values())
+        return is_wide(self.walk.span, extent(self.x.dims, self.x.strides), *places, sums=True)
 
     @property
     def count(self) -> int:

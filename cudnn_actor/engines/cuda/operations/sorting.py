@@ -11,8 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cudnn_actor.engines.cuda.kernels.axes import FEW, indexing
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
+from cudnn_actor.engines.cuda.kernels.axes import extent
+from cudnn_actor.engines.cuda.kernels.index_code import block_loop, indexing, is_wide
+from cudnn_actor.engines.cuda.kernels.kernel import (
+    FEW_BLOCKS,
+    MOST_THREADS,
+    THREADS,
+    WARP,
+    Launch,
+    arguments_of,
+)
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, TopK
@@ -20,8 +28,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["top_k_launches", "top_k_workspace"]
 
-_LEAST_THREADS, _THREADS, _MOST_THREADS, _LONG = 32, 256, 1024, 1 << 13
-_MOST_BLOCKS = 1024
+_LONG = 1 << 13
 _STORED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 _INFINITY = {
     DType.FLOAT64: 0x7FF0000000000000,
@@ -40,7 +47,7 @@ def top_k_launches(operation: TopK[int], tensors: Sequence[GraphTensor]) -> list
     length = tensors[0].dims[axis]
     numbers = (length, operation.k, *(tensor.strides[axis] for tensor in tensors), *walk.numbers.values())
     arguments = arguments_of(len(tensors) + 1, *numbers)  # the workspace is the last
-    grid, block = (min(walk.total, _MOST_BLOCKS),), (_threads(length),)
+    grid, block = (min(walk.total, FEW_BLOCKS),), (_threads(length),)
     return [Launch("top_k", _source(operation, tensors, walk), grid, block, arguments)]
 
 
@@ -48,7 +55,7 @@ def top_k_workspace(operation: TopK[int], tensors: Sequence[GraphTensor]) -> int
     """Bytes for two lists of keys and places for each block."""
     walk = _lines(operation, tensors)
     pair = 4 * (1 + (tensors[0].dtype.itemsize > 4)) + (8 if _is_wide(tensors) else 4)
-    return min(walk.total, _MOST_BLOCKS) * 2 * operation.k * pair
+    return min(walk.total, FEW_BLOCKS) * 2 * operation.k * pair
 
 
 def _lines(operation: TopK[int], tensors: Sequence[GraphTensor]) -> Walk:
@@ -65,13 +72,13 @@ def _lines(operation: TopK[int], tensors: Sequence[GraphTensor]) -> Walk:
 def _threads(length: int) -> int:
     """How many threads a block has: a power of two."""
     if length >= _LONG:
-        return _MOST_THREADS
-    return min(_THREADS, max(_LEAST_THREADS, 1 << (length - 1).bit_length()))
+        return MOST_THREADS
+    return min(THREADS, max(WARP, 1 << (length - 1).bit_length()))
 
 
 def _is_wide(tensors: Sequence[GraphTensor]) -> bool:
-    spans = (1 + sum((n - 1) * step for n, step in zip(t.dims, t.strides, strict=True)) for t in tensors)
-    return max(*spans, math.prod(tensors[0].dims)) >= FEW
+    spans = (1 + extent(tensor.dims, tensor.strides) for tensor in tensors)
+    return is_wide(*spans, math.prod(tensors[0].dims), sums=True)
 
 
 def _source(operation: TopK[int], tensors: Sequence[GraphTensor], walk: Walk) -> str:
@@ -91,10 +98,11 @@ def _source(operation: TopK[int], tensors: Sequence[GraphTensor], walk: Walk) ->
         indices="long long* indices, " if with_indices else "",
         indices_step=", long long indices_step" if with_indices else "",
         lines=walk.parameters,
+        each_line=block_loop("line", "t_count"),
         begin=walk.at("line"),
         put_index="indices[indices_at + at * (I)indices_step] = place;" if with_indices else "",
-        threads=_MOST_THREADS,
-        warps=_MOST_THREADS // 32,
+        threads=MOST_THREADS,
+        warps=MOST_THREADS // WARP,
     )
 
 
@@ -158,7 +166,7 @@ extern "C" __global__ void __launch_bounds__({threads}) top_k(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     Key* keys = (Key*)workspace + blockIdx.x * 2 * k;
     I* places = (I*)(workspace + gridDim.x * 2 * k * sizeof(Key)) + blockIdx.x * 2 * k;
-    for (long long line = blockIdx.x; line < t_count; line += gridDim.x) {{
+    {each_line} {{
         {begin}
         const I size = (I)length, wanted = (I)k;
         #define KEY(place) key_of(x[x_at + (place) * (I)x_step])

@@ -1,0 +1,149 @@
+"""The C++ of indices: their type, loops over numbered places, and where a place lies in memory.
+
+A generated kernel numbers its work from 0 on, in the order of the result's memory.
+Its threads, or its blocks, share the numbers in a loop whose stride is the grid. A
+number is taken apart into an index along each axis, the fastest axis first; an offset
+in a tensor is the sum of the indices times the strides. All of that is of the type I,
+which has 32 bits unless a kernel's numbers need 64.
+
+`kernels.walks` joins these for tensors whose sizes and strides are arguments of a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+__all__ = ["ALL_THREADS", "INDEXING", "PLACED", "THREAD", "block_loop", "division", "divisor", "index_type"]
+__all__ += ["indexing", "is_wide", "offset_of", "place_type", "split_all", "split_index"]
+__all__ += ["thread_loop", "with_divisors"]
+
+SMALL = 1 << 31
+"""Numbers below this fit into 32 bits."""
+THREAD, ALL_THREADS = "blockIdx.x * (long long)blockDim.x + threadIdx.x", "(long long)gridDim.x * blockDim.x"
+"""The C expressions of a thread's number in the grid, and of how many threads the grid has."""
+
+INDEXING = f"""
+// A loop over the numbers below `count`, which all threads of a launch share.
+#define EACH(number, count) \\
+    for (long long number = {THREAD}; number < count; \\
+         number += {ALL_THREADS})
+// n / size. Of 32 bits, and not below 0: by the host's `divisor`, a factor and, above it, a shift.
+__device__ __forceinline__ int over(int n, long long, long long by) {{
+    return (int)((unsigned long long)(unsigned)n * (unsigned)by >> (by >> 32));
+}}
+__device__ __forceinline__ long long over(long long n, long long size, long long) {{ return n / size; }}
+"""
+"""C++ for the beginning of a source in which there are such loops, or statements of `split_index`."""
+PLACED = """
+// An index below 0 counts from the end; one out of range counts as the nearest.
+__device__ __forceinline__ long long placed(long long index, long long size) {
+    if (index < 0) index += size;
+    return index < 0 ? 0 : index < size ? index : size - 1;
+}
+"""
+
+
+def is_wide(*largest: int, sums: bool = False) -> bool:
+    """Whether a kernel's indices and offsets need 64 bits.
+
+    `largest`: what the kernel's numbers do not exceed. `sums`: whether it adds two such numbers, too.
+    """
+    return max(largest) >= (SMALL // 2 if sums else SMALL)
+
+
+def index_type(*, wide: bool) -> str:
+    """The C type of indices and offsets. `wide`: whether they need 64 bits."""
+    return "long long" if wide else "int"
+
+
+def place_type(*, wide: bool) -> str:
+    """The C type of a place's number in a loop whose stride is the grid: 32 bits of it do not overflow."""
+    return "long long" if wide else "unsigned"
+
+
+def indexing(*, wide: bool) -> str:
+    """C++ for the beginning of a source: `INDEXING`, and the type I of indices and offsets."""
+    return f"{INDEXING}typedef {index_type(wide=wide)} I;\n"
+
+
+def thread_loop(number: str, count: str) -> str:
+    """The head of a C loop like that of `EACH`, which keeps the grid's stride in a variable.
+
+    Which of the two takes fewer registers depends on the body.
+    """
+    stride = f"{number}_stride"
+    return (
+        f"for (long long {stride} = {ALL_THREADS}, {number} = {THREAD}; {number} < {count}; "
+        f"{number} += {stride})"
+    )
+
+
+def block_loop(number: str, count: str) -> str:
+    """The head of a C loop over the numbers below `count`, which all blocks of a launch share."""
+    return f"for (long long {number} = blockIdx.x; {number} < {count}; {number} += gridDim.x)"
+
+
+def with_divisors(sizes: Mapping[str, int]) -> dict[str, int]:
+    """The numbers that `split_index` needs for these sizes: each size by its name, and its `divisor`."""
+    found: dict[str, int] = {}
+    for name, size in sizes.items():
+        found |= {name: size, f"{name}_by": divisor(size)}
+    return found
+
+
+def divisor(size: int) -> int:
+    """A factor and a shift by which `over` divides numbers from 0 to 2**31 by a size from 1 on.
+
+    That is exact: T. Granlund, P. Montgomery, "Division by invariant integers using multiplication", PLDI
+    1994, theorem 4.2.
+    """
+    size = min(max(size, 1), 1 << 31)  # larger ones only divide numbers of 64 bits
+    shift = 31 + (size - 1).bit_length()
+    return -(-(1 << shift) // size) | shift << 32
+
+
+def split_index(name: str, rest: str, size: str, times: int = 1) -> str:
+    """Statements that take the index along the fastest axis from a number, and leave the number of the rest.
+
+    They define `name` as `times` as much as `rest` modulo `size`, and divide `rest` by `size`. The kernel's
+    numbers have `size` from `with_divisors`.
+    """
+    modulo = f"{rest} - {name}_over * (I){size}"
+    modulo = f"({modulo}) * {times}" if times > 1 else modulo
+    return f"const I {name}_over = over({rest}, {size}, {size}_by), {name} = {modulo}; {rest} = {name}_over;"
+
+
+def division(name: str, rest: str, size: str, times: int | str = 1, kind: str = "I") -> str:
+    """Statements like those of `split_index`, which divide by any C expression.
+
+    `kind`: the C type of the index.
+    """
+    modulo = f"{rest} % {size} * {times}" if times != 1 else f"{rest} % {size}"
+    return f"const {kind} {name} = {modulo}; {rest} /= {size};"
+
+
+def split_all(
+    rest: str,
+    axes: Sequence[tuple[str, str]],
+    split: Callable[[str, str, str, int], str] = division,
+    times: int = 1,
+) -> str:
+    """Statements that take a number apart into an index along each axis: the last one is all that is left.
+
+    `axes`: the name of each index, and the C expression of the axis' size, the fastest first. `split`: gives
+    the statements for one of them. `times`: how many elements an index along the fastest axis counts.
+    """
+    counts = [times, *[1] * (len(axes) - 1)]
+    *fast, (slowest, _) = axes
+    text = [split(name, rest, size, count) for (name, size), count in zip(fast, counts, strict=False)]
+    last = f"{rest} * {counts[-1]}" if counts[-1] > 1 else rest
+    return " ".join([*text, f"const I {slowest} = {last};"])
+
+
+def offset_of(indices: Iterable[str], steps: Iterable[str], start: str = "") -> str:
+    """The C expression of the offset of an element, of its index and a tensor's stride along each axis.
+
+    `start`: where an element whose indices are 0 lies, if that is not 0.
+    """
+    terms = (f"{index} * {step}" for index, step in zip(indices, steps, strict=True))
+    return " + ".join([start, *terms] if start else terms)
