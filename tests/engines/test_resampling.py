@@ -314,7 +314,7 @@ TOGETHER: dict[tuple[int, ...], dict[str, Any]] = {
 
 def made(operation: Any, *specs: TensorSpec) -> resampling._Kernel:
     tensors = [GraphTensor(uid=n, dims=s.dims, strides=s.strides, dtype=s.dtype) for n, s in enumerate(specs)]
-    return resampling._Kernel(operation.with_operands(["x", "y"].index), tensors)
+    return resampling._kernel(operation.with_operands(["x", "y"].index), tensors)
 
 
 PROBLEMS = problems()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,127 +87,61 @@ _ALONE = _Pattern(groups=0, step=0, first=0, places=((0,),), weights=((1.0,),))
 """Of one neighbour in each group, which is one element of x."""
 
 
+@dataclass(frozen=True)
 class _Kernel:
-    """What the kernel is made of, from the operation and its tensors."""
+    """What the kernel is made of.
 
-    def __init__(self, operation: Resampling, tensors: Sequence[GraphTensor]) -> None:
-        self.operation = operation
-        self.x, self.y = tensors
-        self.forward = isinstance(operation, Resample)
-        self.floats: Any = np.float64 if self.x.dtype is DType.FLOAT64 else np.float32
-        self.taps = operation.taps((self.x if self.forward else self.y).dims)
-        """Of each dim that changes."""
+    Parameters
+    ----------
+    operation, x, y
+        What is computed, and its tensors.
+    taps, lists
+        For each resized dimension: what its elements are made of, and the same as tables have it. The places
+        of elements outside x are negative in tables.
+    fastest
+        The dimension along which the result's elements lie side by side; -1 if there is none.
+    alike
+        Whether neighbours in the result are neighbours in x, in the same order.
+    together
+        How many neighbours in a row a thread has.
+    columns, rows
+        The repeating patterns along the innermost resized dimension and the second innermost one.
+    piece
+        How many of the elements of x that a thread reads along a row it reads at once.
+    walk
+        Over groups of neighbours: where they are, and x but for the resized dimensions, and coordinates in
+        these: x's along a dimension with a pattern.
+    """
 
-    @cached_property
-    def lists(self) -> Mapping[int, Lists]:
-        """For each dim that changes. The places of elements outside are negative."""
-        if not self.forward:
-            return {axis: of.transposed(self.y.dims[axis]) for axis, of in self.taps.items()}
-        inside = {
-            axis: of._replace(places=np.where(of.outside[:, None], -1, of.places))
-            for axis, of in self.taps.items()
-        }
-        return {axis: of.lists() for axis, of in inside.items()}
+    operation: Resampling
+    x: GraphTensor
+    y: GraphTensor
+    taps: Mapping[int, Taps]
+    lists: Mapping[int, Lists]
+    fastest: int
+    alike: bool
+    together: int
+    columns: _Pattern | None
+    rows: _Pattern
+    piece: int
+    walk: Walk
 
-    @cached_property
-    def fastest(self) -> int:
-        """The dim along which the result's elements lie side by side; -1 if there is none."""
-        steps = zip(self.y.strides, self.y.dims, strict=True)
-        return next((axis for axis, (step, size) in enumerate(steps) if step == 1 < size), -1)
+    @property
+    def forward(self) -> bool:
+        """Whether it is no gradient."""
+        return isinstance(self.operation, Resample)
 
-    @cached_property
-    def alike(self) -> bool:
-        """Whether neighbours in the result are neighbours in x, in the same order."""
-        return self.fastest not in self.taps and self.x.strides[self.fastest] == 1
+    @property
+    def floats(self) -> Any:
+        """NumPy's type of weights."""
+        return _floats(self.x)
 
-    def _fits(self, tensor: GraphTensor, count: int) -> bool:
-        """Whether a thread can access so many elements along the fastest dim at once, wherever they begin."""
-        nbytes = min(count * tensor.dtype.itemsize, _PACK_BYTES)
-        of = enumerate(zip(tensor.dims, tensor.strides, strict=True))
-        apart = (step for axis, (size, step) in of if axis != self.fastest and size > 1)
-        return tensor.alignment % nbytes == 0 and not any(step % count for step in apart)
-
-    @cached_property
-    def counts(self) -> list[int]:
-        """How many neighbours in a row a thread can have, the best first.
-
-        A warp whose threads write 16 bytes each writes whole sectors of memory at once. Twice as many may
-        have a pattern where these have none. Those that are alike need none, and share much arithmetic.
-        """
-        if not self.forward or self.fastest < 0 or not (self.alike or self.fastest in self.taps):
-            return []
-        one = min(_MOST_TOGETHER, _PACK_BYTES // self.y.dtype.itemsize)
-        fewer = [one >> n for n in range(1, one.bit_length() - 1)]
-        counts = [2 * one, one, *fewer] if self.alike else [one, 2 * one, *fewer]
-        tensors = (self.x, self.y) if self.alike else (self.y,)
-        return [
-            count
-            for count in counts
-            if 1 < count <= _MOST_TOGETHER
-            and self.y.dims[self.fastest] % count == 0
-            and all(self._fits(tensor, count) for tensor in tensors)
-        ]
-
-    @cached_property
-    def columns(self) -> _Pattern | None:
-        """The repeating pattern along the innermost resized dimension."""
-        if not self.counts or self.fastest != max(self.taps, default=-1):
-            return None
-        return next(self._patterns(self.fastest, self.counts), None)
-
-    @cached_property
-    def rows(self) -> _Pattern:
-        """The repeating pattern along the second innermost resized dimension."""
-        if self.columns is None or self.count < 2:
-            return _ALONE
-        window, products = _MOST_WINDOW // self.columns.window, _MOST_PRODUCTS // self.columns.products
-        found = self._patterns([*self.taps][-2], _ROWS)
-        return next((of for of in found if of.window <= window and of.products <= products), _ALONE)
-
-    def _patterns(self, axis: int, counts: Sequence[int]) -> Iterator[_Pattern]:
-        """Yields the patterns of groups of these sizes along a dimension, where there are any."""
-        for count in counts:
-            found = _pattern(self.taps[axis], self.x.dims[axis], count, self.floats)
-            if found is not None:
-                yield found
-
-    @cached_property
-    def together(self) -> int:
-        """How many neighbours in a row a thread has."""
-        return len(self.columns.places) if self.columns is not None else next(iter(self.counts), 1)
-
-    @cached_property
+    @property
     def neighbours(self) -> int:
         """How many elements of the result a thread has."""
         return self.together * len(self.rows.places)
 
-    @cached_property
-    def piece(self) -> int:
-        """How many of the elements of x that a thread reads along a row it reads at once."""
-        x, columns, axis = self.x, self.columns, self.fastest
-        if columns is None or x.strides[axis] != 1 or columns.step * columns.groups > x.dims[axis]:
-            return 1
-        counts = (_PACK_BYTES // x.dtype.itemsize >> n for n in range(_PACK_BYTES.bit_length()))
-        return next(c for c in counts if c == 1 or (columns.step % c == 0 and self._fits(x, c)))
-
-    @cached_property
-    def walk(self) -> Walk:
-        """Over groups of neighbours: where they are, and x but for the dims that change, and coordinates.
-
-        Along a dim with a pattern these are x's.
-        """
-        x, y = self.x, self.y
-        own = [0 if axis in self.taps else step for axis, step in enumerate(x.strides)]
-        places = {f"n{n}": [int(axis == of) for axis in range(len(y.dims))] for n, of in enumerate(self.taps)}
-        walk = Walk.over("t", y.dims, y=y.strides, x=own, **places)
-        axes = [*walk.axes]
-        axes[-1] = _grouped(axes[-1], self.together, self.columns, -1)
-        if self.rows is not _ALONE:
-            row = next(n for n, (_, steps) in enumerate(axes) if steps[-2])
-            axes[row] = _grouped(axes[row], len(self.rows.places), self.rows, -2)
-        return walk._replace(axes=tuple(axes))
-
-    @cached_property
+    @property
     def wide(self) -> bool:
         """Whether places need 64 bits."""
         places = (len(of.places) for of in self.lists.values())
@@ -223,23 +157,140 @@ class _Kernel:
         """How many products a thread adds up."""
         return self.neighbours * math.prod(int(of.places.shape[1]) for of in self.taps.values())
 
+    @property
+    def known(self) -> dict[int, _Pattern]:
+        """The resized dimensions that have a repeating pattern, by number."""
+        numbers = ((self.count - 2, self.rows), (self.count - 1, self.columns))
+        return {n: of for n, of in numbers if of is not None and of is not _ALONE}
+
     def tables(self) -> list[np.ndarray]:
         """The tables of places and weights, for each resized dimension without a pattern."""
         found: list[np.ndarray] = []
         kind = np.int64 if self.wide else np.int32
         for n, (axis, of) in enumerate(self.lists.items()):
             if n not in self.known:
-                # Negative ones are outside.
                 places = np.where(of.places < 0, -1, of.places * self.x.strides[axis])
                 found += [each.astype(kind) for each in (of.starts, places)]
                 found.append(of.weights.astype(self.floats))
         return found
 
-    @property
-    def known(self) -> dict[int, _Pattern]:
-        """The resized dimensions that have a repeating pattern, by number."""
-        numbers = ((self.count - 2, self.rows), (self.count - 1, self.columns))
-        return {n: of for n, of in numbers if of is not None and of is not _ALONE}
+
+def _kernel(operation: Resampling, tensors: Sequence[GraphTensor]) -> _Kernel:
+    """Describe the kernel of an operation on these tensors."""
+    x, y = tensors
+    forward = isinstance(operation, Resample)
+    taps = operation.taps((x if forward else y).dims)
+    steps = enumerate(zip(y.strides, y.dims, strict=True))
+    fastest = next((axis for axis, (step, size) in steps if step == 1 < size), -1)
+    alike = fastest not in taps and x.strides[fastest] == 1
+    counts = _counts(x, y, fastest, alike=alike) if forward and (alike or fastest in taps) else []
+    columns = _columns(x, taps, counts) if counts and fastest == max(taps, default=-1) else None
+    rows = _ALONE if columns is None or len(taps) < 2 else _rows(x, taps, columns)
+    together = next(iter(counts), 1) if columns is None else len(columns.places)
+    return _Kernel(
+        operation=operation,
+        x=x,
+        y=y,
+        taps=taps,
+        lists={axis: _lists(of, None if forward else y.dims[axis]) for axis, of in taps.items()},
+        fastest=fastest,
+        alike=alike,
+        together=together,
+        columns=columns,
+        rows=rows,
+        piece=1 if columns is None else _piece(x, fastest, columns),
+        walk=_walk(tensors, [*taps], together, columns, rows),
+    )
+
+
+def _floats(x: GraphTensor) -> Any:
+    """NumPy's type of weights for elements of x."""
+    return np.float64 if x.dtype is DType.FLOAT64 else np.float32
+
+
+def _lists(taps: Taps, transposed: int | None) -> Lists:
+    """A dimension's tables; `transposed`: the size of x's dimension, for a gradient."""
+    if transposed is not None:
+        return taps.transposed(transposed)
+    return taps._replace(places=np.where(taps.outside[:, None], -1, taps.places)).lists()
+
+
+def _fits(tensor: GraphTensor, fastest: int, count: int) -> bool:
+    """Whether a thread can access so many elements along the fastest dim at once, wherever they begin."""
+    nbytes = min(count * tensor.dtype.itemsize, _PACK_BYTES)
+    of = enumerate(zip(tensor.dims, tensor.strides, strict=True))
+    apart = (step for axis, (size, step) in of if axis != fastest and size > 1)
+    return tensor.alignment % nbytes == 0 and not any(step % count for step in apart)
+
+
+def _counts(x: GraphTensor, y: GraphTensor, fastest: int, *, alike: bool) -> list[int]:
+    """How many neighbours in a row a thread can have, the best first; none without a fastest dimension.
+
+    A warp whose threads write 16 bytes each writes whole sectors of memory at once. Twice as many may have a
+    pattern where these have none. Those that are alike need none, and share much arithmetic.
+    """
+    if fastest < 0:
+        return []
+    one = min(_MOST_TOGETHER, _PACK_BYTES // y.dtype.itemsize)
+    fewer = [one >> n for n in range(1, one.bit_length() - 1)]
+    return [
+        count
+        for count in ([2 * one, one, *fewer] if alike else [one, 2 * one, *fewer])
+        if 1 < count <= _MOST_TOGETHER
+        and y.dims[fastest] % count == 0
+        and all(_fits(tensor, fastest, count) for tensor in ((x, y) if alike else (y,)))
+    ]
+
+
+def _columns(x: GraphTensor, taps: Mapping[int, Taps], counts: Sequence[int]) -> _Pattern | None:
+    """The repeating pattern along the innermost resized dimension, of groups of one of these sizes."""
+    return next(_patterns(x, taps, -1, counts), None)
+
+
+def _rows(x: GraphTensor, taps: Mapping[int, Taps], columns: _Pattern) -> _Pattern:
+    """The repeating pattern along the second innermost resized dimension, if it is small enough."""
+    window, products = _MOST_WINDOW // columns.window, _MOST_PRODUCTS // columns.products
+    found = _patterns(x, taps, -2, _ROWS)
+    return next((of for of in found if of.window <= window and of.products <= products), _ALONE)
+
+
+def _patterns(
+    x: GraphTensor, taps: Mapping[int, Taps], number: int, counts: Sequence[int]
+) -> Iterator[_Pattern]:
+    """Yields the patterns of groups of these sizes along a resized dimension, where there are any."""
+    axis = [*taps][number]
+    for count in counts:
+        found = _pattern(taps[axis], x.dims[axis], count, _floats(x))
+        if found is not None:
+            yield found
+
+
+def _piece(x: GraphTensor, fastest: int, columns: _Pattern) -> int:
+    """How many of the elements of x that a thread reads along a row it reads at once."""
+    if x.strides[fastest] != 1 or columns.step * columns.groups > x.dims[fastest]:
+        return 1
+    counts = (_PACK_BYTES // x.dtype.itemsize >> n for n in range(_PACK_BYTES.bit_length()))
+    return next(c for c in counts if c == 1 or (columns.step % c == 0 and _fits(x, fastest, c)))
+
+
+def _walk(
+    tensors: Sequence[GraphTensor],
+    resized: Sequence[int],
+    together: int,
+    columns: _Pattern | None,
+    rows: _Pattern,
+) -> Walk:
+    """The walk over groups of neighbours: see `_Kernel`."""
+    x, y = tensors
+    own = [0 if axis in resized else step for axis, step in enumerate(x.strides)]
+    places = {f"n{n}": [int(axis == of) for axis in range(len(y.dims))] for n, of in enumerate(resized)}
+    walk = Walk.over("t", y.dims, y=y.strides, x=own, **places)
+    axes = [*walk.axes]
+    axes[-1] = _grouped(axes[-1], together, columns, -1)
+    if rows is not _ALONE:
+        row = next(n for n, (_, steps) in enumerate(axes) if steps[-2])
+        axes[row] = _grouped(axes[row], len(rows.places), rows, -2)
+    return walk._replace(axes=tuple(axes))
 
 
 def _grouped(axis: Axis, count: int, pattern: _Pattern | None, own: int) -> Axis:
@@ -277,7 +328,7 @@ def _pattern(taps: Taps, size: int, together: int, floats: Any) -> _Pattern | No
 
 def resample_launches(operation: Resampling, tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launch of a resampling."""
-    made = _Kernel(operation, tensors)
+    made = _kernel(operation, tensors)
     arguments = arguments_of(2, *made.tables())
     for n in made.known:
         axis = [*made.taps][n]
