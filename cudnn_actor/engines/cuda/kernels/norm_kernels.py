@@ -149,7 +149,7 @@ class _Kernels:
     def __init__(self, norm: Norm, one: Pass) -> None:
         self._norm, self._pass = norm, one
         self._places = {name: number for number, name in enumerate(norm.operands)}
-        self._single, self.lines, self._width, self._apart = _side_by_side(norm, one.axes)
+        self._single, self.lines, self._width, self._apart = _beside(norm, one.axes)
         self._stores = bool(norm.results) and one is norm.passes[-1]
 
     @property
@@ -428,25 +428,56 @@ def _each(body: str) -> str:
     return f"\n        #pragma unroll\n        for (int s = 0; s < W; ++s) {{ {body} }}"
 
 
-def _side_by_side(norm: Norm, axes: Sequence[int]) -> tuple[Lines, Lines, int, dict[str, int]]:
-    """The lines; the same with several side by side as one; how many; and their distance in each operand."""
-    dims, operands = norm.dims, norm.operands
+class _Beside(NamedTuple):
+    """Lines of a norm, of which a thread takes several side by side at a time.
+
+    Parameters
+    ----------
+    single
+        The lines, one at a time.
+    lines
+        The same, with `width` of them side by side as one.
+    width
+        How many lines a thread takes at a time.
+    apart
+        The distance of two of these in each operand, by name, in elements.
+    """
+
+    single: Lines
+    lines: Lines
+    width: int
+    apart: Mapping[str, int]
+
+
+def _beside(norm: Norm, axes: Sequence[int]) -> _Beside:
+    """Describe the lines of a norm along these axes."""
+    operands = norm.operands
     dtypes = [operand.dtype for operand in operands.values()]
     strides = [operand.strides for operand in operands.values()]
     whole = [number for number, operand in enumerate(operands.values()) if operand.whole]
-    lines = lines_of(dims, strides, axes, dtypes, vectors=whole)
+    single = lines_of(norm.dims, strides, axes, dtypes, vectors=whole)
     width = _VECTOR // max(dtypes[number].itemsize for number in whole)
-    sides = (axis for axis, size in enumerate(dims) if axis not in axes and size > 1)
-    for axis in sides if lines.form is Form.COLUMN and width > 1 else ():
-        others = [other for other, size in enumerate(dims) if other != axis and size > 1]
-        aligned = all(strides[n][axis] == 1 and not any(strides[n][o] % width for o in others) for n in whole)
-        if aligned and dims[axis] % width == 0:
-            fewer = [size // width if other == axis else size for other, size in enumerate(dims)]
-            wider = [[s * width if other == axis else s for other, s in enumerate(of)] for of in strides]
-            found = lines_of(fewer, wider, axes, dtypes, vectors=())
-            apart = {name: of[axis] for name, of in zip(operands, strides, strict=True)}
-            return lines, found._replace(vector=1), width, apart
-    return lines, lines, 1, dict.fromkeys(operands, 0)
+    several = single.form is Form.COLUMN and width > 1
+    axis = _neighbours(norm.dims, [strides[n] for n in whole], axes, width) if several else None
+    if axis is None:
+        return _Beside(single, single, 1, dict.fromkeys(operands, 0))
+    fewer = [size // width if n == axis else size for n, size in enumerate(norm.dims)]
+    wider = [[step * width if n == axis else step for n, step in enumerate(of)] for of in strides]
+    lines = lines_of(fewer, wider, axes, dtypes, vectors=())._replace(vector=1)
+    return _Beside(single, lines, width, {name: of.strides[axis] for name, of in operands.items()})
+
+
+def _neighbours(
+    dims: Sequence[int], strides: Sequence[Sequence[int]], axes: Sequence[int], width: int
+) -> int | None:
+    """The first dim, but for `axes`, along which `width` lines lie side by side in all tensors; else None."""
+    for axis, size in enumerate(dims):
+        others = [n for n, other in enumerate(dims) if n != axis and other > 1]
+        if axis in axes or size < 2 or size % width:
+            continue
+        if all(of[axis] == 1 and not any(of[n] % width for n in others) for of in strides):
+            return axis
+    return None
 
 
 _MOMENTS = """
