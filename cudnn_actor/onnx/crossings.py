@@ -147,7 +147,9 @@ class PartImport:
         if not outputs:
             return None
         g = self.imports.g
-        made = self.imports.part({cell: g.to_layout(each, Layout.NCHW) for cell, each in outputs.items()})
+        made = self.imports.outputs.part(
+            {cell: g.to_layout(each, Layout.NCHW) for cell, each in outputs.items()}
+        )
         return made, self.reads(made)
 
     def reads(self, made: Part) -> dict[str, str]:

@@ -128,7 +128,7 @@ class _Cutting:
         if undecided:
             raise NeedsValues(undecided)
         if len(self._parts) == 1:
-            return self._first.finished(self._parts[0].place.names)
+            return self._first.outputs.finished(self._parts[0].place.names)
         return self._finished()
 
     # Nodes.
@@ -287,7 +287,7 @@ class _Cutting:
             if feature.name in self._rows:
                 outputs[feature.name] = self._rows[feature.name].cell
                 continue
-            found = part.imports.output(feature, part.place.names)
+            found = part.imports.outputs.output(feature, part.place.names)
             if isinstance(found, np.ndarray):
                 constants[feature.name] = found
                 continue

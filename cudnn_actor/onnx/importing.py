@@ -3,20 +3,19 @@
 Nodes are walked in order. Each is computed now if it only has constants, or
 added to the graph by its operator's handler, or replaced by the function that
 defines it. What can be done in none of these ways is reported for the whole
-model at once. The file is long because this walk is one class.
+model at once.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import defs
 
 from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
@@ -28,16 +27,15 @@ from cudnn_actor.onnx.control import CONTROL, is_control
 from cudnn_actor.onnx.dtypes import Given, agreed, dtype_code, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
 from cudnn_actor.onnx.folding import fold, inferred, misfit, nothing
-from cudnn_actor.onnx.joining import Joined, joined
+from cudnn_actor.onnx.import_constants import Constants
+from cudnn_actor.onnx.import_outputs import Outputs
 from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.operator_checks import problem_of
-from cudnn_actor.onnx.origins import keys_of, origins_of
 from cudnn_actor.onnx.places import (
     UNDECIDED,
     UNKNOWN,
     Misfit,
-    Part,
     Place,
     Scope,
     Trial,
@@ -46,11 +44,10 @@ from cudnn_actor.onnx.places import (
     label_at,
     reason_of,
 )
-from cudnn_actor.onnx.ports import LITTLE, PortNames, Ports
+from cudnn_actor.onnx.ports import Initialisers, PortNames, Ports
 from cudnn_actor.onnx.precision import Precision
 from cudnn_actor.onnx.reading import ModelFile, in_order, label_of, versions
 from cudnn_actor.onnx.schemas import Schema, domain_of, schema_for
-from cudnn_actor.onnx.tensors import array_of
 from cudnn_actor.onnx.unrolling import TooManyTurns
 from cudnn_actor.onnx.values import (
     Contradiction,
@@ -64,8 +61,7 @@ from cudnn_actor.onnx.values import (
     Value,
 )
 from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -75,12 +71,8 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 """What handlers raise for attributes and dims that contradict what the operator says of them."""
 _REFUSALS = (Declined, Empty, InvalidRequest)
 """What is raised for a node that ONNX allows, but that cannot be run."""
-_LARGE = 1024
-"""Bytes of a part of the file from which on what it was read as is kept."""
 _DEEPEST = 32
 """How deep functions may lie in each other."""
-_T = TypeVar("_T")
-_Part = onnx.TensorProto | onnx.NodeProto | onnx.GraphProto | onnx.FunctionProto
 
 
 class Import:
@@ -109,17 +101,16 @@ class Import:
         """Nodes that cannot be run, and why, each once."""
         self.undecided: set[str] = set()
         """Inputs whose values are needed."""
-        self._of_half: dict[tuple[int, np.dtype[Any]], tuple[Value, Value]] = {}
-        """Constants of float32 in half types, with those that they were made from, whose ids stay so."""
-        self._once: dict[int, tuple[Any, Any]] = {}
-        """Large parts of the file that are read at each turn of a loop or call of a function, by id; and
-        what they were read as."""
         limits = file.limits
         self._budget: Budget = (
             Budget(limits.constants, limits.steps, limits.nodes) if beside is None else beside._budget
         )
         nodes = [*file.nodes, *(node for each in file.functions.values() for node in each.node)]
         self.precision = None if file.dtype is None else Precision(file.dtype, self.g, nodes)
+        self._constants = Constants(self.ports, self._budget)
+        self.outputs = Outputs(
+            self.g, self.ports, self.precision, file.outputs, most_operations=most_operations
+        )
 
     def specialised(self) -> Specialised:
         """The model for these inputs.
@@ -138,12 +129,12 @@ class Import:
             raise UnsupportedModel(nodes=list(self.problems))
         if self.undecided:
             raise NeedsValues(self.undecided)
-        return self.finished(place.names)
+        return self.outputs.finished(place.names)
 
     def beginning(self, label: str = "") -> Place:
         """A place where the model's inputs and initialisers are there, within a node of this label."""
         given = [each for each in self._file.defaults if each.name in self._specs]
-        names: Scope = ChainMap({}, _Initialisers(self.ports, self._file))
+        names: Scope = ChainMap({}, Initialisers(self.ports, self._file))
         names.update({feature.name: self._input(feature) for feature in (*self._file.inputs, *given)})
         return Place(names, self._file.opsets, {}, label)
 
@@ -294,7 +285,7 @@ class Import:
         """The results of a node. Raises whatever says that there are none: see `walk`."""
         own = self._file.functions.get((node.domain, node.op_type, node.overload))
         if own is not None:
-            nodes = self._read_once(own, lambda: in_order(own.node, set(own.input)))
+            nodes = self._constants.read_once(own, lambda: in_order(own.node, set(own.input)))
             attributes = resolved(node, place.attributes)
             place = replace(place, label=place.label or label_of(node))
             return self._expanded(own, nodes, attributes, inputs, place)
@@ -344,7 +335,7 @@ class Import:
         if is_control(node):
             inner = replace(place, label=label, depth=place.depth + 1, unrolled=None)
             return CONTROL[domain_of(node), node.op_type](view, Inline(self, inner))
-        found = self._folded(view, place)
+        found = self._constants.folded(view, place.opsets)
         if found is None:
             found = self._added(view, place, label)
         if found is None:
@@ -378,55 +369,7 @@ class Import:
             wanted = kinds.get(of.kind) if of.alike else None
             if wanted not in (None, given[number].dtype):
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted)
-                found[number] = self._in_half(value, dtype, node.input[number])
-        return found
-
-    def _in_half(self, value: Value, dtype: np.dtype[Any], name: str) -> Value:
-        """A float32 constant in a half type: one for all nodes that read it."""
-        key = id(value), dtype
-        if key not in self._of_half:
-            self._budget.keep(value.size * dtype.itemsize)
-            half = self.ports.converted(value, dtype, name)
-            self._of_half[key] = value, half
-        return self._of_half[key][1]
-
-    def _folded(self, view: Node, place: Place) -> Sequence[Value | None] | None:
-        """The results of a node that has constants only; None if it has not."""
-        if view.schema.node_determinism == defs.OpSchema.NodeDeterminism.NonDeterministic:
-            return None
-        if not all(value is None or value.fixed for value in view.inputs):
-            return None
-        try:
-            if view.op == "Constant":
-                return self._read_once(
-                    view.proto, functools.partial(self._constants, view, place, fixed=True)
-                )
-            return self._constants(view, place, fixed=True)
-        except Declined:
-            handler = operators.handler_of(domain_of(view.proto), view.op, view.version)
-            if handler is None and not has_body(view.schema):
-                raise
-            return None
-
-    def _constants(self, view: Node, place: Place, *, fixed: bool) -> Sequence[Value | None]:
-        """A node's results, computed now."""
-        given = [None if value is None else value.elements for value in view.inputs]
-        arrays = fold(view.proto, given, place.opsets, self._budget)
-        origins = origins_of(view.proto, view.inputs, place.opsets)
-        large = any(each is not None and each.nbytes > LITTLE for each in arrays)
-        keys = keys_of(view.proto, view.inputs, place.opsets) if large else [""] * len(arrays)
-        found = [
-            None
-            if each is None
-            else self.ports.constant(
-                each, fixed=fixed, key=key if each.nbytes > LITTLE else "", origin=origin
-            )
-            for each, key, origin in zip(arrays, keys, origins, strict=True)
-        ]
-        if view.op == "Transpose" and found[0] is not None and found[0].rank == 2:
-            of, turns = view.value(0), view.attribute("perm", (1, 0)) == (1, 0)
-            # One step back at most: whoever follows it need not follow a chain.
-            found[0].turned_from = of if turns and of.turned_from is None else None
+                found[number] = self._constants.in_half(value, dtype, node.input[number])
         return found
 
     def _added(self, view: Node, place: Place, label: str) -> Sequence[Value | None] | None:
@@ -440,7 +383,7 @@ class Import:
         except Empty:  # then nothing is computed but what follows from dims and axes
             fixed = all(value is None or value.fixed for value in view.inputs)
             try:
-                return self._constants(view, place, fixed=fixed)
+                return self._constants.computed(view, place.opsets, fixed=fixed)
             except Declined:
                 empty = nothing(view.proto, view.inputs, place.opsets)
                 if empty is None:
@@ -508,8 +451,8 @@ class Import:
         """A subgraph, which sees the names around it."""
         if len(given) != len(graph.input):
             raise Declined(f"has a subgraph with {len(graph.input)} inputs, and gives it {len(given)}")
-        nodes, constants = self._read_once(
-            graph, lambda: (in_order(graph.node, set()), self._inner_constants(graph))
+        nodes, constants = self._constants.read_once(
+            graph, lambda: (in_order(graph.node, set()), self._constants.of_graph(graph))
         )
         # Layers of its own: a loop of many steps copies none of the names around it, nor its constants.
         names = place.names.new_child(constants) if constants else place.names
@@ -522,103 +465,9 @@ class Import:
             raise Declined("has an output that nothing writes")
         return found  # type: ignore[return-value]
 
-    def _inner_constants(self, graph: onnx.GraphProto) -> dict[str, Value | Unknown | None]:
-        """The initialisers of a subgraph."""
-        found: dict[str, Value | Unknown | None] = {}
-        for tensor in graph.initializer:
-            check_wanted()
-            found[tensor.name] = self._read_once(tensor, functools.partial(self._inner, tensor))
-        return found
-
-    def _inner(self, tensor: onnx.TensorProto) -> Value:
-        """An initialiser of a subgraph."""
-        array = array_of(tensor, f"initialiser {tensor.name!r}")
-        self._budget.keep(array.nbytes)
-        return self.constant(array)
-
-    def _read_once(self, part: _Part, read: Callable[[], _T]) -> _T:
-        """What a part of the file is read as."""
-        if (known := self._once.get(id(part))) is not None:  # first: to measure it takes as long as it is
-            return known[1]  # type: ignore[no-any-return]
-        found = read()
-        if part.ByteSize() >= _LARGE:
-            self._once[id(part)] = part, found
-        return found
-
     def constant(self, array: np.ndarray) -> Value:
         """A constant of the model."""
         return self.ports.constant(array, fixed=True)
-
-    # The end.
-
-    def finished(self, names: Scope) -> Specialised:
-        """The model, if it is this graph alone. Raises `UnsupportedModel`, and `TooManyOperations`."""
-        constants: dict[str, np.ndarray] = {}
-        outputs: dict[str, str] = {}
-        ports: dict[str, Tensor] = {}
-        for feature in self._file.outputs:
-            found = self.output(feature, names)
-            if isinstance(found, np.ndarray):
-                constants[feature.name] = found
-            else:
-                outputs[feature.name] = self.ports.name(feature.name)
-                ports[outputs[feature.name]] = found[1]
-        part = self.part(ports) if ports else None
-        read = set() if part is None else {port.name for port in part.graph.inputs}
-        return Specialised(
-            graph=part and part.graph,
-            inputs=self.ports.inputs(read),
-            outputs=outputs,
-            weights={} if part is None else part.weights,
-            constants=constants,
-            random=part and part.random,
-            origins={} if part is None else part.origins,
-            decided_by=frozenset(self.ports.looked_at),
-        )
-
-    def output(self, feature: Feature, names: Scope) -> np.ndarray | tuple[Value, Tensor]:
-        """An output of the model: its elements, or a value of the graph, and a tensor of the file's dtype."""
-        value, precision = names.get(feature.name), self.precision
-        if not isinstance(value, Value):
-            raise InvalidModel(where=f"output {feature.name!r}", problem="is written by no node")
-        if value.is_constant:
-            return value.array if precision is None else precision.constant(value.array, feature)
-        try:
-            tensor = value.tensor
-        except Declined as declined:
-            raise UnsupportedModel(nodes=[f"output {feature.name!r}: {declined}"]) from declined
-        return value, tensor if precision is None else precision.output(tensor, feature)
-
-    def part(self, outputs: Mapping[str, Tensor]) -> Part:
-        """The graph that computes these, by the names of their ports. Raises `TooManyOperations`."""
-        self.g.place = "the outputs"  # copies of inputs, and of outputs that are written twice
-        built = self.g.build(outputs)
-        inputs = tuple(port for port in built.inputs if port.uid is not None)
-        graph = Graph(body=built.body, inputs=inputs, outputs=built.outputs)
-        read = {port.name for port in inputs}
-        of = Joined(graph, self.ports.weights(read), self.ports.origins(read))
-        graph, weights, origins = joined(of, self.ports.name)
-        if (count := len(graph.body.operations)) > self._most_operations:
-            raise TooManyOperations(f"{count:,}")
-        return Part(graph, weights, origins, self.ports.random(read))
-
-
-class _Initialisers(dict[str, Any]):
-    """What the names of the file's initialisers stand for, each made when it is first looked up: a model that
-    is cut has hundreds of imports, and each of them reads few."""
-
-    def __init__(self, ports: Ports, file: ModelFile) -> None:
-        super().__init__()
-        self._ports, self._file = ports, file
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._file.tensors
-
-    def __missing__(self, name: str) -> Value:
-        if name not in self:
-            raise KeyError(name)
-        self[name] = made = self._ports.initialiser(name)
-        return made
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ class BodyImport:
     def _built(self) -> Part:
         g = self.part.imports.g
         outputs = {port: g.to_layout(value.tensor, Layout.NCHW) for port, value in self._outputs.items()}
-        made = self.part.imports.part(outputs)
+        made = self.part.imports.outputs.part(outputs)
         if made.random is not None:
             raise NotALoop("draws random numbers")
         return made

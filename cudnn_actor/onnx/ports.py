@@ -19,7 +19,7 @@ from cudnn_actor.protocol.messages.run_loop import SCRATCH
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
-__all__ = ["LITTLE", "PortNames", "Ports", "key_of"]
+__all__ = ["LITTLE", "Initialisers", "PortNames", "Ports", "key_of"]
 
 LITTLE = 1 << 16
 """A constant of at most so many bytes has its digest as its key, so equal ones are one buffer."""
@@ -230,6 +230,24 @@ class Ports:
             state = self._g.add(self._g.multiply(state, self.weight(np.array([0, 1]))), self.weight(of_node))
         first, self._drawn = self._drawn, self._drawn + count
         return self._g.advance(state, first) if first else state
+
+
+class Initialisers(dict[str, Any]):
+    """What the names of the file's initialisers stand for, each made when it is first looked up: a model that
+    is cut has hundreds of imports, and each of them reads few."""
+
+    def __init__(self, ports: Ports, file: ModelFile) -> None:
+        super().__init__()
+        self._ports, self._file = ports, file
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._file.tensors
+
+    def __missing__(self, name: str) -> Value:
+        if name not in self:
+            raise KeyError(name)
+        self[name] = made = self._ports.initialiser(name)
+        return made
 
 
 def key_of(array: np.ndarray, dtype: DType) -> str:
