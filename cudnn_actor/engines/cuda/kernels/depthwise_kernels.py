@@ -92,8 +92,7 @@ def _launch(
     parameters = [*_pointers(kernel, tensors), *(f"long long {number}" for number in numbers)]
     parameters += [f"double scalar{one.number}" for one in scalars]
     element = kernel.operands[0]
-    times = kernel.multiplier if kernel.of is Pass.DATA else 1
-    reading = _READING.format(element=C_TYPES[element], value=load(element, "bits"), times=times)
+    reading = _READING.format(element=C_TYPES[element], value=load(element, "bits"), times=_times(kernel))
     most = MOST_THREADS if len(block) > 1 else THREADS
     text = f"""typedef {index_type(wide=kernel.wide)} I;
 {CONVERSIONS}{FORMULA_FUNCTIONS}{PACK}{reading}
@@ -147,29 +146,52 @@ def _values(kernel: Depthwise) -> int:
     return kernel.tile.vector if kernel.of is Pass.DATA else kernel.read
 
 
+def _times(kernel: Depthwise) -> int:
+    """How many channels of what a thread reads it adds up for each of the result's."""
+    return kernel.multiplier if kernel.of is Pass.DATA else 1
+
+
 def _gather(kernel: Depthwise, behind: _Behind) -> Iterator[str]:
     """The body of forward and backward data."""
-    (packs, _), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
-    times = kernel.multiplier if kernel.of is Pass.DATA else 1
-    taps = down.taps * across.taps
-    pack = f"Pack<float, {tile.vector}>"
-    own = packs * tile.vector * times
-    yield f"""    __shared__ {pack} taps[{times * taps * (packs + 1)}];
+    tile = kernel.tile
+    yield _filter_in_shared(kernel)
+    yield from behind.before()
+    yield _tile_of_sums(kernel)
+    yield from _sums_of_rows(kernel)
+    yield f"""        #pragma unroll
+        for (int i = 0; i < {tile.rows}; ++i)
+            #pragma unroll
+            for (int j = 0; j < {tile.columns}; ++j) {{
+                if (h0 + i >= (I)height || w0 + j >= (I)width) continue;"""
+    yield from behind.each("sums[i][j][v]")
+    yield "            }\n    }"
+
+
+def _filter_in_shared(kernel: Depthwise) -> str:
+    """The statements that copy the filter of a block's channels to shared memory, as float32."""
+    (packs, _), vector, (down, across) = kernel.block, kernel.tile.vector, kernel.lines
+    times, taps = _times(kernel), down.taps * across.taps
+    pack, own = f"Pack<float, {vector}>", packs * vector * times
+    return f"""    __shared__ {pack} taps[{times * taps * (packs + 1)}];
     const int pack = threadIdx.x, group = threadIdx.y;
     for (int i = group * {packs} + pack; i < {own * taps}; i += {packs} * blockDim.y) {{
         const int of = i / {taps}, tap = i % {taps}, channel = of / {times};
         const I k = (I)blockIdx.y * {own} + of;
         const I place = k * (I)w_k + tap / {across.taps} * (I)w_r + tap % {across.taps} * (I)w_s;
-        {pack}& to = taps[(of % {times} * {taps} + tap) * {packs + 1} + channel / {tile.vector}];
-        to.of[channel % {tile.vector}] = k < (I)filters ? value(in1[place]) : 0;
+        {pack}& to = taps[(of % {times} * {taps} + tap) * {packs + 1} + channel / {vector}];
+        to.of[channel % {vector}] = k < (I)filters ? value(in1[place]) : 0;
     }}
     __syncthreads();
-    const I first = ((I)blockIdx.y * {packs} + pack) * {tile.vector};
+    const I first = ((I)blockIdx.y * {packs} + pack) * {vector};
     if (first >= (I)channels) return;"""
-    yield from behind.before()
-    divided = [line.stride if line.back else 1 for line in (down, across)]
-    multiplied = [1 if line.back else line.stride for line in (down, across)]
-    yield f"""    {block_loop("tile", "tiles")} {{
+
+
+def _tile_of_sums(kernel: Depthwise) -> str:
+    """The head of the loop over tiles, and the statements that define where a thread's results are."""
+    tile = kernel.tile
+    divided = [line.stride if line.back else 1 for line in kernel.lines]
+    multiplied = [1 if line.back else line.stride for line in kernel.lines]
+    return f"""    {block_loop("tile", "tiles")} {{
         const I rest = (I)(tile / across), n = rest / (I)down;
         const I h0 = (rest % (I)down * (I)rows_of_block + group / (I)columns_of_block) * {tile.rows};
         const I group_across = (I)(tile % across) * (I)columns_of_block + group % (I)columns_of_block;
@@ -178,40 +200,45 @@ def _gather(kernel: Depthwise, behind: _Behind) -> Iterator[str]:
         const I row = h0 * {multiplied[0]} / {divided[0]}, column = w0 * {multiplied[1]} / {divided[1]};
         const I start = n * (I)x_n + {_first_read(kernel)};
         float sums[{tile.rows}][{tile.columns}][{tile.vector}] = {{}};"""
+
+
+def _sums_of_rows(kernel: Depthwise) -> Iterator[str]:
+    """The loop over rows of the input; each is read once, and added to the sums of all rows that it is in."""
+    tile, (down, across), times = kernel.tile, kernel.lines, _times(kernel)
     offsets, rows = across.offsets(tile.columns), down.offsets(tile.rows)
-    if offsets and rows:
-        yield f"""        const bool inside = {_inside(offsets)};
+    if not offsets or not rows:
+        return
+    yield f"""        const bool inside = {_inside(offsets)};
         #pragma unroll 1
         for (I d = {rows[0]}; d <= {rows[-1]}; d += {_step(rows)}) {{
             const I h = row + d;
             if (h < 0 || h >= (I)given_height) continue;"""
-        if times > 1:
-            yield f"            for (int m = 0; m < {times}; ++m) {{"
-        place = f"start + h * (I)x_h + column * {_far(kernel.strides[0][3])}{' + m' if times > 1 else ''}"
-        yield f"            const E* line = in0 + {place};"
-        yield from _row(kernel, offsets)
-        for n in range(tile.rows):
-            yield f"            {{ const I q = {_tap_row(kernel, n)};"
-            yield f"            if (q >= 0 && q < {down.taps * down.dilation} && q % {down.dilation} == 0) {{"
-            which = f"{'m * ' + str(down.taps) + ' + ' if times > 1 else ''}(int)q / {down.dilation}"
-            yield f"            const {pack}* tap = taps + ({which}) * {across.taps * (packs + 1)} + pack;"
-            for s in range(across.taps):
-                yield f"            {{ const {pack} w = tap[{s * (packs + 1)}];"
-                for t in range(tile.columns):
-                    offset = across.offset(t, s)
-                    if offset is not None:
-                        at = offsets.index(offset)
-                        yield f"            {_add(kernel)}(sums[{n}][{t}], x[{at}], w.of);"
-                yield "            }"
-            yield "            } }"
-        yield "            }" + (" }" if times > 1 else "")
-    yield f"""        #pragma unroll
-        for (int i = 0; i < {tile.rows}; ++i)
-            #pragma unroll
-            for (int j = 0; j < {tile.columns}; ++j) {{
-                if (h0 + i >= (I)height || w0 + j >= (I)width) continue;"""
-    yield from behind.each("sums[i][j][v]")
-    yield "            }\n    }"
+    if times > 1:
+        yield f"            for (int m = 0; m < {times}; ++m) {{"
+    place = f"start + h * (I)x_h + column * {_far(kernel.strides[0][3])}{' + m' if times > 1 else ''}"
+    yield f"            const E* line = in0 + {place};"
+    yield from _row(kernel, offsets)
+    for n in range(tile.rows):
+        yield from _products_of_row(kernel, n, offsets)
+    yield "            }" + (" }" if times > 1 else "")
+
+
+def _products_of_row(kernel: Depthwise, n: int, offsets: Sequence[int]) -> Iterator[str]:
+    """The statements that add what was read of a row to the sums of row `n`, if it is in them."""
+    (packs, _), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
+    pack = f"Pack<float, {tile.vector}>"
+    which = f"{'m * ' + str(down.taps) + ' + ' if _times(kernel) > 1 else ''}(int)q / {down.dilation}"
+    yield f"            {{ const I q = {_tap_row(kernel, n)};"
+    yield f"            if (q >= 0 && q < {down.taps * down.dilation} && q % {down.dilation} == 0) {{"
+    yield f"            const {pack}* tap = taps + ({which}) * {across.taps * (packs + 1)} + pack;"
+    for s in range(across.taps):
+        yield f"            {{ const {pack} w = tap[{s * (packs + 1)}];"
+        for t in range(tile.columns):
+            offset = across.offset(t, s)
+            if offset is not None:
+                yield f"            {_add(kernel)}(sums[{n}][{t}], x[{offsets.index(offset)}], w.of);"
+        yield "            }"
+    yield "            } }"
 
 
 def _first_read(kernel: Depthwise) -> str:
