@@ -14,7 +14,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.instructions import Code, Constant, Value
 from cudnn_actor.engines.cpu.fast.special import erf, gelu
-from cudnn_actor.protocol.operations import PointwiseMode
+from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
 from cudnn_actor.protocol.operations.functions import SELU, SELU_ALPHA
 
 __all__ = ["FLOAT32_ONLY", "FORMULAS"]
@@ -163,39 +163,17 @@ def _select(code: Code, condition: Value, a: Value, b: Value) -> Value:
 
 _M = PointwiseMode
 FORMULAS: Mapping[PointwiseMode, Any] = {
+    **{
+        mode: (_truth if function.truth else _ufunc)(getattr(np, function.formula))
+        for mode, function in FUNCTIONS.items()
+        if isinstance(function.formula, str) and hasattr(np, function.formula)
+    },
     _M.IDENTITY: lambda _, x: x,
-    _M.ABS: _ufunc(np.absolute),
-    _M.NEG: _ufunc(np.negative),
-    _M.SIGN: _ufunc(np.sign),
-    _M.ADD: _ufunc(np.add),
-    _M.SUB: _ufunc(np.subtract),
-    _M.MUL: _ufunc(np.multiply),
-    _M.DIV: _ufunc(np.divide),
     _M.MOD: _ufunc(np.remainder),
     _M.FMOD: _ufunc(np.fmod),
     _M.POW: _power,
-    _M.MIN: _ufunc(np.minimum),
-    _M.MAX: _ufunc(np.maximum),
-    _M.SQUARE: _ufunc(np.square),
-    _M.SQRT: _ufunc(np.sqrt),
     _M.RSQRT: lambda code, x: code(np.divide, 1.0, code(np.sqrt, x)),
     _M.RECIPROCAL: lambda code, x: code(np.divide, 1.0, x),
-    _M.EXP: _ufunc(np.exp),
-    _M.EXPM1: _ufunc(np.expm1),
-    _M.LOG: _ufunc(np.log),
-    _M.LOG1P: _ufunc(np.log1p),
-    _M.SIN: _ufunc(np.sin),
-    _M.COS: _ufunc(np.cos),
-    _M.TAN: _ufunc(np.tan),
-    _M.ASIN: _ufunc(np.arcsin),
-    _M.ACOS: _ufunc(np.arccos),
-    _M.ATAN: _ufunc(np.arctan),
-    _M.SINH: _ufunc(np.sinh),
-    _M.COSH: _ufunc(np.cosh),
-    _M.TANH: _ufunc(np.tanh),
-    _M.ASINH: _ufunc(np.arcsinh),
-    _M.ACOSH: _ufunc(np.arccosh),
-    _M.ATANH: _ufunc(np.arctanh),
     _M.ERF: erf,
     _M.CEIL: _ufunc(np.ceil),
     _M.FLOOR: _ufunc(np.floor),
@@ -217,25 +195,14 @@ FORMULAS: Mapping[PointwiseMode, Any] = {
     _M.HARD_SIGMOID: _hard_sigmoid,
     _M.HARD_SWISH: lambda code, x: code(np.multiply, x, _hard_sigmoid(code, x, 1 / 6)),
     _M.CLIP: _clip,
-    _M.EQ: _truth(np.equal),
-    _M.NE: _truth(np.not_equal),
-    _M.LT: _truth(np.less),
-    _M.LE: _truth(np.less_equal),
-    _M.GT: _truth(np.greater),
-    _M.GE: _truth(np.greater_equal),
-    _M.LOGICAL_AND: _truth(np.logical_and),
-    _M.LOGICAL_OR: _truth(np.logical_or),
-    _M.LOGICAL_XOR: _truth(np.logical_xor),
-    _M.LOGICAL_NOT: _truth(np.logical_not),
-    _M.BITWISE_AND: _ufunc(np.bitwise_and),
-    _M.BITWISE_OR: _ufunc(np.bitwise_or),
-    _M.BITWISE_XOR: _ufunc(np.bitwise_xor),
-    _M.BITWISE_NOT: _ufunc(np.invert),
     _M.SELECT: _select,
     _M.IS_NAN: _is_nan,
     _M.IS_INF: _is_inf,
 }
-"""The formula of each mode. Those of whole numbers hold for integers, too: in 64 bits, modulo 2**64."""
+"""The formula of each mode: NumPy's own function where the definition is one.
+
+Those of whole numbers hold for integers, too: in 64 bits, modulo 2**64.
+"""
 
 FLOAT32_ONLY = {_M.ERF, _M.GELU}
 """Modes whose formulas are for float32 only."""

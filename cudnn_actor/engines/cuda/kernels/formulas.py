@@ -16,7 +16,7 @@ from cudnn_actor.engines.cuda.kernels.element_types import (
 )
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Earlier, Expression, Leaf, Scalar, Value
 from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
-from cudnn_actor.protocol.operations.functions import limited
+from cudnn_actor.protocol.operations.functions import Function, limited
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["FORMULA_FUNCTIONS", "PREAMBLE", "Known", "formula"]
@@ -40,7 +40,14 @@ class Formula(NamedTuple):
 _M = PointwiseMode
 
 
+def _is_of_c(function: Function) -> bool:
+    """Whether C has a function of the name of the mode: those of one float that NumPy has, too."""
+    return isinstance(function.formula, str) and function.arity == 1 and not function.whole
+
+
 FORMULAS: Mapping[PointwiseMode, Formula] = {
+    **{mode: Formula(f"{mode}({{a}})") for mode, function in FUNCTIONS.items() if _is_of_c(function)},
+    _M.RSQRT: Formula("rsqrt({a})"),
     _M.IDENTITY: Formula("{a}"),
     _M.ABS: Formula("fabs({a})", "{a} < 0 ? minus(0, {a}) : {a}"),
     _M.NEG: Formula("-{a}", "minus(0, {a})"),
@@ -55,26 +62,7 @@ FORMULAS: Mapping[PointwiseMode, Formula] = {
     _M.MIN: Formula("{a} < {b} || {a} != {a} ? {a} : {b}"),
     _M.MAX: Formula("{a} > {b} || {a} != {a} ? {a} : {b}"),
     _M.SQUARE: Formula("{a} * {a}", "times({a}, {a})"),
-    _M.SQRT: Formula("sqrt({a})"),
-    _M.RSQRT: Formula("rsqrt({a})"),
     _M.RECIPROCAL: Formula("1 / {a}"),
-    _M.EXP: Formula("exp({a})"),
-    _M.EXPM1: Formula("expm1({a})"),
-    _M.LOG: Formula("log({a})"),
-    _M.LOG1P: Formula("log1p({a})"),
-    _M.SIN: Formula("sin({a})"),
-    _M.COS: Formula("cos({a})"),
-    _M.TAN: Formula("tan({a})"),
-    _M.ASIN: Formula("asin({a})"),
-    _M.ACOS: Formula("acos({a})"),
-    _M.ATAN: Formula("atan({a})"),
-    _M.SINH: Formula("sinh({a})"),
-    _M.COSH: Formula("cosh({a})"),
-    _M.TANH: Formula("tanh({a})"),
-    _M.ASINH: Formula("asinh({a})"),
-    _M.ACOSH: Formula("acosh({a})"),
-    _M.ATANH: Formula("atanh({a})"),
-    _M.ERF: Formula("erf({a})"),
     _M.CEIL: Formula("ceil({a})", "{a}"),
     _M.FLOOR: Formula("floor({a})", "{a}"),
     _M.ROUND: Formula("rint({a})", "{a}"),
