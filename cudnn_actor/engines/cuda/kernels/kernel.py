@@ -39,6 +39,7 @@ __all__ = [
     "grid_over",
     "on_device",
     "parameters_of",
+    "power_of_two",
 ]
 
 WARP, THREADS, MOST_THREADS = 32, 256, 1024
@@ -232,6 +233,11 @@ def on_device(values: np.ndarray) -> Any:
 def grid_over(count: int, most: int = MOST_BLOCKS) -> tuple[tuple[int], tuple[int]]:
     """The grid and the block with a thread for each of `count` places, or for several if there are many."""
     return (min(-(-count // THREADS), most),), (THREADS,)
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not below `least`; 1 for numbers below 1."""
+    return 1 << max(0, least - 1).bit_length()
 
 
 def blocks_for(needed: int) -> int:

@@ -19,7 +19,14 @@ from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.kernels.axes import Axis, extent, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.engines.cuda.kernels.index_code import block_loop, indexing, is_wide, offset_of, split_all
-from cudnn_actor.engines.cuda.kernels.kernel import MOST_BLOCKS, MOST_THREADS, THREADS, WARP, parameters_of
+from cudnn_actor.engines.cuda.kernels.kernel import (
+    MOST_BLOCKS,
+    MOST_THREADS,
+    THREADS,
+    WARP,
+    parameters_of,
+    power_of_two,
+)
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -127,8 +134,8 @@ class Lines(NamedTuple):
     def threads(self, parts: int = 1, most: int = MOST_THREADS) -> Threads:
         """Grid and block for such a kernel. `most`: threads of a block of columns."""
         if self.form is Form.COLUMN:
-            rows = min(most, _power_of_two(self.length))
-            columns = min(WARP, max(_power_of_two(self.across[-1][0]), most // rows))
+            rows = min(most, power_of_two(self.length))
+            columns = min(WARP, max(power_of_two(self.across[-1][0]), most // rows))
             return self.columns(columns, min(most // columns, rows), parts)
         if self.form is Form.WARP:
             return Threads((min(-(-self.total * WARP // THREADS), MOST_BLOCKS), parts), (THREADS,))
@@ -146,10 +153,6 @@ class Lines(NamedTuple):
     def columns(self, columns: int, rows: int, parts: int = 1) -> Threads:
         """Grid and block where a block has `columns` lines, and `rows` threads have a line together."""
         return Threads((min(-(-self.total // columns), MOST_BLOCKS), parts), (columns, rows))
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << max(0, least - 1).bit_length()
 
 
 class Threads(NamedTuple):

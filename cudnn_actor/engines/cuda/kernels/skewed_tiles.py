@@ -17,7 +17,7 @@ import math
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.kernel import THREADS, WARP
+from cudnn_actor.engines.cuda.kernels.kernel import THREADS, WARP, power_of_two
 
 __all__ = ["COPY", "Skewed", "skewed"]
 
@@ -168,7 +168,7 @@ def skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
         Skewed(
             itemsize=itemsize,
             rows=min(most_rows, -(-rows // written) * written),
-            columns=min(most_columns, 1 << (columns - 1).bit_length()),
+            columns=min(most_columns, power_of_two(columns)),
             step=step,
             chunk=nbytes // itemsize,
         )

@@ -38,6 +38,7 @@ from cudnn_actor.engines.cuda.kernels.kernel import (
     Launch,
     arguments_of,
     parameters_of,
+    power_of_two,
 )
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, Skewed, skewed
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -109,12 +110,12 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         narrow = min(self.rows, self.columns) < side
         count = side * {1: side, 2: 128 if narrow else 64, 4: 64, 8: 32}[self.itemsize]
         few, least = max(self.word, 2), self.word * (2 if self.shifted[0] else 1)
-        columns = max(least, 2, min(side, _power_of_two(self.columns)))
+        columns = max(least, 2, min(side, power_of_two(self.columns)))
         if self.itemsize == 2 and self.shifted[0] and columns == least:
             count //= 2  # each row takes a word more, so all of them too much of shared memory
-        rows = max(few, min(count // columns, _power_of_two(self.rows)))
+        rows = max(few, min(count // columns, power_of_two(self.rows)))
         if columns == side:
-            columns = min(count // rows, _power_of_two(self.columns))
+            columns = min(count // rows, power_of_two(self.columns))
         # Each thread reads and writes at least once.
         rows = max(rows, THREADS * _PACK_BYTES // self.itemsize // columns)
         return rows, columns
@@ -216,10 +217,6 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         grid = (min(self.tiles, MOST_BLOCKS),)
         arguments = arguments_of(2, *self.numbers.values())
         return (Launch("tiled", tiled_source(self), grid, (THREADS,), arguments),)
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
 
 
 def _side(itemsize: int) -> int:

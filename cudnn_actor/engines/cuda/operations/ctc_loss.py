@@ -23,6 +23,7 @@ from cudnn_actor.engines.cuda.kernels.kernel import (
     Launch,
     arguments_of,
     parameters_of,
+    power_of_two,
 )
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import CTCLoss, GraphTensor
@@ -65,7 +66,7 @@ class _Shape(NamedTuple):
     @property
     def room(self) -> int:
         """Threads that the source has room for: so there are few sources, with registers for small blocks."""
-        return max(_LEAST_ROOM, 1 << (self.threads - 1).bit_length())
+        return max(_LEAST_ROOM, power_of_two(self.threads))
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +78,7 @@ def _shape(operation: CTCLoss[int], tensors: Sequence[GraphTensor]) -> _Shape:
     (frames, samples, _), (_, labels) = tensors[0].dims, tensors[1].dims
     width = 2 * labels + 1
     threads = min(MOST_THREADS, -(-width // WARP) * WARP)
-    states = 1 << (-(-width // threads) - 1).bit_length()
+    states = power_of_two(-(-width // threads))
     most = _MOST_BYTES // DType.FLOAT64.itemsize
     step = doubles = 0
     if operation.dlog_probs is not None:

@@ -23,6 +23,7 @@ from cudnn_actor.engines.cuda.kernels.kernel import (
     Launch,
     arguments_of,
     parameters_of,
+    power_of_two,
 )
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
@@ -87,7 +88,7 @@ class _Padding(NamedTuple):
     def beside(self) -> int:
         """How many threads have a row, or a part of it."""
         wanted = max(_LEAST_BESIDE, -(-self.units // _UNITS))
-        return min(THREADS, 1 << (min(wanted, self.units) - 1).bit_length())
+        return min(THREADS, power_of_two(min(wanted, self.units)))
 
     @property
     def each(self) -> int:

@@ -20,6 +20,7 @@ from cudnn_actor.engines.cuda.kernels.kernel import (
     WARP,
     Launch,
     arguments_of,
+    power_of_two,
 )
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
@@ -73,7 +74,7 @@ def _threads(length: int) -> int:
     """How many threads a block has: a power of two."""
     if length >= _LONG:
         return MOST_THREADS
-    return min(THREADS, max(WARP, 1 << (length - 1).bit_length()))
+    return min(THREADS, max(WARP, power_of_two(length)))
 
 
 def _is_wide(tensors: Sequence[GraphTensor]) -> bool:
