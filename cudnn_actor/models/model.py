@@ -209,7 +209,7 @@ class Model:
         """Run it with inputs that `validated` has returned. `again` and `crashes` are those of `RunModel`."""
         specs = {name: spec_of(value) for name, value in given.items()}
         run = partial(self._run, given, keep, deadline, again=again, crashes=crashes)
-        return await self._with_graph(specs, given, deadline, run)
+        return await self._with_graph(specs, given, deadline, run, soon=True)
 
     async def lend(self, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
         """Arrays in memory that the device reads without another copy: see `LendStaging`."""
@@ -470,10 +470,12 @@ class Model:
         given: Mapping[str, Any],
         deadline: Deadline,
         use: Callable[[Kept], Coroutine[Any, Any, T]],
+        *,
+        soon: bool = False,
     ) -> T:
         """Use the graph for these inputs; if its weights turn out to be torn, one that is made anew."""
         while True:
-            kept = await self._preparing.acquire(specs, given, deadline)
+            kept = await self._preparing.acquire(specs, given, deadline, soon=soon)
             try:
                 return await use(kept)
             except CudnnActorError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,9 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.protocol.types.tune import Tune
 
 __all__ = ["Preparing"]
+
+_MOST_AT_A_TIME = 8
+"""Weights that are uploaded at a time: each is a request that waits for its answer."""
 
 
 class Preparing:
@@ -62,9 +67,17 @@ class Preparing:
         loops may do the same work at the same time; see `_keep`."""
 
     async def acquire(
-        self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any], deadline: Deadline
+        self,
+        specs: Mapping[str, TensorSpec],
+        given: Mapping[str, Any],
+        deadline: Deadline,
+        *,
+        soon: bool = False,
     ) -> Kept:
-        """The graph for these inputs, with its weights uploaded. It is in use until `Keeping.release`."""
+        """The graph for these inputs, with its weights uploaded. It is in use until `Keeping.release`.
+
+        With `soon`, the service gets its plan ready while weights are uploaded, as `deploy` does with `soon`.
+        """
         outdated = False
         while True:
             with self._keeping.lock:
@@ -82,7 +95,8 @@ class Preparing:
                     async with self._writing.unwritten(deadline, alone=outdated) as writes:
                         specialised = self._keeping.source.specialised
                         of = await in_own_thread(specialised, specs, values, self._most_operations)
-                        return await self._keep(key, of, specs, values, writes)
+                        async with self._planning(of, soon=soon):
+                            return await self._keep(key, of, specs, values, writes)
                 except Outdated:
                     outdated = True
                 except NeedsValues as needs:
@@ -184,9 +198,14 @@ class Preparing:
         ports = of.ports
         try:
             while (kept := self._keeping.bound(key, of, made, specs, values, writes=writes)) is None:
-                for port, (name, elements) in of.weights.items():
-                    if name not in made and name not in self._keeping.weights:
-                        made[name] = await self._upload_weight(elements, ports[port])
+                await self._upload_weights(
+                    {
+                        name: (elements, ports[port])
+                        for port, (name, elements) in of.weights.items()
+                        if name not in made and name not in self._keeping.weights
+                    },
+                    made,
+                )
         except OutOfMemory as error:
             missing = {
                 name: port for port, (name, _) in of.weights.items() if name not in self._keeping.weights
@@ -198,6 +217,41 @@ class Preparing:
             for ref in made.values():
                 self._keeping.discard(ref)
         return kept
+
+    @asynccontextmanager
+    async def _planning(self, of: Specialised, *, soon: bool) -> AsyncIterator[None]:
+        """Have the service get the graph's plan ready while the weights that are missing are uploaded.
+
+        What that fails with, `deploy` meets again. A plan that is not ready at the end goes on being built.
+        """
+        missing = any(name not in self._keeping.weights for name, _ in of.weights.values())
+        if not (soon and missing) or of.steps or of.graph is None:
+            yield
+            return
+        warming = asyncio.ensure_future(self._gpu.ask(Warm(graphs=(of.graph,), tune="cached", soon=True)))
+        try:
+            yield
+        finally:
+            warming.cancel()
+            await asyncio.gather(warming, return_exceptions=True)
+
+    async def _upload_weights(
+        self, wanted: Mapping[str, tuple[Weight, TensorSpec]], made: dict[str, BufferRef]
+    ) -> None:
+        """Upload weights into `made`, some at a time. After an error, no upload is under way any more."""
+        left = iter(wanted.items())
+
+        async def upload_next_ones() -> None:
+            for name, (elements, spec) in left:
+                made[name] = await self._upload_weight(elements, spec)
+
+        tasks = [asyncio.ensure_future(upload_next_ones()) for _ in range(min(_MOST_AT_A_TIME, len(wanted)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _upload_weight(self, weight: Weight, spec: TensorSpec) -> BufferRef:
         array = await in_own_thread(values_of, weight) if callable(weight) else weight

@@ -39,7 +39,7 @@ from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.onnx.operator_table import NO_WAY, UNSEEDED
 from cudnn_actor.options import Isolation
 from cudnn_actor.protocol import DType
-from cudnn_actor.protocol.messages.messages import Message
+from cudnn_actor.protocol.messages.messages import Message, Warm
 
 from .small_models import FLOAT, INT64, image_model, model_of, node
 
@@ -250,6 +250,8 @@ async def test_a_run_that_ends_at_any_request_leaves_nothing_behind(
 
         async def ask_some(message: Message, **options: Any) -> Any:
             nonlocal left
+            if isinstance(message, Warm):  # the plan that is built meanwhile: its end ends no run
+                return await ask(message, **options)
             left -= 1
             if not left and how == "out of memory":
                 raise OutOfMemory(requested=1, in_use=0, limit=0)
@@ -272,7 +274,8 @@ async def test_a_run_that_ends_at_any_request_leaves_nothing_behind(
                 running.result()
             assert not any(kept.runs for kept in model._keeping.kept.values())
             await model.close()
-            assert await buffers(gpu) == 0
+            while await buffers(gpu):  # what was allocated for uploads that ended with it is freed next
+                await gpu.ping()
         left = 0
         assert last > 5 + 3  # five weights, an input, outputs
         await gpu.free(running.result()["features"])

@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import ConvFwd, ConvSpec, CudnnRef
 from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.errors import ExecutionFailed
 from cudnn_actor.models import Model
 from cudnn_actor.onnx import OnnxModel
 
 from ..onnx.small_models import image_model
 from .rigs import PATIENCE_S, in_thread, spawn_on
 from .workshops import BuildingEngine, KeepingEngine, Workshop, image_graph
+
+WEIGHTS = 5
 
 
 @asynccontextmanager
@@ -66,6 +70,44 @@ async def test_a_run_waits_for_a_provisional_plan_alone_and_later_ones_take_the_
         await until_replaced(gpu, model)
         assert (await run(model) == first).all()
         assert workshop.improving.passed == 1
+
+
+async def test_a_first_run_has_its_plan_built_while_it_uploads_its_weights_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with service() as (gpu, workshop):
+        upload, begun, all_begun, go_on = gpu.upload, list[object](), asyncio.Event(), asyncio.Event()
+
+        async def upload_together(values: object, **options: Any) -> Any:
+            begun.append(values)
+            if len(begun) == WEIGHTS:
+                all_begun.set()
+            await go_on.wait()
+            return await upload(values, **options)
+
+        monkeypatch.setattr(gpu, "upload", upload_together)
+        model = await load(gpu)
+        with workshop.improving.closed():
+            with workshop.building.closed():
+                running = asyncio.create_task(run(model))
+                await asyncio.wait_for(all_begun.wait(), PATIENCE_S)
+                await in_thread(workshop.building.wait_for_arrival)
+                go_on.set()
+                while (await gpu.statistics()).live_buffers < WEIGHTS:
+                    await gpu.ping()
+                assert not running.done()
+            assert np.isfinite(await running).all()
+            assert workshop.building.passed == 1
+
+
+async def test_a_plan_that_cannot_be_built_meanwhile_fails_the_run() -> None:
+    async with service() as (gpu, workshop):
+        model = await load(gpu)
+        workshop.failures = [EngineFailure("CRAFT_FAILED", "as told") for _ in range(2)]
+        with pytest.raises(ExecutionFailed, match="CRAFT_FAILED"):
+            await run(model)
+        workshop.failures.clear()
+        await run(model)
 
 
 async def test_what_is_explained_before_anything_has_run_is_the_preferred_plan() -> None:
