@@ -391,6 +391,13 @@ class Engine(Protocol):
         that is read must not change.
         """
 
+    def part_copy(self, src: np.ndarray, dst: Binding) -> Callable[[int, int], object] | None:
+        """A function that enqueues a copy of an array's bytes from one number to another into a buffer.
+
+        As `direct_copy`: None likewise, and an array must stay mapped likewise. Only the bytes that are
+        copied must not change.
+        """
+
     def row_copy(self, rows: Binding, place: Binding, *, store: bool) -> Callable[[int], object]:
         """A function that enqueues a copy of one row of `rows` to `place`, given the number of the row.
 

@@ -15,15 +15,19 @@ import numpy as np
 
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.engines.base import Binding, Plan, RunAnywhere, StickyError
+from cudnn_actor.execution.arriving import Arriving, Awaits, copy_of
 from cudnn_actor.execution.executor import Executor
 from cudnn_actor.execution.expected_runs import ExpectedRun, ExpectedRuns
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.errors import CudnnActorError
 
-__all__ = ["ModelPlaces", "ModelRuns", "Values", "collected"]
+__all__ = ["ModelPlaces", "ModelRuns", "Source", "Values", "collected"]
 
 Values = Callable[[], np.ndarray]
 """Gives an output's values. Call it once a fence behind the run has passed."""
+
+Source = Slot | np.ndarray | Arriving
+"""Where the values of an input come from."""
 
 _OFTEN = 64
 """Behind so many runs between the same places, a device runs the graph on the buffers themselves. The copies
@@ -39,7 +43,7 @@ class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
         What its graph runs on.
     sources, targets
         Inputs and outputs: each the place of its buffer among the plan's, and where the values come from or
-        go to. That is another buffer, or an array; None for a new array.
+        go to. That is another buffer, or an array, which may still arrive; None for a new array.
     slots
         The buffers that the request holds.
     repeats
@@ -52,7 +56,7 @@ class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
     """
 
     bound: Bound
-    sources: Sequence[tuple[int, Slot | np.ndarray]]
+    sources: Sequence[tuple[int, Source]]
     targets: Sequence[tuple[int, Slot | np.ndarray | None]]
     slots: Sequence[Slot]
     repeats: bool = False
@@ -82,10 +86,19 @@ class ModelRuns:
         What the engine has prepared.
     flush
         Delivers the answers so far, because the next step may take long.
+    awaits
+        Waits for a part of an array that arrives.
     """
 
-    def __init__(self, executor: Executor[Any], expected: ExpectedRuns, flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        executor: Executor[Any],
+        expected: ExpectedRuns,
+        flush: Callable[[], None],
+        awaits: Awaits,
+    ) -> None:
         self._executor, self._expected, self._flush = executor, expected, flush
+        self._awaits = awaits
 
     def prepared(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> _Prepared | None:
         """The calls that enqueue a run between these places; None if any value takes more than a copy.
@@ -107,8 +120,11 @@ class ModelRuns:
         direct, binding = executor.engine.direct_copy, executor.binding
         calls: list[Callable[[], object] | None] = []
         for place, source in places.sources:
-            near = binding(source) if isinstance(source, Slot) else source
-            calls.append(executor.call(plan.tag, direct, near, buffers[place]))
+            if isinstance(source, Arriving):
+                calls.append(copy_of(executor, plan.tag, source, buffers[place], self._awaits))
+            else:
+                near = binding(source) if isinstance(source, Slot) else source
+                calls.append(executor.call(plan.tag, direct, near, buffers[place]))
         calls.append(expected.enqueue)
         for place, target in places.targets:
             assert target is not None, "a new array is not the same for many runs"
@@ -146,9 +162,10 @@ class ModelRuns:
         executor, tag = self._executor, plan.tag
         engine = executor.engine
         expected = self._expected_run(cached, plan, places)
+        sources = self._arrived(tag, places.sources)
         buffers, anywhere = expected.buffers, expected.anywhere
-        instead = {} if anywhere is None else self._instead(tag, anywhere, places)
-        for place, source in places.sources:
+        instead = {} if anywhere is None else self._instead(tag, anywhere, sources, places.targets)
+        for place, source in sources:
             if place in instead:
                 continue
             if isinstance(source, Slot):
@@ -168,12 +185,28 @@ class ModelRuns:
             else:
                 read.append(self._read_soon(tag, buffers[place], target))
 
-    def _instead(self, tag: str, anywhere: RunAnywhere, places: ModelPlaces) -> dict[int, Binding]:
+    def _arrived(
+        self, tag: str, sources: Sequence[tuple[int, Source]]
+    ) -> list[tuple[int, Slot | np.ndarray]]:
+        """The sources, once the arrays among them are there."""
+        arriving = [source for _, source in sources if isinstance(source, Arriving)]
+        for source in arriving:
+            for number, _, _ in source.parts:
+                self._executor.call(tag, self._awaits, source, number)
+        return [(place, one.array if isinstance(one, Arriving) else one) for place, one in sources]
+
+    def _instead(
+        self,
+        tag: str,
+        anywhere: RunAnywhere,
+        sources: Sequence[tuple[int, Slot | np.ndarray]],
+        targets: Sequence[tuple[int, Slot | np.ndarray | None]],
+    ) -> dict[int, Binding]:
         """What a run reads and writes where it lies, in place of the buffers that it is expected on."""
         binding = self._executor.binding
-        sources = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in places.sources]
-        targets = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in places.targets]
-        found: dict[int, Binding] = self._executor.call(tag, anywhere.instead, sources, targets)
+        near = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in sources]
+        far = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in targets]
+        found: dict[int, Binding] = self._executor.call(tag, anywhere.instead, near, far)
         return found
 
     def _expected_run(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> ExpectedRun:

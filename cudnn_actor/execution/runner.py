@@ -21,6 +21,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.engines.base import ContextDead, Engine, Plan, StickyError
+from cudnn_actor.execution.arriving import Arriving, copy_of
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
 from cudnn_actor.execution.expected_runs import ExpectedRuns, written_slots
@@ -139,8 +140,9 @@ class Runner(Generic[T]):
     def __post_init__(self) -> None:
         self.plans = PlanCache(self.state.plan_capacity, self.state.cache_limit)
         self.awake_s = 0.0
-        """Work that is expected to take the device no longer is awaited without a pause: where its host's
-        thread would be slower after a sleep, and has a core and an interpreter's lock of its own."""
+        """Work that is expected to take the device no longer is awaited without a pause, and so are values
+        that arrive, for so long: where its host's thread would be slower after a sleep, and has a core and an
+        interpreter's lock of its own."""
         self.busy_since: float | None = None
         """When the current step that belongs to no task began; None between such steps."""
         self.faults = Injection(self.host.flush, self.abandoned)
@@ -165,7 +167,7 @@ class Runner(Generic[T]):
         executor: Executor[T] = Executor(self.make(), self.state.memory)
         self._executor = executor
         self._expected = expected = ExpectedRuns(executor, self._catch_up)
-        self._models = ModelRuns(executor, expected, self.host.flush)
+        self._models = ModelRuns(executor, expected, self.host.flush, self._await_part)
         self._loops = Loops(executor, self._note_turn, self._wait_amid)
         executor.engine.on_progress = self.host.note_progress
         executor.open(arenas)
@@ -579,10 +581,46 @@ class Runner(Generic[T]):
         return known
 
     def write(self, task: T, slot: Slot, data: Any, reply: Any = RECEIPT) -> Any:
-        """Write the values of a host array or a device array to a buffer."""
+        """Write the values of a host array or a device array to a buffer. The host array may still arrive."""
         place = self.executor.binding(slot)
         self._note_writes([slot])
+        if isinstance(data, Arriving):
+            return self._write_arriving(task, slot, data)
         return self._enqueue(task, "upload", [slot], self.executor.engine.write, place, data, reply=reply)
+
+    def _write_arriving(self, task: T, slot: Slot, data: Arriving) -> Any:
+        executor, tag = self.executor, "upload"
+        if self.faults.rule is not None:
+            self.faults.inject(tag)
+        place = executor.binding(slot)
+        copy = copy_of(executor, tag, data, place, self._await_part)
+        try:
+            if copy is not None:
+                executor.call(tag, copy)
+            else:
+                for number, _, _ in data.parts:
+                    executor.call(tag, self._await_part, data, number)
+                executor.call(tag, executor.engine.write, place, data.array)
+        except CudnnActorError as error:
+            if executor.synchronous:
+                raise
+            # The device may still read the parts before: they are held until it does not.
+            executor.defer(Enqueued(task, tag, [slot], late=functools.partial(collected, (), error)))
+            return LATER
+        return self._enqueued(task, tag, [slot])
+
+    def _await_part(self, arriving: Arriving, number: int) -> None:
+        """Wait until a part of an array is there. What was enqueued before is answered meanwhile.
+
+        To wait is progress: whoever fills the array is watched elsewhere.
+        """
+        if arriving.is_there(number):
+            return
+        self.executor.fence()
+        begin_s = time.monotonic()
+        while not arriving.is_there(number):
+            self.host.note_progress()
+            self._wait_amid(time.monotonic() - begin_s - self.awake_s)
 
     def write_all(self, task: T, slots: Sequence[Slot], values: Sequence[np.ndarray]) -> Any:
         """Write the values of host arrays to buffers, all or none: they fit, as was checked before.

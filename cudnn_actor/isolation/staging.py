@@ -29,7 +29,16 @@ from cudnn_actor.memory.container import available
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import OutOfMemory
 
-__all__ = ["COPY_BYTES", "HEAVY_RUN_BYTES", "PIECES", "PIECE_BYTES", "Block", "Staging", "map_segment"]
+__all__ = [
+    "COPY_BYTES",
+    "HEAVY_RUN_BYTES",
+    "NOTE_BYTES",
+    "PIECES",
+    "PIECE_BYTES",
+    "Block",
+    "Staging",
+    "map_segment",
+]
 
 SEGMENT_BYTES = 32 << 20
 _IDLE_BYTES = 512 << 20
@@ -42,6 +51,8 @@ HEAVY_RUN_BYTES = 1 << 20
 long as a hop to another thread and back."""
 PIECE_BYTES = HEAVY_RUN_BYTES
 """The size of a piece of staging memory for a copy: see `Staging.pieces`."""
+NOTE_BYTES = 256
+"""Bytes behind values that arrive part by part, for what says which parts are there."""
 PIECES = 16
 """How many pieces a service keeps once it has copied anything to a device or from it."""
 
@@ -87,7 +98,7 @@ class Staging:
         self.ended: deque[Block] = deque()
         """Blocks that nothing uses any more; `take_back` frees them. Any thread appends."""
         self.pieces: list[Block] = []
-        """Unused blocks of `PIECE_BYTES` for copies. The fast path takes the last, and adds to them."""
+        """Unused blocks for copies of up to `PIECE_BYTES`. The fast path takes the last, and adds to them."""
         self._stock: frozenset[Block] = frozenset()
         """All pieces, used or not."""
         self._lent: set[Block] = set()
@@ -108,7 +119,7 @@ class Staging:
         """Make the pieces, once. Raises as `take`."""
         if not self._stock:
             while len(self.pieces) < PIECES:
-                self.pieces.append(self.take(PIECE_BYTES))
+                self.pieces.append(self.take(PIECE_BYTES + NOTE_BYTES))
             self._stock = frozenset(self.pieces)
 
     def is_piece(self, block: Block) -> bool:

@@ -115,6 +115,27 @@ def test_a_direct_copy_moves_what_is_there_each_time_that_it_is_called(
         np.testing.assert_array_equal(engine.read(dst), np.roll(values, number))
 
 
+@pytest.mark.parametrize("spec", [spec_of(LARGE, DType.BFLOAT16, layout) for layout in LAYOUTS], ids=str)
+def test_a_copy_in_parts_moves_those_that_are_asked_for(
+    bench: Workbench, shared: SharedMemory, spec: TensorSpec
+) -> None:
+    engine, values = bench.engine, values_of(spec)
+    array, dst = shared.holding(values, spec), bench.binding(bench.empty(spec))
+    copy = engine.part_copy(array, dst)
+    assert copy is None or spec.layout is Layout.NCHW
+    if copy is not None:
+        engine.write(dst, np.zeros_like(values))
+        half = values.size // 2
+        copy(half * values.itemsize, values.nbytes)
+        settle(engine)
+        flat = engine.read(dst).reshape(-1)
+        np.testing.assert_array_equal(flat[half:], values.reshape(-1)[half:])
+        assert not flat[:half].any()
+        copy(0, half * values.itemsize)
+        settle(engine)
+        np.testing.assert_array_equal(engine.read(dst), values)
+
+
 @EVERY_SPEC
 def test_a_direct_copy_out_is_there_behind_a_fence(
     bench: Workbench, shared: SharedMemory, spec: TensorSpec

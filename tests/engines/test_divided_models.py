@@ -44,7 +44,7 @@ class Deployed:
         on.direct_copy = self.direct_copy
         executor: Executor[Any] = Executor(on, cast(Any, None))
         self.expected = ExpectedRuns(executor, lambda: None)
-        self.runs = ModelRuns(executor, self.expected, lambda: None)
+        self.runs = ModelRuns(executor, self.expected, lambda: None, lambda *_: None)
         graph = padded_sum()
         names = {graph.ports[place].uid: name for name, place in graph.places.items()}
         self.names = [names[uid] for uid in graph.body.bound]

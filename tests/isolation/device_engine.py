@@ -63,6 +63,10 @@ class DeviceEngine(ExecutingEngine):
         copy = super().direct_copy(src, dst)
         return lambda: self._enqueue(copy)
 
+    def part_copy(self, src: np.ndarray, dst: np.ndarray) -> Callable[[int, int], object] | None:
+        copy = super().part_copy(src, dst)
+        return copy and (lambda begin, end: self._enqueue(lambda: copy(begin, end)))
+
     def fill(self, dst: np.ndarray, value: float) -> None:
         self._enqueue(lambda: CpuEngine.fill(self, dst, value))
 

@@ -472,6 +472,7 @@ class Office:
                 host.start(envelope)
             host.sender.dispatch_again()
         host.sender.flush()
+        host.sender.copies.make_all()
 
     # The monitor's.
 

@@ -8,11 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cudnn_actor import BufferRef, TensorSpec
 from cudnn_actor.isolation.process.child.decoders import FROM_PARENT
 from cudnn_actor.isolation.process.child.inbox import Inbox
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.status import StatusPage
-from cudnn_actor.isolation.process.wire import FROM_WORKER, Request, Requests, encode_message
+from cudnn_actor.isolation.process.wire import (
+    FROM_WORKER,
+    Request,
+    Requests,
+    Staged,
+    WriteStaged,
+    encode_message,
+)
 from cudnn_actor.messages import Ping
 from cudnn_actor.processes.channel import Channel, channel_pair
 
@@ -47,6 +55,19 @@ def test_each_request_is_taken_whenever_it_comes(ends: Ends) -> None:
                 sent.result()
             assert [task.number for task in inbox.take(64)] == [number]
             sent.result()
+
+
+def test_a_copy_that_comes_again_is_not_decoded_again(ends: Ends) -> None:
+    inbox, parent = ends
+    ref = BufferRef(slot=1, generation=2, spec=TensorSpec.packed((4,), "float32"), device="cpu")
+    copies = [WriteStaged(dst=ref, values=Staged(0, at, 512)) for at in (0, 256)]
+    taken = []
+    for number, copy in enumerate([copies[0], copies[1], copies[0]]):
+        parent.send(Requests([Request(number, 0, encode_message(copy))]))
+        assert parent.flush()
+        taken += [task.message for task in inbox.take(64)]
+    assert taken == [copies[0], copies[1], copies[0]]
+    assert taken[0] is taken[2]
 
 
 def test_a_nudge_ends_a_wait_without_a_request(ends: Ends) -> None:

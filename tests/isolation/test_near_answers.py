@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cudnn_actor import CudnnRef, Receipt
 from cudnn_actor.execution.executor import Enqueued, Executor
 from cudnn_actor.execution.polling import EARLY_S
 from cudnn_actor.memory import MemoryTable
+from cudnn_actor.messages import Upload
 from tests.service.rigs import AsynchronousEngine, Device, Trio, in_thread, outcome
 
 from .crash_rigs import PATIENCE_S, Points, workers
@@ -169,3 +172,26 @@ def test_the_end_of_a_run_is_near_once_and_only_if_it_is_alone_and_long(
     assert run("long", 4e-3) == [False, False, True, False]
     assert run("long", 4e-3, count=2) == run("long", 4e-3, behind=1) == never
     assert run("short", EARLY_S) == run("short", EARLY_S) == never
+
+
+@pytest.mark.parametrize("cores", [2, 64])
+async def test_a_loop_stays_awake_for_a_short_copy_if_there_are_cores(
+    cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    async with workers("AmpleEngine", host_arenas=False) as (gpu, points), asyncio.timeout(PATIENCE_S):
+        values = np.arange(10.0)
+        message = Upload(dst=await gpu.upload(values), data=values)
+        await gpu.ask(message)
+        points.hold("finished")
+        with watched_sleeps() as sleeps:
+            future = gpu.submit(message)
+            if cores == 2:
+                await in_thread(lambda: points.wait_for_visits("finished?", 1))
+                assert not sleeps.awake.is_set()
+            else:
+                await sleeps.awake.wait()
+                sleeps.pass_time()
+                await sleeps.asleep.wait()
+            points.let_go("finished")
+            assert isinstance(await future, Receipt)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import os
 import threading
 import weakref
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.isolation.process.wire import Requests
 from cudnn_actor.isolation.staging import PIECE_BYTES, PIECES
 from cudnn_actor.messages import Download, Message, Ping, Upload
@@ -133,30 +131,6 @@ async def test_a_large_array_is_uploaded_whole_on_any_number_of_cores(
         values = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
         ref = await gpu.upload(values)
         np.testing.assert_array_equal(await gpu.download(ref), values)
-
-
-async def test_what_was_copied_is_sent_before_the_next_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    copying, sending = transfer.store, Channel.send
-
-    def store(dst: np.ndarray, array: np.ndarray) -> None:
-        order.append("copied")
-        copying(dst, array)
-
-    def send(channel: Channel, *frames: Any, **options: Any) -> Any:
-        order.append("sent")
-        return sending(channel, *frames, **options)
-
-    async with workers(host_arenas=False) as (gpu, _):
-        array = np.ones((5 << 20,), np.float32)
-        refs = [await gpu.upload(array) for _ in range(3)]
-        await asyncio.gather(*[gpu.submit(Upload(dst=ref, data=array)) for ref in refs])
-        with monkeypatch.context() as patch:
-            patch.setattr(transfer, "store", store)
-            patch.setattr(Channel, "send", send)
-            await asyncio.gather(*[gpu.submit(Upload(dst=ref, data=array)) for ref in refs])
-        assert order.count("copied") == 3
-        assert ("copied", "copied") not in itertools.pairwise(order)
 
 
 async def test_an_array_that_was_downloaded_may_be_written_and_outlives_the_service() -> None:

@@ -13,7 +13,9 @@ import pytest
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.service_state import Forget
+from cudnn_actor.isolation.process.arrivals import LATE_BYTES
 from cudnn_actor.isolation.process.parent.in_flight import Violation
+from cudnn_actor.isolation.process.parent.late_copies import LateCopies
 from cudnn_actor.isolation.process.wire import Answers, ArenaMade, Done
 from cudnn_actor.protocol import (
     Allocate,
@@ -121,6 +123,30 @@ def test_what_a_process_may_still_write_is_withheld_until_it_has_gone(office: Of
     assert office.memory.resolve(buffer(office)).offset != place
     office.host.recovery.reclaim(pending)
     assert office.memory.resolve(buffer(office)).offset == place
+
+
+@pytest.mark.parametrize("may_still_write", [False, True])
+def test_values_that_were_not_copied_when_a_worker_died_are_copied_before_its_requests_are_judged(
+    may_still_write: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later, the memory might be another request's."""
+    office, large = Office(host=False), TensorSpec.packed((1, 1, 1, LATE_BYTES // 4 + 1), "float32")
+    office.attach()
+    ref, copies = buffer(office, 1.0, large), office.host.sender.copies
+    with monkeypatch.context() as patch:
+        patch.setattr(LateCopies, "make_all", lambda _: None)
+        (upload,) = begun(office, Upload(dst=ref, data=np.full(large.dims, 2.0, "float32")))
+    assert copies.pending
+    pending = office.crash(may_still_write=may_still_write)
+    assert not copies.pending
+    office.host.recovery.reclaim(pending)
+    office.attach()
+    office.settle()
+    if may_still_write:
+        assert isinstance(error_of(office, upload), OutcomeUnknown)
+    else:
+        assert (office.ask(Download(src=ref)) == 2.0).all()
+    office.close()
 
 
 def model_graph(office: Office) -> ModelGraph:

@@ -8,7 +8,8 @@ and so must the main thread.
 
 With BUFFERS, each call is a graph with so many, and no other thread asks: so the main thread has the socket.
 With "model", each call is a run of a model, from an array to an array. With "upload" and "download", each is
-that copy to or from a device, for which the CPU engine's arenas pass.
+that copy to or from a device, for which the CPU engine's arenas pass. The array that is uploaded is copied
+behind its request.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from ..staging_use import segments_in_use
 
 PATIENCE_S = 20.0
 ONES = np.ones(3, np.float32)
+LARGE = np.arange(100_000, dtype=np.float32)
 _OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "isolation", "processes"))
 
 
@@ -111,10 +113,20 @@ async def deployed(gpu: CudnnRef) -> RunModel:
     return RunModel.of(model, {"x": ONES})
 
 
-async def unloaded(gpu: CudnnRef, message: RunModel) -> None:
-    """Check that the model gives what it should, and unload it."""
-    np.testing.assert_array_equal((await gpu.ask(message))["y"], 2 * ONES)
-    await gpu.ask(UnloadModel(model=message.model))
+async def copy_of(gpu: CudnnRef, way: str) -> Upload | Download:
+    """An upload to a new buffer, or a download of one."""
+    if way == "upload":
+        return Upload(dst=await gpu.upload(np.zeros_like(LARGE)), data=LARGE)
+    return Download(src=await gpu.upload(ONES))
+
+
+async def check(gpu: CudnnRef, message: Any) -> None:
+    """Check that an array has been uploaded; that a model gives what it should, and unload that."""
+    if isinstance(message, Upload):
+        np.testing.assert_array_equal(await gpu.download(message.dst), LARGE)
+    elif isinstance(message, RunModel):
+        np.testing.assert_array_equal((await gpu.ask(message))["y"], 2 * ONES)
+        await gpu.ask(UnloadModel(model=message.model))
 
 
 def started(isolation: Any, *, host_arenas: bool) -> CudnnService:
@@ -147,7 +159,7 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     of_model = buffers == "model"
     grow: Any
     if copies:
-        grow = Upload(dst=y, data=one) if buffers == "upload" else Download(src=x)
+        grow = loop.run_until_complete(copy_of(gpu, buffers))
     else:
         grow = loop.run_until_complete(deployed(gpu)) if of_model else grown(x, w, y, int(buffers))
     slots = [service.state.memory.resolve(ref) for ref in (x, w, y)]
@@ -190,8 +202,7 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
         loop.run_until_complete(asyncio.wait_for(gpu.ping(), PATIENCE_S))
     loop.run_until_complete(gpu.drain())
     applied = float(loop.run_until_complete(gpu.download(y)).item())
-    if of_model:
-        loop.run_until_complete(unloaded(gpu, grow))
+    loop.run_until_complete(check(gpu, grow))
     if of_model or copies:
         applied = calls - raised - swallowed  # nothing counts them
     statistics = loop.run_until_complete(gpu.statistics())
@@ -204,7 +215,7 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
         "queued": statistics.queued,
         "failed": statistics.failed,
         "live_buffers": statistics.live_buffers,
-        "buffers": 3 + 2 * of_model,
+        "buffers": 3 + 2 * of_model + copies,
         "restarts": statistics.restarts,
         "staging_in_use": staging_in_use(service) if isolation == "process" else 0,
         "held": sum(slot.users for slot in slots),

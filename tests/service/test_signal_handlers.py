@@ -62,7 +62,9 @@ def test_wherever_a_handler_may_raise_a_models_staging_memory_is_in_use_or_kept_
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("copy", ["upload", "download"])
 def test_wherever_a_handler_may_raise_a_copys_piece_is_in_use_or_kept_once(copy: str) -> None:
-    _check_injections("process", "submit", copy, files=["fast_path.py", "values.py"])
+    """And an array that is copied behind its request arrives: else the worker would wait for ever."""
+    late = ["late_copies.py", "arrivals.py"] if copy == "upload" else []
+    _check_injections("process", "submit", copy, files=["fast_path.py", "values.py", *late])
 
 
 def _check_injections(*arguments: object, files: Sequence[str]) -> None:

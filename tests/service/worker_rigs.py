@@ -219,6 +219,15 @@ class MortalEngine(ExecutingEngine):
 
         return copy_if_alive
 
+    def part_copy(self, src: np.ndarray, dst: np.ndarray) -> Callable[[int, int], object] | None:
+        copy = super().part_copy(src, dst)
+
+        def copy_if_alive(begin: int, end: int) -> object:
+            self._live()
+            return copy and copy(begin, end)
+
+        return copy and copy_if_alive
+
     def fill(self, dst: np.ndarray, value: float) -> None:
         self._live()
         super().fill(dst, value)

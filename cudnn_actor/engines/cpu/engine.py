@@ -262,6 +262,13 @@ class CpuEngine:
         """A function that copies at once."""
         return functools.partial(np.copyto, dst, src, casting="no")
 
+    def part_copy(self, src: np.ndarray, dst: np.ndarray) -> Callable[[int, int], object] | None:
+        """A function that copies bytes at once; None for a buffer that is laid out otherwise."""
+        if not dst.flags.c_contiguous:
+            return None
+        near, far = src.reshape(-1).view(np.uint8), dst.reshape(-1).view(np.uint8)
+        return lambda begin, end: np.copyto(far[begin:end], near[begin:end])
+
     def row_copy(self, rows: np.ndarray, place: np.ndarray, *, store: bool) -> Callable[[int], None]:
         """A function that copies one row at once."""
         if store:

@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from cudnn_actor.engines.cpu.rounding import integer_range, rounding_to
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["check_target", "check_values", "element", "fill", "read", "store", "write"]
+__all__ = ["check_target", "check_values", "copy_parts", "element", "fill", "read", "store", "write"]
 
 _MOST_THREADS = 4
 """The most threads that copy one array, and at most half as many as there are cores: more would only wait for
@@ -50,9 +51,7 @@ def store(dst: np.ndarray, array: np.ndarray) -> None:
     nearest if `dst` has a floating-point dtype. Several threads copy a large array.
     """
     if array.dtype == dst.dtype:
-        threads = 1
-        if array.nbytes >= 2 * _PART_BYTES and _are_flat(dst, array):
-            threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) // 2, array.nbytes // _PART_BYTES)
+        threads = _threads_for(array.nbytes) if _are_flat(dst, array) else 1
         if threads > 1:
             _copy_together(dst.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8), threads)
         else:
@@ -65,12 +64,54 @@ def store(dst: np.ndarray, array: np.ndarray) -> None:
             dst[...] = array
 
 
+def copy_parts(
+    dst: np.ndarray,
+    src: np.ndarray,
+    parts: Sequence[tuple[int, int, int]],
+    note: Callable[[int], object],
+    *,
+    rounds: int,
+) -> None:
+    """Copy parts of an array of bytes, in order, and call `note` with the number of each that is copied.
+
+    Each part is its number, and where it begins and ends. Several threads copy a large array, in so many
+    rounds at most, and call `note` at the end of each for their parts. A round more costs some 50 us, because
+    all of them want the interpreter's lock at the same time.
+    """
+    threads = _threads_for(src.nbytes)
+    together = 1 if threads == 1 else -(-len(parts) // (threads * rounds))
+    todo = []
+    for first in range(0, len(parts), together):
+        some = parts[first : first + together]
+        begin, end = some[0][1], some[-1][2]
+        todo.append(([number for number, _, _ in some], dst[begin:end], src[begin:end]))
+    _share_out([todo[first::threads] for first in range(threads)], note)
+
+
+def _threads_for(nbytes: int) -> int:
+    """How many threads copy an array of this size."""
+    if nbytes < 2 * _PART_BYTES:
+        return 1
+    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // 2, nbytes // _PART_BYTES))
+
+
 def _are_flat(*arrays: np.ndarray) -> bool:
     return all(array.flags.c_contiguous for array in arrays)
 
 
 def _copy_together(dst: np.ndarray, src: np.ndarray, threads: int) -> None:
-    """Copy bytes: the first part on this thread, the others on helper threads.
+    """Copy bytes, a part on each of several threads."""
+    step = -(-src.nbytes // threads)
+    starts = range(0, src.nbytes, step)
+    _share_out([[((), dst[at : at + step], src[at : at + step])] for at in starts], lambda _: None)
+
+
+_Share = Sequence[tuple[Sequence[int], np.ndarray, np.ndarray]]
+"""What one thread copies: the numbers of parts that lie side by side, where to, and where from."""
+
+
+def _share_out(shares: Sequence[_Share], note: Callable[[int], object]) -> None:
+    """Copy the first share on this thread, the others on helper threads.
 
     The helpers have ended when this returns, and when a signal handler raises in it: else they would go on
     writing to `dst` after the caller was told that the copy has failed. A handler that raises once more while
@@ -81,28 +122,34 @@ def _copy_together(dst: np.ndarray, src: np.ndarray, threads: int) -> None:
     service stops or the process forks. `threading.Thread.start` waits until its thread runs: that of each
     helper, one after the other. `_thread` does not wait.
     """
-    step = -(-src.nbytes // threads)
-    first, *others = [(dst[at : at + step], src[at : at + step]) for at in range(0, src.nbytes, step)]
+    first, *others = shares
     copying = [_thread.allocate_lock() for _ in others]
     for lock in copying:
         lock.acquire()
-    helped = [(*part, lock) for part, lock in zip(others, copying, strict=True)]
+    helped = [(share, note, lock) for share, lock in zip(others, copying, strict=True)]
     started: list[int] = []
     try:
         with contextlib.suppress(RuntimeError):  # the system gives no thread
             # One step: who is in `started` has been started, also where a signal handler raises.
-            started.extend(map(_thread.start_new_thread, itertools.repeat(_copy_part), helped))
-        for part in (first, *others[len(started) :]):
-            np.copyto(*part)
+            started.extend(map(_thread.start_new_thread, itertools.repeat(_help), helped))
+        for share in (first, *others[len(started) :]):
+            _copy_share(share, note)
     finally:
         for lock in copying[: len(started)]:
             lock.acquire()
 
 
-def _copy_part(dst: np.ndarray, src: np.ndarray, copying: threading.Lock) -> None:
-    """What a helper thread does: copy bytes, and release a lock."""
-    try:
+def _copy_share(share: _Share, note: Callable[[int], object]) -> None:
+    for numbers, dst, src in share:
         np.copyto(dst, src)
+        for number in numbers:
+            note(number)
+
+
+def _help(share: _Share, note: Callable[[int], object], copying: threading.Lock) -> None:
+    """What a helper thread does: copy its share, and release a lock."""
+    try:
+        _copy_share(share, note)
     finally:
         copying.release()
 

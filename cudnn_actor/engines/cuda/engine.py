@@ -404,6 +404,19 @@ class CudaEngine:
 
         return enqueue
 
+    def part_copy(self, src: np.ndarray, dst: Place) -> Callable[[int, int], object] | None:
+        """A function that enqueues copies of bytes; None likewise."""
+        copy = self._transfer.part_copy(src, dst)
+        if copy is None:
+            return None
+
+        @reported
+        def enqueue(begin: int, end: int) -> None:
+            self._launched += 1
+            copy(begin, end)
+
+        return enqueue
+
     def row_copy(self, rows: Place, place: Place, *, store: bool) -> Callable[[int], None]:
         """A function that enqueues the copy of one row."""
         copy = self._transfer.row_copy(rows, place, store=store)

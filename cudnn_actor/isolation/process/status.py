@@ -69,7 +69,7 @@ from typing import NamedTuple, Self
 from cudnn_actor.actors import forks
 from cudnn_actor.protocol.messages.receipts import PlanCounts
 
-__all__ = ["Finished", "StatusPage"]
+__all__ = ["Finished", "StatusPage", "barrier"]
 
 _WORD_BYTES = 8
 _PLAN_BYTES = 120
@@ -203,7 +203,7 @@ class StatusPage:
         """
         try:
             self._withdrawn[place] = number
-            _barrier()
+            barrier()
             return self._begun[place] != number
         except ValueError:  # closed
             return False
@@ -338,7 +338,7 @@ class StatusPage:
             return 0
 
 
-def _barrier() -> None:
+def barrier() -> None:
     """Keep every later load after every earlier store. See the module's docstring.
 
     The lock is new each time. With a shared lock, threads would wait for each other here. And a thread would

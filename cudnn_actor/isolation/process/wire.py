@@ -96,11 +96,16 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # Messages that only travel between a parent and its worker.
 
 
-class Staged(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where values lie, C-contiguous in the buffer's dtype: a segment of shared memory, and the offset."""
+class Staged(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where values lie, C-contiguous in the buffer's dtype: a segment of shared memory, and the offset.
+
+    `arrival`: the offset in the same segment of the words that say which parts of the values are there, as in
+    `arrivals`; 0 if all are.
+    """
 
     segment: int
     offset: int
+    arrival: int = 0
 
 
 class WriteStaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):

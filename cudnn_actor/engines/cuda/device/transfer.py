@@ -338,6 +338,14 @@ class Transfer:
         copy, stream = libraries().runtime.memcpyAsync, self._stream.ptr
         return functools.partial(copy, target, source, nbytes, kind, stream)
 
+    def part_copy(self, src: np.ndarray, dst: Place) -> Callable[[int, int], None] | None:
+        """A function that enqueues a copy of bytes of an array; None as `direct_copy`."""
+        if not self._can_read(dst, src) or not _in_c_order(dst.spec):
+            return None
+        copy, stream = libraries().runtime.memcpyAsync, self._stream.ptr
+        source, target = address_of(src), dst.pointer
+        return lambda begin, end: copy(target + begin, source + begin, end - begin, _TO_DEVICE, stream)
+
     def row_copy(self, rows: Place, place: Place, *, store: bool) -> Callable[[int], None]:
         """A function that enqueues the copy of a row to a place, or with `store` of the place to a row."""
         spec, nbytes = place.spec, place.spec.nbytes

@@ -20,16 +20,18 @@ from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.isolation.known_graphs import LoopKnown, ReceivedGraphs, RunKnown
 from cudnn_actor.isolation.process.child.decoders import MESSAGES
 from cudnn_actor.isolation.process.child.outbox import Outbox
-from cudnn_actor.isolation.process.child.task import InternalTask, KnownRun, PlacedRun, WorkerTask
+from cudnn_actor.isolation.process.child.task import InternalTask, KnownCopy, KnownRun, PlacedRun, WorkerTask
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import (
     ForgetRun,
     Internal,
     KnowGraph,
     KnowRun,
+    ReadStaged,
     Request,
     Requests,
     RunPlaced,
+    WriteStaged,
 )
 from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.processes.channel import Channel
@@ -43,8 +45,10 @@ PROMPT_S = 500e-6
 that copies 1 MiB for it first."""
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
-_RUN_BYTES, _BYTES_PER_BYTE = 1024, 5
-"""About the memory that a model's run takes, and a decoded message for each of its encoded bytes."""
+_RUN_BYTES, _COPY_BYTES, _BYTES_PER_BYTE = 1024, 512, 5
+"""About the memory that a model's run takes, that a copy takes, and a decoded message for each of its encoded
+bytes."""
+_COPIES = (ReadStaged, WriteStaged)
 
 
 class Inbox:
@@ -93,7 +97,7 @@ class Inbox:
         self._page = page
         self._tasks: deque[WorkerTask | InternalTask] = deque()
         self._urgent: deque[WorkerTask | InternalTask] = deque()
-        self._known: LeastRecent[bytes, CachedMessage | PlacedRun] = LeastRecent(
+        self._known: LeastRecent[bytes, CachedMessage | PlacedRun | KnownCopy] = LeastRecent(
             most=_MOST_KNOWN, nbytes=cache_limit
         )
         self._graphs = ReceivedGraphs(device)
@@ -175,11 +179,14 @@ class Inbox:
         task = WorkerTask(message, request.number, request.place, request.fault, self._page)
         (self._urgent if getattr(message, "control", False) else self._tasks).append(task)
 
-    def _known_of(self, body: bytes, message: Any) -> CachedMessage | PlacedRun | None:
-        """What is known of a message that runs a plan, kept for when the same bytes come again; else None."""
-        known: CachedMessage | PlacedRun
+    def _known_of(self, body: bytes, message: Any) -> CachedMessage | PlacedRun | KnownCopy | None:
+        """What is known of a message that runs a plan or copies values, kept for when the same bytes come
+        again; else None."""
+        known: CachedMessage | PlacedRun | KnownCopy
         if type(message) is PlacedRun:
             known, nbytes = message, _RUN_BYTES
+        elif type(message) in _COPIES:
+            known, nbytes = KnownCopy(message), _COPY_BYTES
         elif type(message) in COMPUTE:
             try:
                 known = self._find(message)

@@ -19,7 +19,7 @@ from cudnn_actor.broker.request_checks import bound
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.execution.executor import LATER
 from cudnn_actor.execution.injection import fail_start
-from cudnn_actor.execution.model_runs import ModelPlaces
+from cudnn_actor.execution.model_runs import ModelPlaces, Source
 from cudnn_actor.execution.planning import BuildCrash
 from cudnn_actor.execution.runner import Runner
 from cudnn_actor.isolation.process.child.inbox import PROMPT_S, Inbox
@@ -264,8 +264,8 @@ class WorkerLoop:
         return self._runner.run_model(task, run.cached, task, places=places)
 
     def _places_of(self, message: RunPlaced, known: Bound) -> ModelPlaces:
-        sources: list[tuple[int, Slot | np.ndarray]] = [
-            (place, self._stages.array(staged, known.slots[place].spec)) for place, staged in message.write
+        sources: list[tuple[int, Source]] = [
+            (place, self._stages.values(staged, known.slots[place].spec)) for place, staged in message.write
         ]
         sources += [(place, self._resolved(ref, "buffers")) for place, ref in message.copy_in]
         targets: list[tuple[int, Slot | np.ndarray | None]] = [
@@ -279,7 +279,7 @@ class WorkerLoop:
     def _write(self, task: Task) -> Any:
         message: WriteStaged = task.message
         slot = self._resolved(message.dst, "dst")
-        return self._runner.write(task, slot, self._stages.array(message.values, slot.spec))
+        return self._runner.write(task, slot, self._stages.values(message.values, slot.spec))
 
     def _write_all(self, task: Task) -> Any:
         message: WriteAllStaged = task.message

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from cudnn_actor.engines.base import Engine
+from cudnn_actor.execution.arriving import Arriving
+from cudnn_actor.isolation.process.arrivals import Arrival, parts_of
 from cudnn_actor.isolation.process.wire import Staged
 from cudnn_actor.isolation.staging import map_segment
 from cudnn_actor.processes.frames import BadFrame
@@ -60,3 +62,14 @@ class Stages:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadFrame(f"there is no such place in staging memory: {error!r}") from error
+
+    def values(self, staged: Staged, spec: TensorSpec) -> np.ndarray | Arriving:
+        """The values for a buffer, likewise, which may still arrive. Raises as `array`."""
+        array = self.array(staged, spec)
+        if not staged.arrival:
+            return array
+        try:
+            arrival = Arrival(memoryview(self._mapped[staged.segment]), staged.arrival)
+        except (TypeError, ValueError) as error:
+            raise BadFrame(f"there are no such words in staging memory: {error!r}") from error
+        return Arriving(array, parts_of(array.nbytes), arrival.is_there)

@@ -11,10 +11,10 @@ from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.execution.model_runs import ModelPlaces
 from cudnn_actor.isolation.process.status import StatusPage
-from cudnn_actor.isolation.process.wire import RunPlaced
+from cudnn_actor.isolation.process.wire import ReadStaged, RunPlaced, WriteStaged
 from cudnn_actor.supervision import FaultRule
 
-__all__ = ["InternalTask", "KnownRun", "PlacedRun", "WorkerTask"]
+__all__ = ["InternalTask", "KnownCopy", "KnownRun", "PlacedRun", "WorkerTask"]
 
 
 class KnownRun(NamedTuple):
@@ -22,6 +22,13 @@ class KnownRun(NamedTuple):
 
     cached: CachedMessage
     copied: tuple[int, ...]
+
+
+class KnownCopy(NamedTuple):
+    """What a worker knows of a `WriteStaged` or a `ReadStaged`. The parent sends the same ones again and
+    again."""
+
+    message: WriteStaged | ReadStaged
 
 
 class PlacedRun(ModelRun, eq=False, kw_only=True):
@@ -58,7 +65,7 @@ class WorkerTask(msgspec.Struct, eq=False):
     place: int
     fault: FaultRule | None
     page: StatusPage
-    found: CachedMessage | ModelRun | None = None
+    found: CachedMessage | ModelRun | KnownCopy | None = None
     """What is known of its message, once it has been looked up: see `ExecutionState.cached_message`."""
     started_ns: int = 0
     """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""

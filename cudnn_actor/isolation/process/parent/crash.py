@@ -72,6 +72,7 @@ class CrashRecovery:
         may_still_write
             Whether the process could not be ended.
         """
+        self.sender.copies.make_all()  # their blocks may soon be another request's
         begun, others = self._take_back()
         again, lost = self.broker.crashed(begun, cause, may_still_write=may_still_write)
         if may_still_write:

@@ -255,12 +255,14 @@ class Dispatcher(Mailbox):
         """Read answers and send requests. Returns whether anything is left to other threads."""
         leaves = False
         self.host.sender.finish_sending()
+        if self.host.sender.copies.pending:  # what another turn has left, or was interrupted in
+            leaves = self._copy_late(monitor=monitor)
         began_s = time.monotonic() if self._wants_reading else 0.0
         if self._wants_reading:
             self._wants_reading = False
             channel.fetch()
         if channel.frames or self.host.broker.has_due:
-            leaves = self._complete(channel, fast_only=fast_only)
+            leaves |= self._complete(channel, fast_only=fast_only)
         if began_s and channel.drained and not channel.frames:
             self.read_s = began_s
         if channel.ended:
@@ -276,7 +278,23 @@ class Dispatcher(Mailbox):
         self.host.sender.flush()
         if not channel.flush():
             self.wake_monitor()
+        if self.host.sender.copies.pending:
+            leaves |= self._copy_late(monitor=monitor)
         return leaves
+
+    def _copy_late(self, *, monitor: bool) -> bool:
+        """Make the copies that requests in flight wait for: see `late_copies`. Returns whether any is left.
+
+        What was answered meanwhile is delivered between two of them.
+        """
+        copies = self.host.sender.copies
+        if not monitor:
+            return copies.make_light()
+        while copies.pending:
+            copies.make_first()
+            if copies.pending:
+                self._exchange_between()
+        return False
 
     def _complete(self, channel: Channel, *, fast_only: bool) -> bool:
         host = self.host
@@ -317,6 +335,7 @@ class Dispatcher(Mailbox):
                 return True
             if self._take_up_next(monitor=monitor):
                 self._exchange_between()
+                self._copy_late(monitor=monitor)
             host.sender.dispatch_again()
         if self._stop is not None:
             self._stop_in_its_turn(self._stop)

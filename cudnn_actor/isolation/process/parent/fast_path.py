@@ -65,6 +65,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
     if worker is None or _takes_long(host):
         return True
     claims, in_flight, places, unsent = worker.claims, table.requests, table._places, sender._unsent
+    late = sender.copies.pending
     now = table.clock()
     while places:
         queue = mailbox._control or mailbox._ordinary
@@ -105,6 +106,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
             table.handed += 1
             del places[-1]
             unsent += entry
+            late += request.copies
             del spare[taken]
             del queue[0]
             if many is not None:
@@ -188,7 +190,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
     bool
         Whether the next answer, or the next frame, must take the slow path.
     """
-    table, frames, counters = host.in_flight, channel.frames, host.state.counters
+    table, frames, counters, copies = host.in_flight, channel.frames, host.state.counters, host.sender.copies
     in_flight, places, times = table.requests, table._places, counters._times
     while frames:
         if type(frames[0]) is not Answers:
@@ -200,8 +202,8 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
             if request is None or request.place != answer.place:
                 return True
             value, loan = _value(host, request, answer)
-            if value is None:
-                return True
+            if value is None or (request.copies and copies.has_any(request.copies)):
+                return True  # perhaps it has failed before its copies were made
             slots, place, blocks = request.slots, [request.place], request.blocks
             many = _counting(slots, -1) if len(slots) > _FEW else None
             a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]

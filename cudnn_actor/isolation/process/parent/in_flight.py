@@ -25,7 +25,9 @@ import numpy as np
 
 from cudnn_actor.actors import forks
 from cudnn_actor.broker import Work
+from cudnn_actor.isolation.process.arrivals import Arrival
 from cudnn_actor.isolation.process.parent.checksums import Sum
+from cudnn_actor.isolation.process.parent.late_copies import LateCopy
 from cudnn_actor.isolation.process.status import Finished
 from cudnn_actor.isolation.process.wire import Staged
 from cudnn_actor.isolation.staging import Block
@@ -70,6 +72,8 @@ class RunStaging(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         The blocks with the inputs and with the outputs; None if there are none.
     inputs, outputs
         Arrays on them, by where their buffers stand among the plan's.
+    arrivals
+        Of the inputs that may be copied late, likewise.
     write, read
         Where these are, as the worker is told it.
     offsets
@@ -82,6 +86,7 @@ class RunStaging(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     returned: Block | None
     inputs: Mapping[int, np.ndarray]
     outputs: Mapping[int, np.ndarray]
+    arrivals: Mapping[int, Arrival]
     write: Mapping[int, Staged]
     read: Mapping[int, Staged]
     offsets: Mapping[int, int]
@@ -114,6 +119,8 @@ class WorkerRequest(Work, eq=False):
         The blocks with its host data.
     staged
         The staging memory of a model's run; None for none.
+    copies
+        The copies of its values that are made after it is sent: see `late_copies`.
     sum
         Checksum of the values that it writes; None if no checksum is kept.
     unwanted
@@ -131,6 +138,7 @@ class WorkerRequest(Work, eq=False):
     body: bytes = b""
     blocks: tuple[Block, ...] = ()
     staged: RunStaging | None = None
+    copies: tuple[LateCopy, ...] = ()
     sum: Sum | None = None
     unwanted: bool = False
     place: int = -1

@@ -1,9 +1,10 @@
 """Runs of models: their inputs go to the worker, and their outputs come back, in staging memory.
 
-A run has a piece of staging memory with a place for each input and each output of its graph. It keeps that
-until it is complete, so after a crash it is sent again as it is. Small outputs are copied out, and the piece
-serves the next run. Large ones are lent to the caller where they are, without a copy, and the piece serves
-another run after the last array that uses it has been collected.
+A run has a piece of staging memory with a place for each input and each output of its graph. Large inputs are
+copied there after the run has been sent (`late_copies`). It keeps that piece until it is complete, so after a
+crash it is sent again as it is. Small outputs are copied out, and the piece serves the next run. Large ones
+are lent to the caller where they are, without a copy, and the piece serves another run after the last array
+that uses it has been collected.
 
 So a lent piece is in no run: nothing but the caller's arrays can reach it, even if the worker dies. As in
 `memory.lending`, the end of a loan may come on any thread and in the middle of any operation, so it does
@@ -12,6 +13,7 @@ one thing only: it appends the piece to the end of a list, from whose head the h
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,11 +25,21 @@ from cudnn_actor.broker import Broker
 from cudnn_actor.broker.deployments import Deployed, ModelRun
 from cudnn_actor.engines.cpu.arenas import keeping
 from cudnn_actor.engines.cpu.transfer import store
+from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest
+from cudnn_actor.isolation.process.parent.late_copies import LateCopy, may_be_late
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.wire import RunPlaced, Staged, encode_message
-from cudnn_actor.isolation.staging import COPY_BYTES, HEAVY_RUN_BYTES, Block, Staging
+from cudnn_actor.isolation.staging import (
+    COPY_BYTES,
+    HEAVY_RUN_BYTES,
+    NOTE_BYTES,
+    SEGMENT_BYTES,
+    Block,
+    Staging,
+)
 from cudnn_actor.memory.free_list import rounded
+from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.protocol.messages.messages import RunModel
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import packed_nbytes
@@ -124,7 +136,7 @@ class ModelRuns:
     # Starting.
 
     def start(self, request: WorkerRequest) -> None:
-        """Copy the inputs of a run to staging memory, and dispatch it.
+        """Copy the inputs of a run to staging memory, all but the large ones, and dispatch it.
 
         Raises `InvalidRequest`, `OutOfMemory`, `OutOfDescriptors`, `MemoryError`. The caller then discharges
         the request.
@@ -137,6 +149,8 @@ class ModelRuns:
             pieces = self.pieces_of(deployed)
             request.staged = pieces.spare.pop(0) if pieces.spare else self._make(deployed)
             _take_back(pieces, request.staged)
+            if not pieces.spare and COPY_BYTES < request.staged.output_bytes <= SEGMENT_BYTES:
+                self._make_spare(deployed, pieces)
         self.fill(request, run, message)
         if request.alone:
             self.sender.dispatch_alone(request)
@@ -183,7 +197,7 @@ class ModelRuns:
             for place, array in deployed.arrays_of(message, run.drawn):
                 at = self.staging.locate(array)
                 if at is None:
-                    store(staged.inputs[place], array)
+                    self._copy(request, staged, place, array)
                     written[place] = staged.write[place]
                 else:
                     copied = False
@@ -207,6 +221,17 @@ class ModelRuns:
         request.body = encode_message(placed)
         if staged is None and not deployed.ended:
             self._latest[deployed.number] = run.buffers, run.into, request.body
+
+    def _copy(self, request: WorkerRequest, staged: RunStaging, place: int, array: np.ndarray) -> None:
+        """Copy an input to its place, now or behind the request."""
+        values, arrival = staged.inputs[place], staged.arrivals.get(place)
+        if arrival is not None and may_be_late(array):
+            alone = not self.sender.in_flight.requests
+            request.copies = (*request.copies, LateCopy(array, values, arrival, alone=alone))
+            return
+        store(values, array)
+        if arrival is not None:
+            arrival.note_all()
 
     # Results.
 
@@ -328,9 +353,9 @@ class ModelRuns:
         if deployed.state is not None:
             inputs.append(deployed.state)
         outputs = [*dict.fromkeys(deployed.outputs.values())]
-        given, write, _ = self._placed(deployed, inputs)
+        given, write, _ = self._placed(deployed, inputs, late=True)
         try:
-            returned, read, offsets = self._placed(deployed, outputs)
+            returned, read, offsets = self._placed(deployed, outputs, late=False)
         except BaseException:
             if given is not None:
                 self.staging.give_back(given)
@@ -341,24 +366,47 @@ class ModelRuns:
             returned=returned,
             inputs=self._views(deployed, write),
             outputs=self._views(deployed, read),
+            arrivals={
+                place: Arrival(self.staging.memory(at.segment), at.arrival)
+                for place, at in write.items()
+                if at.arrival
+            },
             write=write,
             read=read,
             offsets=offsets,
             body=encode_message(whole),
         )
 
+    def _make_spare(self, deployed: Deployed, pieces: Pieces) -> None:
+        """Make one more piece, if there is memory for it.
+
+        asyncio keeps an answer until its task waits for the next. A caller that sends run after run has the
+        results of the last one when it sends the next, so with one piece, each would take the slow path.
+        """
+        with contextlib.suppress(CudnnActorError, MemoryError):
+            pieces.spare.append(self._make(deployed))
+
     def _placed(
-        self, deployed: Deployed, places: Iterable[int]
+        self, deployed: Deployed, places: Iterable[int], *, late: bool
     ) -> tuple[Block | None, dict[int, Staged], dict[int, int]]:
-        """A block with room for the values of these buffers, where each is in it, and their offsets."""
-        offsets, end = {}, 0
+        """A block with room for the values of these buffers, where each is in it, and their offsets. `late`:
+        those that are large enough may be copied there late."""
+        offsets, notes, end = {}, {}, 0
         for place in places:
             offsets[place] = end
-            end += rounded(packed_nbytes(deployed.spec_at(place)), _ALIGNMENT)
+            nbytes = packed_nbytes(deployed.spec_at(place))
+            end += rounded(nbytes, _ALIGNMENT)
+            if late and nbytes > LATE_BYTES:
+                notes[place] = end
+                end += NOTE_BYTES
         if not offsets:
             return None, {}, {}
         block = self.staging.take(end)
-        staged = {place: Staged(block.segment, block.offset + offset) for place, offset in offsets.items()}
+        at = block.offset
+        staged = {
+            place: Staged(block.segment, at + offset, at + notes[place] if place in notes else 0)
+            for place, offset in offsets.items()
+        }
         return block, staged, offsets
 
     def _views(self, deployed: Deployed, places: Mapping[int, Staged]) -> dict[int, np.ndarray]:

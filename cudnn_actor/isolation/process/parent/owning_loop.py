@@ -17,6 +17,8 @@ __all__ = ["OwningLoop", "TurnTaker"]
 
 _AWAKE_S = 250e-6
 """How long a loop stays awake at most: the worker's word comes some 100 us before the answer."""
+_MANY_CORES = 4
+"""With so many cores, a loop may keep one busy while it awaits a short copy: the worker has others."""
 LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
 """A loop sends at once when the gathered messages are at least 1/SHARE of those in flight, now or usually.
@@ -58,6 +60,7 @@ class OwningLoop:
         """The duplicated descriptor of the socket that the loop reads: one, or none."""
         self._awake_until_s = 0.0
         """Until when the loop stays awake, on its own clock, unless an answer comes first."""
+        self._may_stay_awake = len(os.sched_getaffinity(0)) >= _MANY_CORES
         self._progress_s = 0.0
         """`InFlightTable.progress_s` when it began to stay awake: it changes with each answer."""
 
@@ -77,6 +80,8 @@ class OwningLoop:
         ):
             self._gathered = 0
             dispatcher.turn(self.bridge)
+            if self._may_stay_awake and dispatcher.host.values.are_answered_soon:
+                self._await_answer()
         elif not self._scheduled or self._gathered > MOST_GATHERED:  # or it was lost by asyncio
             self.bridge.loop.call_soon(self._run)
             self._scheduled = True
@@ -141,7 +146,10 @@ class OwningLoop:
             self._let_go()
 
     def _await_answer(self) -> None:
-        """Stay awake until the answer comes that the worker has said is near, but no longer than `_AWAKE_S`.
+        """Stay awake until the answer comes that is near, but no longer than `_AWAKE_S`.
+
+        The worker has said so, or all that was sent is one short copy: its answer comes about when the worker
+        could have said so.
 
         To be woken up takes a loop as long as the worker's word is early, and its thread is slower for a
         while. A loop that has a callback to run polls its descriptors and does not sleep, so a callback that

@@ -15,6 +15,7 @@ from cudnn_actor.broker.deployments import Deployed
 from cudnn_actor.isolation.known_graphs import SentGraphs
 from cudnn_actor.isolation.process.parent.checksums import Checksums
 from cudnn_actor.isolation.process.parent.in_flight import InFlightTable, WorkerRequest
+from cudnn_actor.isolation.process.parent.late_copies import LateCopies
 from cudnn_actor.isolation.process.parent.workers import Workers
 from cudnn_actor.isolation.process.wire import (
     LONGEST_MESSAGE,
@@ -56,6 +57,8 @@ class Sender:
     checksums: Checksums | None
     take_back: Callable[[WorkerRequest], None] = field(init=False)
     """Takes back the staging memory of a model's run."""
+    copies: LateCopies = field(default_factory=LateCopies, init=False)
+    """The copies that follow requests which were dispatched."""
     _unsent: list[Request] = field(default_factory=list, init=False)
     """Requests in flight whose frame has not been made. The fast path adds to it in its step."""
     _sending: Requests | None = field(default=None, init=False)
@@ -221,6 +224,7 @@ class Sender:
         """Put a request in flight, and add it to the next frame. `_make_way` goes first."""
         assert self.workers.serving is not None
         place = self.in_flight.hand_over(request, self.workers.serving.claims)
+        self.copies.pending += request.copies
         self._unsent.append(Request(request.number, place, request.body, request.fault))
         if len(request.body) > BULKY_BYTES:
             self.flush()
@@ -266,6 +270,7 @@ class Sender:
         A model's graph that was unloaded while the request ran is forgotten by the worker that has just been
         told of it once more, because the request ran again or had to wait.
         """
+        self.copies.drop(request.copies)
         blocks, request.blocks = request.blocks, ()
         for block in blocks:
             self.staging.give_back(block)

@@ -27,8 +27,10 @@ from cudnn_actor.broker import Broker
 from cudnn_actor.broker.request_checks import slots_of
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas
+from cudnn_actor.isolation.process.arrivals import Arrival
 from cudnn_actor.isolation.process.parent.checksums import Checksums
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest
+from cudnn_actor.isolation.process.parent.late_copies import LateCopy, may_be_late
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.wire import (
     Done,
@@ -38,8 +40,9 @@ from cudnn_actor.isolation.process.wire import (
     WriteStaged,
     encode_message,
 )
-from cudnn_actor.isolation.staging import HEAVY_RUN_BYTES, PIECE_BYTES, Staging
+from cudnn_actor.isolation.staging import HEAVY_RUN_BYTES, NOTE_BYTES, PIECE_BYTES, Block, Staging
 from cudnn_actor.memory import Slot
+from cudnn_actor.memory.free_list import rounded
 from cudnn_actor.protocol.messages.messages import Allocate, Download, RunModel, Upload, WriteWeights
 from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
@@ -94,13 +97,26 @@ class Values:
                 )
         return False
 
+    @property
+    def are_answered_soon(self) -> bool:
+        """Whether all that is in flight is one copy to a device, or from it, of up to `PIECE_BYTES`."""
+        requests = self.sender.in_flight.requests
+        if self.arenas is not None or len(requests) != 1:
+            return False
+        for request in requests.values():
+            match request.message:
+                case Upload(dst=buffer) | Download(src=buffer):
+                    return packed_nbytes(buffer.spec) <= PIECE_BYTES
+        return False
+
     def _is_heavy_run(self, message: RunModel) -> bool:
+        """Likewise of a run of a model, without what is copied late."""
         if not message.arrays:
             return False
         arrays = message.arrays.values()
         if sum([getattr(array, "nbytes", 0) for array in arrays]) <= HEAVY_RUN_BYTES:
             return False
-        copied = [each for each in arrays if self.staging.locate(each) is None]
+        copied = [each for each in arrays if not may_be_late(each) and self.staging.locate(each) is None]
         return sum([getattr(array, "nbytes", 0) for array in copied]) > HEAVY_RUN_BYTES
 
     def prepared_upload(self, envelope: Envelope) -> WorkerRequest | None:
@@ -122,11 +138,25 @@ class Values:
             pieces = self.staging.pieces
             if data.nbytes > PIECE_BYTES or not pieces:
                 return None
-            request.blocks = (block,) = (pieces[-1],)  # that was used last: it may still be in the cache
-            at = block.segment, block.offset
-            transfer.store(self.staging.array(block, spec.dims, spec.dtype.numpy), data)
-        request.body = encode_message(WriteStaged(dst=message.dst, values=Staged(*at)))
+            request.blocks = (pieces[-1],)  # that was used last: it may still be in the cache
+            staged = self._fill(request, pieces[-1], spec, data)
+        else:
+            staged = Staged(*at)
+        request.body = encode_message(WriteStaged(dst=message.dst, values=staged))
         return request
+
+    def _fill(self, request: WorkerRequest, block: Block, spec: TensorSpec, data: np.ndarray) -> Staged:
+        """Copy an array to a block, now or behind its request. Returns where it is for the worker."""
+        values = self.staging.array(block, spec.dims, spec.dtype.numpy)
+        same = data.dtype == values.dtype and self.checksums is None
+        if not (same and may_be_late(data)):
+            transfer.store(values, data)
+            return Staged(block.segment, block.offset)
+        behind = block.offset + block.nbytes - NOTE_BYTES
+        arrival = Arrival(self.staging.memory(block.segment), behind)
+        alone = not self.sender.in_flight.requests
+        request.copies = (LateCopy(data, values, arrival, alone=alone),)
+        return Staged(block.segment, block.offset, behind)
 
     def prepared_download(self, envelope: Envelope) -> WorkerRequest | None:
         """A download that fits a piece, likewise: the caller takes the last of `Staging.pieces` in its step.
@@ -260,19 +290,19 @@ class Values:
         transfer.check_values(spec.dims, spec.dtype.numpy, data)
         at = self.staging.locate(data) if data.dtype == spec.dtype.numpy else None
         if at is not None:
-            values = data
+            staged = Staged(*at)
         else:
             if data.nbytes <= PIECE_BYTES:
                 self.staging.stock()  # for those that follow
-            request.blocks = (block,) = (self.staging.take(packed_nbytes(spec)),)
-            values = self.staging.array(block, spec.dims, spec.dtype.numpy)
-            transfer.store(values, data)
-            at = block.segment, block.offset
+            nbytes = rounded(packed_nbytes(spec), NOTE_BYTES) + NOTE_BYTES
+            request.blocks = (block,) = (self.staging.take(nbytes),)
+            staged = self._fill(request, block, spec, data)
         ref = request.message.dst if request.ref is None else request.ref
-        request.body = encode_message(WriteStaged(dst=ref, values=Staged(*at)))
+        request.body = encode_message(WriteStaged(dst=ref, values=staged))
         self.sender.dispatch(request)
         if self.checksums is not None:
-            request.sum = self.checksums.of(slot, values)
+            there = self.staging.array_at(staged.segment, staged.offset, spec.dims, spec.dtype.numpy)
+            request.sum = self.checksums.of(slot, there)
 
     def _upload_receipt(self, request: WorkerRequest) -> Receipt:
         """The receipt for an upload that this process has copied, from its start until now."""

@@ -1,0 +1,62 @@
+"""Host arrays that another process is still filling when the work that reads them is enqueued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cudnn_actor.engines.base import Binding
+from cudnn_actor.execution.executor import Executor
+
+__all__ = ["Arriving", "Awaits", "copy_of"]
+
+
+class Arriving(NamedTuple):
+    """A C-contiguous array, filled part by part.
+
+    Attributes
+    ----------
+    array
+        The array. A part of it may be read once it is there.
+    parts
+        Of each part its number, and the bytes at which it begins and ends.
+    is_there
+        Whether the part with this number is there.
+    """
+
+    array: np.ndarray
+    parts: Sequence[tuple[int, int, int]]
+    is_there: Callable[[int], bool]
+
+
+Awaits = Callable[[Arriving, int], None]
+"""Waits until the part with this number is there."""
+
+
+def copy_of(
+    executor: Executor[Any], tag: str, arriving: Arriving, place: Binding, awaits: Awaits
+) -> Callable[[], None] | None:
+    """A function that enqueues copies of an array's parts into a buffer, of each once it is there.
+
+    What is there already is copied together. None if the values have to be rearranged on the way. It may be
+    called again for what arrives next in the same array. `tag` is for errors.
+    """
+    copy = executor.call(tag, executor.engine.part_copy, arriving.array, place)
+    if copy is None:
+        return None
+    parts, is_there = arriving.parts, arriving.is_there
+
+    def enqueue() -> None:
+        number = 0
+        while number < len(parts):
+            first, begin, end = parts[number]
+            awaits(arriving, first)
+            number += 1
+            while number < len(parts) and is_there(number):
+                end = parts[number][2]
+                number += 1
+            copy(begin, end)
+
+    return enqueue

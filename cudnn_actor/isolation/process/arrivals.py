@@ -1,0 +1,84 @@
+"""Values that the parent copies to staging memory while the worker already has the request that reads them.
+
+The parent sends the request first, and copies a large array behind that, part by part. A word in the same
+segment says of each part whether it is there. The worker waits for a part's word, has its device copy that
+part, and goes on to the next. So the worker is woken, the host copies, and the device copies at the same
+time.
+
+Why the worker never reads bytes of an earlier request: only the parent writes the words. It clears them
+before the request is sent, and the worker looks at them only after it has received that. The parent sets a
+word after it has copied the part. On both sides there is a barrier (`status`) between the word and the bytes.
+
+The words lie beside the values and not on the status page, so they live as long as the values. A request that
+runs again is sent as it is: its next worker finds the words set, or waits as the first one did.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from cudnn_actor.isolation.process.status import barrier
+from cudnn_actor.isolation.staging import NOTE_BYTES
+from cudnn_actor.memory.free_list import rounded
+
+__all__ = ["LATE_BYTES", "Arrival", "Part", "parts_of"]
+
+Part = tuple[int, int, int]
+"""The number of a part, and the bytes at which it begins and ends."""
+
+LATE_BYTES = 256 << 10
+"""A larger array is copied behind its request. To copy this much takes as long as to wake up a worker."""
+_LEAST_BYTES = 256 << 10
+"""The least that is a part of its own. A device copies it in a fifth of the time that the host takes."""
+_WORD_BYTES = 8
+_MOST_PARTS = 16
+_PAGE_BYTES = 4096
+_NONE_THERE = memoryview(bytes(_MOST_PARTS * _WORD_BYTES)).cast("Q")
+_ALL_THERE = memoryview((1).to_bytes(_WORD_BYTES, sys.byteorder) * _MOST_PARTS).cast("Q")
+assert _MOST_PARTS * _WORD_BYTES <= NOTE_BYTES
+
+
+@functools.lru_cache(maxsize=64)
+def parts_of(nbytes: int) -> tuple[Part, ...]:
+    """The parts of so many bytes, in order, at most as many as there are words."""
+    step = max(_LEAST_BYTES, rounded(-(-nbytes // _MOST_PARTS), _PAGE_BYTES))
+    starts = range(0, nbytes, step)
+    return tuple([(number, begin, min(begin + step, nbytes)) for number, begin in enumerate(starts)])
+
+
+class Arrival:
+    """The words of one array.
+
+    Parameters
+    ----------
+    segment
+        The whole segment.
+    offset
+        Where its words begin, a multiple of 8.
+    """
+
+    def __init__(self, segment: memoryview, offset: int) -> None:
+        self._words = segment[offset : offset + _MOST_PARTS * _WORD_BYTES].cast("Q")
+
+    def is_there(self, number: int) -> bool:
+        """Whether a part is there. If so, its bytes can be read from now on."""
+        if not self._words[number]:
+            return False
+        barrier()
+        return True
+
+    # The parent's side.
+
+    def clear(self) -> None:
+        """Note that nothing is there. No worker has a request that reads the array."""
+        self._words[:] = _NONE_THERE
+
+    def note(self, number: int) -> None:
+        """Note that a part is there. Any thread."""
+        barrier()
+        self._words[number] = 1
+
+    def note_all(self) -> None:
+        """Note that all parts are there. No worker has a request that reads the array."""
+        self._words[:] = _ALL_THERE

@@ -1,0 +1,110 @@
+"""Late copies: the parent copies large arrays to staging memory after it has sent their requests.
+
+They are made with the host held, in the turn that has sent the requests, or in one soon after it. An event
+loop's thread makes only the light ones, and leaves the others to the monitor's thread. On the main thread, a
+signal handler may raise an exception in the middle of a copy: then another turn goes on with it, from the
+first part that is not noted as there.
+
+While a copy waits, its request is in flight, so its array must not change and its block is not given back. If
+the request ends first (it failed, or was withdrawn), the copy is dropped with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.transfer import copy_parts
+from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, parts_of
+from cudnn_actor.isolation.staging import HEAVY_RUN_BYTES
+
+__all__ = ["LateCopies", "LateCopy", "may_be_late"]
+
+
+_ROUNDS = 2
+"""In how many rounds threads copy one array together, if it is copied by several."""
+
+
+def may_be_late(array: object) -> bool:
+    """Whether an array of a buffer's dims and dtype may be copied behind the request that has the buffer
+    filled with it: that takes some time, and cannot fail."""
+    return type(array) is np.ndarray and array.nbytes > LATE_BYTES and bool(array.flags.c_contiguous)
+
+
+class LateCopy:
+    """The copy of one array.
+
+    Parameters
+    ----------
+    array
+        The caller's, of which `may_be_late` is true.
+    values
+        Where it goes, in staging memory: an array of the same dims and dtype.
+    arrival
+        Its words. They are cleared.
+    alone
+        Whether its request has the device to itself, which then idles until values arrive.
+    """
+
+    __slots__ = ("_arrival", "_between", "_rounds", "is_heavy")
+
+    def __init__(self, array: np.ndarray, values: np.ndarray, arrival: Arrival, *, alone: bool) -> None:
+        arrival.clear()
+        self._arrival, self._rounds = arrival, _ROUNDS if alone else 1
+        self._between: tuple[np.ndarray, np.ndarray] | None = (
+            values.reshape(-1).view(np.uint8),
+            array.reshape(-1).view(np.uint8),
+        )
+        """Where to, and where from; None once it has been made."""
+        self.is_heavy = array.nbytes > HEAVY_RUN_BYTES
+        """Whether an event loop's thread leaves it to the monitor."""
+
+    def make(self) -> None:
+        """Copy the parts that are not there, in order. Blocks."""
+        if self._between is None:
+            return
+        dst, src = self._between
+        is_there = self._arrival.is_there
+        missing = [part for part in parts_of(src.nbytes) if not is_there(part[0])]
+        if missing:
+            copy_parts(dst, src, missing, self._arrival.note, rounds=self._rounds)
+        self._between = None
+
+
+class LateCopies:
+    """The copies that requests in flight wait for. Used with the host held."""
+
+    def __init__(self) -> None:
+        self.pending: list[LateCopy] = []
+        """Those that have not been made, in order. The fast path adds to it in its step."""
+
+    def make_light(self) -> bool:
+        """Make all that are light. Returns whether any is left."""
+        for copy in tuple(self.pending):
+            if not copy.is_heavy:
+                self._make(copy)
+        return bool(self.pending)
+
+    def make_first(self) -> None:
+        """Make the first. Blocks."""
+        self._make(self.pending[0])
+
+    def make_all(self) -> None:
+        """Make all. Blocks."""
+        while self.pending:
+            self.make_first()
+
+    def has_any(self, copies: Iterable[LateCopy]) -> bool:
+        """Whether any of these has not been made."""
+        return not set(self.pending).isdisjoint(copies)
+
+    def drop(self, copies: Iterable[LateCopy]) -> None:
+        """Do not make the copies of a request that has ended."""
+        for copy in copies:
+            if copy in self.pending:
+                self.pending.remove(copy)
+
+    def _make(self, copy: LateCopy) -> None:
+        copy.make()
+        self.pending.remove(copy)  # if this is not reached, the next call finds that all parts are there

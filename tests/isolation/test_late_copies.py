@@ -1,0 +1,249 @@
+"""Large arrays are copied to a worker part by part, behind the requests that read them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor import CudnnRef, CudnnService
+from cudnn_actor.engines import EngineChoice, WorkerEngine
+from cudnn_actor.engines.cpu import CpuEngine, transfer
+from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, Part, parts_of
+from cudnn_actor.isolation.process.parent import late_copies
+from cudnn_actor.isolation.process.parent.late_copies import LateCopies, LateCopy
+from cudnn_actor.isolation.process.wire import Requests
+from cudnn_actor.isolation.staging import NOTE_BYTES, PIECES
+from cudnn_actor.messages import Fill, Upload
+from cudnn_actor.options import make_options
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.service import Spawning
+from tests.service.test_deployed_models import check, deployed, images, run
+
+from .crash_rigs import PATIENCE_S, workers
+from .device_engine import __name__ as engines
+
+pytestmark = pytest.mark.usefixtures("a_forkserver")
+LIGHT, HEAVY = (200_000,), (900_000,)
+"""Dims of float32 arrays: the first is copied on an event loop's thread."""
+Note = Callable[[int], object]
+
+
+@asynccontextmanager
+async def on_a_device(**options: Any) -> AsyncIterator[CudnnRef]:
+    """A service whose worker has the CPU engine with the manners of a GPU: its arenas are not mapped here."""
+    worker = WorkerEngine(f"{engines}:DeviceEngine")
+    choice = EngineChoice("cpu", CpuEngine, True, worker=worker, preload=(engines,), host_arenas=False)
+    service = CudnnService(make_options({"device": "cpu", "isolation": "process", **options}), engine=choice)
+    async with Spawning(service) as gpu:
+        yield gpu
+
+
+def numbers(dims: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(dims, dtype=np.float32)
+
+
+def between_parts(patch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
+    """Have this process do something between the first part of the next late copy and the others."""
+
+    def copy(dst: np.ndarray, src: np.ndarray, parts: Sequence[Part], note: Note, *, rounds: int) -> None:
+        first, *others = parts
+        assert others
+        transfer.copy_parts(dst, src, [first], note, rounds=rounds)
+        patch.setattr(late_copies, "copy_parts", transfer.copy_parts)
+        do()
+        transfer.copy_parts(dst, src, others, note, rounds=rounds)
+
+    patch.setattr(late_copies, "copy_parts", copy)
+
+
+def kill_worker(gpu: CudnnRef) -> None:
+    assert gpu.worker_pid is not None
+    os.kill(gpu.worker_pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("dims", [LIGHT, HEAVY], ids=["light", "heavy"])
+async def test_an_upload_whose_worker_is_killed_between_two_parts_is_whole(
+    dims: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_a_device() as gpu:
+        ref = await gpu.upload(numbers(dims))
+        for seed in (1, 2):
+            between_parts(monkeypatch, lambda: kill_worker(gpu))
+            await gpu.ask(Upload(dst=ref, data=numbers(dims, seed)))
+            np.testing.assert_array_equal(await gpu.download(ref), numbers(dims, seed))
+        assert gpu.generation == 3
+
+
+@pytest.mark.parametrize("count", [30_000, 200_000], ids=["light", "heavy"])
+async def test_a_run_whose_worker_is_killed_between_two_parts_is_right(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with deployed(count, isolation="process") as (gpu, model):
+        check(await run(gpu, model, images(count)), images(count))
+        between_parts(monkeypatch, lambda: kill_worker(gpu))
+        check(await run(gpu, model, images(count, 1)), images(count, 1))
+        check(await run(gpu, model, images(count, 2)), images(count, 2))
+
+
+@pytest.mark.parametrize("dims", [LIGHT, HEAVY], ids=["light", "heavy"])
+async def test_an_upload_that_is_cancelled_between_two_parts_disturbs_no_later_one(
+    dims: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_a_device() as gpu:
+        ref, loop = await gpu.upload(numbers(dims)), asyncio.get_running_loop()
+        for seed in range(1, 4):
+            task = asyncio.ensure_future(gpu.ask(Upload(dst=ref, data=numbers(dims, seed))))
+            cancelled = threading.Event()
+
+            def cancel(task: asyncio.Future[Any] = task, cancelled: threading.Event = cancelled) -> None:
+                if threading.current_thread() is threading.main_thread():
+                    task.cancel()
+                else:
+                    loop.call_soon_threadsafe(task.cancel)
+                    loop.call_soon_threadsafe(cancelled.set)
+                    assert cancelled.wait(20.0)
+
+            between_parts(monkeypatch, cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await gpu.ask(Upload(dst=ref, data=numbers(dims, -seed + 10)))
+            np.testing.assert_array_equal(await gpu.download(ref), numbers(dims, -seed + 10))
+        await gpu.drain()
+        pieces = gpu._service.state.mailbox.host.staging.pieces  # type: ignore[attr-defined]
+        assert len(set(pieces)) == len(pieces) == PIECES * (dims is LIGHT)
+
+
+async def test_a_request_is_sent_before_its_values_are_copied_and_answered_before_later_ones_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    sending = Channel.send
+
+    def copy(dst: np.ndarray, src: np.ndarray, parts: Sequence[Part], note: Note, *, rounds: int) -> None:
+        order.append("copied")
+        transfer.copy_parts(dst, src, parts, note, rounds=rounds)
+
+    def send(channel: Channel, frame: Any, *rest: Any) -> Any:
+        order.extend(["sent"] * (isinstance(frame, Requests) and len(frame.requests)))
+        return sending(channel, frame, *rest)
+
+    async with on_a_device() as gpu:
+        refs = [await gpu.upload(numbers(HEAVY)) for _ in range(3)]
+        with monkeypatch.context() as patch:
+            patch.setattr(late_copies, "copy_parts", copy)
+            patch.setattr(Channel, "send", send)
+            await asyncio.gather(*[gpu.submit(Upload(dst=ref, data=numbers(HEAVY, 1))) for ref in refs])
+        assert order == ["sent", "copied"] * 3
+        for ref in refs:
+            np.testing.assert_array_equal(await gpu.download(ref), numbers(HEAVY, 1))
+
+
+@pytest.mark.parametrize("count", [30_000, 200_000], ids=["light", "heavy"])
+async def test_an_event_loop_copies_no_more_than_a_mebibyte(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends larger runs, and leaves their values to the monitor."""
+    senders: set[int] = set()
+    copiers: set[int] = set()
+    sending = Channel.send
+
+    def copy(dst: np.ndarray, src: np.ndarray, parts: Sequence[Part], note: Note, *, rounds: int) -> None:
+        copiers.add(threading.get_ident())
+        transfer.copy_parts(dst, src, parts, note, rounds=rounds)
+
+    def send(channel: Channel, frame: Any, *rest: Any) -> Any:
+        if isinstance(frame, Requests):
+            senders.add(threading.get_ident())
+        return sending(channel, frame, *rest)
+
+    async with deployed(count, isolation="process") as (gpu, model):
+        check(await run(gpu, model, images(count)), images(count))
+        with monkeypatch.context() as patch:
+            patch.setattr(late_copies, "copy_parts", copy)
+            patch.setattr(Channel, "send", send)
+            check(await run(gpu, model, images(count, 1)), images(count, 1))
+    here = {threading.get_ident()}
+    assert senders == here
+    assert (copiers == here) == (images(count).nbytes <= 1 << 20)
+
+
+async def test_what_was_sent_before_is_answered_while_a_worker_waits_for_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with workers("LateEngine", host_arenas=False) as (gpu, points):
+        ref, other = await gpu.upload(numbers(LIGHT)), await gpu.empty((4,), dtype="float32")
+        await gpu.ask(Upload(dst=ref, data=numbers(LIGHT)))
+        mailbox: Any = gpu._service.state.mailbox
+        points.hold("finished")
+        begun, answered = mailbox.begun(), list[Any]()
+
+        def await_answer() -> None:
+            end_s = time.monotonic() + PATIENCE_S
+            while mailbox.begun() < begun + 2 and time.monotonic() < end_s:
+                os.sched_yield()  # from then on, the worker waits for the second part
+            points.let_go("finished")
+            poll = select.poll()
+            poll.register(mailbox.channel.fileno(), select.POLLIN)
+            answered.extend(poll.poll(PATIENCE_S * 1e3))
+
+        before = gpu.submit(Fill(dst=other, value=7.0))
+        between_parts(monkeypatch, await_answer)
+        await gpu.ask(Upload(dst=ref, data=numbers(LIGHT, 1)))
+        await before
+        assert answered
+        np.testing.assert_array_equal(await gpu.download(ref), numbers(LIGHT, 1))
+
+
+async def test_arrays_of_all_kinds_arrive(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "values", np.float32, "w+", shape=(8, 3, 110, 110))
+    mapped[...] = numbers(mapped.shape, 3)
+    base = numbers((8, 110, 110, 3))
+    async with on_a_device() as gpu:
+        for array in (base, base.astype(np.float64), base.transpose(0, 3, 1, 2), base[::-1], mapped):
+            for layout in ("NCHW", "NHWC"):
+                ref = await gpu.empty(array.shape, layout=layout, dtype="float32")
+                for values in (array, -array):
+                    await gpu.ask(Upload(dst=ref, data=values))
+                    np.testing.assert_array_equal(await gpu.download(ref), values.astype(np.float32))
+
+
+@pytest.mark.parametrize("nbytes", [1, LATE_BYTES, LATE_BYTES + 1, 4 << 20, (9 << 20) + 5, 1 << 30])
+def test_parts_follow_each_other_and_begin_at_pages(nbytes: int) -> None:
+    parts = parts_of(nbytes)
+    assert [number for number, _, _ in parts] == list(range(len(parts)))
+    assert [begin for _, begin, _ in parts] == [0, *(end for _, _, end in parts[:-1])]
+    assert parts[-1][2] == nbytes
+    assert not any(begin % 4096 for _, begin, _ in parts)
+    assert 8 * len(parts) <= NOTE_BYTES
+
+
+def test_nothing_is_there_until_it_has_been_copied() -> None:
+    segment = memoryview(bytearray(b"\1" * NOTE_BYTES))
+    src, dst = numbers(LIGHT), np.zeros(LIGHT, np.float32)
+    copy, there = LateCopy(src, dst, Arrival(segment, 0), alone=True), Arrival(segment, 0).is_there
+    parts = parts_of(src.nbytes)
+    assert len(parts) > 1
+    assert not any(there(number) for number, _, _ in parts)
+    copies = LateCopies()
+    copies.pending.append(copy)
+    copies.drop((copy,))
+    copies.make_all()
+    assert not any(there(number) for number, _, _ in parts)
+    assert not dst.any()
+    copy.make()
+    assert all(there(number) for number, _, _ in parts)
+    np.testing.assert_array_equal(dst, src)
+    src[:] = 0.0
+    copy.make()  # once more, because another turn was interrupted
+    assert dst.all()
