@@ -15,7 +15,7 @@ class BatchStatistics(Record):
     batches, samples, padded
         Batches that were run, the samples in them, and the rows that were added to fill their sizes.
     waiting, running
-        Requests that wait for a batch now, and batches that run now.
+        Requests that wait for a batch now, and batches that have started and are not answered.
     divided
         Batches that failed, or that a crash interrupted, so that their requests ran one by one.
     """

@@ -37,7 +37,7 @@ class BatchRules:
     max_waiting
         How many requests may wait before `submit` is refused.
     in_flight
-        How many batches may run at a time.
+        How many batches may be sent at a time.
     """
 
     dim: str

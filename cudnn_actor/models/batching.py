@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models.batch_arrays import assemble, batch_specs, divided, total_nbytes
 from cudnn_actor.models.batch_records import BatchStatistics, BatchTimes
+from cudnn_actor.models.batch_requests import Batch, Given, Request
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.forming import FormingBatches
 from cudnn_actor.models.inputs import named_once
@@ -70,39 +70,6 @@ class Batchable(Features, Protocol):
         """See `Model.lend`."""
 
 
-class _Request:
-    """A request that was accepted. Its future is the only address of its answer."""
-
-    __slots__ = ("batch", "future", "group", "inputs", "samples", "since_ns", "timeout_s", "timer")
-
-    def __init__(
-        self,
-        inputs: dict[str, np.ndarray],
-        samples: int,
-        group: Hashable,
-        future: asyncio.Future[dict[str, np.ndarray]],
-        timeout_s: float | None,
-    ) -> None:
-        self.inputs = inputs
-        self.samples = samples
-        self.group = group
-        self.future = future
-        self.timeout_s = timeout_s
-        self.since_ns = time.perf_counter_ns()
-        self.timer: asyncio.TimerHandle | None = None
-        self.batch: _Batch | None = None
-        """The batch that it is in, while that runs and somebody waits for the answer."""
-
-
-class _Batch:
-    """A batch that runs: how many of its requests are still waited for, and the task that runs it."""
-
-    def __init__(self, requests: Sequence[_Request]) -> None:
-        self.requests = requests
-        self.awaited = len(requests)
-        self.task: asyncio.Task[None] | None = None
-
-
 class BatchedModel:
     """A model that runs requests of many tasks together. Made by `CudnnRef.batched`; used in `async with`.
 
@@ -144,18 +111,22 @@ class BatchedModel:
         self._note_batch = note_batch
         self._name = name
         self._timeout = timeout
-        self._forming: FormingBatches[_Request] = FormingBatches(
+        self._forming: FormingBatches[Request] = FormingBatches(
             rules.sizes, rules.max_delay_us / 1e6, rules.in_flight, devices
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
         self._waking = False
         self._timer: asyncio.TimerHandle | None = None
-        self._batches: set[_Batch] = set()
+        self._batches: set[Batch] = set()
         self._groups: set[Hashable] = set()
         """Of all dims that were warmed."""
         self._dtypes: dict[str, np.dtype[Any]] = {}
         """Of the inputs."""
+        self._accepted: dict[tuple[tuple[int, ...], ...], tuple[Hashable, int]] = {}
+        """The group and the samples of inputs that fit, by their shapes."""
+        self._turns = asyncio.Semaphore(rules.in_flight)
+        """One of them is held by each batch that is sent."""
         self._memory: dict[Hashable, list[dict[str, np.ndarray]]] = {}
         """Memory of the service for the inputs of the largest batch of each group: what no batch uses now."""
         self._refusals: dict[Hashable, CudnnActorError] = {}
@@ -195,8 +166,8 @@ class BatchedModel:
                     group, size = self._rules.group_of(zeros), len(next(iter(zeros.values())))
                     self._groups.add(group)
                     if size == self._rules.sizes[-1]:
-                        in_flight = range(self._rules.in_flight)
-                        self._memory[group] = [await self._model.lend(specs) for _ in in_flight]
+                        started = range(self._forming.most_started)
+                        self._memory[group] = [await self._model.lend(specs) for _ in started]
                     self._dtypes = {name: array.dtype for name, array in zeros.items()}
         except BaseException:
             _release_all(self._releases)
@@ -274,13 +245,14 @@ class BatchedModel:
         CudnnActorError
             Any other failure of its run.
         """
-        future = self._accept(inputs, named, timeout)
+        request = self._accept(inputs, named, timeout)
         try:
-            return await future
+            return await request.future
         except BaseException:
-            # Cancelled, or closed with its loop. An error that is the answer leaves nothing to cancel.
-            with tolerating_closed(future.get_loop()):
-                future.cancel()
+            # Cancelled, or closed with its loop. An error that is the answer leaves nothing to do.
+            with tolerating_closed(request.future.get_loop()):
+                request.future.cancel()
+                self._withdraw(request)
             raise
 
     def submit(
@@ -297,7 +269,9 @@ class BatchedModel:
         """
         if len(self._forming) >= self._rules.max_waiting:
             raise MailboxFull(capacity=self._rules.max_waiting, batched=True)
-        return self._accept(inputs, named, timeout)
+        request = self._accept(inputs, named, timeout)
+        request.future.add_done_callback(lambda _: self._withdraw(request))  # its holder may cancel it
+        return request.future
 
     @property
     def max_batch(self) -> int:
@@ -310,7 +284,7 @@ class BatchedModel:
 
     def _accept(
         self, inputs: Mapping[str, Any] | None, named: Mapping[str, Any], timeout: float | None
-    ) -> asyncio.Future[dict[str, np.ndarray]]:
+    ) -> Request:
         loop = running_loop()
         if self._loop is None:
             raise self._error("is not open", "use it in: async with gpu.batched(model, ...) as endpoint")
@@ -320,37 +294,42 @@ class BatchedModel:
             )
         if not self._open:
             raise self._error("is closed", "make another: gpu.batched(model, ...)")
-        given = named_once(inputs, named)
-        fitting = self._fitting(given)
-        if fitting is None:
-            fitting = self._on_host(given)
-            if self._rules.group_of(fitting) not in self._groups:
-                raise self._rules.not_warmed(fitting)
+        given = self._fitting(named_once(inputs, named))
         require_timeout(timeout)  # after the names: an input may be named so
-        samples, group = self._rules.samples_of(fitting), self._rules.group_of(fitting)
-        self._require_size(group, samples)
-        request = _Request(fitting, samples, group, loop.create_future(), timeout)
-        request.future.add_done_callback(partial(self._settled, request))
+        self._require_size(given.group, given.samples)
+        request = Request(given, loop.create_future(), timeout)
         if timeout is not None:
             request.timer = loop.call_later(timeout, self._expire, request)
-        self._forming.add(request, group, samples, loop.time())
+        self._forming.add(request, given.group, given.samples, loop.time())
         self._wake()
-        return request.future
+        return request
 
-    def _fitting(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-        """The inputs, if they are arrays just like those that were warmed; else None: they are checked in
-        full, which takes longer."""
+    def _fitting(self, inputs: Mapping[str, Any]) -> Given:
+        """The inputs, if they fit the model and were warmed. Raises `InvalidRequest`."""
+        if (alike := self._alike(inputs)) is not None:
+            return alike
+        given = self._on_host(inputs)
+        if (group := self._rules.group_of(given)) not in self._groups:
+            raise self._rules.not_warmed(given)
+        self._rules.check_samples(samples := self._rules.samples_of(given))
+        self._accepted[tuple([given[name].shape for name in self._dtypes])] = group, samples
+        return Given(given, group, samples)
+
+    def _alike(self, inputs: Mapping[str, Any]) -> Given | None:
+        """The inputs, if they are arrays just like those of an earlier request; else None: they are checked
+        in full, which takes longer."""
         dtypes = self._dtypes
-        if type(inputs) is not dict or inputs.keys() != dtypes.keys():
+        if type(inputs) is not dict or len(inputs) != len(dtypes):
             return None
-        given = {name: inputs[name] for name in dtypes}
-        if any(type(each) is not np.ndarray or each.dtype != dtypes[name] for name, each in given.items()):
-            return None
-        # Views keep their shapes, even if the caller gives an array another one before its batch starts.
-        fitting = {name: each[...] for name, each in given.items()}
-        counts = {each.shape[:1] for each in fitting.values()}
-        alike = len(counts) == 1 and () not in counts
-        return fitting if alike and self._rules.group_of(fitting) in self._groups else None
+        views: dict[str, np.ndarray] = {}
+        for name, dtype in dtypes.items():
+            each = inputs.get(name)
+            if type(each) is not np.ndarray or each.dtype != dtype:
+                return None
+            # A view keeps its shape, even if the caller gives the array another one before its batch starts.
+            views[name] = each[...]
+        known = self._accepted.get(tuple([view.shape for view in views.values()]))
+        return None if known is None else Given(views, *known)
 
     def _on_host(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         given = self._model.validated(inputs)
@@ -381,15 +360,16 @@ class BatchedModel:
     def _error(self, problem: str, fix: str) -> InvalidRequest:
         return InvalidRequest(field="endpoint", value=self, problem=problem, fix=fix)
 
-    def _expire(self, request: _Request) -> None:
+    def _expire(self, request: Request) -> None:
         if not request.future.done():
             assert request.timeout_s is not None
             started = request.batch is not None
             error = DeadlineExceeded(timeout_s=request.timeout_s, started=started)
             request.future.set_exception(error)
+            self._withdraw(request)
 
-    def _settled(self, request: _Request, _: object) -> None:
-        """Forget a request whose future is done: it was answered, cancelled, or has expired.
+    def _withdraw(self, request: Request) -> None:
+        """Forget a request whose future is done. Of one that was answered, nothing is left to forget.
 
         A batch that nobody waits for any more is withdrawn, if it has not started.
         """
@@ -423,8 +403,8 @@ class BatchedModel:
         if self._loop is None:
             return
         while (requests := self._forming.take(self._loop.time())) is not None:
-            # A future that is done already has a callback on its way, which finds nothing more to do.
-            batch = _Batch([each for each in requests if not each.future.done()])
+            # Of a future that is done already, `_withdraw` is on its way, which finds nothing more to do.
+            batch = Batch([each for each in requests if not each.future.done()])
             if not batch.requests:
                 self._forming.end()
                 continue
@@ -435,7 +415,7 @@ class BatchedModel:
         if (at := self._forming.next_at()) is not None:
             self._timer = self._loop.call_at(at, self._wake)
 
-    async def _run(self, batch: _Batch) -> None:
+    async def _run(self, batch: Batch) -> None:
         try:
             await self._answer(batch.requests)
         except asyncio.CancelledError:
@@ -452,7 +432,7 @@ class BatchedModel:
             else:
                 self._start()  # while it closes, every batch is in the set that is waited for
 
-    async def _answer(self, requests: Sequence[_Request], crashes: int = 0) -> None:
+    async def _answer(self, requests: Sequence[Request], crashes: int = 0) -> None:
         """Run requests together, and answer each. If that fails, run them one by one.
 
         A batch of several requests does not run again after a crash: its requests do, each alone, and the one
@@ -472,7 +452,8 @@ class BatchedModel:
         try:
             parts = [each.inputs for each in requests]
             if not several and samples == size:
-                results = await self._model.run_checked(parts[0], Deadline(), crashes=crashes)
+                async with self._turns:
+                    results = await self._model.run_checked(parts[0], Deadline(), crashes=crashes)
             else:
                 results, assembled_ns = await self._run_together(
                     parts, group, size, again=not several, crashes=crashes
@@ -491,7 +472,7 @@ class BatchedModel:
 
     async def _hand_out(
         self,
-        requests: Sequence[_Request],
+        requests: Sequence[Request],
         results: Mapping[str, np.ndarray],
         size: int,
         moments: tuple[int, int, int],
@@ -504,6 +485,8 @@ class BatchedModel:
         for request, result in zip(requests, parts, strict=True):
             request.batch = None
             if not request.future.done():
+                if request.timer is not None:
+                    request.timer.cancel()
                 request.future.set_result(result)
                 waited_ns += began_ns - request.since_ns
         if self.on_batch is not None:
@@ -533,13 +516,14 @@ class BatchedModel:
         batch = {name: whole[:size] for name, whole in memory.items()}
         await self._aside(assemble, parts, batch, nbytes=total_nbytes(parts))
         assembled_ns = time.perf_counter_ns()
-        results = await self._model.run_checked(batch, Deadline(), **options)
+        async with self._turns:
+            results = await self._model.run_checked(batch, Deadline(), **options)
         if self._open:
             unused.append(memory)
         return results, assembled_ns
 
     async def _answer_one_by_one(
-        self, requests: Sequence[_Request], size: int, error: CudnnActorError
+        self, requests: Sequence[Request], size: int, error: CudnnActorError
     ) -> None:
         self._counts["divided"] += 1
         samples = sum(each.samples for each in requests)
@@ -569,7 +553,7 @@ class BatchedModel:
         return True
 
     @staticmethod
-    def _fail(requests: Sequence[_Request], error: Exception) -> None:
+    def _fail(requests: Sequence[Request], error: Exception) -> None:
         for request in requests:
             request.batch = None
             if not request.future.done():

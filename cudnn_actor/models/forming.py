@@ -18,6 +18,22 @@ class _Waiting(NamedTuple):
     number: int
 
 
+class _Group(Generic[R]):
+    """Requests that can share a batch, in order. One at least."""
+
+    __slots__ = ("requests", "samples")
+
+    def __init__(self) -> None:
+        self.requests: OrderedDict[R, _Waiting] = OrderedDict()
+        self.samples = 0
+        """How many they have together."""
+
+    @property
+    def first(self) -> _Waiting:
+        """The one that came first."""
+        return next(iter(self.requests.values()))
+
+
 class FormingBatches(Generic[R]):
     """Requests that wait for a batch, in groups that can share one.
 
@@ -29,6 +45,9 @@ class FormingBatches(Generic[R]):
 
     and in no case while `most_running` batches run. Of several groups, the one whose first request came first
     starts. Requests of one group are taken in order.
+
+    A full batch may start before it can run, so that its inputs are put together meanwhile: so many more as
+    there are devices, and only if its first request has waited the longest of all.
 
     Parameters
     ----------
@@ -47,22 +66,26 @@ class FormingBatches(Generic[R]):
         self._max_delay = max_delay
         self._most_running = most_running
         self._devices = devices
-        self._groups: dict[Hashable, OrderedDict[R, _Waiting]] = {}
-        self._samples: dict[Hashable, int] = {}
+        self._groups: dict[Hashable, _Group[R]] = {}
         self._sizes_left: dict[Hashable, tuple[int, ...]] = {}
         """Of groups for which some are left out."""
         self._numbers = 0
         self.running = 0
-        """How many batches run."""
+        """How many batches have started, and not ended."""
 
     def __len__(self) -> int:
         """How many requests wait."""
-        return sum(map(len, self._groups.values()))
+        return sum(len(group.requests) for group in self._groups.values())
 
     @property
     def samples(self) -> int:
         """How many samples they have together."""
-        return sum(self._samples.values())
+        return sum(group.samples for group in self._groups.values())
+
+    @property
+    def most_started(self) -> int:
+        """How many batches may have started at a time, with those that cannot run yet."""
+        return self._most_running + self._devices
 
     def sizes(self, group: Hashable) -> tuple[int, ...]:
         """How many samples batches of a group may have, ascending."""
@@ -76,27 +99,31 @@ class FormingBatches(Generic[R]):
 
     def add(self, request: R, group: Hashable, samples: int, now: float) -> None:
         """Let a request wait. Its samples must fit into a batch (`size_for`)."""
+        waiting = self._groups.get(group)
+        if waiting is None:
+            waiting = self._groups[group] = _Group()
         self._numbers += 1
-        waiting = self._groups.setdefault(group, OrderedDict())
-        waiting[request] = _Waiting(samples, now, self._numbers)
-        self._samples[group] = self._samples.get(group, 0) + samples
+        waiting.requests[request] = _Waiting(samples, now, self._numbers)
+        waiting.samples += samples
 
     def remove(self, request: R, group: Hashable) -> bool:
         """Let a request wait no more. Returns whether it did."""
-        waiting = self._groups.get(group, OrderedDict())
-        if request not in waiting:
+        waiting = self._groups.get(group)
+        if waiting is None or request not in waiting.requests:
             return False
-        self._forget(group, request)
+        self._forget(group, waiting, [request])
         return True
 
     def take(self, now: float) -> list[R] | None:
         """The requests of the next batch that may start now, which runs from then on; None if none may."""
-        if self.running >= self._most_running:
+        if not self._groups or self.running >= self.most_started:
             return None
         due = [group for group in self._groups if self._may_start(group, now)]
         if not due:
             return None
-        group = min(due, key=lambda each: self._first(each).number)
+        group = min(due, key=self._came)
+        if self.running >= self._most_running and not self._may_be_ahead(group):
+            return None
         self.running += 1
         return self._taken(group)
 
@@ -104,7 +131,7 @@ class FormingBatches(Generic[R]):
         """When `take` may give a batch that it does not give now, if nothing else happens; None for never."""
         if not self._groups or self.running >= self._most_running:
             return None
-        return min(self._first(group).since for group in self._groups) + self._max_delay
+        return min(group.first.since for group in self._groups.values()) + self._max_delay
 
     def end(self) -> None:
         """Note that a batch has ended."""
@@ -113,41 +140,53 @@ class FormingBatches(Generic[R]):
     def leave_out(self, group: Hashable, size: int) -> list[R]:
         """Form no more batches of a size. Returns the requests that fit into no other, and wait no more."""
         self._sizes_left[group] = tuple(each for each in self.sizes(group) if each != size)
-        waiting = self._groups.get(group, OrderedDict())
-        unfit = [request for request, each in waiting.items() if self.size_for(group, each.samples) is None]
-        for request in unfit:
-            self._forget(group, request)
+        waiting = self._groups.get(group)
+        if waiting is None:
+            return []
+        unfit = [
+            request
+            for request, each in waiting.requests.items()
+            if self.size_for(group, each.samples) is None
+        ]
+        self._forget(group, waiting, unfit)
         return unfit
 
     def clear(self) -> list[R]:
         """Remove and return all requests that wait."""
-        requests = [request for waiting in self._groups.values() for request in waiting]
+        requests = [request for group in self._groups.values() for request in group.requests]
         self._groups.clear()
-        self._samples.clear()
         return requests
 
-    def _first(self, group: Hashable) -> _Waiting:
-        return next(iter(self._groups[group].values()))
+    def _came(self, group: Hashable) -> int:
+        """When the first request of a group has come, as a number that grows."""
+        return self._groups[group].first.number
+
+    def _is_full(self, group: Hashable) -> bool:
+        return self._groups[group].samples >= self.sizes(group)[-1]
 
     def _may_start(self, group: Hashable, now: float) -> bool:
-        if self.running < self._devices or self._samples[group] >= self.sizes(group)[-1]:
+        if self.running < self._devices or self._is_full(group):
             return True
-        return now >= self._first(group).since + self._max_delay
+        return now >= self._groups[group].first.since + self._max_delay
+
+    def _may_be_ahead(self, group: Hashable) -> bool:
+        """Whether a group's batch may start before it can run. What came earlier must not wait for it."""
+        return self._is_full(group) and group == min(self._groups, key=self._came)
 
     def _taken(self, group: Hashable) -> list[R]:
         most, samples = self.sizes(group)[-1], 0
+        waiting = self._groups[group]
         taken: list[R] = []
-        for request, each in self._groups[group].items():
+        for request, each in waiting.requests.items():
             samples += each.samples
             if samples > most:
                 break
             taken.append(request)
-        for request in taken:
-            self._forget(group, request)
+        self._forget(group, waiting, taken)
         return taken
 
-    def _forget(self, group: Hashable, request: R) -> None:
-        waiting = self._groups[group]
-        self._samples[group] -= waiting.pop(request).samples
-        if not waiting:
-            del self._groups[group], self._samples[group]
+    def _forget(self, group: Hashable, waiting: _Group[R], requests: Sequence[R]) -> None:
+        for request in requests:
+            waiting.samples -= waiting.requests.pop(request).samples
+        if not waiting.requests:
+            del self._groups[group]

@@ -802,7 +802,7 @@ class Requests:
             How many requests may wait before `endpoint.submit` raises `MailboxFull`. `await endpoint(...)`
             always waits.
         in_flight
-            How many batches may be sent at a time: with 2, the next is put together while one runs.
+            How many batches may be sent at a time. Meanwhile the next is put together, if it is full.
         timeout
             Seconds for entering it.
 

@@ -96,6 +96,12 @@ async def until(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+def sent(gpu: CudnnRef) -> int:
+    """How many messages the service has that are not answered."""
+    metrics = gpu.metrics()
+    return metrics.queued + metrics.in_flight
+
+
 # Answers.
 
 
@@ -193,15 +199,16 @@ async def test_while_a_batch_runs_the_next_is_collected() -> None:
         assert (mine.batches, mine.samples, mine.padded) == (2, 6, 3)
 
 
-async def test_a_full_batch_starts_beside_one_that_runs_and_a_third_waits() -> None:
-    async with held(max_batch=4, max_delay_us=FOR_EVER_US) as (_, endpoint, gate, _first):
-        waiting = [endpoint.submit(x=rows(n)) for n in range(10)]
-        await until(lambda: endpoint.statistics().running == 2)
-        assert endpoint.statistics().waiting == 6
+async def test_a_full_batch_is_sent_beside_one_that_runs_a_third_is_put_together_and_others_wait() -> None:
+    async with held(max_batch=4, max_delay_us=FOR_EVER_US) as (gpu, endpoint, gate, _first):
+        waiting = [endpoint.submit(x=rows(n)) for n in range(14)]
+        await until(lambda: endpoint.statistics().batches == 3)
+        await until(lambda: sent(gpu) == 2)
+        assert (endpoint.statistics().running, endpoint.statistics().waiting) == (3, 6)
         gate.open()
         for number, answer in enumerate(await asyncio.gather(*waiting)):
             check(answer, number)
-        assert endpoint.statistics().batches == 4
+        assert endpoint.statistics().batches == 5
 
 
 async def test_a_request_that_has_waited_long_enough_starts_beside_a_batch_that_runs() -> None:
@@ -214,10 +221,11 @@ async def test_a_request_that_has_waited_long_enough_starts_beside_a_batch_that_
 
 
 async def test_with_one_batch_in_flight_all_others_wait() -> None:
-    async with held(max_batch=2, in_flight=1, max_delay_us=0) as (_, endpoint, gate, _first):
+    async with held(max_batch=2, in_flight=1, max_delay_us=0) as (gpu, endpoint, gate, _first):
         waiting = [endpoint.submit(x=rows(n)) for n in range(4)]
-        await until(lambda: not endpoint._waking)
-        assert (endpoint.statistics().running, endpoint.statistics().waiting) == (1, 4)
+        await until(lambda: endpoint.statistics().batches == 2)
+        assert (endpoint.statistics().running, endpoint.statistics().waiting) == (2, 2)
+        assert sent(gpu) == 1, "the other is put together, and not sent"
         gate.open()
         await asyncio.gather(*waiting)
 
@@ -405,7 +413,7 @@ async def test_a_close_that_is_cancelled_leaves_nobody_waiting() -> None:
     async with held(max_batch=1, max_delay_us=0) as (_, endpoint, gate, first):
         waiting = [endpoint.submit(x=rows(n)) for n in range(5)]
         closing = asyncio.ensure_future(endpoint.aclose())
-        await until(lambda: not endpoint._waking and endpoint.statistics().running == 2)
+        await until(lambda: not endpoint._waking and endpoint.statistics().running == 3)
         closing.cancel()
         outcomes = await asyncio.gather(first, *waiting, return_exceptions=True)
         assert all(isinstance(each, asyncio.CancelledError) for each in outcomes)
@@ -415,7 +423,7 @@ async def test_a_close_that_is_cancelled_leaves_nobody_waiting() -> None:
 async def test_a_service_that_stops_answers_all_who_wait() -> None:
     async with held(max_batch=2, max_delay_us=0) as (gpu, endpoint, gate, first):
         waiting = [endpoint.submit(x=rows(n)) for n in range(7)]
-        await until(lambda: endpoint.statistics().running == 2)
+        await until(lambda: endpoint.statistics().running == 3)
         stopping = asyncio.ensure_future(gpu.aclose(drain_s=0.0))
         gate.open()
         outcomes = await asyncio.gather(first, *waiting, return_exceptions=True)

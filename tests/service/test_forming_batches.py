@@ -54,6 +54,28 @@ def test_a_full_batch_starts_beside_another() -> None:
     assert batches.take(10.0) == ["j"]
 
 
+def test_a_full_batch_starts_before_it_can_run_and_no_more_than_one_for_each_device() -> None:
+    batches = FormingBatches[int](SIZES, DELAY, 2, devices=2)
+    for number in range(40):
+        batches.add(number, "group", 1, now=0.0)
+    assert [batches.take(0.0) for _ in range(4)] == [list(range(n, n + 8)) for n in range(0, 32, 8)]
+    assert batches.take(100.0) is None, "two run, and two are put together"
+
+
+def test_no_batch_starts_ahead_of_one_that_came_first_and_waits_for_its_run() -> None:
+    batches = forming()
+    for number in range(2):
+        batches.add(f"runs {number}", "group", 8, now=0.0)
+        assert batches.take(0.0) == [f"runs {number}"]
+    batches.add("first", 1, 1, now=1.0)
+    batches.add("full", 2, 8, now=2.0)
+    assert batches.take(3.0) is None, "while the first may wait for others, too"
+    assert batches.take(100.0) is None
+    batches.end()
+    assert batches.take(100.0) == ["first"]
+    assert batches.take(100.0) == ["full"]
+
+
 def test_a_request_that_does_not_fit_goes_first_in_the_next_batch() -> None:
     batches = forming()
     for name, samples in (("a", 5), ("b", 4), ("c", 3)):
@@ -135,13 +157,14 @@ class Batching(RuleBasedStateMachine):
     @rule()
     def start(self) -> None:
         running, told = self.batches.running, self.batches.next_at()
+        ahead = running == 2 and self._first_is_full()
         taken = self.batches.take(self.now)
         if taken is None:
-            assert running == 2 or not self.waiting or (running and self._none_is_due())
+            assert not self.waiting or (running >= 2 and not ahead) or (running and self._none_is_due())
             assert self.batches.running == running
             assert told is None or told > self.now
             return
-        assert running < 2
+        assert running < 2 or (ahead and taken[0] == min(self.waiting))
         assert self.batches.running == running + 1
         group = self.waiting[taken[0]][0]
         mates = [number for number, one in self.waiting.items() if one[0] == group]
@@ -154,6 +177,11 @@ class Batching(RuleBasedStateMachine):
         assert due or self.now >= self.waiting[taken[0]][2] + DELAY
         for number in taken:
             del self.waiting[number]
+
+    def _first_is_full(self) -> bool:
+        """Whether the group of the request that came first has enough for the largest batch."""
+        group, _, _ = next(iter(self.waiting.values()), (None, 0, 0))
+        return sum(samples for each, samples, _ in self.waiting.values() if each == group) >= 8
 
     def _none_is_due(self) -> bool:
         groups: dict[int, list[tuple[int, int, float]]] = {}

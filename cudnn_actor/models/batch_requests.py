@@ -1,0 +1,46 @@
+"""A request of a `BatchedModel`, and a batch of them, while they are under way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Batch", "Given", "Request"]
+
+
+class Given(NamedTuple):
+    """What a request was given, once checked."""
+
+    inputs: dict[str, np.ndarray]
+    group: Hashable
+    samples: int
+
+
+class Request:
+    """A request that was accepted. Its future is the only address of its answer."""
+
+    __slots__ = ("batch", "future", "group", "inputs", "samples", "since_ns", "timeout_s", "timer")
+
+    def __init__(
+        self, given: Given, future: asyncio.Future[dict[str, np.ndarray]], timeout_s: float | None
+    ) -> None:
+        self.inputs, self.group, self.samples = given
+        self.future = future
+        self.timeout_s = timeout_s
+        self.since_ns = time.perf_counter_ns()
+        self.timer: asyncio.TimerHandle | None = None
+        self.batch: Batch | None = None
+        """The batch that it is in, while that runs and somebody waits for the answer."""
+
+
+class Batch:
+    """A batch that runs: how many of its requests are still waited for, and the task that runs it."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self.awaited = len(requests)
+        self.task: asyncio.Task[None] | None = None
