@@ -67,7 +67,8 @@ class RayPool(RayRequests):
         How often Ray starts each replica's process again; -1 for no limit. Within a process, its service
         replaces its worker as with `spawn`.
     ready_within_s
-        Seconds in which each replica has to be up, or given up, when the pool starts.
+        Seconds in which each replica has to be up, or given up, when the pool starts; and in which one has to
+        be, if none is when a model is loaded or a buffer uploaded.
     lost_after_s
         Seconds after which a replica that gives no sign counts as lost, whatever Ray says: its requests run
         elsewhere. It gets new ones when it answers again.
@@ -250,6 +251,7 @@ class RayPool(RayRequests):
     def _begin_to_end(self, reason: ExitReason) -> None:
         if self._ending is None:
             self._dispatching.close(str(reason))
+            self._replication.end(str(reason))
             self._ending = asyncio.ensure_future(self._end_replicas(reason))
             self._settled.set()
 

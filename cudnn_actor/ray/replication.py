@@ -17,7 +17,7 @@ from functools import partial
 import ray
 
 from cudnn_actor.actors.long_work import in_own_thread
-from cudnn_actor.protocol.errors import CudnnActorError, ServiceStopped
+from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, ServiceStopped
 from cudnn_actor.ray.held import Held, Recipe
 from cudnn_actor.ray.values import require_held
 from cudnn_actor.ray.watching import Watched
@@ -34,16 +34,23 @@ class Replication:
         Gives a replica nothing new within a block, as long as another one is up.
     require_alive
         Raises `ServiceStopped` if the pool has ended.
+    within_s
+        Seconds in which a replica has to be up again, if none is when something is given.
     """
 
     def __init__(
-        self, holding: Callable[[int], AbstractContextManager[None]], require_alive: Callable[[], None]
+        self,
+        holding: Callable[[int], AbstractContextManager[None]],
+        require_alive: Callable[[], None],
+        within_s: float,
     ) -> None:
         self.members: Sequence[Watched] = ()
         """The replicas, once they are placed."""
         self.held: dict[Held, ray.ObjectRef[Recipe]] = {}
         """What all replicas have, and how it is made now; the order is that in which they make it."""
-        self._holding, self._require_alive = holding, require_alive
+        self._holding, self._require_alive, self._within_s = holding, require_alive, within_s
+        self._unproven: dict[Held, asyncio.Future[None]] = {}
+        """What no replica has made yet, and the wait for the first that does."""
         self._numbers = 0
         self._swapping = asyncio.Lock()
 
@@ -55,6 +62,9 @@ class Replication:
     async def add(self, held: Held, recipe: Recipe, *, of: Held | None = None) -> None:
         """Give something to all replicas. Raises `CudnnActorError`; then none has it.
 
+        If none is up, it waits for the first that is: before a replica has made it, nobody knows that one
+        can. A replica that cannot is not given up for it: it starts anew without it.
+
         `of`: what it is made of, which they have. It must be dropped first: a replica that starts without
         that could not make it, and would be given up.
         """
@@ -65,6 +75,7 @@ class Replication:
         self.held[held] = stored  # first: a replica that starts meanwhile makes it, too
         try:
             await asyncio.gather(*map(self._bring_up_to_date, self.members))
+            await self._prove(held, stored)
         except BaseException:
             await asyncio.shield(self.drop(held))
             raise
@@ -84,7 +95,7 @@ class Replication:
 
         The one whose turn it is gets nothing new meanwhile, as long as another one is up. Raises
         `CudnnActorError` if one cannot: then all go back to the recipe that they had. One that cannot go back
-        starts anew.
+        starts anew. If none is up, it waits as `add`.
         """
         self._require_alive()
         stored = await in_own_thread(ray.put, recipe)
@@ -93,11 +104,43 @@ class Replication:
             earlier, self.held[held] = self.held[held], stored
             try:
                 await self._bring_all_up_to_date()
+                await self._prove(held, stored)
             except BaseException:
                 if held in self.held:
                     self.held[held] = earlier
                     await asyncio.shield(self._go_back())
                 raise
+
+    async def _prove(self, held: Held, stored: object) -> None:
+        """Wait until a replica has followed a recipe.
+
+        Raises what the first has raised, and `DeadlineExceeded` if none has begun in time.
+        """
+        if any(each.has.get(held.number) is stored for each in self.members):
+            return
+        self._require_alive()
+        proof = self._unproven[held] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._within_s):
+                await proof
+        except TimeoutError:
+            raise DeadlineExceeded(timeout_s=self._within_s, started=False) from None
+        finally:
+            del self._unproven[held]
+
+    def _settle(self, held: Held, error: CudnnActorError | None) -> None:
+        """Tell who waits for it whether a replica could follow a recipe."""
+        proof = self._unproven.get(held)
+        if proof is not None and not proof.done():
+            if error is None:
+                proof.set_result(None)
+            else:
+                proof.set_exception(error.again())
+
+    def end(self, reason: str) -> None:
+        """Have nobody wait any more: the pool has ended."""
+        for held in self._unproven:
+            self._settle(held, ServiceStopped(reason=reason))
 
     async def _bring_all_up_to_date(self) -> None:
         for replica in self.members:
@@ -129,8 +172,14 @@ class Replication:
                 if life is None:
                     raise ServiceStopped(reason=f"{replica.name} does not run")
                 method = "replace" if held.number in replica.has else "make"
-                await life.request(method, held.number, stored)
+                try:
+                    await life.request(method, held.number, stored)
+                except CudnnActorError as error:
+                    if not isinstance(error, ServiceStopped):  # else the replica has ended: the next may tell
+                        self._settle(held, error)
+                    raise
                 replica.has[held.number] = stored
+                self._settle(held, None)
                 if held not in self.held:  # it was dropped meanwhile
                     del replica.has[held.number]
                     await life.request("drop", held.number)

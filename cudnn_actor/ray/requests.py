@@ -61,7 +61,9 @@ class RayRequests:
         self._settings, self.name = settings, settings.name
         self._id = uuid.uuid4().hex
         self._dispatching = Dispatching(settings.num_replicas)
-        self._replication = Replication(self._dispatching.holding, self._require_alive)
+        self._replication = Replication(
+            self._dispatching.holding, self._require_alive, settings.ready_within_s
+        )
         self._members: tuple[Watched, ...] = ()
         self._submitted: set[asyncio.Task[Any]] = set()
         self._loaded: dict[RayModel, ModelOptions] = {}
@@ -301,7 +303,8 @@ class RayRequests:
     ) -> RayModel:
         """Load a model on each replica, and on each that is started later.
 
-        It is read once, here, and goes to each node by Ray's object store. `unload` ends it.
+        It is read once, here, and goes to each node by Ray's object store. `unload` ends it. If no replica is
+        up, the first that is has to load it before this returns.
 
         Parameters
         ----------

@@ -30,7 +30,8 @@ from cudnn_actor.errors import (
 from cudnn_actor.pool import MemberState
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.ray import RayPool
-from cudnn_actor.supervision import Escalated, Restarted, Stopped
+from cudnn_actor.ray.held import RayModel
+from cudnn_actor.supervision import Escalated, Restarted, Restarting, Stopped
 
 from ..examples.test_guides import ROOT, said
 from ..examples.test_readme import printed, programs
@@ -198,6 +199,23 @@ async def a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one(c
             pool.batched(model)
 
 
+async def what_is_loaded_while_no_replica_is_up_is_made_by_one_before_it_counts(cluster: Any) -> None:
+    async with RayPool(**{**PLAIN, "num_replicas": 1}) as pool:
+        kept = await pool.load(layers(WEIGHTS[0]))
+        send(signal.SIGKILL, pool.statistics().members[0].pid)
+        async for event in pool.events():
+            if isinstance(event, Restarting):
+                break
+        loads = [pool.load(layers(WEIGHTS[1]), dims={dim: 1}) for dim in ("N", "L")]
+        model, refused = await asyncio.gather(*loads, return_exceptions=True)
+        assert isinstance(refused, InvalidRequest), refused
+        assert isinstance(model, RayModel), model
+        x = np.full((1, 8), 3, np.float32)
+        await is_up(pool, 0, 3)  # its second restart, without what it could not make
+        assert np.array_equal((await pool.run(kept, x=x))["y"], answer_of(0, x))
+        assert np.array_equal((await pool.run(model, x=x))["y"], answer_of(1, x))
+
+
 class Versions:
     """Two callers that ask a model without a pause, and note of which version each answer is."""
 
@@ -355,6 +373,7 @@ async def the_example_is_answered_by_serve(cluster: Any) -> None:
 _TOGETHER = (
     replicas_and_workers_are_killed_under_load,
     a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one,
+    what_is_loaded_while_no_replica_is_up_is_made_by_one_before_it_counts,
     the_example_is_answered_by_serve,
     the_programs_of_the_page_print_what_it_says,
     values_go_in_and_come_out,
