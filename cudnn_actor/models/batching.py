@@ -12,8 +12,8 @@ import numpy as np
 from cudnn_actor.actors import Deadline, forks, within
 from cudnn_actor.actors.deadline import require_timeout
 from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
+from cudnn_actor.actors.kept_threads import KeptThreads
 from cudnn_actor.actors.logs import Log, speaking_for
-from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models.batch_arrays import assemble, batch_specs, divided, total_nbytes
 from cudnn_actor.models.batch_records import BatchStatistics, BatchTimes
 from cudnn_actor.models.batch_requests import Batch, Given, Request
@@ -40,8 +40,7 @@ __all__ = ["BatchStatistics", "Batchable", "BatchedModel"]
 log = Log("cudnn_actor")
 
 _ON_LOOP_BYTES = 2 << 20
-"""More than this is not copied on the event loop, but on a thread: to start one, and to be woken by it, costs
-as much as to copy this many."""
+"""More than this is not copied on the event loop, but on a thread."""
 
 _DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
 """After these, the requests of a batch run one by one: one may be the cause, or smaller sizes may fit."""
@@ -134,7 +133,9 @@ class BatchedModel:
         self._counts = {"batches": 0, "samples": 0, "padded": 0, "divided": 0}
         self.on_batch: Callable[[BatchTimes], object] | None = None
         """Called on the event loop for each batch that was answered; it must be quick and raise nothing."""
-        self._releases: list[Callable[[], None]] = []
+        self._copying = KeptThreads(devices + 1, "batches")
+        """One for each device, and one for results."""
+        self._releases: list[Callable[[], None]] = [self._copying.end]
         forks.finalize(self, _release_all, self._releases).atexit = False
 
     def __repr__(self) -> str:
@@ -560,10 +561,9 @@ class BatchedModel:
                 own = error.again() if isinstance(error, CudnnActorError) else error
                 request.future.set_exception(own)
 
-    @staticmethod
-    async def _aside(work: Callable[..., Any], *args: Any, nbytes: int) -> Any:
+    async def _aside(self, work: Callable[..., Any], *args: Any, nbytes: int) -> Any:
         """The result of copying so many bytes: on the event loop if they are few, else on a thread."""
-        return work(*args) if nbytes <= _ON_LOOP_BYTES else await in_own_thread(work, *args)
+        return work(*args) if nbytes <= _ON_LOOP_BYTES else await self._copying.run(work, *args)
 
 
 def _release_all(releases: list[Callable[[], None]]) -> None:

@@ -1,0 +1,89 @@
+"""Threads that wait for short work of an event loop: to start one each time takes longer than such work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from cudnn_actor.actors.threads import start_thread
+
+__all__ = ["KeptThreads"]
+
+T = TypeVar("T")
+
+
+class _Job(NamedTuple):
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Any]
+    work: Callable[[], Any]
+
+
+class KeptThreads:
+    """A few daemon threads, which neither the end of a loop nor that of the program waits for.
+
+    Used on one event loop at a time. They refer to nothing of this object's owner, so that its finalizer may
+    call `end`.
+
+    Parameters
+    ----------
+    count
+        How many there are, from the first work on.
+    name
+        Theirs.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._started = 0
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """The result of blocking work, once a thread has done it. Cancelled, it returns at once, and the work
+        goes on.
+
+        Raises what the work raises, and `ThreadRefused` if the system gives no thread. Not after `end`.
+        """
+        while self._started < self._count:
+            target = partial(_work, self._jobs)
+            start_thread(threading.Thread(target=target, name=self._name, daemon=True))
+            self._started += 1
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        self._jobs.put(_Job(loop, done, partial(work, *args)))
+        return await done
+
+    def end(self) -> None:
+        """Have the threads end after what they do. Any thread; never blocks. Idempotent."""
+        while self._started:
+            self._started -= 1
+            self._jobs.put(None)
+
+
+def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    while _do_next(jobs):
+        pass
+
+
+def _do_next(jobs: queue.SimpleQueue[_Job | None]) -> bool:
+    """Do one job. A function of its own: while the thread waits, nothing of the job before is kept."""
+    if (job := jobs.get()) is None:
+        return False
+    try:
+        result = job.work()
+    except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+        outcome = partial(job.done.set_exception, error)
+    else:
+        outcome = partial(job.done.set_result, result)
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        job.loop.call_soon_threadsafe(_settle, job.done, outcome)
+    return True
+
+
+def _settle(done: asyncio.Future[Any], outcome: Callable[[], None]) -> None:
+    if not done.done():  # it may have been cancelled since
+        outcome()
