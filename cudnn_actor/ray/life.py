@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from cudnn_actor.protocol.errors import ServiceStopped
+from cudnn_actor.ray.packing import split
 from cudnn_actor.ray.replica import Answer, Hello
 
 __all__ = ["Life"]
@@ -69,7 +70,7 @@ class Life:
 
     async def ask(self, method: str, *args: Any) -> Any:
         """The answer of a method, which `withdraw` does not end. Raises as `request`."""
-        answer = getattr(self._actor, method).remote(self.hello.incarnation, *args)
+        answer = getattr(self._actor, method).remote(*split(self.hello.incarnation, args))
         try:
             found: Answer = await answer
         except RayActorError as error:

@@ -21,7 +21,7 @@ from cudnn_actor.actors import Deadline
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.ray.held import Held, Recipe
-from cudnn_actor.ray.packing import unpacked
+from cudnn_actor.ray.packing import Head, joined, unpacked
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import started
 from cudnn_actor.supervision import Restarted, Restarting
@@ -75,17 +75,17 @@ class Answer:
 
 def _answering(
     work: Callable[Concatenate[Replica, P], Awaitable[Any]],
-) -> Callable[Concatenate[Replica, str, P], Awaitable[Answer]]:
-    """A method that gets the name of an incarnation first, and returns an `Answer`.
+) -> Callable[..., Awaitable[Answer]]:
+    """A method that gets its arguments as `packing.split` sends them, and returns an `Answer`.
 
     Our errors are values, since Ray would raise them as a class of its own.
     """
 
-    async def answer(self: Replica, incarnation: str, /, *args: P.args, **named: P.kwargs) -> Answer:
-        if incarnation != self.hello_of_this.incarnation:
+    async def answer(self: Replica, head: Head, /, *apart: Any) -> Answer:
+        if head.incarnation != self.hello_of_this.incarnation:
             return Answer(refused=True)
         try:
-            return Answer(await work(self, *args, **named))
+            return Answer(await work(self, *joined(head, apart)))  # type: ignore[call-arg]
         except CudnnActorError as error:
             return Answer(error=error.with_traceback(None))
 

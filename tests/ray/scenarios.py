@@ -31,6 +31,7 @@ from cudnn_actor.pool import MemberState
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.ray import RayPool
 from cudnn_actor.ray.held import RayModel
+from cudnn_actor.ray.packing import split
 from cudnn_actor.supervision import Escalated, Restarted, Restarting, Stopped
 
 from ..examples.test_guides import ROOT, said
@@ -153,7 +154,7 @@ async def what_was_meant_for_one_replica_ends_with_a_typed_error(cluster: Any) -
             os.kill(os.getpid(), signal.SIGKILL)
             await asyncio.Event().wait()
 
-        other = await pool._members[0].actor.beat.remote("another incarnation", None, 1.0)
+        other = await pool._members[0].actor.beat.remote(*split("another incarnation", (None, 1.0)))
         assert other.refused
         with pytest.raises(OutcomeUnknown, match="one replica alone"):
             await pool.on(1).call(forever)
@@ -322,7 +323,7 @@ async def a_replica_is_sent_no_more_than_it_may_have(cluster: Any) -> None:
         for _ in range(20):  # turns in which they are sent
             await asyncio.sleep(0)
         assert pool.statistics().members[0].outstanding == 9
-        assert (await replica.actor.call.remote(replica.life.hello.incarnation, look)).value == 2
+        assert (await replica.actor.call.remote(*split(replica.life.hello.incarnation, (look,)))).value == 2
         await asyncio.gather(*calls)
         tasks = [pool.submit(graph, x=w[:4], w=w) for _ in range(2)]
         with pytest.raises(MailboxFull):
