@@ -22,11 +22,9 @@ def assemble(parts: Sequence[Mapping[str, np.ndarray]], batch: Mapping[str, np.n
     The rows behind them are copies of the last sample, so that they compute nothing that a request does not.
     """
     for name, whole in batch.items():
-        end = 0
-        for part in parts:
-            begin, end = end, end + len(part[name])
-            whole[begin:end] = part[name]
-        whole[end:] = whole[end - 1]
+        given = [part[name] for part in parts]
+        given += [given[-1][-1:]] * (len(whole) - sum(map(len, given)))
+        np.concatenate(given, out=whole)
 
 
 def divided(
