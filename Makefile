@@ -20,10 +20,11 @@ GPU_READY := $(if $(filter $(GPU_VENV)/bin/python,$(GPU_PYTHON)),$(GPU_VENV)/.re
 CUDNN ?= 9.28
 SUPPORT_VENV := .venv-support-$(CUDNN)
 
-.PHONY: help test suite check site wheel demo bench support-packages support-venv test-support test-gpu bench-gpu fmt coverage clean
+.PHONY: help test test-all suite check site wheel demo bench support-packages support-venv test-support test-gpu bench-gpu fmt coverage clean
 help:
 	@echo "make demo      photographs, gradients, a model, and crashes that nobody notices: writes demo.png"
 	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
+	@echo "make test-all  the same with all parameters and more random examples (tests/whole.py): some minutes longer"
 	@echo "make site      the documentation as a site, in build/site, with a search; any warning is an error"
 	@echo "make bench     latencies and throughput, printed and written to benchmarks/results/"
 	@echo "make test-support"
@@ -59,6 +60,9 @@ $(VENV)/.docs: $(VENV)/.demo
 test: $(VENV)/.dev $(VENV)/.docs
 	$(MAKE) --no-print-directory --jobs 2 check suite site
 	$(MAKE) --no-print-directory wheel
+
+test-all: export TEST_ALL := 1
+test-all: test
 
 # Without a GPU, where there is one: on purpose, so that nothing warns of it.
 suite: $(VENV)/.dev

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,15 @@ from cudnn_actor.processes.launching import Launcher, close_launchers
 from cudnn_actor.processes.server_process import ForkedServer
 
 from .log_lines import capture_logs, handled_by
+from .whole import WHOLE, covering, some
 
 if TYPE_CHECKING:
     from .tracing import Tracing
 
 # No example fails for the time that it takes: another process may have the processor meanwhile.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "busy", deadline=None, max_examples=some(100), suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("busy")
 
 SETTLED_WITHIN_S = 5.0
@@ -40,6 +43,29 @@ HAS_BLOCKBUSTER = importlib.util.find_spec("blockbuster") is not None
 def pytest_report_header() -> str:
     """Say whether a blocked event loop would be noticed."""
     return f"blocked event loops: {'fail the test' if HAS_BLOCKBUSTER else 'not looked for (no blockbuster)'}"
+
+
+@pytest.hookimpl(trylast=True)  # behind what -m and -k leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `make test-all` runs, unless the command line names a test with its parameters."""
+    if WHOLE or any("[" in word for word in config.args):
+        return
+    left_out: set[pytest.Item] = set()
+    for cases in _products(items):
+        run = covering([tuple(case.callspec.params.values()) for case in cases])
+        left_out |= {*cases} - {cases[place] for place in run}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _products(items: list[pytest.Item]) -> Iterable[list[pytest.Function]]:
+    """The cases of each test with the marker `pairwise`, without those for a GPU."""
+    found: dict[tuple[object, str], list[pytest.Function]] = {}
+    for item in items:
+        if item.get_closest_marker("pairwise") and not item.get_closest_marker("gpu"):
+            assert isinstance(item, pytest.Function)
+            found.setdefault((item.parent, item.originalname), []).append(item)
+    return found.values()
 
 
 def pytest_collection_finish() -> None:

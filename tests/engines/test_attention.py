@@ -276,6 +276,7 @@ def gradients(problem: Problem, values: dict[str, np.ndarray]) -> dict[str, np.n
     return found
 
 
+@pytest.mark.pairwise
 @each_problem
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_forward_pass(bench: Workbench, problem: Problem, dtype: DType) -> None:
@@ -290,6 +291,7 @@ def test_the_forward_pass(bench: Workbench, problem: Problem, dtype: DType) -> N
     case.close(alone, wanted[0])
 
 
+@pytest.mark.pairwise
 @each_problem
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_backward_pass(bench: Workbench, problem: Problem, dtype: DType) -> None:

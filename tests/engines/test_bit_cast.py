@@ -32,6 +32,7 @@ def numbers(dtype: DType) -> np.ndarray:
     return np.array(given, dtype.numpy)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("source", "dtype"), PAIRS)
 def test_each_bit_is_kept(bench: Workbench, source: DType, dtype: DType) -> None:
     x = numbers(source).reshape(2, 1, 4)

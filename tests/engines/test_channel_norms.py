@@ -150,6 +150,7 @@ class Bench:
             np.testing.assert_allclose(got, wanted[name], rtol=error, atol=error * largest, err_msg=name)
 
 
+@pytest.mark.pairwise
 @each_case
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_forward_passes(bench: Workbench, dtype: DType, layout: Layout, kind: str) -> None:
@@ -167,6 +168,7 @@ def test_the_forward_passes(bench: Workbench, dtype: DType, layout: Layout, kind
         on.close({"normal": alone}, wanted)
 
 
+@pytest.mark.pairwise
 @each_case
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_backward_passes(bench: Workbench, dtype: DType, layout: Layout, kind: str) -> None:
@@ -195,6 +197,7 @@ def test_the_backward_passes(bench: Workbench, dtype: DType, layout: Layout, kin
         on.close(outputs, wanted, {"dx": largest})
 
 
+@pytest.mark.pairwise
 @each_case
 def test_inference_sums_and_responses(bench: Workbench, dtype: DType, layout: Layout) -> None:
     on = Bench(bench, dtype, layout)

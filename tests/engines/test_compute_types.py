@@ -96,6 +96,7 @@ def drawn(dims: Mapping[str, tuple[int, ...]], dtype: DType) -> dict[str, np.nda
     return {name: np.asarray(normal(of, dtype, n)) for n, (name, of) in enumerate(dims.items())}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_rounded_once(bench: Workbench, name: str, dtype: DType) -> None:

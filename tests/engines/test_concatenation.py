@@ -18,6 +18,7 @@ from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import Concat, DType, Graph, GraphBuilder, InvalidRequest, Tensor, TensorSpec
 
+from ..whole import some
 from . import host_cuda
 from .differences import check_gradients, computed
 from .moved_graphs import CONCATENATED as GRAPHS
@@ -184,7 +185,7 @@ def test_pieces_write_their_part_of_the_result_where_they_can(name: str) -> None
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=some(40))
 def test_any_concatenations_in_pieces(data: st.DataObject) -> None:
     g = GraphBuilder()
     known = [g.input("a", (4, 4)), g.input("b", (4, 8))]

@@ -29,6 +29,7 @@ def values_of(dtype: DType, dims: tuple[int, ...] = DIMS) -> np.ndarray:
     return np.resize(np.array(extremes(dtype), dtype.numpy), dims)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("layout", list(Layout))
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_no_integer_loses_a_digit_in_any_layout(bench: Workbench, dtype: DType, layout: Layout) -> None:

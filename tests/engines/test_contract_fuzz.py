@@ -16,11 +16,12 @@ from cudnn_actor.protocol import (
     TensorSpec,
 )
 
+from ..whole import some
 from .problems import FLOATS, Problem, normal
 from .references import assert_close, direct_backward_data, direct_backward_filter, direct_forward
 from .workbench import spread, workbench
 
-FUZZ = settings(max_examples=120, print_blob=True)
+FUZZ = settings(max_examples=some(120), print_blob=True)
 
 
 @st.composite

@@ -46,6 +46,7 @@ def test_an_arena_outlives_the_engine_that_made_it(new_engine: EngineFactory) ->
     os.close(fd)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dims", [(), (1,), (3, 4), (2, 3, 4, 5), (0, 3)])
 @pytest.mark.parametrize("rows_last", [False, True])
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC, Layout.STRIDED])

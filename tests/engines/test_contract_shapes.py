@@ -69,6 +69,7 @@ def test_values_are_written_copied_filled_and_read(bench: Workbench, spec: Tenso
     assert (bench.read(src) == 1).all()
 
 
+@pytest.mark.pairwise
 @each_spec
 @pytest.mark.parametrize("pinned", [False, True], ids=["unpinned", "pinned"])
 def test_values_go_to_shared_memory_and_come_from_there(
@@ -119,6 +120,7 @@ def test_values_of_other_dims_are_refused_even_if_there_are_none(
             bench.engine.write(bench.binding(ref), np.zeros(other, np.float32))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dims", [(), (1,), (0,), (3, 0), (2, 0, 3, 1), (2, 1, 3, 1, 2, 3, 2, 2)])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8])
 def test_a_function_of_each_element_of_any_rank(

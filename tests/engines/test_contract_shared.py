@@ -72,6 +72,7 @@ EVERY_SPEC = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.pairwise
 @WAYS
 @EVERY_SPEC
 def test_values_go_to_where_they_are_wanted(
@@ -202,6 +203,7 @@ def test_what_the_buffer_cannot_hold_as_it_is_has_been_read_when_write_returns(
     np.testing.assert_array_equal(bench.read(ref), values_of(spec))
 
 
+@pytest.mark.pairwise
 @WAYS
 @pytest.mark.parametrize("kind", ["dims", "transposed", "dtype", "strided", "read-only"])
 def test_a_target_that_does_not_fit_is_refused_and_not_written(

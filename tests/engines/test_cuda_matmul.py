@@ -93,6 +93,7 @@ def specs_of(of_a: Any, of_b: Any, dtype: DType, result: DType, how: tuple[str, 
     return [lying(*of) for of in zip(dims, dtypes, how, strict=True)]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("of_a", "of_b"), SHAPES, ids=str)
 @pytest.mark.parametrize(("dtype", "result"), [r for r in RESULTS if r[0].is_floating])
 def test_cublas_is_asked_for_the_product_without_copies(

@@ -181,6 +181,7 @@ def test_a_row_that_lies_as_its_place_is_one_copy(
     assert [to for to, _ in device.copies].count(there.pointer) == 2
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", ["bfloat16", "bool", "uint64"])
 @pytest.mark.parametrize("dims", [(), (0,), (2, 0, 3), (0, 3, 4, 4), (1,) * 8])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

@@ -187,6 +187,7 @@ def run(bench: Workbench, graph: Graph) -> dict[str, np.ndarray]:
     return {port.name: found[port.uid] for port in graph.outputs if port.uid is not None}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @each_case
 def test_results_of_nothing(bench: Workbench, name: str, dtype: str) -> None:

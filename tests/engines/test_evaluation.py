@@ -42,6 +42,7 @@ from cudnn_actor.protocol.operations import (
     Window,
 )
 
+from ..whole import some
 from .pooling_oracle import max_pool
 from .problems import PROBLEMS, Problem, integers, normal
 from .references import assert_close
@@ -157,6 +158,7 @@ def test_a_convolution_with_scalars_a_bias_and_an_activation(
     assert_same(*both_of_a_message(bench, message))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("result", [DType.INT32, None, DType.FLOAT32])
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
 @pytest.mark.parametrize("name", ["padded", "grouped", "one_dimensional", "three_dimensional"])
@@ -297,7 +299,7 @@ def programs(draw: st.DrawFn) -> OperationGraph:
     return graph([found for found in tensors if found.uid in touched], operations)
 
 
-@settings(max_examples=100, print_blob=True)
+@settings(max_examples=some(100), print_blob=True)
 @given(asked=programs())
 def test_no_tensor_goes_before_its_last_reader(engine: CpuEngine, asked: OperationGraph) -> None:
     given = {uid: normal((2, 3), F64, uid) for uid in asked.bound if uid < 2}

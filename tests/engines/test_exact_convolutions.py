@@ -53,6 +53,7 @@ def _graph(problem: Problem, result: str) -> OperationGraph:
     return OperationGraph(tensors=tensors, operations=(_operation(result, problem.conv),))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("result", OPERATIONS)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
 @pytest.mark.parametrize("limited", [False, True])

@@ -24,6 +24,7 @@ from cudnn_actor.protocol import (
     Tensor,
 )
 
+from ..whole import some
 from .differences import Function, check_gradients, computed, gradients
 from .problems import normal
 
@@ -228,6 +229,7 @@ def test_equal_shares_of_many_half_elements_are_exact() -> None:
     np.testing.assert_array_equal(found.astype(np.float32), np.ones(5000))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("product", [False, True])
@@ -306,7 +308,7 @@ STEPS: dict[str, Callable[[GraphBuilder, Tensor, Tensor], Any]] = {
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 def test_any_graph(data: st.DataObject) -> None:
     steps = data.draw(
         st.lists(st.tuples(st.sampled_from(sorted(STEPS)), *[st.integers(0, 7)] * 2), max_size=8)

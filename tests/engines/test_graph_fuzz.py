@@ -58,6 +58,7 @@ from ..gpu.operations import ROWS
 from ..gpu.operations.cases import OperationCase
 from ..gpu.operations.drawing import draw as draw_operation
 from ..gpu.operations.rows import Row
+from ..whole import some
 from .single_precision import SinglePrecision
 from .test_operation_fuzz import attribute
 
@@ -82,18 +83,20 @@ def programs() -> list[Program]:
 
 
 def test_the_cpu_engine_computes_what_the_operations_define() -> None:
-    report = fuzz_graphs(opened(CpuEngine(exact=True)), secrets.randbelow(1 << 32), range(30))
+    count = some(45)
+    report = fuzz_graphs(opened(CpuEngine(exact=True)), secrets.randbelow(1 << 32), range(count))
     assert not report.failures, str(report)
-    assert report.ran == 30
-    assert report.exact > 20, "but for sums of float64 in another order"
+    assert report.ran == count
+    assert report.exact > 0.6 * count, "but for sums of float64 in another order"
     assert report.compared / report.ran > 0.7
 
 
 def test_arithmetic_in_float32_is_within_the_bounds() -> None:
     """With one seed: NumPy's float32 functions may be off by more than CUDA's, once in a thousand graphs."""
-    report = fuzz_graphs(opened(SinglePrecision()), SEED, range(40), shrinks=False)
+    count = some(40)
+    report = fuzz_graphs(opened(SinglePrecision()), SEED, range(count), shrinks=False)
     assert not report.failures, str(report)
-    assert 0 < report.exact < 40
+    assert 0 < report.exact < count
     assert 0 < report.largest < 0.5
 
 
@@ -463,9 +466,9 @@ def test_what_is_shown_runs_and_is_a_graph_in_json() -> None:
 
 
 def test_several_processes_run_the_same_graphs() -> None:
-    here = fuzz_graphs(opened(CpuEngine(exact=True)), SEED, range(20))
-    there = fuzz_in_processes("cpu", SEED, range(20), 2)
-    assert (there.ran, there.operations, there.failures) == (20, here.operations, {})
+    here = fuzz_graphs(opened(CpuEngine(exact=True)), SEED, range(10))
+    there = fuzz_in_processes("cpu", SEED, range(10), 2)
+    assert (there.ran, there.operations, there.failures) == (10, here.operations, {})
 
 
 def dying(seed: int, numbers: Sequence[int]) -> GraphReport:

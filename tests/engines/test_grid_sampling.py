@@ -65,6 +65,7 @@ def wanted_of(x: np.ndarray, grid: np.ndarray, options: tuple[ResampleMode, Grid
     return np.asarray(made)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("mode", "padding", "corners"), EVERY)
 def test_grid_samples_are_onnxs(
     bench: Workbench, mode: ResampleMode, padding: GridPadding, corners: bool

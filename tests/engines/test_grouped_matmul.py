@@ -21,6 +21,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..whole import some
 from .problems import FLOATS, normal
 from .references import assert_close
 from .test_matmul import lying
@@ -93,6 +94,7 @@ class Problem:
         assert_close(self.backward(bench, result, how), gradient(self.tokens, self.dy, self.offsets))
 
 
+@pytest.mark.pairwise
 @each_offsets
 @pytest.mark.parametrize(("dtype", "result"), RESULTS)
 def test_each_row_is_multiplied_by_the_matrix_of_its_expert(
@@ -101,13 +103,14 @@ def test_each_row_is_multiplied_by_the_matrix_of_its_expert(
     Problem(offsets, dtype).check(bench, result)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("how", ["swapped", "gaps"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_operands_and_results_may_lie_in_any_way(bench: Workbench, how: str, dtype: DType) -> None:
     Problem(OFFSETS["rows of none"], dtype).check(bench, how=how)
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(
     offsets=st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 12), min_size=1, max_size=6),
     rows=st.integers(1, 10),

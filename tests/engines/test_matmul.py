@@ -71,6 +71,7 @@ def lying(dims: tuple[int, ...], dtype: DType, how: str) -> TensorSpec:
     return TensorSpec.strided(dims, swapped, dtype) if how == "swapped" else TensorSpec.packed(dims, dtype)
 
 
+@pytest.mark.pairwise
 @each_shape
 @pytest.mark.parametrize(("dtype", "result"), RESULTS)
 def test_products(
@@ -82,6 +83,7 @@ def test_products(
     check(bench.read(y), product(a, b))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("how", [*itertools.product(("packed", "swapped", "gaps"), repeat=3)], ids="-".join)
 @pytest.mark.parametrize("dtype", [F32, DType.INT8])
 def test_operands_and_results_may_lie_in_any_way(bench: Workbench, how: Any, dtype: DType) -> None:

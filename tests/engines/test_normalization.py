@@ -88,6 +88,7 @@ def rms_norm(x: np.ndarray, scale: Any, axes: tuple[int, ...]) -> list[np.ndarra
     return [x * inverse * scale, inverse]
 
 
+@pytest.mark.pairwise
 @each_shape
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.STRIDED])
@@ -112,6 +113,7 @@ def test_the_forward_passes(
         case.close(got, wanted)
 
 
+@pytest.mark.pairwise
 @each_shape
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.STRIDED])

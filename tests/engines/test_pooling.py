@@ -23,6 +23,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.operations import AdaptiveWindow, AvgPool, LpPool, MaxPool, Window
 
+from ..whole import some
 from .pooling_oracle import Windows, avg_pool, flat_position, lp_pool, max_pool, output_dims
 from .problems import FLOATS, integers, normal
 from .references import assert_close
@@ -104,6 +105,7 @@ def mean(bench: Workbench, x: BufferRef, y: BufferRef, pool: Windows, *, include
     return bench.run(AvgPool(x=x, y=y, window=pool, include_padding=include_padding))
 
 
+@pytest.mark.pairwise
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
 def test_the_largest_element_and_its_index_in_any_layout(
@@ -112,6 +114,7 @@ def test_the_largest_element_and_its_index_in_any_layout(
     assert_largest(bench, values(dims, DType.FLOAT32), pool, layout)
 
 
+@pytest.mark.pairwise
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
 @pytest.mark.parametrize("include_padding", [False, True])
@@ -129,6 +132,7 @@ def test_the_largest_of_every_dtype(bench: Workbench, dtype: DType) -> None:
     assert_largest(bench, values((2, 3, 7, 6), dtype), POOLINGS["overlapping"][1])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("include_padding", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_mean_of_every_floating_dtype(bench: Workbench, dtype: DType, include_padding: bool) -> None:
@@ -218,6 +222,7 @@ def powers(
     return bench.run(LpPool(x=bench.place(x, lying(x.shape, dtype, layout)), y=y, window=pool, p=p))
 
 
+@pytest.mark.pairwise
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
 def test_the_norm_in_any_layout(
@@ -228,6 +233,7 @@ def test_the_norm_in_any_layout(
         assert_close(powers(bench, x, pool, p, layout), lp_pool(x, pool, p))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_norm_of_every_dtype(bench: Workbench, dtype: DType, p: float) -> None:
@@ -307,6 +313,7 @@ FUNCTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor], Tensor], Callable[[n
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 def test_functions_of_a_graph(bench: Workbench, name: str, layout: Layout) -> None:
@@ -364,7 +371,7 @@ def poolings(draw: st.DrawFn) -> tuple[tuple[int, ...], Windows]:
     return (draw(st.integers(1, 2)), draw(st.integers(1, 3)), *each(1, 6)), pool
 
 
-FUZZ = settings(max_examples=100, print_blob=True)
+FUZZ = settings(max_examples=some(100), print_blob=True)
 
 
 @FUZZ

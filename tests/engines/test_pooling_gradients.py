@@ -121,6 +121,7 @@ def test_the_gradient_of_the_largest_is_its_slope(
     np.testing.assert_allclose(got, differences(moved, dy, dims, 0.25), rtol=0, atol=1e-11)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("include_padding", [False, True])
 @pytest.mark.parametrize(("dims", "pool"), IMAGES.values(), ids=IMAGES)
 def test_the_gradient_of_the_mean_is_its_slope(
@@ -147,6 +148,7 @@ def lp_gradient(
     return bench.run(LpPoolBackward(dy=dy, x=x, y=y, dx=dx, window=pool, p=p))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.5])
 @pytest.mark.parametrize(("dims", "pool"), IMAGES.values(), ids=IMAGES)
 def test_the_gradient_of_the_norm_is_its_slope(
@@ -162,6 +164,7 @@ def test_the_gradient_of_the_norm_is_its_slope(
     np.testing.assert_allclose(got, differences(moved, dy, dims, 1e-5), rtol=0, atol=1e-7)
 
 
+@pytest.mark.pairwise
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
 def test_the_gradient_of_the_norm_in_any_layout(
@@ -191,6 +194,7 @@ def test_a_window_whose_norm_is_given_as_zero_adds_nothing(bench: Workbench) -> 
     np.testing.assert_array_equal(got, [[[0, 0.25, 0.5]]])
 
 
+@pytest.mark.pairwise
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
 def test_both_gradients_in_any_layout(

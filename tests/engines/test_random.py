@@ -114,6 +114,7 @@ def rounded(value: float, dtype: DType) -> Any:
     return min(around, key=lambda near: (abs(float(near) - value), near.view(np.uint16) % 2))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("gaps", [False, True])
 def test_uniform_numbers_are_those_of_the_definition(

@@ -120,6 +120,7 @@ CASES = [
 each_case = pytest.mark.parametrize(("mode", "directions", "state", "lengths"), CASES)
 
 
+@pytest.mark.pairwise
 @each_case
 def test_layers_are_what_loops_over_numbers_give(
     bench: Workbench, mode: str, directions: int, state: int, lengths: tuple[int, ...] | None

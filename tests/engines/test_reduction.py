@@ -170,6 +170,7 @@ def test_the_least_int64_has_the_largest_magnitude(bench: Workbench) -> None:
     assert int(result_of(bench, Reduction(x=x, mode=Mode.ABSOLUTE_MAX))) == 2**63 - 1
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_nan_is_handed_on_from_anywhere(bench: Workbench, dtype: DType, axis: int) -> None:
@@ -244,6 +245,7 @@ def test_the_first_nan_is_found_before_any_number(bench: Workbench, mode: Mode) 
 # Running sums and products.
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("mode", [Mode.SUM, Mode.PRODUCT])
 def test_running_sums_and_products(bench: Workbench, dtype: DType, mode: Mode) -> None:
@@ -359,6 +361,7 @@ def test_a_check_sees_what_a_plan_leaves_out_or_mixes_up(mode: Mode) -> None:
         assert (np.roll(wanted, 1) != wanted).any()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dims", [(4, 5), (4, 0), (0, 5)])
 @pytest.mark.parametrize("dtype", DType)
 def test_all_and_any_are_numpys(bench: Workbench, dtype: DType, dims: tuple[int, int]) -> None:

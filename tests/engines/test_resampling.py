@@ -71,6 +71,7 @@ def resampled(bench: Workbench, operation: Resample[Any], x: np.ndarray, *, gaps
     return bench.run(operation.with_operands(refs.__getitem__))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize(("x", "sizes"), SIZES)
 def test_the_nearest_element_is_onnxs(
@@ -83,6 +84,7 @@ def test_the_nearest_element_is_onnxs(
         np.testing.assert_array_equal(got, onnx(array, operation))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("mode", [LINEAR, CUBIC])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize(("x", "sizes"), SIZES)
@@ -106,6 +108,7 @@ def test_interpolation_is_onnxs(
         )  # it has cubic weights in float32
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("mode", ResampleMode)
 @pytest.mark.parametrize("coordinates", COORDINATES)
 def test_scales_decide_the_places_though_sizes_are_rounded(

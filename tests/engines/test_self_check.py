@@ -182,6 +182,7 @@ def test_a_byte_that_has_changed_changes_the_checksum(place: int) -> None:
 FLOATS = [DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("most", "slack"), [(1 << 20, 1.0), (1 << 20, 4.0), (100, 1.0)])
 @pytest.mark.parametrize("count", [1, 1000])

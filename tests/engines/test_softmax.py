@@ -45,6 +45,7 @@ def close(got: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=error, atol=error * np.abs(wanted).max())
 
 
+@pytest.mark.pairwise
 @each_case
 def test_forward(bench: Workbench, dtype: DType, log: bool) -> None:
     for (dims, axis), gaps in itertools.product(SHAPES, BOTH):
@@ -55,6 +56,7 @@ def test_forward(bench: Workbench, dtype: DType, log: bool) -> None:
         )
 
 
+@pytest.mark.pairwise
 @each_case
 def test_backward(bench: Workbench, dtype: DType, log: bool) -> None:
     """dx is dy times the Jacobian: diag(p) - p p', or 1 - 1 p' of the logarithm."""

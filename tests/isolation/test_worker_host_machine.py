@@ -41,6 +41,7 @@ from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.supervision import Fault, FaultPlan
 
 from ..staging_use import segments_in_use
+from ..whole import some
 from .simulated import Office, Place, SimulatedWorker, Task, computed
 
 MIB = 1 << 20
@@ -683,5 +684,5 @@ class WorkerHostMachine(RuleBasedStateMachine):
             self.crash(may_still_write=False)
 
 
-WorkerHostMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+WorkerHostMachine.TestCase.settings = settings(max_examples=some(60), stateful_step_count=40)
 TestWorkerHostMachine = WorkerHostMachine.TestCase

@@ -320,6 +320,7 @@ def test_pictures_are_scaled_before_they_are_rounded(dtype: str) -> None:
     assert apart(*run(proto, inputs, dtype), *wanted(proto, inputs)) < BOUNDS[dtype]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("least", [LEAST, -np.inf, -1e9])
 @pytest.mark.parametrize("how", ["constant", "input", "where", "product", "float64"])

@@ -104,6 +104,7 @@ WAYS: dict[str, Callable[[CudnnRef, Any], Awaitable[Any]]] = {
 BAD = BAD_COMPUTE | BAD_MEMORY
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("make", "field", "shown"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_bad_request_is_named_and_harms_nothing(
@@ -134,6 +135,7 @@ async def test_an_output_that_is_an_operand_is_refused_where_it_is_sent() -> Non
         assert (await gpu.download(trio.x)).item() == 3.0
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("field", ["x", "w", "bias"])
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 async def test_an_output_that_is_an_input_too_is_refused(field: str, beta: float) -> None:
@@ -444,6 +446,7 @@ async def test_a_convolution_names_the_operand_whose_dtype_it_does_not_take_and_
     assert proposed == {frozenset([said[:2], *taken])}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(
     ("dims", "said"),
     [

@@ -148,6 +148,7 @@ async def test_a_timeout_around_an_ask_is_a_cancellation() -> None:
         assert await trio.result() == 6
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("giving_up", ["cancelled", "expired"])
 @pytest.mark.parametrize("when", ["waiting", "running"])

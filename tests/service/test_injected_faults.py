@@ -51,6 +51,7 @@ async def struck(gpu: CudnnRef, name: str) -> tuple[Trio, Any]:
     return trio, MESSAGES[name](trio)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("name", MESSAGES)
 @pytest.mark.parametrize(("fault", "error", "text"), STATED)
 async def test_a_failure_is_the_answer_to_its_message_alone(

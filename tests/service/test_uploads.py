@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("isolation")
 DIMS = [(2, 3, 5), (2, 3, 4, 5), (2, 3, 4, 5, 6)]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("layout", [Layout.NCHW, "NHWC"])
 @pytest.mark.parametrize("dtype", list(DType))
 async def test_what_comes_out_is_what_went_in(layout: LayoutLike, dtype: DType) -> None:

@@ -23,6 +23,7 @@ EXITS = [
 ]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("strategy", Strategy)
 @pytest.mark.parametrize("restart", Restart)
 @pytest.mark.parametrize("reason", EXITS, ids=lambda reason: reason.kind)

@@ -88,6 +88,7 @@ def test_with_no_restarts_allowed_the_first_failure_stops_all_and_escalates() ->
     assert world.starts == ""
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("was_ready", [False, True], ids=["starting", "ready"])
 @pytest.mark.parametrize("restart", Restart)
 @pytest.mark.parametrize("kind", ExitKind)

@@ -17,6 +17,7 @@ from cudnn_actor.supervision.signals import (
     TimerFired,
 )
 
+from ..whole import some
 from .supervised_world import World, policy_of
 
 SHUTDOWN_S = 5.0
@@ -168,5 +169,5 @@ class SupervisedLives(RuleBasedStateMachine):
         assert self.world.effects[-1] == Finish()
 
 
-SupervisedLives.TestCase.settings = settings(max_examples=400, stateful_step_count=50, print_blob=True)
+SupervisedLives.TestCase.settings = settings(max_examples=some(400), stateful_step_count=50, print_blob=True)
 TestSupervisedLives = SupervisedLives.TestCase

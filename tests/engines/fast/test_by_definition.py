@@ -272,6 +272,7 @@ def test_the_last_of_several_updates_wins_whatever_their_layout(
     np.testing.assert_array_equal(y, wanted)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(
     "dtype",
     ["float32", "float16", "int8", "uint8", "uint32", "bool", "float64", "int64", "uint64"],

@@ -217,6 +217,7 @@ def test_float64_is_computed_in_float64(problem: str) -> None:
     _check(PROBLEMS[problem], "packed", DType.FLOAT64)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("problem", ["pointwise_padded", "grouped", "depthwise", "depthwise, strided"])
 @pytest.mark.parametrize("special", [math.nan, math.inf])

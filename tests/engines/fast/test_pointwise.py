@@ -84,6 +84,7 @@ def bounds(g: GraphBuilder, layout: Layout, dtype: DType) -> Any:
     return g.build(y=g.tanh(g.minimum(g.maximum(x, row), 1.5)) - 0.25 * x)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_floating])
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 @pytest.mark.parametrize("build", [epilogue, gates, bounds])

@@ -113,6 +113,7 @@ def several(found: Any) -> list[Any]:
     return [*found] if isinstance(found, (tuple, list)) else [found]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("define", DEFINITIONS, ids=[define.__name__ for define in DEFINITIONS])

@@ -1,0 +1,80 @@
+"""The part of a product that `make test` runs has each pair of its values; `make test-all` runs all of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .whole import covering
+
+PRODUCT = [*itertools.product("abcd", range(3), (False, True), "xyz")]
+ROOT = Path(__file__).parents[1]
+CASES = """
+import pytest
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("a", [0, 1, 2])
+@pytest.mark.parametrize("b", [0, 1, 2])
+@pytest.mark.parametrize("c", [0, 1, 2])
+def test_product(a, b, c): pass
+
+@pytest.mark.parametrize("a", [0, 1, 2])
+@pytest.mark.parametrize("b", [0, 1, 2])
+def test_without_the_marker(a, b): pass
+"""
+
+
+def pairs(rows: list[tuple[object, ...]]) -> set[object]:
+    return {pair for row in rows for pair in itertools.combinations(enumerate(row), 2)}
+
+
+def test_each_pair_of_values_stands_in_few_rows() -> None:
+    chosen = [PRODUCT[place] for place in covering(PRODUCT)]
+    assert pairs(chosen) == pairs(PRODUCT)
+    assert len(chosen) <= 16  # of 72; 12 rows are needed for the two longest columns alone
+
+
+def test_pairs_that_no_row_has_are_not_asked_for() -> None:
+    rows = [row for row in PRODUCT if row[0] != "a" or row[1] != 0]
+    assert pairs([rows[place] for place in covering(rows)]) == pairs(rows)
+
+
+def test_of_values_one_by_one_as_many_rows_stay_as_the_longest_column_has() -> None:
+    assert len(covering(PRODUCT, together=1)) == 4
+    assert covering([("a",), ("b",), ("a",)]) == [0, 1]
+
+
+def test_true_is_not_1_and_what_has_no_hash_is_compared_by_identity() -> None:
+    one, other = [0], [0]
+    assert covering([(True, one), (1, one), (True, other), (True, one)]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "run"),
+    [
+        ({"TEST_ALL": ""}, "", 10 + 9),
+        ({"TEST_ALL": "1"}, "", 27 + 9),
+        ({"TEST_ALL": ""}, "::test_product[2-2-1]", 1),
+    ],
+    ids=["a part", "all", "a case that is named"],
+)
+def test_what_is_run(environment: dict[str, str], name: str, run: int, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_collection_modifyitems\n")
+    (tmp_path / "test_cases.py").write_text(CASES)
+    command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--collect-only"]
+    command += [
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path / "test_cases.py") + name,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}, check=False
+    )
+    assert done.stdout.count("test_cases.py::") == run, done.stdout + done.stderr

@@ -1,0 +1,78 @@
+"""What `make test` runs a part of, and `make test-all` all of: products of parameters, numbers of examples.
+
+A test's parameters are often a product, in which each value stands with each other one many times. A mistake
+that needs three certain values at once is rare (D. R. Kuhn, D. R. Wallace, A. M. Gallo, "Software fault
+interactions and implications for software testing", IEEE Trans. Softw. Eng. 30 (2004)). So of a test with
+the marker `pairwise`, `make test` runs a part of the cases, which has each pair of values of two parameters.
+Of random problems and of hypothesis' examples it runs a third, and others each time. On a GPU all cases run.
+
+`TEST_ALL=1 pytest tests/memory` runs all of one folder.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
+
+__all__ = ["WHOLE", "covering", "pairwise", "some"]
+
+T = TypeVar("T")
+
+WHOLE = bool(os.environ.get("TEST_ALL"))
+"""Whether all is run. A variable of the environment: the processes of pytest-xdist have it, too."""
+_PART = 3
+
+
+def some(count: int) -> int:
+    """How many of `count` random problems, or of hypothesis' examples, are run: a third of them, or all."""
+    return count if WHOLE else -(-count // _PART)
+
+
+def pairwise(rows: Iterable[T], values: Callable[[T], Sequence[Any]], *, together: int = 2) -> list[T]:
+    """The rows that are run: all of them with `WHOLE`, else those that `covering` gives, in order.
+
+    `values`: the values of a row, one for each column.
+    """
+    every = [*rows]
+    return every if WHOLE else [every[place] for place in covering([*map(values, every)], together=together)]
+
+
+def covering(rows: Sequence[Sequence[Any]], *, together: int = 2) -> list[int]:
+    """The places of rows in which every combination of values stands that stands in any of the rows.
+
+    `together` is the number of values in a combination: 2 for pairs. The places are in order, and the same in
+    every process. Greedy: the next row is the one with the most combinations that have not occurred yet. That
+    number only falls, so a row is the next one if its number, counted anew, is still the largest.
+    """
+    combinations = [_combinations(row, together) for row in rows]
+    missing = set(itertools.chain.from_iterable(combinations))
+    waiting = [(-len(found), place) for place, found in enumerate(combinations)]
+    heapq.heapify(waiting)
+    chosen = []
+    while missing:
+        _, place = heapq.heappop(waiting)
+        counted = (-len(missing.intersection(combinations[place])), place)
+        if waiting and counted > waiting[0]:
+            heapq.heappush(waiting, counted)
+            continue
+        missing.difference_update(combinations[place])
+        chosen.append(place)
+    return sorted(chosen)
+
+
+def _combinations(row: Sequence[Any], together: int) -> frozenset[tuple[tuple[int, Hashable], ...]]:
+    """Of a row with fewer values than `together`: all of them."""
+    values = [(column, _key(value)) for column, value in enumerate(row)]
+    return frozenset(itertools.combinations(values, min(together, len(values))))
+
+
+def _key(value: Any) -> Hashable:
+    """What tells a value from others: 1 is not True, and a value without a hash is equal to itself alone."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
