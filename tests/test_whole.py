@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_without_the_marker(a, b): pass
 """
 
 
-def pairs(rows: list[tuple[object, ...]]) -> set[object]:
+def pairs(rows: Sequence[tuple[object, ...]]) -> set[object]:
     return {pair for row in rows for pair in itertools.combinations(enumerate(row), 2)}
 
 

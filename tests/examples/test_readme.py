@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from ..once import once
 from ..onnx.small_models import image_model
 
 README = Path(__file__).parents[2] / "README.md"
@@ -61,14 +63,26 @@ async def report(request: Request, error: CudnnActorError):
 """
 
 
+@pytest.fixture(scope="module")
+def served_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the README's commands have made what its server needs."""
+
+    def write(folder: Path) -> None:
+        (folder / "examples").symlink_to(README.parent / "examples")
+        for line in commands("python "):
+            in_shell(line, folder)
+
+    return once(tmp_path_factory, "served-files", write)
+
+
 @pytest.mark.parametrize(
     ("name", "program"), list(zip(SHOWN, programs(README), strict=True)), ids=list(SHOWN)
 )
-def test_the_readme_s_programs_run_as_they_stand(name: str, program: str, tmp_path: Path) -> None:
+def test_the_readme_s_programs_run_as_they_stand(
+    name: str, program: str, served_files: Path, tmp_path: Path
+) -> None:
     if name in ("server", "batched", "script"):
-        (tmp_path / "examples").symlink_to(README.parent / "examples")
-        for line in commands("python "):
-            in_shell(line, tmp_path)
+        shutil.copytree(served_files, tmp_path, symlinks=True, dirs_exist_ok=True)
     if name == "server":
         program += CLIENT
     if name == "notebook":  # its cells run in an event loop
@@ -79,11 +93,9 @@ def test_the_readme_s_programs_run_as_they_stand(name: str, program: str, tmp_pa
 
 
 def test_bad_input_is_refused_by_the_readme_s_server_beside_a_handler_of_our_own_errors(
-    tmp_path: Path,
+    served_files: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "examples").symlink_to(README.parent / "examples")
-    for line in commands("python "):
-        in_shell(line, tmp_path)
+    shutil.copytree(served_files, tmp_path, symlinks=True, dirs_exist_ok=True)
     server = dict(zip(SHOWN, programs(README), strict=True))["server"]
     assert re.search(SHOWN["server"], printed(server + OWN_HANDLER + CLIENT, tmp_path))
 
@@ -105,12 +117,21 @@ def test_the_programs_of_the_pages_print_what_the_page_says(program: str, tmp_pa
 MODELS = README.parent / "docs" / "models.md"
 
 
+@pytest.fixture(scope="module")
+def files_of_the_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the page's first program writes."""
+
+    def write(folder: Path) -> None:
+        assert printed(programs(MODELS)[0], folder) == ""
+
+    return once(tmp_path_factory, "models-page", write)
+
+
 @pytest.mark.parametrize("number", range(1, len(programs(MODELS))))
 def test_the_programs_of_the_page_of_models_in_a_service_print_what_it_says(
-    number: int, tmp_path: Path
+    number: int, files_of_the_page: Path, tmp_path: Path
 ) -> None:
-    files, *_ = programs(MODELS)
-    assert printed(files, tmp_path) == ""
+    shutil.copytree(files_of_the_page, tmp_path, dirs_exist_ok=True)
     program = programs(MODELS)[number]
     said = re.findall(r"^ *print\(.*\)  # (.*)$", program, flags=re.MULTILINE)
     assert said

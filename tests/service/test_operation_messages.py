@@ -24,6 +24,7 @@ from cudnn_actor.protocol.operations import (
     Window,
 )
 
+from ..noted import noted
 from .families import FORMS, Form, Stage
 from .operation_rigs import ALL, INDEX, LARGEST, POOL, Operands
 from .rigs import Gate, in_thread, outcome, spawn, spawn_gated, spawn_on
@@ -51,14 +52,15 @@ async def test_every_operation_is_a_message() -> None:
 
 
 @both_isolations
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-async def test_an_operation_gives_all_its_outputs_and_touches_nothing_else(form: Form) -> None:
+async def test_an_operation_gives_all_its_outputs_and_touches_nothing_else() -> None:
     async with spawn(device="cpu") as gpu:
-        stage = await Stage.on(gpu, form.problem)
-        receipt = await gpu.ask(stage.message(form.operation))
-        assert receipt.plan.startswith(f"cpu/{form.operation.kind}/")
-        stage.computed(form.operation)
-        await stage.assert_right()
+        for name, form in FORMS.items():
+            with noted(name):
+                stage = await Stage.on(gpu, form.problem)
+                receipt = await gpu.ask(stage.message(form.operation))
+                assert receipt.plan.startswith(f"cpu/{form.operation.kind}/")
+                stage.computed(form.operation)
+                await stage.assert_right()
 
 
 @both_isolations
@@ -229,22 +231,21 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
 
 
 @both_isolations
-@pytest.mark.parametrize(("make", "field", "shown"), BAD.values(), ids=BAD)
-async def test_a_bad_operation_is_named_and_harms_nothing(
-    make: Callable[[Operands], Any], field: str, shown: str
-) -> None:
+async def test_a_bad_operation_is_named_and_harms_nothing() -> None:
     async with spawn(device="cpu") as gpu:
         operands = await Operands.on(gpu)
-        message = make(operands)
-        for way in (gpu.ask, lambda sent: in_thread(lambda: gpu.actor_ref.ask(sent))):
-            with pytest.raises(InvalidRequest) as caught:
-                await way(message)
-            assert caught.value.field == field
-            assert shown in str(caught.value)
-            assert caught.value.fix
-        assert (await gpu.statistics()).live_buffers == 8
-        for output in (operands.y, operands.index, operands.whole):
-            assert set(await values(gpu, output)) == {77}
+        for name, (make, field, shown) in BAD.items():
+            with noted(name):
+                message = make(operands)
+                for way in (gpu.ask, lambda sent: in_thread(lambda: gpu.actor_ref.ask(sent))):
+                    with pytest.raises(InvalidRequest) as caught:
+                        await way(message)
+                    assert caught.value.field == field
+                    assert shown in str(caught.value)
+                    assert caught.value.fix
+                assert (await gpu.statistics()).live_buffers == 8
+                for output in (operands.y, operands.index, operands.whole):
+                    assert set(await values(gpu, output)) == {77}
         await gpu.ask(operands.max_pool())
         assert await values(gpu, operands.y) == LARGEST
         assert gpu.generation == 1

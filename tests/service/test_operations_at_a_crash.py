@@ -28,6 +28,7 @@ from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.trials.chaos.computations import PROBLEMS
 
+from ..whole import WHOLE
 from .families import FAMILIES, FORMS, Form, Stage
 from .operation_rigs import LARGEST, DyingEngine, Operands
 from .rigs import (
@@ -49,9 +50,13 @@ pytestmark = pytest.mark.usefixtures("isolation")
 def in_each_isolation(
     name: str, every: dict[str, Any], kind: Callable[[Any], object]
 ) -> pytest.MarkDecorator:
-    """All of them on a thread; in a process, which takes longer to start, the first of each kind."""
+    """The first of each kind in both isolations, and with `WHOLE` all of them on a thread.
+
+    `test_an_operation_writes_its_outputs_and_reads_all_else` tests for all of them which buffers are written.
+    """
     firsts = {kind(one): key for key, one in reversed(every.items())}
-    cases = [("thread", key) for key in every] + [("process", key) for key in every if key in firsts.values()]
+    some = [key for key in every if key in firsts.values()]
+    cases = [("thread", key) for key in (every if WHOLE else some)] + [("process", key) for key in some]
     given = [pytest.param(isolation, every[key], id=f"{isolation}-{key}") for isolation, key in cases]
     return pytest.mark.parametrize(("isolation", name), given, indirect=["isolation"])
 

@@ -28,6 +28,7 @@ from cudnn_actor import (
 from cudnn_actor.messages import Copy, Download, Drain, Fill, Free, Upload, Warm
 from cudnn_actor.protocol.messages.messages import Message
 
+from ..whole import some
 from .rigs import ONE_BY_ONE, Device, outcome, single, spawn_on
 from .workshops import AsynchronousBuildingEngine, BuildingEngine, Workshop
 
@@ -129,7 +130,7 @@ async def open_and_shut(chance: random.Random, workshop: Workshop, device: Devic
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("seed", range(12))  # which a failure names
+@pytest.mark.parametrize("seed", range(some(12)))  # which a failure names
 @pytest.mark.parametrize("engine_is", ["synchronous", "asynchronous", "mortal now and then"])
 async def test_whatever_builds_take_every_answer_is_that_of_one_after_the_other(
     seed: int, engine_is: str
@@ -167,7 +168,7 @@ async def test_whatever_builds_take_every_answer_is_that_of_one_after_the_other(
         assert [summary(await outcome(future)) for future in sent] == expected
 
 
-@pytest.mark.parametrize("seed", range(12))  # which a failure names
+@pytest.mark.parametrize("seed", range(some(12)))  # which a failure names
 @pytest.mark.parametrize("worker_is", ["sound", "killed"])
 async def test_whatever_becomes_of_workers_every_answer_is_that_of_one_after_the_other(
     seed: int, worker_is: str
