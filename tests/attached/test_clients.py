@@ -31,6 +31,7 @@ from cudnn_actor.attached import ServedSocket, serve_socket
 from cudnn_actor.messages import Download
 from cudnn_actor.operations import MaxPool, Window
 
+from ..inside import kept_by, service_behind
 from ..onnx.small_models import image_model
 from .client_program import W, X
 from .conftest import client_process, eventually
@@ -83,7 +84,7 @@ async def test_a_freed_buffer_is_stale_and_one_of_another_client_is_foreign(
     async with connect(served.path) as other:
         theirs = await other.upload(X)
         for ref in (theirs, services):
-            client._state.memory.add(ref)  # type: ignore[attr-defined]  # or the client itself would refuse it
+            service_behind(client).state.memory.add(ref)  # or the client itself would refuse it
             with pytest.raises(StaleBufferError, match="foreign"):
                 await client.download(ref)
             with pytest.raises(StaleBufferError, match="foreign"):
@@ -134,7 +135,7 @@ async def test_a_model_of_the_servers_own_process_has_the_weights_of_its_clients
     async with serve_socket(gpu, tmp_path / "s") as served, connect(served.path) as client:
         own = await gpu.load(file, dims={"N": 1})
         expected = await gpu.run(own, image=image)
-        weights = {ref for ref, _ in own._keeping.weights.values()}
+        weights = {ref for ref, _ in kept_by(own).weights.values()}
         places = (await gpu.statistics()).live_bytes - sum(ref.nbytes for ref in weights)
         model = await client.load(str(file), dims={"N": 1})
         await client.run(model, image=image)
@@ -145,7 +146,7 @@ async def test_a_model_of_the_servers_own_process_has_the_weights_of_its_clients
         found = await client.run(model, image=image)  # it still has the weights
         assert all(np.array_equal(found[name], expected[name]) for name in expected)
         again = await gpu.load(file, dims={"N": 1})
-        assert {ref for ref, _ in again._keeping.weights.values()} == weights
+        assert {ref for ref, _ in kept_by(again).weights.values()} == weights
         await model.close()
         await client.drain()
         assert len(served.shared) == len(weights)

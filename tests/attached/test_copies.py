@@ -14,6 +14,7 @@ from cudnn_actor.attached import serve_socket
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
+from ..inside import service_behind
 from ..service.rigs import Gate, Trio, in_thread, isolated, spawn_gated
 from .conftest import eventually
 
@@ -31,7 +32,7 @@ async def test_copies_over_the_bound_are_made_when_there_is_room(
         async with spawn_gated(gate) as gpu, serve_socket(gpu, tmp_path / "s", copies=limit) as served:
             trio = await Trio.on(gpu)
             client = await connect(served.path)
-            service: Any = client._service
+            service: Any = service_behind(client)
             (session,) = served._sessions
             copies = session._copies
 
@@ -66,7 +67,7 @@ async def test_a_copy_larger_than_the_bound_goes_alone(tmp_path: Path) -> None:
     with isolated("thread"):
         async with spawn_gated(Gate()) as gpu, serve_socket(gpu, tmp_path / "s", copies=1) as served:
             async with connect(served.path) as client:
-                service: Any = client._service
+                service: Any = service_behind(client)
                 ref, other = await asyncio.gather(
                     service.share_weight(values, spec), service.share_weight(values + 1, spec)
                 )

@@ -14,6 +14,7 @@ from cudnn_actor.actors import envelope
 from cudnn_actor.attached import serve_socket
 from cudnn_actor.attached.wire import Withdraw
 
+from ..inside import service_behind
 from ..service.rigs import Gate, Trio, in_thread, isolated, outcome, spawn_gated
 
 
@@ -33,7 +34,7 @@ async def client(request: pytest.FixtureRequest, gate: Gate, tmp_path: Path) -> 
 
 async def expire(client: CudnnRef, *, of: int, last: bool = False) -> None:
     """Have the timeout pass now of all requests, or of the last, once so many have been sent."""
-    link: Any = client._state.mailbox
+    link: Any = service_behind(client).state.mailbox
     while len(link._sent) < of:  # noqa: ASYNC110 - the link says nothing
         await asyncio.sleep(0)
     envelopes = [sent.envelope for sent in link._sent.values()]
@@ -89,7 +90,7 @@ async def test_a_request_in_the_servers_queue_had_not_started(client: CudnnRef, 
 @pytest.fixture
 def deaf(client: CudnnRef, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server hears of nothing that is withdrawn."""
-    link: Any = client._state.mailbox
+    link: Any = service_behind(client).state.mailbox
     send = link._send
     monkeypatch.setattr(link, "_send", lambda frame: None if isinstance(frame, Withdraw) else send(frame))
 

@@ -17,6 +17,7 @@ from cudnn_actor.attached.wire import ForgetGraph, KnowGraph, Requests
 from cudnn_actor.isolation import known_graphs
 from cudnn_actor.processes.frames import encode
 
+from ..inside import service_behind
 from .raw_client import ATTACH, Raw
 
 DIMS = (1, 4, 8, 8)
@@ -31,7 +32,7 @@ def adding(value: float, name: str = "x") -> Graph:
 def sent(client: CudnnRef, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The frames that the client sends."""
     frames: list[Any] = []
-    mailbox: Any = client._state.mailbox
+    mailbox: Any = service_behind(client).state.mailbox
     send = mailbox._channel.send
 
     def noting(frame: Any, descriptors: tuple[int, ...] = ()) -> None:
@@ -100,7 +101,7 @@ async def test_both_sides_keep_the_bounds_and_forgotten_graphs_come_again(
         names = {known.message.graph.identity for known in session._received._known.values()}
         assert all(identity in kept for identity in names)
     assert kinds(sent) == [*["KnowGraph"] * 3, *["KnowGraph", "ForgetGraph"] * 3]
-    client._state.forget(frozenset({graphs[0].identity}), frozenset())
+    service_behind(client).state.forget(frozenset({graphs[0].identity}), frozenset())
     await client.ask(RunGraph.bind(graphs[1], x=x, y=y))
     assert graphs[0].identity not in kept
 
@@ -108,7 +109,7 @@ async def test_both_sides_keep_the_bounds_and_forgotten_graphs_come_again(
 async def test_graphs_are_bounded_by_their_bytes_and_the_latest_stays(
     client: CudnnRef, served: ServedSocket
 ) -> None:
-    mailbox: Any = client._state.mailbox
+    mailbox: Any = service_behind(client).state.mailbox
     mailbox._graphs._limit = 1
     x, y = await client.upload(np.zeros(DIMS, np.float32)), await client.empty(DIMS)
     (session,) = served._sessions

@@ -32,6 +32,7 @@ from cudnn_actor.models import batching
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 from cudnn_actor.service import client, computing, requests, scopes
 
+from ..inside import kept_by, service_behind
 from ..onnx.small_models import image_model
 from ..onnx.test_long_loops import known_turns
 
@@ -47,7 +48,7 @@ def used(module: ModuleType, of: str) -> set[str]:
 
 @pytest.mark.parametrize("module", [client, computing, requests, scopes, handle, batching])
 async def test_handles_find_what_they_use_of_a_service(client: CudnnRef, module: ModuleType) -> None:
-    service, state = client._service, client._state
+    service, state = service_behind(client), service_behind(client).state
     assert not [name for name in used(module, "service") if not hasattr(service, name)]
     assert not [name for name in used(module, "state") if not hasattr(state, name)]
 
@@ -67,7 +68,7 @@ async def test_a_shared_weight_is_only_read(client: CudnnRef, served: ServedSock
     file = tmp_path / "image.onnx"
     file.write_bytes(image_model().SerializeToString())
     model = await client.load(file, dims={"N": 1})
-    weights = [kept for kept, _ in model._keeping.weights.values()]
+    weights = [kept for kept, _ in kept_by(model).weights.values()]
     assert weights
     for weight in weights:
         with pytest.raises(InvalidRequest, match="share"):
@@ -90,7 +91,7 @@ async def test_graphs_and_loops_of_a_model_read_shared_weights(client: CudnnRef)
         wanted = await client.run(plain, inputs)
         for name, array in (await client.run(model, inputs)).items():
             np.testing.assert_allclose(array, wanted[name], rtol=1e-5, atol=1e-6)
-        ((weight, _),) = model._keeping.weights.values()
+        ((weight, _),) = kept_by(model).weights.values()
         g = GraphBuilder()
         x = g.input("x", weight.dims)
         graph = g.build(y=g.tanh(x))

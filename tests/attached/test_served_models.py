@@ -17,6 +17,7 @@ from cudnn_actor.blocking import BlockingServedModel
 from cudnn_actor.errors import NotDeployed
 from cudnn_actor.messages import RunModel
 
+from ..inside import gpu_behind
 from ..onnx.small_models import image_model
 
 IMAGE = np.linspace(-1.0, 1.0, 192, dtype=np.float32).reshape(1, 3, 8, 8)
@@ -110,7 +111,7 @@ async def test_a_model_that_the_server_replaces_is_the_new_one_for_clients(
 async def test_what_a_served_model_does_not_do_is_refused(
     images: ServedModel, own: Model, gpu: CudnnRef, lending: ServedSocket, tmp_path: Path
 ) -> None:
-    client = images._gpu
+    client = gpu_behind(images)
     with pytest.raises(InvalidRequest, match="use one of images"):
         served_model(client, "other")
     with pytest.raises(InvalidRequest, match="service's own process"):
@@ -155,14 +156,14 @@ async def test_a_name_may_get_another_model_and_lose_it(
         assert same(await running, await gpu.run(successor, image=several))
         assert same(await images.run(image=IMAGE), expected)
         lending.lend("more", successor)
-        await images._gpu.ping()  # it comes behind what the client is told
-        assert same(await served_model(images._gpu, "more").run(image=IMAGE), expected)
+        await gpu_behind(images).ping()  # it comes behind what the client is told
+        assert same(await served_model(gpu_behind(images), "more").run(image=IMAGE), expected)
         for name in ("images", "more"):
             lending.lend(name, None)
         with pytest.raises(NotDeployed):
             await images.run(image=IMAGE)
         with pytest.raises(InvalidRequest, match="give loaded models"):
-            served_model(images._gpu, "images")
+            served_model(gpu_behind(images), "images")
     assert lending.lent.shown == {}
 
 
@@ -176,7 +177,7 @@ async def test_a_run_that_is_withdrawn_is_answered_and_leaves_no_share(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await images._gpu.drain()
+    await gpu_behind(images).drain()
     assert (lending.share._count, lending.share.outstanding_us) == (0, 0.0)
     assert await images.run(image=IMAGE)
 
@@ -193,7 +194,7 @@ async def test_a_run_that_is_withdrawn_ends(
     while not session._tasks:  # noqa: ASYNC110 - until the server has it
         await asyncio.sleep(0)
     running.cancel()
-    await images._gpu.drain(timeout=20)
+    await gpu_behind(images).drain(timeout=20)
 
 
 async def test_a_client_that_goes_in_a_run_leaves_no_share(

@@ -53,6 +53,7 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
+from ..inside import service_behind
 from .client_program import X
 from .raw_client import ATTACH, Raw
 
@@ -216,7 +217,7 @@ async def test_the_digest_of_large_weights_is_checked_beside_the_loop(
     monkeypatch.setattr(copies, "digest_of", noted)
     values = np.arange(rows * 512, dtype=np.float32).reshape(1, 1, rows, 512)
     spec = TensorSpec.packed(values.shape, DType.FLOAT32, Layout.NCHW)
-    service: Any = client._service
+    service: Any = service_behind(client)
     ref, _ = await asyncio.gather(service.share_weight(values, spec), client.upload(X))
     assert np.array_equal(await client.download(ref), values)
     with pytest.raises(InvalidRequest, match="digest"):

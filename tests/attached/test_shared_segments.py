@@ -22,6 +22,8 @@ from cudnn_actor.attached.wire import Place
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
+from ..inside import service_behind
+
 VALUES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
     np.arange(5).astype(DType.BFLOAT16.numpy),
@@ -81,7 +83,7 @@ def test_an_array_that_cannot_be_computed_leaves_nothing() -> None:
 
 
 async def test_a_service_reads_them_where_they_lie(client: CudnnRef) -> None:
-    service: Any = client._service
+    service: Any = service_behind(client)
     big = np.arange(1 << 16, dtype=np.float32)
     (copy,) = copies([big])
     (own,) = shared_arrays([TensorSpec.packed((1 << 16,), "float32")])
@@ -102,7 +104,7 @@ async def test_more_segments_than_a_service_is_told_of_are_copied(
     client: CudnnRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cudnn_actor.attached.client.announced_segments._MOST", 1)
-    service: Any = client._service
+    service: Any = service_behind(client)
     kept = [copies([np.full(1 << 16, number, np.float32)])[0] for number in range(2)]
     for number, each in enumerate(kept):
         ref = await client.upload(each)

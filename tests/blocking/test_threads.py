@@ -38,6 +38,7 @@ from cudnn_actor.errors import ReentrantAsk
 from cudnn_actor.messages import Allocate, Download, Fill, Ping, Upload
 from cudnn_actor.operations import MaxPool, Window
 
+from ..inside import gpu_behind, service_behind
 from ..onnx.small_models import image_model
 from ..service.rigs import PATIENCE_S, Gate, gated_service
 
@@ -289,7 +290,7 @@ def test_an_interrupted_call_is_withdrawn_and_leaves_nothing() -> None:
         gate.shut()
         with alarmed(gate.wait_for_arrival):
             gpu.apply(MaxPool(x=x, window=POOL))
-        waiting = gpu._service.state.mailbox._ordinary
+        waiting = service_behind(gpu).state.mailbox._ordinary
         with alarmed(until(lambda: any(isinstance(each.message, Upload) for each in waiting.copy()))):
             gpu.write(x, full(5))  # waits behind it
         let_the_loop_withdraw(gpu)
@@ -306,7 +307,7 @@ def test_an_interrupted_close_stops_without_waiting_for_requests() -> None:
         future = gpu.submit(filling(x, 1))
         gate.wait_for_arrival()
         waiting = gpu.submit(filling(x, 1))
-        service = gpu._service
+        service = service_behind(gpu)
 
         def open_once_it_ends() -> None:  # else the thread would never end
             until(lambda: asked_to_stop(service))()
@@ -371,7 +372,7 @@ def test_leaving_after_the_service_gave_up_says_so() -> None:
         with spawn(**options, **more) as gpu:
             with pytest.raises(CudnnActorError):
                 gpu.fill(gpu.empty((3,)), 1)
-            gpu._service.stopped.result(PATIENCE_S)
+            service_behind(gpu).stopped.result(PATIENCE_S)
             with pytest.raises(ServiceStopped):
                 gpu.ping()
             after()
@@ -385,7 +386,7 @@ def test_leaving_after_the_service_gave_up_says_so() -> None:
 
 def test_a_handle_that_is_collected_ends_its_service_with_a_warning() -> None:
     handles = [spawn(device="cpu")]
-    service = handles[0]._service
+    service = service_behind(handles[0])
     with pytest.warns(ResourceWarning, match="unclosed service 'cudnn': use `with spawn"):
         handles.clear()
     service.stopped.result(PATIENCE_S)
@@ -405,7 +406,7 @@ def test_a_service_that_was_started_goes_on_without_its_handle() -> None:
 
 
 def test_what_a_handle_has_given_keeps_it() -> None:
-    with spawn(device="cpu").load(image_model()) as model, model._gpu:
+    with spawn(device="cpu").load(image_model()) as model, gpu_behind(model):
         gc.collect()
         assert model.run(image=IMAGE)
 

@@ -20,6 +20,8 @@ import pytest
 from cudnn_actor import CudnnRef, DType, InvalidRequest, Layout, spawn
 from cudnn_actor.protocol.types.tensor import LayoutName
 
+from ..inside import service_behind
+
 pytestmark = pytest.mark.gpu
 
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
@@ -182,7 +184,7 @@ async def test_a_tensor_is_read_when_its_stream_has_filled_it() -> None:
         with torch.cuda.stream(stream):
             with held(stream.cuda_stream):
                 tensor += 1
-                data = gpu._service.values(tensor)
+                data = service_behind(gpu).values(tensor)
                 assert not stream.query(), "taking it in has waited for its stream"
                 uploading = asyncio.ensure_future(gpu.upload(tensor))
                 await asyncio.sleep(0)  # so that it has been sent
@@ -220,7 +222,7 @@ async def test_an_array_by_its_interface_is_read_when_the_stream_that_it_names_h
         with held(stream.ptr):
             with stream:
                 array += 1
-            data = gpu._service.values(ByInterface(array, stream.ptr))
+            data = service_behind(gpu).values(ByInterface(array, stream.ptr))
             assert not stream.done, "taking it in has waited for its stream"
             uploading = asyncio.ensure_future(gpu.upload(ByInterface(array, stream.ptr)))
             await asyncio.sleep(0)  # so that it has been sent
@@ -238,12 +240,12 @@ async def test_what_fills_one_threads_array_does_not_hold_up_anothers() -> None:
         stream = cupy.cuda.Stream(non_blocking=True)
 
         def take(stream: int | None) -> None:
-            data: Any = gpu._service.values(ByInterface(late, stream))
+            data: Any = service_behind(gpu).values(ByInterface(late, stream))
             data.ready.synchronize()
 
         take(stream.ptr)
         with held(stream.ptr):
-            gpu._service.values(ByInterface(late, stream.ptr))
+            service_behind(gpu).values(ByInterface(late, stream.ptr))
             thread = threading.Thread(target=take, args=(None,))
             thread.start()
             thread.join()

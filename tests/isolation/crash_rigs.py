@@ -61,6 +61,8 @@ from cudnn_actor.protocol.messages.codec import encode_reply
 from cudnn_actor.service import Spawning
 from tests.service.worker_rigs import ExecutingEngine
 
+from ..inside import service_behind
+
 HERE = "tests.isolation.crash_rigs"
 PRELOAD = ("cudnn_actor.isolation.process.child.main", HERE)
 PATIENCE_S = 20.0
@@ -687,7 +689,7 @@ def service_of(
 async def sent(gpu: CudnnRef) -> None:
     """Until the worker has been sent what has been submitted: nothing waits in this process."""
     async with asyncio.timeout(PATIENCE_S):
-        while len(gpu._state.mailbox):  # noqa: ASYNC110 - there is no event: a sender takes its own turn
+        while len(service_behind(gpu).state.mailbox):  # noqa: ASYNC110 - there is no event: a sender takes its own turn
             await asyncio.sleep(0)
 
 
@@ -794,7 +796,7 @@ def parent_never_closes() -> None:
         buffer = await gpu.upload(np.ones((1, 1, 512, 512), np.float32))
         for _ in range(20):
             gpu.tell(Fill(dst=buffer, value=1.0))
-        await asyncio.to_thread(_tell, gpu._service)
+        await asyncio.to_thread(_tell, service_behind(gpu))
 
     warnings.simplefilter("ignore", ResourceWarning)  # of the service, which is not closed
     asyncio.run(work())

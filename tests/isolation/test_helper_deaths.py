@@ -21,6 +21,7 @@ from cudnn_actor.processes.forkserver import NAME
 from cudnn_actor.service import Spawning
 from tests.service.rigs import Trio, in_thread
 
+from ..inside import service_behind
 from . import dies_in_import
 from .crash_rigs import PATIENCE_S, gone, kill, pid_of
 
@@ -70,7 +71,7 @@ async def load(gpu: CudnnRef) -> AsyncIterator[list[int]]:
 
     def call() -> None:
         while not ends.is_set():
-            gpu._service.actor_ref.ask(Ping(), timeout=AT_ONCE_S)
+            service_behind(gpu).actor_ref.ask(Ping(), timeout=AT_ONCE_S)
             answered[1] += 1
 
     asking = [asyncio.create_task(ask()), asyncio.create_task(asyncio.to_thread(call))]
@@ -181,7 +182,7 @@ async def test_closing_ends_a_worker_that_has_outlived_its_forkserver() -> None:
         server = parent_of(worker)
         os.kill(server, signal.SIGKILL)
         await gone(server)
-        assert await in_thread(lambda: gpu._service.actor_ref.ask(Ping(), timeout=PATIENCE_S)) == 1
+        assert await in_thread(lambda: service_behind(gpu).actor_ref.ask(Ping(), timeout=PATIENCE_S)) == 1
     await gone(worker)
 
 

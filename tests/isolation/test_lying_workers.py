@@ -17,6 +17,7 @@ from cudnn_actor.service import Spawning
 from cudnn_actor.supervision import Restarting
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 
+from ..inside import service_behind
 from ..log_lines import line
 from .crash_rigs import PATIENCE_S, Points, service_of, workers
 
@@ -185,7 +186,7 @@ async def test_a_lie_of_a_standby_is_a_line_in_the_log(lie: str, why: str, logs:
         assert why in (await line(logs, "standby.died"))["why"]
         assert await gpu.ping() == 1
         assert (await gpu.statistics()).restarts == 0
-        assert not [event for event in gpu._service.events.all if isinstance(event, Restarting)]
+        assert not [event for event in service_behind(gpu).events.all if isinstance(event, Restarting)]
 
 
 async def test_the_descriptors_that_a_liar_sent_are_closed() -> None:

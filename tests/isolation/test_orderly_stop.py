@@ -27,6 +27,7 @@ from cudnn_actor.messages import Allocate, Copy, Drain, Ping
 from cudnn_actor.supervision import Restarting
 from tests.service.rigs import Trio, in_thread, outcome
 
+from ..inside import service_behind
 from .crash_rigs import PATIENCE_S, Points, freeze, gone, kill, pid_of, sent, service_of
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
@@ -103,7 +104,7 @@ def outcome_of(asked: pykka.Future[Any]) -> Any:
 async def asking_is_over(gpu: CudnnRef) -> None:
     """Until the worker has been sent its `Stop`."""
     async with asyncio.timeout(PATIENCE_S):
-        while not gpu._service.state.mailbox.host.workers.stopping:  # type: ignore[attr-defined]  # noqa: ASYNC110
+        while not service_behind(gpu).state.mailbox.host.workers.stopping:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 

@@ -14,6 +14,7 @@ from tests.service.rigs import in_thread, outcome
 from tests.service.test_batched_models import doubling, rows
 from tests.service.test_deployed_models import W, check, images, placed
 
+from ..inside import service_behind
 from .crash_rigs import PATIENCE_S, after, gone, kill, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
@@ -38,7 +39,7 @@ async def test_a_run_with_a_crash_behind_it_waits_for_those_before_and_those_aft
         runs = [gpu.submit(of(model, seed, crashes=int(seed == 3))) for seed in range(6)]
         await in_thread(lambda: points.wait_for_visits("execute", 1 + 3))
         async with asyncio.timeout(PATIENCE_S):
-            while len(gpu._state.mailbox) > 2:  # noqa: ASYNC110 - there is no event: until it is taken up
+            while len(service_behind(gpu).state.mailbox) > 2:  # noqa: ASYNC110 - there is no event: until it is taken up
                 await asyncio.sleep(0)
         points.let_go()
         for seed, future in enumerate(runs):

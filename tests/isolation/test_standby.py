@@ -28,6 +28,7 @@ from cudnn_actor.trials.bench.crashes import standby_ready
 from tests.service.noticed_hangs import NOTICED_S, hanging_standby, notice_hang
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
+from ..inside import service_behind
 from ..log_lines import line
 from .crash_rigs import PATIENCE_S, Points, gone, kill, pid_of, sent, workers
 
@@ -40,7 +41,7 @@ PAUSES = Backoff(initial_s=0.01, reset_after_s=READY_WITHIN_S / 2, at_once=1)
 
 
 def restarts_told(gpu: CudnnRef) -> int:
-    return sum(isinstance(event, Restarting) for event in gpu._service.events.all)
+    return sum(isinstance(event, Restarting) for event in service_behind(gpu).events.all)
 
 
 async def test_a_standby_takes_over_and_another_is_started_behind_it(logs: list[EventDict]) -> None:
@@ -293,7 +294,7 @@ async def test_so_is_one_whose_launch_hangs(logs: list[EventDict], monkeypatch: 
     monkeypatch.setattr(ProcessIsolation, "ready_within_s", READY_WITHIN_S)
     async with workers(standby=1) as (gpu, _):
         first = (await line(logs, "standby.ready"))["pid"]
-        launcher = gpu._service._isolation._life.source.forkserver  # type: ignore[attr-defined]  # of processes
+        launcher = service_behind(gpu)._isolation._life.source.forkserver
         with launcher._lock:  # as a launch holds it that waits for imports
             os.kill(first, signal.SIGKILL)
             died = await line(logs, "standby.died", 2)
@@ -304,7 +305,7 @@ async def test_so_is_one_whose_launch_hangs(logs: list[EventDict], monkeypatch: 
 
 async def known_as_standby(gpu: CudnnRef, pid: int) -> None:
     """Wait until the service knows of a worker that it has launched as its standby."""
-    source = gpu._service._isolation._life.source  # type: ignore[attr-defined]  # of processes
+    source = service_behind(gpu)._isolation._life.source
     async with asyncio.timeout(PATIENCE_S):
         while source.standby is None or source.standby.pid != pid:  # noqa: ASYNC110
             await asyncio.sleep(0.001)  # there is no event to wait for
@@ -394,7 +395,9 @@ async def test_a_standby_that_has_just_stopped_is_found_out_by_the_watchdog(logs
         receipt = await outcome(gpu.submit(trio.sum()))
         assert isinstance(receipt, Receipt)
         assert await trio.result() == 7.0
-        kinds = [event.cause.kind for event in gpu._service.events.all if isinstance(event, Restarting)]
+        kinds = [
+            event.cause.kind for event in service_behind(gpu).events.all if isinstance(event, Restarting)
+        ]
         assert kinds in ([ExitKind.CRASH, ExitKind.HUNG], [ExitKind.CRASH])  # the second: on a slow machine
         await gone(standby)
 

@@ -31,6 +31,7 @@ from tests.service.noticed_hangs import NOTICED_S, notice_hang
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 from tests.service.test_nested_supervisors import built
 
+from ..inside import service_behind
 from .crash_rigs import (
     Points,
     choice,
@@ -192,7 +193,7 @@ async def test_a_frozen_worker_without_work_is_no_event_and_is_replaced_when_wor
         frozen = time.monotonic()
         while time.monotonic() - frozen < 2 * NOTICED_S:  # noqa: ASYNC110 - it is time that must pass
             await asyncio.sleep(0.01)
-        assert not [event for event in gpu._service.events.all if isinstance(event, Restarting)]
+        assert not [event for event in service_behind(gpu).events.all if isinstance(event, Restarting)]
         assert isinstance(await outcome(gpu.submit(trio.sum())), Receipt)
         assert await trio.result() == 7.0
         assert await restarts_of(gpu) == 1

@@ -20,6 +20,7 @@ from cudnn_actor.models import Feature
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol import DType
 
+from ..inside import service_behind
 from .crash_rigs import workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
@@ -87,7 +88,7 @@ async def test_many_downloads_at_once_give_each_its_own_values_and_keep_no_piece
         sizes = [*chance.integers(0, 1000, 60), 1 << 16, 1 << 18, (1 << 18) + 1, 5 << 20]
         arrays = [chance.standard_normal(int(size), dtype=np.float32) for size in sizes]
         refs = [await gpu.upload(array) for array in arrays]
-        mailbox: Any = gpu._service.state.mailbox
+        mailbox: Any = service_behind(gpu).state.mailbox
         staging = mailbox.host.staging
         for _ in range(2):
             found = await asyncio.gather(*(gpu.submit(Download(src=ref)) for ref in refs))

@@ -23,6 +23,7 @@ from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 
 from ..growth import takes_in_proportion
+from ..inside import service_behind
 from .crash_rigs import PATIENCE_S, kill, workers
 from .simulated import Office
 
@@ -40,8 +41,8 @@ async def verified(*, host_arenas: bool, verify: bool = True, standby: int = 0) 
 
 def corrupt(gpu: CudnnRef, ref: BufferRef) -> None:
     """Change one byte of a buffer, as nobody should."""
-    slot = gpu._state.memory.resolve(ref)
-    arena = next(a for a in gpu._state.memory.arenas() if a.number == slot.arena.number)
+    slot = service_behind(gpu).state.memory.resolve(ref)
+    arena = next(a for a in service_behind(gpu).state.memory.arenas() if a.number == slot.arena.number)
     with mmap.mmap(arena.fd, arena.nbytes) as memory:
         memory[slot.offset] ^= 0xFF
 

@@ -30,6 +30,8 @@ from opentelemetry.trace import StatusCode
 from cudnn_actor.metrics.opentelemetry import RequestSpans
 from tests.tracing import InMemorySpanExporter, Tracing
 
+from ..inside import service_behind
+
 
 def named(exporter: InMemorySpanExporter) -> dict[str, Any]:
     spans = exporter.get_finished_spans()
@@ -122,7 +124,7 @@ async def test_requests_that_are_dropped_to_make_room_or_wait_at_the_end_have_sp
                         futures.append(gpu.submit(Fill(dst=trio.y, value=1.0)))
                 futures[-1].cancel()
                 await asyncio.sleep(0)
-                mailbox = gpu._service.state.mailbox
+                mailbox = service_behind(gpu).state.mailbox
                 mailbox.note_left()
                 futures.append(gpu.submit(Fill(dst=trio.y, value=2.0)))
                 mailbox.close("a test has closed it")

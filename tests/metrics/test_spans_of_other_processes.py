@@ -23,6 +23,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from cudnn_actor.metrics.opentelemetry import RequestSpans
 from tests.tracing import Tracing, recording
 
+from ..inside import service_behind
+
 
 @pytest.fixture
 def servers() -> Iterator[Tracing]:
@@ -57,7 +59,7 @@ async def test_requests_of_an_attached_handle_have_spans_where_they_are_sent(
     assert filled.attributes["cudnn_actor.queue_us"] == receipt.queue_us
     assert filled.attributes["cudnn_actor.run_us"] == receipt.run_us
     assert filled.attributes["cudnn_actor.plan"] == receipt.plan
-    assert filled.attributes["cudnn_actor.service"] == gpu._service.name
+    assert filled.attributes["cudnn_actor.service"] == service_behind(gpu).name
     assert failed.status.status_code is StatusCode.ERROR
     # The service may have run it before it heard that the caller had left.
     assert withdrawn.attributes.get("error.type") in {None, "CancelledError"}

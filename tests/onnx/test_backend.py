@@ -18,6 +18,7 @@ from cudnn_actor import InvalidRequest, ServiceStopped
 from cudnn_actor.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import backend
 
+from ..inside import gpu_behind
 from .small_models import FLOAT, image_model, model_of, node
 
 X = np.arange(-3, 3, dtype=np.float32)
@@ -96,7 +97,7 @@ def test_a_prepared_model_runs_many_times_with_arrays_in_order_or_by_name() -> N
 
 def test_all_models_of_a_device_share_one_service() -> None:
     one, other = (backend.prepare(image_model()) for _ in range(2))
-    assert one.model._gpu is other.model._gpu
+    assert gpu_behind(one.model) is gpu_behind(other.model)
     one.close()
     (scores, _) = other.run([np.ones((2, 3, 8, 8), np.float32)])
     assert scores.shape == (2, 5)
@@ -106,7 +107,7 @@ def test_a_prepared_model_that_is_dropped_frees_its_weights() -> None:
     """Without a warning: ONNX's interface has nothing to close it by."""
     model = backend.prepare(image_model())
     model.run([np.ones((2, 3, 8, 8), np.float32)])
-    gpu = model.model._gpu
+    gpu = gpu_behind(model.model)
     del model
     gc.collect()
     gpu.drain()

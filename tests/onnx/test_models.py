@@ -41,6 +41,7 @@ from cudnn_actor.options import Isolation
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.messages.messages import Message, Warm
 
+from ..inside import kept_by
 from .small_models import FLOAT, INT64, image_model, model_of, node
 
 rng = np.random.default_rng(5)
@@ -91,7 +92,7 @@ async def test_a_graph_is_made_for_each_set_of_dims_once_and_weights_are_uploade
             x = images(count)
             result = await gpu.run(model, {"image": x})
             np.testing.assert_allclose(result["scores"], expected(proto, image=x)[0], rtol=1e-4, atol=1e-5)
-        assert len(model._keeping.kept) == 2
+        assert len(kept_by(model).kept) == 2
         assert await buffers(gpu) == WEIGHTS + 2 * PLACES
         assert (await gpu.statistics()).plans.misses == 2
         await model.close()
@@ -126,7 +127,7 @@ async def test_the_oldest_graphs_are_forgotten_and_so_are_their_own_weights(
         for count in range(1, 6):
             x = np.ones((count, 3), np.float32)
             np.testing.assert_array_equal((await gpu.run(model, {"x": x}))["y"], x)
-        assert len(model._keeping.kept) == 2
+        assert len(kept_by(model).kept) == 2
         assert await buffers(gpu) <= 3 + 2 * 2
         await model.close()
 
@@ -208,7 +209,7 @@ async def test_tasks_that_come_first_share_one_import_and_one_upload(monkeypatch
 
             monkeypatch.setattr(owner, name, note)
 
-        noted(model._keeping.source, "specialised")
+        noted(kept_by(model).source, "specialised")
         noted(gpu, "upload")
         await asyncio.gather(*(gpu.run(model, {"image": images(2)}) for _ in range(6)))
         assert called.count("specialised") == 1
@@ -272,7 +273,7 @@ async def test_a_run_that_ends_at_any_request_leaves_nothing_behind(
             wanted = asyncio.CancelledError if how == "cancelled" else OutOfMemory
             with pytest.raises(wanted):
                 running.result()
-            assert not any(kept.runs for kept in model._keeping.kept.values())
+            assert not any(kept.runs for kept in kept_by(model).kept.values())
             await model.close()
             while await buffers(gpu):  # what was allocated for uploads that ended with it is freed next
                 await gpu.ping()
@@ -286,7 +287,7 @@ async def test_a_run_that_ends_at_any_request_leaves_nothing_behind(
 async def test_closing_frees_all_weights_whatever_has_become_of_one() -> None:
     async with spawn(device="cpu") as gpu:
         model = await gpu.load(image_model(1))
-        await gpu.free(next(iter(model._keeping.weights.values()))[0])
+        await gpu.free(next(iter(kept_by(model).weights.values()))[0])
         await model.close()
         assert await buffers(gpu) == 0
 
@@ -307,7 +308,7 @@ async def test_values_that_decide_over_dims_are_part_of_what_a_graph_is_made_for
             given = {"x": x, "shape": np.array(shape)}
             wanted = -x.reshape(shape[0] + 1, shape[1] + 1)
             np.testing.assert_array_equal((await gpu.run(model, given))["y"], wanted)
-        assert len(model._keeping.kept) == 2
+        assert len(kept_by(model).kept) == 2
         ref = await gpu.upload(np.array([3, 2]))
         np.testing.assert_array_equal((await gpu.run(model, {"x": x, "shape": ref}))["y"], -x.reshape(4, 3))
         await gpu.free(ref)
@@ -327,7 +328,7 @@ async def test_only_what_decides_is_computed_while_a_model_is_imported() -> None
         result = await gpu.run(model, {"x": x})
         np.testing.assert_array_equal(result["places"], [[1, 3]])
         np.testing.assert_allclose(result["e"], np.exp(x), rtol=1e-6)
-        (kept,) = model._keeping.kept.values()
+        (kept,) = kept_by(model).kept.values()
         assert list(kept.of.outputs) == ["e"]
         assert list(kept.of.constants) == ["places"]
         await model.close()
@@ -831,7 +832,7 @@ async def test_a_model_that_is_closed_while_it_runs_is_taken_out_behind_its_last
     async with spawn(device="cpu") as gpu:
         model = await gpu.load(image_model())
         runs = [asyncio.ensure_future(gpu.run(model, {"image": images(count)})) for count in (1, 2, 1)]
-        while not model._keeping.kept:  # noqa: ASYNC110 - the first run is on its way
+        while not kept_by(model).kept:  # noqa: ASYNC110 - the first run is on its way
             await asyncio.sleep(0)
         await model.close()
         await asyncio.gather(*runs, return_exceptions=True)
@@ -845,9 +846,9 @@ async def test_the_graphs_of_a_model_take_no_more_than_the_limit() -> None:
         model = await gpu.load(image_model())
         for count in range(1, 20):
             await gpu.run(model, {"image": images(count)})
-            kept = [each.graph.footprint for each in model._keeping.kept.values() if each.graph is not None]
+            kept = [each.graph.footprint for each in kept_by(model).kept.values() if each.graph is not None]
             assert sum(kept) <= 60_000
-        assert 1 < len(model._keeping.kept) < 19
+        assert 1 < len(kept_by(model).kept) < 19
         await model.close()
 
 

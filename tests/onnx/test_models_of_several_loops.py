@@ -14,6 +14,7 @@ from cudnn_actor import CudnnRef, InvalidRequest, spawn, start
 from cudnn_actor.messages import Message, UnloadModel, WarmModel, WriteWeights
 from cudnn_actor.onnx import OnnxModel
 
+from ..inside import kept_by
 from .small_models import FLOAT, model_of, node
 
 PATIENCE_S = 60
@@ -58,7 +59,7 @@ def test_a_graph_that_one_loop_gives_back_is_deployed_again_by_the_other(
 
     async def of_quick_loop() -> Any:
         await run()
-        graphs = tuple(kept.name for kept in model._keeping.kept.values())
+        graphs = tuple(kept.name for kept in kept_by(model).kept.values())
         await gpu.ask(UnloadModel(model=model.ref, graphs=graphs))
         return await run()
 
@@ -111,7 +112,7 @@ def test_a_loop_leaves_alone_what_another_one_deploys(monkeypatch: pytest.Monkey
 
     async def forgotten() -> Any:
         await run()
-        graphs = tuple(kept.name for kept in model._keeping.kept.values())
+        graphs = tuple(kept.name for kept in kept_by(model).kept.values())
         await gpu.ask(UnloadModel(model=model.ref, graphs=graphs))
         own.stops = 2
         return await run()

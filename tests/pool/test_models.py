@@ -19,6 +19,7 @@ from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.pool import MemberState, Pool, PoolModel, spawn_pool
 from tests.onnx.small_models import FLOAT, model_of, node
 
+from ..inside import kept_by
 from .conftest import is_back, kill, some
 
 UP = MemberState.UP
@@ -108,7 +109,7 @@ async def test_a_member_that_dies_in_the_middle_of_a_swap_comes_back_with_the_ne
         x = some(1, 8)
         found = await pool.on(member).run(model.at[member], x=x)
         np.testing.assert_array_equal(found["y"], answer_of(1, x))
-    warmed = {kept.specs["x"].dims for kept in model.at[0]._keeping.kept.values()}
+    warmed = {kept.specs["x"].dims for kept in kept_by(model.at[0]).kept.values()}
     assert (5, 8) in warmed  # the dims of the model that was replaced
 
 
@@ -223,7 +224,7 @@ async def test_batches_run_on_all_members_and_survive_their_ends(pool: Pool, log
     assert figures.samples == len(versions)
     assert figures.divided == 0
     assert not [line for line in logs if line["event"] == "batch.divided"]
-    sizes = [len(copy._keeping.kept) for copy in model.at.values()]
+    sizes = [len(kept_by(copy).kept) for copy in model.at.values()]
     assert sizes == [2, 2]  # 1 and 2 samples, also on members that were started anew
 
 

@@ -12,6 +12,7 @@ import pytest
 from cudnn_actor.pool import Pool
 from tests.onnx.small_models import FLOAT, model_of, node
 
+from ..inside import service_behind
 from .conftest import is_back, kill
 
 SIDE = 1024
@@ -45,7 +46,7 @@ async def test_weights_are_read_once_and_again_by_nobody(pool: Pool, tmp_path: P
     for pid, before in zip(pids, theirs, strict=True):
         assert bytes_read(pid) - before < NBYTES / 4
     for member in (0, 1):
-        service: Any = pool.on(member)._service
+        service: Any = service_behind(pool.on(member))
         assert len(service.link._shared._numbers) == 1
         assert not service.link.staging.segments()  # and copied once
     (tmp_path / "weights.bin").unlink()

@@ -34,6 +34,7 @@ from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.service import Spawning
 
 from ..engines.devices import why_not
+from ..inside import service_behind
 from ..log_lines import line
 from ..service.noticed_hangs import notice_hang
 from ..service.rigs import PATIENCE_S, Trio, outcome, single
@@ -182,9 +183,9 @@ class Session:
 
     async def why_stale(self, ref: BufferRef) -> str:
         """Why a reference is stale, if the service ends and so does not answer requests any more."""
-        await asyncio.wait_for(asyncio.wrap_future(self.gpu._service.stopped), PATIENCE_S)
+        await asyncio.wait_for(asyncio.wrap_future(service_behind(self.gpu).stopped), PATIENCE_S)
         with pytest.raises(StaleBufferError) as caught:
-            self.gpu._state.memory.resolve(ref)
+            service_behind(self.gpu).state.memory.resolve(ref)
         return str(caught.value.reason)
 
     async def result_of(self, future: asyncio.Future[Any]) -> str:

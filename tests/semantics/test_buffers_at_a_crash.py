@@ -10,6 +10,7 @@ import pytest
 from cudnn_actor import BufferRef, CudnnActorError, Fault, FaultPlan, Receipt
 from cudnn_actor.messages import Fill
 
+from ..inside import service_behind
 from ..service.rigs import outcome
 from .overlapping_requests import product_whose_input_is_written
 from .scenarios import IN_PROCESS, ON_THREAD, Case, Logs, Scenarios
@@ -81,7 +82,7 @@ async def its_bytes_differ(setup: Setup, crash: Fault, logs: Logs) -> str:
     if setup.device != "cpu":
         pytest.skip("a test cannot corrupt device memory")
     async with open_session(setup, logs, verify=True, faults=FaultPlan().at(1, crash, of=Fill)) as session:
-        corrupt(session.gpu._state.memory, session.spare)
+        corrupt(service_behind(session.gpu).state.memory, session.spare)
         await session.gpu.fill(session.trio.y, 2)
         assert await session.state(session.trio.x, 3.0) == "kept", "it holds what was uploaded"
         assert (await session.line("buffer.corrupted"))["slot"] == session.spare.slot

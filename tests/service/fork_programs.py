@@ -26,6 +26,7 @@ from cudnn_actor.messages import Fill, Ping
 from cudnn_actor.options import Isolation, make_options
 from cudnn_actor.processes.launching import Launcher
 
+from ..inside import service_behind
 from .fork_rigs import (
     PATIENCE_S,
     WAYS,
@@ -126,7 +127,7 @@ def _leave_the_body(spawning: Any, gpu: CudnnRef, kept: BufferRef) -> None:
     complaints.unless(is_done_at_once(spawning.__aexit__(None, None, None)), "__aexit__ waits")
     complaints.unless(is_done_at_once(gpu.aclose()), "aclose waits")
     assert not complaints
-    look_around(gpu._service, kept, rounds=1)
+    look_around(service_behind(gpu), kept, rounds=1)
 
 
 def child_gives_up_its_copies() -> None:

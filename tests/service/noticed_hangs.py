@@ -16,6 +16,9 @@ from cudnn_actor import CudnnRef
 from cudnn_actor.actors import Actor
 from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
 from cudnn_actor.service.service import CHILD
+from cudnn_actor.supervision.supervisor import Supervisor
+
+from ..inside import service_behind
 
 __all__ = ["NOTICED_S", "hanging_standby", "notice_hang", "short_limit"]
 
@@ -28,7 +31,7 @@ def notice_hang(gpu: CudnnRef) -> None:
 
     Call it when the incarnation hangs, and before anything else can end it. Any thread; never blocks.
     """
-    supervisor = gpu._service._supervisor
+    supervisor: Supervisor | None = service_behind(gpu)._supervisor
     assert supervisor is not None
     specs, actor = supervisor._specs, supervisor._actors[CHILD]
     own = specs[CHILD]
@@ -49,7 +52,7 @@ def notice_hang(gpu: CudnnRef) -> None:
 def short_limit(gpu: CudnnRef, seconds: float) -> Iterator[None]:
     """Give the present incarnation so many seconds for progress, during the block: for what is no hang, but
     would look like one. What comes before and after the block may take its time."""
-    supervisor = gpu._service._supervisor
+    supervisor: Supervisor | None = service_behind(gpu)._supervisor
     assert supervisor is not None
     specs, actor = supervisor._specs, supervisor._actors[CHILD]
     own = specs[CHILD]
@@ -62,13 +65,13 @@ def short_limit(gpu: CudnnRef, seconds: float) -> Iterator[None]:
     finally:
         specs[CHILD] = own
         if isinstance(actor, WorkerMonitor):
-            actor._hang_after_s = gpu._service.options.hang_after_s
+            actor._hang_after_s = service_behind(gpu).options.hang_after_s
 
 
 @contextmanager
 def hanging_standby(gpu: CudnnRef) -> Iterator[None]:
     """Give a standby that starts `NOTICED_S` for progress, during the block. The next one has more again."""
-    source = gpu._service._isolation._life.source  # type: ignore[attr-defined]  # of processes
+    source = service_behind(gpu)._isolation._life.source
     own, source._hang_after_s = source._hang_after_s, NOTICED_S
     try:
         yield

@@ -15,6 +15,7 @@ from cudnn_actor import CudnnRef, CudnnService
 from cudnn_actor.messages import Drain, GetStatistics
 from cudnn_actor.models.loop_locks import LoopLocks
 
+from ..inside import service_behind
 from .rigs import PATIENCE_S, Gate, Trio, gated_service, in_thread, spawn, start
 from .test_several_loops import on_threads
 
@@ -135,7 +136,7 @@ def test_a_start_that_is_dropped_with_its_loop_ends_its_service() -> None:
     while spawning._made is None:  # a thread finds the engine first
         left.loop.run_until_complete(asyncio.sleep(0))
     closed_with_its_loop(left)
-    spawning._service.stopped.result(PATIENCE_S)
+    service_behind(spawning).stopped.result(PATIENCE_S)
 
 
 def test_a_start_that_is_dropped_before_there_is_a_service_leaves_nothing() -> None:
@@ -164,7 +165,7 @@ def ends_with(body: Callable[[], Coroutine[Any, Any, None]], held: list[CudnnRef
     while not held:
         left.loop.run_until_complete(asyncio.sleep(0.001))
     closed_with_its_loop(left)
-    held[0]._service.stopped.result(PATIENCE_S)
+    service_behind(held[0]).stopped.result(PATIENCE_S)
 
 
 def test_a_lock_that_is_dropped_with_its_loop_wakes_nobody() -> None:

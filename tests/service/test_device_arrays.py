@@ -22,6 +22,7 @@ from cudnn_actor.protocol import DeviceArray
 from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 
+from ..inside import service_behind
 from .rigs import AsynchronousEngine, Device, in_thread
 
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
@@ -231,7 +232,7 @@ async def test_an_array_on_the_device_must_be_just_what_the_buffer_holds(
             await gpu.write(dst, array)
         assert fix in caught.value.fix
         # A sender without a check on its side gets the same from the actor.
-        data = gpu._service.values(array)
+        data = service_behind(gpu).values(array)
         for message in (Upload(dst=dst, data=data), Allocate(spec=TensorSpec.packed(X.shape), data=data)):
             with pytest.raises(InvalidRequest, match=problem):
                 await in_thread(partial(gpu.actor_ref.ask, message))
@@ -262,6 +263,6 @@ async def test_plain_threads_send_what_values_makes_of_an_array() -> None:
         spec = TensorSpec.packed(X.shape)
         with pytest.raises(InvalidRequest, match=r"service\.values"):
             await gpu.ask(Allocate(spec=spec, data=array))  # type: ignore[arg-type]
-        message = Allocate(spec=spec, data=gpu._service.values(array))
+        message = Allocate(spec=spec, data=service_behind(gpu).values(array))
         ref = await in_thread(lambda: gpu.actor_ref.ask(message))
         np.testing.assert_array_equal(await gpu.download(ref), X)

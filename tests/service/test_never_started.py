@@ -21,6 +21,8 @@ from cudnn_actor.options import make_options
 from cudnn_actor.service.service import engine_for
 from cudnn_actor.supervision import Stopped
 
+from ..inside import service_behind
+
 
 def descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
@@ -81,7 +83,7 @@ async def test_one_that_is_closed_and_dropped_gives_none() -> None:
 async def test_one_that_is_dropped_when_its_events_end_gives_none() -> None:
     """Code that reads the events gets the last one before the service has done all that its end takes."""
     gpu = await spawn(device="cpu")
-    service, actor = gpu._service, gpu.actor_ref
+    service, actor = service_behind(gpu), gpu.actor_ref
     handle = [gpu]
     del gpu
     told: list[warnings.WarningMessage] = []
@@ -95,7 +97,7 @@ async def test_one_that_is_dropped_when_its_events_end_gives_none() -> None:
                 handle.clear()
             told.extend(caught)
 
-    service.events.append = append  # type: ignore[method-assign]
+    service.events.append = append
     actor.stop()
     service.stopped.result(20)
     assert not handle

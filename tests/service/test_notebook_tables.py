@@ -11,6 +11,8 @@ from cudnn_actor.protocol.types.html_table import MOST_ROWS, html_table, record_
 from cudnn_actor.service import HealthState
 from cudnn_actor.supervision import ExitReason
 
+from ..inside import service_behind
+
 
 def tables(html: str) -> list[list[list[str]]]:
     """The cells of each table, by rows; the caption is the first row."""
@@ -100,7 +102,7 @@ async def test_a_service_is_shown_as_its_health_and_its_requests() -> None:
         assert metrics[0] == ["Metrics of 'a<b>'"]
         assert again[0] == ["Requests"]
     assert tables(gpu._repr_html_())[0][:2] == [["<CudnnRef 'a<b>' on cpu: stopped>"], ["state", "stopped"]]
-    assert tables(gpu._service._repr_html_())[0][0] == ["<CudnnService 'a<b>' on cpu: stopped>"]
+    assert tables(service_behind(gpu)._repr_html_())[0][0] == ["<CudnnService 'a<b>' on cpu: stopped>"]
 
 
 def test_a_blocking_handle_is_shown_in_the_same_way() -> None:

@@ -16,6 +16,7 @@ from cudnn_actor import CudnnRef, CudnnService, Fault, FaultPlan, ServiceStopped
 from cudnn_actor.messages import Fill, Ping
 from cudnn_actor.supervision import Escalated, Supervisor
 
+from ..inside import service_behind
 from .rigs import PATIENCE_S, Gate, Trio, child_spec, in_thread, outcome, spawn, spawn_gated, start
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -114,7 +115,7 @@ async def test_the_end_is_told_when_it_has_returned() -> None:
 async def test_it_may_end_the_service_which_has_ended_already(way: str) -> None:
     def end() -> None:
         if way == "stop":
-            gpu._service.stop()
+            service_behind(gpu).stop()
         else:
             asyncio.run(gpu.aclose())
 

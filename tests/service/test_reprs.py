@@ -32,6 +32,7 @@ from cudnn_actor.models import Feature
 from cudnn_actor.protocol.types.short_repr import LONGEST
 from cudnn_actor.supervision import ExitReason, Restarting, Started, Stopped
 
+from ..inside import service_behind
 from ..onnx.small_models import image_model
 
 X = BufferRef(slot=0, generation=1, spec=TensorSpec.packed((2, 3), "float32"), device="cpu")
@@ -184,7 +185,7 @@ async def test_what_a_service_answers_is_shown_in_a_line() -> None:
 
 async def test_a_handle_says_when_it_has_ended() -> None:
     async with spawn(device="cpu", isolation="thread", name="a") as gpu:
-        handles: list[Any] = [gpu, gpu._service]
+        handles: list[Any] = [gpu, service_behind(gpu)]
         assert list(map(repr, handles)) == ["<CudnnRef 'a' on cpu>", "<CudnnService 'a' on cpu: ready>"]
         async with gpu.scope() as scope:
             await scope.upload(np.ones(3))

@@ -26,6 +26,7 @@ from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve
 from cudnn_actor.serving.settings import Batching
 from cudnn_actor.serving.tokens import Tokens
 
+from ..inside import kept_by, service_behind
 from ..onnx.small_models import image_model
 from .servers import PATIENCE_S, running, write_square
 
@@ -115,12 +116,14 @@ async def test_attached_processes_share_the_weights_of_its_models(tmp_path: Path
         assert (await http.post("/v2/models/image/infer", json={"inputs": [image]})).status_code == 200
         async with connect(path) as client:
             model = await client.load("image", dims={"N": 1})
-            weights = [ref for ref, _ in model._keeping.weights.values()]
+            weights = [ref for ref, _ in kept_by(model).weights.values()]
             await model.close()
             await client.drain()
         await server.gpu.drain()
         assert weights
-        assert all(server.gpu._state.memory.is_live(ref) for ref in weights)  # the server's model has them
+        assert all(
+            service_behind(server.gpu).state.memory.is_live(ref) for ref in weights
+        )  # the server's model has them
 
 
 async def test_too_many_at_a_time_are_told_to_come_again(tmp_path: Path) -> None:

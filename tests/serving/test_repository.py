@@ -17,6 +17,7 @@ from cudnn_actor.serving.served import Served, load
 from cudnn_actor.serving.settings import Batching, Settings, read_settings
 from cudnn_actor.serving.watch import Watch, found_models
 
+from ..inside import gpu_behind
 from ..onnx.small_models import FLOAT, model_of, node
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -56,7 +57,7 @@ async def test_a_new_version_is_switched_in_once_two_looks_agree(catalog: Catalo
     await watch.look()
     _, after = catalog.served("square", "10")
     np.testing.assert_array_equal((await after.run({"x": ROWS}, None))["y"], ROWS + ROWS)
-    counted = {each.model for each in after._gpu.metrics().requests}
+    counted = {each.model for each in gpu_behind(after).metrics().requests}
     assert "square" in counted  # not "model", which is the file's name
     assert "model" not in counted
     with pytest.raises(NotServed, match="but version '10'"):

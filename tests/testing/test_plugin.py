@@ -19,6 +19,7 @@ from cudnn_actor.testing.handles import WatchedRef
 from cudnn_actor.testing.leaks import leaks
 from cudnn_actor.testing.made import Made
 
+from ..inside import service_behind
 from ..onnx import small_models  # noqa: F401 - as well
 from ..service.rigs import ONE_BY_ONE, Gate, spawn_gated
 
@@ -204,16 +205,16 @@ def test_a_model_that_is_left_fails_the_test_also_if_it_was_dropped(pytester: py
 async def test_a_request_that_does_not_end_is_a_leak_with_the_line_that_sent_it() -> None:
     gate, made = Gate(), Made()
     async with spawn_gated(gate, isolation="thread") as spawned:
-        gpu = WatchedRef(spawned._service, made)
+        gpu = WatchedRef(service_behind(spawned), made)
         x = await gpu.upload(np.ones((1, 1, 1, 1), np.float32))
-        find = functools.partial(leaks, spawned._service, made, 0.01)
+        find = functools.partial(leaks, service_behind(spawned), made, 0.01)
         with gate.closed():
             future = gpu.submit(ConvFwd(x=x, w=x, y=await gpu.empty((1, 1, 1, 1)), conv=ONE_BY_ONE))
             [found] = await asyncio.to_thread(find)
             assert found.startswith("unfinished after 0.01 s: ConvFwd, sent at ")
             assert found.endswith(f"{gpu_line('future = gpu.submit(')} in {sys._getframe().f_code.co_name}")
         await future
-        assert [line[:8] for line in await asyncio.to_thread(leaks, spawned._service, made, 10.0)] == [
+        assert [line[:8] for line in await asyncio.to_thread(leaks, service_behind(spawned), made, 10.0)] == [
             "<buffer "
         ] * 2
 
