@@ -123,7 +123,7 @@ $(GPU_VENV)/.ready: pyproject.toml
 	@touch $@
 
 test-gpu: $(GPU_READY)
-	$(GPU_PYTHON) -m pytest -m gpu --timeout 600 tests
+	TEST_ALL=1 $(GPU_PYTHON) -m pytest -m gpu --timeout 600 tests
 
 bench-gpu: $(GPU_READY)
 	@failed=; for part in gpu networks operations movement building "models --device cuda:0" depthwise epilogues \

@@ -4,9 +4,9 @@ A test's parameters are often a product, in which each value stands with each ot
 that needs three certain values at once is rare (D. R. Kuhn, D. R. Wallace, A. M. Gallo, "Software fault
 interactions and implications for software testing", IEEE Trans. Softw. Eng. 30 (2004)). So of a test with
 the marker `pairwise`, `make test` runs a part of the cases, which has each pair of values of two parameters.
-Of random problems and of hypothesis' examples it runs a third. On a GPU all cases run.
+Of random problems and of hypothesis' examples it runs a third.
 
-`TEST_ALL=1 pytest tests/memory` runs all of one folder.
+`make test-gpu` runs all cases, too. `TEST_ALL=1 pytest tests/memory` runs all of one folder.
 """
 
 from __future__ import annotations

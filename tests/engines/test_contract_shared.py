@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,7 @@ import pytest
 from cudnn_actor.engines.base import Engine, EngineFailure
 from cudnn_actor.protocol import ConvFwd, ConvSpec, DType, Layout, TensorSpec
 
+from ..whole import pairwise
 from .devices import EngineFactory
 from .shared_memory import SharedMemory, shared_memory
 from .workbench import ARENA_BYTES, Workbench, spread
@@ -65,9 +67,9 @@ EVERY_SPEC = pytest.mark.parametrize(
     "spec",
     [
         pytest.param(spec_of(dims, dtype, layout), id=f"{dtype}-{layout}-{size}")
-        for dtype in DType
-        for layout in LAYOUTS
-        for size, dims in {"small": DIMS, "large": LARGE}.items()
+        for dtype, layout, (size, dims) in pairwise(
+            itertools.product(DType, LAYOUTS, {"small": DIMS, "large": LARGE}.items()), tuple
+        )
     ],
 )
 
