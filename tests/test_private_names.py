@@ -22,7 +22,7 @@ ALLOWED = {
         "attached/test_served_models.py": 9,
         "attached/test_sessions.py": 2,
         "attached/test_shared_segments.py": 4,
-        "cli/test_chaos_attached.py": 7,
+        "cli/test_chaos_attached.py": 4,
         "pool/test_shared_weights.py": 2,
     },
     "a lock, an owner or a step of a thread, at which another one is to come": {
@@ -55,7 +55,6 @@ ALLOWED = {
         "engines/fast/test_by_definition.py": 4,
         "isolation/test_launching.py": 1,
         "isolation/test_worker_host_machine.py": 3,
-        "memory/test_least_recent.py": 2,
         "pool/test_pool.py": 7,
         "protocol/test_builder_mistakes.py": 2,
         "ray/scenarios.py": 5,

@@ -31,13 +31,18 @@ class Alive(NamedTuple):
 
 
 @pytest.fixture
-def callers(tmp_path: Path) -> AttachedCallers:
+def tally() -> Tally:
+    return Tally()
+
+
+@pytest.fixture
+def callers(tally: Tally, tmp_path: Path) -> AttachedCallers:
     gpu: Any = Alive()
     ground = Ground(
         gpu=gpu,
         answers=Answers(0),
         oracle=Oracle(),
-        tally=Tally(),
+        tally=tally,
         ending=threading.Event(),
         abandoned=threading.Event(),
         problems=(),
@@ -46,7 +51,7 @@ def callers(tmp_path: Path) -> AttachedCallers:
 
 
 async def test_what_a_client_process_says_is_wrong_is_counted_and_it_may_be_killed_when_it_is_ready(
-    callers: AttachedCallers,
+    callers: AttachedCallers, tally: Tally
 ) -> None:
     said = asyncio.StreamReader()
     said.feed_data(b"ready\nanother result: 3\n")
@@ -54,7 +59,6 @@ async def test_what_a_client_process_says_is_wrong_is_counted_and_it_may_be_kill
     process: Any = SimpleNamespace(stdout=said, pid=7)
     await callers._hear(process)
     assert callers.victims == {FaultKind.KILL_CLIENT: 7}
-    tally = callers._ground.tally
     assert (tally.wrong, "another result: 3" in tally.wrongs[0].got) == (1, True)
 
 
@@ -63,7 +67,7 @@ async def test_a_process_that_ends_by_itself_is_a_mistake(
 ) -> None:
     monkeypatch.setattr(attached_program, "__name__", "sys")  # which has no `main`
     with pytest.raises(RuntimeError, match="the client process has ended by itself, with status 1"):
-        await callers._keep_a_client()
+        await callers.callers()["client"]()
 
 
 async def test_an_attached_client_that_loses_a_living_service_is_a_mistake(
@@ -80,7 +84,7 @@ async def test_an_attached_client_that_loses_a_living_service_is_a_mistake(
 
         monkeypatch.setattr(callers, "_run_tasks", cut)
         with pytest.raises(RuntimeError, match="lost a service that goes on"):
-            await callers._attached()
+            await callers.callers()["attached"]()
 
 
 class Victims(dict[FaultKind, int]):

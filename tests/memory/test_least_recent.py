@@ -66,11 +66,11 @@ def test_the_entry_that_was_used_last_is_gone_once_it_was_dropped_or_replaced() 
 
 
 def test_threads_that_use_it_together_leave_a_right_sum_within_the_bounds() -> None:
-    cache: LeastRecent[int, object] = LeastRecent(most=20, nbytes=500)
+    cache: LeastRecent[int, int] = LeastRecent(most=20, nbytes=500)
 
     def use(start: int) -> None:
         for number in range(start, start + 3000):
-            cache.put(number % 61, object(), number % 97)
+            cache.put(number % 61, number % 97, number % 97)
             cache.get((number * 7) % 61)
             cache.pop((number * 5) % 61)
 
@@ -79,7 +79,7 @@ def test_threads_that_use_it_together_leave_a_right_sum_within_the_bounds() -> N
         thread.start()
     for thread in threads:
         thread.join()
-    assert cache.nbytes == sum(size for _, size in cache._entries.values()) <= 500
+    assert cache.nbytes == sum(cache.values()) <= 500
     assert len(cache) <= 20
     cache.clear()
     assert (len(cache), cache.nbytes) == (0, 0)
@@ -102,7 +102,8 @@ def test_a_finalizer_that_uses_it_in_the_midst_of_a_use_finds_it_whole() -> None
         cache.put(number % 5, Leaver(cache), 7)
         cache.put(1, object(), 3)
     gc.collect()
-    assert cache.nbytes == sum(size for _, size in cache._entries.values()) <= 50
+    sizes = {Leaver: 7, object: 3, type(None): 5}
+    assert cache.nbytes == sum(sizes[type(value)] for value in cache.values()) <= 50
     assert len(cache) <= 4
     cache.clear()
     assert list(cache.values()) in ([], [None])  # as the last of them has left it
