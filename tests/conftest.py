@@ -23,14 +23,14 @@ from cudnn_actor.processes.launching import Launcher, close_launchers
 from cudnn_actor.processes.server_process import ForkedServer
 
 from .log_lines import capture_logs, handled_by
-from .whole import WHOLE, covering, some
+from .whole import WHOLE, covering, more
 
 if TYPE_CHECKING:
     from .tracing import Tracing
 
 # No example fails for the time that it takes: another process may have the processor meanwhile.
 settings.register_profile(
-    "busy", deadline=None, max_examples=some(100), suppress_health_check=[HealthCheck.too_slow]
+    "busy", deadline=None, max_examples=more(100), suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("busy")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cudnn_actor.actors import Envelope, Mailbox
 
-from ..whole import some
+from ..whole import more
 from .actor_fixtures import PATIENCE_S, Caller, in_threads, running
 
 SENDERS, EACH = 4, 50_000
@@ -136,7 +136,7 @@ def test_a_nudge_that_comes_before_the_sleep_is_kept_for_it() -> None:
     assert sleeps_its_time_out(mailbox)
 
 
-@settings(max_examples=some(60))
+@settings(max_examples=more(60))
 @given(st.lists(st.sampled_from(["admit", "nudge", "take one", "take all", "time out"]), max_size=30))
 def test_any_sequence_leaves_no_wake_up_over(steps: list[str]) -> None:
     mailbox = Mailbox()

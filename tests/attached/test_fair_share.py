@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from cudnn_actor.attached.server.fair_share import QUANTUM_US, FairShare
 
-from ..whole import some
+from ..whole import more
 
 COSTS = st.floats(100.0, 5_000.0)
 
 
-@settings(max_examples=some(30))
+@settings(max_examples=more(30))
 @given(st.lists(COSTS, min_size=2, max_size=5), st.floats(0.5, 2.0))
 def test_shares_of_busy_clients_are_equal_within_a_bound(costs: list[float], error: float) -> None:
     """However long their requests are, and although the estimates are wrong by a factor."""
@@ -36,7 +36,7 @@ def test_shares_of_busy_clients_are_equal_within_a_bound(costs: list[float], err
     assert spread <= 2 * max(costs) * error + 2 * QUANTUM_US
 
 
-@settings(max_examples=some(50))
+@settings(max_examples=more(50))
 @given(st.lists(st.tuples(st.integers(0, 3), COSTS), max_size=60), st.data())
 def test_every_request_gets_its_turn_in_the_order_of_its_client(
     requests: list[tuple[int, float]], data: st.DataObject
@@ -118,7 +118,7 @@ def test_a_client_that_leaves_takes_its_requests_and_no_ones_turn() -> None:
     share.finish("a", 0.0, 5.0)  # of one that has left: no error
 
 
-@settings(max_examples=some(100))
+@settings(max_examples=more(100))
 @given(st.lists(st.tuples(st.integers(0, 2), COSTS), max_size=40), st.data())
 def test_what_passes_through_leaves_the_shares_as_if_it_had_waited(
     requests: list[tuple[int, float]], data: st.DataObject

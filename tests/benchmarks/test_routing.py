@@ -15,7 +15,7 @@ from benchmarks.routing.service_times import Mix, mixes
 from benchmarks.routing.simulation import Failures, Found, Setting, simulate
 from benchmarks.routing.ways import WAYS
 
-from ..whole import some
+from ..whole import more
 
 ONE = Mix(name="one", times_us=(1000.0,), sigma=0.0)
 FAILING = st.builds(
@@ -41,7 +41,7 @@ SETTINGS = st.builds(
 )
 
 
-@settings(max_examples=some(60), deadline=None)
+@settings(max_examples=more(60), deadline=None)
 @given(setting=SETTINGS, way=st.sampled_from(sorted(WAYS)), seed=st.integers(0, 99))
 def test_each_request_is_answered_once_and_a_member_that_is_down_gets_none(
     setting: Setting, way: str, seed: int

@@ -24,7 +24,7 @@ from cudnn_actor.isolation.process.parent.liveness import (
     unless_unread,
 )
 
-from ..whole import some
+from ..whole import more
 from .test_in_flight import request
 
 LIMIT, BEAT = 40, 4
@@ -158,7 +158,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=some(150), deadline=None)
+@settings(max_examples=more(150), deadline=None)
 @given(jobs=JOBS)
 def test_a_worker_that_makes_progress_is_never_taken_for_hung(jobs: list[Job]) -> None:
     world = World()
@@ -170,7 +170,7 @@ def test_a_worker_that_makes_progress_is_never_taken_for_hung(jobs: list[Job]) -
         assert world.tick() < LIMIT
 
 
-@settings(max_examples=some(100), deadline=None)
+@settings(max_examples=more(100), deadline=None)
 @given(jobs=JOBS, pick=st.integers(0, 5), what=st.sampled_from(["lost", "lost_answer", "deaf_from"]))
 def test_after_a_lost_frame_the_worker_is_hung_when_nothing_else_is_left_to_do(
     jobs: list[Job], pick: int, what: str

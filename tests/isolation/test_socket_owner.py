@@ -35,7 +35,7 @@ from cudnn_actor import (
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.messages import Free, Ping
 
-from ..whole import some
+from ..whole import more
 
 PATIENCE_S = 30.0
 LOOPS = 3
@@ -200,7 +200,7 @@ def test_everybody_is_answered(service: CudnnService) -> None:
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=some(60),
+            max_examples=more(60),
             stateful_step_count=20,
             suppress_health_check=list(HealthCheck),
         ),

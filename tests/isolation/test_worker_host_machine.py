@@ -41,7 +41,7 @@ from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.supervision import Fault, FaultPlan
 
 from ..staging_use import segments_in_use
-from ..whole import some
+from ..whole import more
 from .simulated import Office, Place, SimulatedWorker, Task, computed
 
 MIB = 1 << 20
@@ -684,5 +684,5 @@ class WorkerHostMachine(RuleBasedStateMachine):
             self.crash(may_still_write=False)
 
 
-WorkerHostMachine.TestCase.settings = settings(max_examples=some(60), stateful_step_count=40)
+WorkerHostMachine.TestCase.settings = settings(max_examples=more(60), stateful_step_count=40)
 TestWorkerHostMachine = WorkerHostMachine.TestCase

@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from cudnn_actor.memory import GRANULARITY, BufferOwner, MemoryTable, Slot
 from cudnn_actor.protocol import BufferRef, OutOfMemory, StaleBufferError, StaleReason
 
-from ..whole import some
+from ..whole import more
 from .memory_fixtures import MIB, NONCE, Descriptors, spec_of
 
 SIZES = st.one_of(
@@ -273,5 +273,5 @@ class MemoryMachine(RuleBasedStateMachine):
         return max((gap for arena in self.arenas for gap in self.gaps(arena)), default=0)
 
 
-MemoryMachine.TestCase.settings = settings(max_examples=some(120), stateful_step_count=50)
+MemoryMachine.TestCase.settings = settings(max_examples=more(120), stateful_step_count=50)
 TestMemoryMachine = MemoryMachine.TestCase

@@ -13,7 +13,7 @@ from cudnn_actor.isolation.process.generations import GenerationTable, Generatio
 from cudnn_actor.memory import Buffers, MemoryTable, Slot
 from cudnn_actor.protocol import BufferRef, OutOfMemory, StaleBufferError, StaleReason
 
-from ..whole import some
+from ..whole import more
 from .memory_fixtures import MIB, NONCE, Descriptors, Grown
 from .test_memory_machine import MemoryMachine
 
@@ -217,4 +217,4 @@ class MirroredMachine(MemoryMachine):
 
 
 TestMirroredMachine = MirroredMachine.TestCase
-TestMirroredMachine.settings = settings(max_examples=some(100), stateful_step_count=40)
+TestMirroredMachine.settings = settings(max_examples=more(100), stateful_step_count=40)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from cudnn_actor.plan_store.plan_file import VERSION, BadPlanFile, PlanKey, StoredPlan, decode, encode
 
-from ..whole import some
+from ..whole import more
 from .kept_plans import key, plan
 
 plans = st.builds(
@@ -58,7 +58,7 @@ def test_a_file_that_goes_on_is_no_plan(more: bytes) -> None:
 
 
 @given(plan=plans, data=st.data())
-@settings(max_examples=some(300))
+@settings(max_examples=more(300))
 def test_whatever_happens_to_a_file_it_is_the_same_plan_or_none(
     plan: StoredPlan, data: st.DataObject
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cudnn_actor.pool.choosing import Loads, least_of
 from cudnn_actor.pool.routing import Ended, Given, MemberState, NoMember, Routing
 
-from ..whole import some
+from ..whole import more
 
 UP, RESTARTING, REMOVED = MemberState.UP, MemberState.RESTARTING, MemberState.REMOVED
 
@@ -225,4 +225,4 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=some(60), stateful_step_count=30, deadline=None)
+TestAnything.settings = settings(max_examples=more(60), stateful_step_count=30, deadline=None)

@@ -39,7 +39,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.messages import Travelling
 
-from ..whole import some
+from ..whole import more
 from .protocol_strategies import MESSAGES, arrays, messages, refs, replies
 
 KINDS = {typing.get_origin(kind) or kind for kind in typing.get_args(Travelling)}
@@ -129,7 +129,7 @@ def test_a_truncated_frame_is_malformed(thing: object, data: st.DataObject) -> N
         (decode_message if is_message else decode_reply)(cut)
 
 
-@settings(max_examples=some(300))
+@settings(max_examples=more(300))
 @given(messages | replies, st.data())
 def test_a_flipped_bit_gives_a_message_or_malformed_and_nothing_else(
     thing: object, data: st.DataObject
@@ -142,7 +142,7 @@ def test_a_flipped_bit_gives_a_message_or_malformed_and_nothing_else(
     must_decode_or_be_malformed(bytes(frame))
 
 
-@settings(max_examples=some(300))
+@settings(max_examples=more(300))
 @given(st.binary(max_size=200))
 def test_random_bytes_give_a_message_or_malformed_and_nothing_else(frame: bytes) -> None:
     must_decode_or_be_malformed(frame)

@@ -34,7 +34,7 @@ from cudnn_actor.service import Spawning
 
 from ..isolation.device_engine import DeviceEngine
 from ..loop_clock import LONG_S, pass_time
-from ..whole import some
+from ..whole import more
 from .loop_bodies import Case, cases, counting, recurrence, run_case
 from .rigs import (
     PATIENCE_S,
@@ -72,7 +72,7 @@ class TestValues:
 
     @pytest.mark.parametrize("exact", [False, True])
     def test_a_loop_computes_what_its_body_does_turn_by_turn(self, exact: bool) -> None:
-        @settings(max_examples=some(60), deadline=None)
+        @settings(max_examples=more(60), deadline=None)
         @given(cases())
         def check(case: Case) -> None:
             asyncio.run(run(case))

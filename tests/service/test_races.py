@@ -20,7 +20,6 @@ from cudnn_actor.messages import Allocate, Download, Fill, Ping
 from cudnn_actor.service import Spawning
 from cudnn_actor.supervision import Backoff, RestartIntensity, Supervisor
 
-from ..whole import some
 from .rigs import (
     ONE_BY_ONE,
     PATIENCE_S,
@@ -140,7 +139,7 @@ def closes(gpu: CudnnRef, service: CudnnService, how: str, after: int) -> Callab
 @pytest.mark.parametrize("how", ["aclose", "aclose without patience", "stop", "pykka stop"])
 def test_each_request_that_races_the_end_has_its_result_or_service_stopped(how: str) -> None:
     results = stopped = 0
-    for iteration in range(some(40)):
+    for iteration in range(40):
         service = start(device="cpu", mailbox=100_000)
         gpu = CudnnRef(service)
         trio: Trio = on_loop(functools.partial(Trio.on, gpu))
@@ -185,7 +184,7 @@ async def test_asks_and_acloses_of_one_loop_all_end() -> None:
 
 @pytest.mark.usefixtures("busy_switching")
 def test_a_service_may_be_ended_by_many_threads_while_it_ends() -> None:
-    for _ in range(some(40)):
+    for _ in range(40):
         service = start(device="cpu")
 
         def keep_ending(service: CudnnService = service) -> None:
@@ -198,7 +197,7 @@ def test_a_service_may_be_ended_by_many_threads_while_it_ends() -> None:
 
 @pytest.mark.usefixtures("busy_switching")
 def test_closing_a_service_that_is_started_anew_at_once_waits_for_the_life_that_it_closed() -> None:
-    lives = some(150)
+    lives = 150
     spec, service = child_spec("gpu", device="cpu")
     supervisor = Supervisor(
         [spec], backoff=Backoff(initial_s=0.0), intensity=RestartIntensity(max_restarts=10 * lives)
@@ -265,7 +264,7 @@ async def test_a_spawn_that_is_cancelled_just_as_it_gets_ready_leaves_nothing() 
 
 
 def test_a_start_that_races_an_end_ends_in_one_or_the_other() -> None:
-    for _ in range(some(60)):
+    for _ in range(60):
         service = gated_service(Gate())
 
         def launch(service: CudnnService = service) -> None:

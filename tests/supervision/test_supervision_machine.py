@@ -17,7 +17,7 @@ from cudnn_actor.supervision.signals import (
     TimerFired,
 )
 
-from ..whole import some
+from ..whole import more
 from .supervised_world import World, policy_of
 
 SHUTDOWN_S = 5.0
@@ -169,5 +169,5 @@ class SupervisedLives(RuleBasedStateMachine):
         assert self.world.effects[-1] == Finish()
 
 
-SupervisedLives.TestCase.settings = settings(max_examples=some(400), stateful_step_count=50, print_blob=True)
+SupervisedLives.TestCase.settings = settings(max_examples=more(400), stateful_step_count=50, print_blob=True)
 TestSupervisedLives = SupervisedLives.TestCase
