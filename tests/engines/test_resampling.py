@@ -268,6 +268,8 @@ def problems() -> list[tuple[Any, dict[str, TensorSpec]]]:
         for layout in (Layout.NCHW, Layout.NHWC):
             specs = [TensorSpec.packed(dims, dtype, layout) for dims in ((2, 8, 3, 16), sizes)]
             found.append((asked(sizes, mode, **of), dict(zip("xy", specs, strict=True))))
+    number = TensorSpec.packed((), DType.FLOAT32)
+    found += [(asked((), mode), {"x": number, "y": number}) for mode in ResampleMode]
     specs = [TensorSpec.packed(dims, DType.UINT8) for dims in ((3, 32), (6, 64))]
     found.append((asked((6, 64)), dict(zip("xy", specs, strict=True))))
     return found + [(operation, dict(zip("xy", specs, strict=True))) for operation, *specs in in_rows()]

@@ -182,7 +182,7 @@ def _kernel(operation: Resampling, tensors: Sequence[GraphTensor]) -> _Kernel:
     taps = operation.taps((x if forward else y).dims)
     steps = enumerate(zip(y.strides, y.dims, strict=True))
     fastest = next((axis for axis, (step, size) in steps if step == 1 < size), -1)
-    alike = fastest not in taps and x.strides[fastest] == 1
+    alike = fastest >= 0 and fastest not in taps and x.strides[fastest] == 1
     counts = _counts(x, y, fastest, alike=alike) if forward and (alike or fastest in taps) else []
     columns = _columns(x, taps, counts) if counts and fastest == max(taps, default=-1) else None
     rows = _ALONE if columns is None or len(taps) < 2 else _rows(x, taps, columns)
