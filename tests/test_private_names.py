@@ -37,7 +37,7 @@ ALLOWED = {
         "isolation/test_standby.py": 6,
         "isolation/test_want_of_memory.py": 2,
         "service/fork_programs.py": 6,
-        "service/test_batched_models.py": 4,
+        "service/test_batched_models.py": 3,
         "service/test_closed_loops.py": 2,
         "service/test_several_lives.py": 4,
     },

@@ -30,6 +30,7 @@ from cudnn_actor.processes.channel import Channel
 from cudnn_actor.service import Spawning
 from tests.service.test_deployed_models import check, deployed, images, run
 
+from ..inside import service_behind
 from .crash_rigs import PATIENCE_S, workers
 from .device_engine import __name__ as engines
 
@@ -120,7 +121,7 @@ async def test_an_upload_that_is_cancelled_between_two_parts_disturbs_no_later_o
             await gpu.ask(Upload(dst=ref, data=numbers(dims, -seed + 10)))
             np.testing.assert_array_equal(await gpu.download(ref), numbers(dims, -seed + 10))
         await gpu.drain()
-        pieces = gpu._service.state.mailbox.host.staging.pieces  # type: ignore[attr-defined]
+        pieces = service_behind(gpu).state.mailbox.host.staging.pieces
         assert len(set(pieces)) == len(pieces) == PIECES * (dims is LIGHT)
 
 
@@ -184,7 +185,7 @@ async def test_what_was_sent_before_is_answered_while_a_worker_waits_for_values(
     async with workers("LateEngine", host_arenas=False) as (gpu, points):
         ref, other = await gpu.upload(numbers(LIGHT)), await gpu.empty((4,), dtype="float32")
         await gpu.ask(Upload(dst=ref, data=numbers(LIGHT)))
-        mailbox: Any = gpu._service.state.mailbox
+        mailbox: Any = service_behind(gpu).state.mailbox
         points.hold("finished")
         begun, answered = mailbox.begun(), list[Any]()
 
