@@ -458,9 +458,10 @@ _ADV = (
         "the workspace, and a plan its reserve",
     ),
     Row(
-        _NOT_YET,
+        _HERE,
         "cudnnRNNSetClip_v8 cudnnRNNSetClip_v9 cudnnRNNGetClip_v8 cudnnRNNGetClip_v9",
-        "Nothing clips cells. The `clip` of `RecurrentSteps` bounds what gates are computed from, as ONNX's: "
+        "A loop whose body has `g.clip`: [a program](cudnn.md#recurrent-networks). The `clip` of "
+        "`RecurrentSteps` bounds what gates are computed from, as ONNX's: "
         "[steps of other cells](operations.md#steps-of-other-recurrent-cells)",
     ),
     Row(

@@ -202,6 +202,14 @@ RUNNING = {"running_mean": normal(3, seed=3), "running_variance": np.abs(normal(
 X, Y, DY = IMAGE["x"], normal(2, 3, 5, 4, seed=5), normal(2, 3, 5, 4, seed=6)
 STEPS = {"x": normal(4, 2, 3), "h0": normal(1, 2, 5), "w_ih": normal(5, 3), "w_hh": normal(5, 5) * 0.5}
 BIASES = {"b_ih": normal(5, seed=1), "b_hh": normal(5, seed=2)}
+CELL = {
+    "x": normal(2, 3),
+    "h": normal(2, 5),
+    "c": normal(2, 5, seed=3),
+    "w_ih": normal(20, 3),
+    "w_hh": normal(20, 5),
+    "b": normal(20),
+}
 MEANS = normal(2, 3, 5, 4, seed=7)
 POOLED = {"dy": normal(2, 3, 3, 2)}
 LAYER = {"x": X, "w": normal(4, 3, 3, 3), "bias": normal(4)}
@@ -498,9 +506,16 @@ def the_rest() -> list[Case]:
             {**STEPS, "dy": normal(4, 2, 5, seed=9)},
             gradients(recurrent, "x", "h0", "w_ih", "w_hh"),
         ),
+        Case("clipped_lstm_step", CELL, clipped_lstm_step),
         Case("sampler", places, lambda x, grid: {"y": grid_sample(x, grid)}),
         Case("sampler_backward", {**places, "dy": normal(2, 3, 3, 3)}, gradients(grid_sample, "x", "grid")),
     ]
+
+
+def clipped_lstm_step(*, x: Any, h: Any, c: Any, w_ih: Any, w_hh: Any, b: Any) -> Arrays:
+    write, forget, new, read = np.split(x @ w_ih.T + h @ w_hh.T + b, 4, axis=1)
+    new_c = np.clip(sigmoid(forget) * c + sigmoid(write) * np.tanh(new), -0.5, 0.5)
+    return {"new_h": sigmoid(read) * np.tanh(new_c), "new_c": new_c}
 
 
 def several_heads() -> list[Case]:
