@@ -28,6 +28,8 @@ __all__ = ["Preparing"]
 
 _MOST_AT_A_TIME = 8
 """Weights that are uploaded at a time: each is a request that waits for its answer."""
+_MOST_BYTES_AT_A_TIME = 256 << 20
+"""Bytes of these together, if there are several: each is read from the file, or made, when its turn comes."""
 
 
 class Preparing:
@@ -239,19 +241,25 @@ class Preparing:
         self, wanted: Mapping[str, tuple[Weight, TensorSpec]], made: dict[str, BufferRef]
     ) -> None:
         """Upload weights into `made`, some at a time. After an error, no upload is under way any more."""
-        left = iter(wanted.items())
+        running: dict[asyncio.Task[None], int] = {}
 
-        async def upload_next_ones() -> None:
-            for name, (elements, spec) in left:
-                made[name] = await self._upload_weight(elements, spec)
+        async def upload(name: str, elements: Weight, spec: TensorSpec) -> None:
+            made[name] = await self._upload_weight(elements, spec)
 
-        tasks = [asyncio.ensure_future(upload_next_ones()) for _ in range(min(_MOST_AT_A_TIME, len(wanted)))]
         try:
-            await asyncio.gather(*tasks)
+            for name, (elements, spec) in wanted.items():
+                while len(running) >= _MOST_AT_A_TIME or (
+                    running and sum(running.values()) + spec.nbytes > _MOST_BYTES_AT_A_TIME
+                ):
+                    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.gather(*done)  # raises what one has raised
+                    running = {task: nbytes for task, nbytes in running.items() if task not in done}
+                running[asyncio.ensure_future(upload(name, elements, spec))] = spec.nbytes
+            await asyncio.gather(*running)
         finally:
-            for task in tasks:
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
 
     async def _upload_weight(self, weight: Weight, spec: TensorSpec) -> BufferRef:
         array = await in_own_thread(values_of, weight) if callable(weight) else weight

@@ -33,6 +33,7 @@ from cudnn_actor import (
 from cudnn_actor.errors import UnsupportedModel
 from cudnn_actor.messages import Allocate, RunModel
 from cudnn_actor.models import keeping as models
+from cudnn_actor.models import preparing
 from cudnn_actor.models.sizes import require_sizes_or_inputs
 from cudnn_actor.models.source import Feature
 from cudnn_actor.onnx import OnnxModel
@@ -282,6 +283,29 @@ async def test_a_run_that_ends_at_any_request_leaves_nothing_behind(
         await gpu.free(running.result()["features"])
         await model.close()
         assert await buffers(gpu) == 0
+
+
+@pytest.mark.parametrize(("limit", "most"), [(1, 1), (1000, 2), (1 << 20, 5)])
+async def test_weights_are_uploaded_together_as_long_as_they_are_few_bytes(
+    monkeypatch: pytest.MonkeyPatch, limit: int, most: int
+) -> None:
+    monkeypatch.setattr(preparing, "_MOST_BYTES_AT_A_TIME", limit)
+    async with spawn(device="cpu") as gpu:
+        upload, under_way, at_a_time = gpu.upload, list[int](), list[int]()
+
+        async def watched(values: np.ndarray, **options: Any) -> Any:
+            under_way.append(values.nbytes)
+            at_a_time.append(len(under_way))
+            assert sum(under_way) <= limit or len(under_way) == 1
+            await gpu.ping()  # the others begin meanwhile
+            under_way.remove(values.nbytes)
+            return await upload(values, **options)
+
+        monkeypatch.setattr(gpu, "upload", watched)
+        model = await gpu.load(image_model())
+        await gpu.run(model, {"image": images(1)})
+        assert max(at_a_time) == most
+        await model.close()
 
 
 async def test_closing_frees_all_weights_whatever_has_become_of_one() -> None:
