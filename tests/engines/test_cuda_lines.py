@@ -51,6 +51,15 @@ def test_the_form_follows_from_where_neighbours_lie(
     assert found.total * found.length == TensorSpec.packed(dims).size
 
 
+@pytest.mark.parametrize("step", [1 << 30, 1 << 33])
+def test_elements_that_lie_far_apart_have_the_form_of_others(step: int) -> None:
+    reduced, kept = lines((5,), (0,), strides=(step,)), lines((5,), (), strides=(step,))
+    assert (reduced.form, kept.form) == (Form.WARP, Form.COLUMN)
+    assert reduced.wide
+    assert kept.wide
+    assert (reduced.threads().block, kept.threads().block) == ((256,), (32, 1))
+
+
 def test_sixteen_bytes_are_read_at_a_time_if_all_of_them_are_aligned() -> None:
     assert lines((4, 64), (1,), F16).vector == 8
     assert lines((4, 64), (1,), F16, (72, 1)).vector == 8
