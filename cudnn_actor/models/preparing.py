@@ -97,8 +97,8 @@ class Preparing:
                     async with self._writing.unwritten(deadline, alone=outdated) as writes:
                         specialised = self._keeping.source.specialised
                         of = await in_own_thread(specialised, specs, values, self._most_operations)
-                        async with self._planning(of, soon=soon):
-                            return await self._keep(key, of, specs, values, writes)
+                        # Nothing is awaited once the graph is in use: see the docstring of the class.
+                        return await self._keep(key, of, specs, values, writes, soon=soon)
                 except Outdated:
                     outdated = True
                 except NeedsValues as needs:
@@ -190,8 +190,10 @@ class Preparing:
         specs: Mapping[str, TensorSpec],
         values: Mapping[str, np.ndarray],
         writes: int,
+        *,
+        soon: bool,
     ) -> Kept:
-        """Upload the weights that are not there yet, and keep the graph.
+        """Upload the weights that are not there yet, and keep the graph. `soon`: as of `acquire`.
 
         Raises `OutOfMemory` that says how many bytes they take together, and `Outdated`. `writes`: how many
         had begun when the source of these weights was looked up.
@@ -200,19 +202,18 @@ class Preparing:
         ports = of.ports
         try:
             while (kept := self._keeping.bound(key, of, made, specs, values, writes=writes)) is None:
-                await self._upload_weights(
-                    {
-                        name: (elements, ports[port])
-                        for port, (name, elements) in of.weights.items()
-                        if name not in made and name not in self._keeping.weights
-                    },
-                    made,
-                )
+                missing = {
+                    name: (elements, ports[port])
+                    for port, (name, elements) in of.weights.items()
+                    if name not in made and name not in self._keeping.weights
+                }
+                async with self._planning(of, soon=soon):
+                    await self._upload_weights(missing, made)
         except OutOfMemory as error:
-            missing = {
+            wanted = {
                 name: port for port, (name, _) in of.weights.items() if name not in self._keeping.weights
             }
-            nbytes = sum(ports[port].nbytes for port in missing.values())
+            nbytes = sum(ports[port].nbytes for port in wanted.values())
             others = error.in_use - sum(ref.nbytes for ref in made.values())
             raise error.as_part_of(nbytes, in_use=max(0, others), where="the model's weights") from error
         finally:  # what another run uploaded as well is left
@@ -222,12 +223,11 @@ class Preparing:
 
     @asynccontextmanager
     async def _planning(self, of: Specialised, *, soon: bool) -> AsyncIterator[None]:
-        """Have the service get the graph's plan ready while the weights that are missing are uploaded.
+        """Have the service get the graph's plan ready during the `with` block, if `soon`.
 
         What that fails with, `deploy` meets again. A plan that is not ready at the end goes on being built.
         """
-        missing = any(name not in self._keeping.weights for name, _ in of.weights.values())
-        if not (soon and missing) or of.steps or of.graph is None:
+        if not soon or of.steps or of.graph is None:
             yield
             return
         warming = asyncio.ensure_future(self._gpu.ask(Warm(graphs=(of.graph,), tune="cached", soon=True)))

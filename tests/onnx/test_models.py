@@ -285,6 +285,33 @@ async def test_a_run_that_ends_at_any_request_leaves_nothing_behind(
         assert await buffers(gpu) == 0
 
 
+async def test_a_run_that_is_cancelled_when_its_weights_are_there_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with spawn(device="cpu") as gpu:
+        ask, ending = gpu.ask, asyncio.Event()
+
+        async def ask_slowly(message: Message, **options: Any) -> Any:
+            if not isinstance(message, Warm):
+                return await ask(message, **options)
+            try:
+                await asyncio.Event().wait()
+            finally:  # all weights are there, and nobody waits for the plan any more
+                ending.set()
+                await asyncio.Event().wait()
+
+        monkeypatch.setattr(gpu, "ask", ask_slowly)
+        model = await gpu.load(image_model())
+        running = asyncio.ensure_future(gpu.run(model, {"image": images(1)}))
+        await ending.wait()
+        assert await buffers(gpu) == WEIGHTS
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await model.close()
+        assert await buffers(gpu) == 0
+
+
 @pytest.mark.parametrize(("limit", "most"), [(1, 1), (1000, 2), (1 << 20, 5)])
 async def test_weights_are_uploaded_together_as_long_as_they_are_few_bytes(
     monkeypatch: pytest.MonkeyPatch, limit: int, most: int
