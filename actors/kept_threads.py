@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from cudnn_actor.actors.threads import start_thread
+from cudnn_actor.actors.threads import ThreadRefused, start_thread
 
 __all__ = ["KeptThreads"]
 
@@ -46,11 +46,16 @@ class KeptThreads:
         """The result of blocking work, once a thread has done it. Cancelled, it returns at once, and the work
         goes on.
 
-        Raises what the work raises, and `ThreadRefused` if the system gives no thread. Not after `end`.
+        Raises what the work raises, and `ThreadRefused` if the system gives not one thread. Not after `end`.
         """
         while self._started < self._count:
             target = partial(_work, self._jobs)
-            start_thread(threading.Thread(target=target, name=self._name, daemon=True))
+            try:
+                start_thread(threading.Thread(target=target, name=self._name, daemon=True))
+            except ThreadRefused:
+                if not self._started:
+                    raise
+                break  # those that there are do the work of all
             self._started += 1
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from cudnn_actor.actors import kept_threads
 from cudnn_actor.actors.kept_threads import KeptThreads
+from cudnn_actor.actors.threads import ThreadRefused, start_thread
 
 NAME = "kept for a test"
 PATIENCE_S = 20
@@ -39,6 +41,26 @@ async def test_the_same_threads_do_all_work(kept: KeptThreads) -> None:
 async def test_none_is_started_before_there_is_work(kept: KeptThreads) -> None:
     assert not mine()
     assert await kept.run(divmod, 7, 3) == (2, 1)
+
+
+async def test_those_that_the_system_gives_do_all_work(
+    kept: KeptThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = 0
+
+    def start_some(thread: threading.Thread) -> None:
+        if len(mine()) == given:
+            raise ThreadRefused("there are enough")
+        start_thread(thread)
+
+    monkeypatch.setattr(kept_threads, "start_thread", start_some)
+    with pytest.raises(ThreadRefused):
+        await kept.run(divmod, 7, 3)
+    given = 1
+    assert await kept.run(divmod, 7, 3) == (2, 1)
+    given = 2
+    assert await kept.run(divmod, 7, 3) == (2, 1)
+    assert len(mine()) == 2
 
 
 async def test_two_works_are_done_at_a_time(kept: KeptThreads) -> None:
