@@ -31,7 +31,7 @@ from cudnn_actor.engines.cuda.running.recipe import (
 )
 from cudnn_actor.protocol import DType, Explanation, Graph, GraphBuilder, OperationGraph, OutOfMemory, Tuned
 from cudnn_actor.protocol.errors import UnsupportedGraph
-from cudnn_actor.protocol.operations import Cumulative, MatMul, Movement, Pointwise
+from cudnn_actor.protocol.operations import OPERATIONS, Cumulative, MatMul, Movement, Pointwise
 
 REASON = "cuDNN has no engine for it"
 
@@ -183,6 +183,10 @@ def test_a_plan_in_one_piece_is_explained_too() -> None:
         False,
         (),
     )
+
+
+def test_every_operation_says_how_cuda_runs_it() -> None:
+    assert set(OPERATIONS) - set(IMPLEMENTATIONS) == set(), "see cudnn_actor/engines/cuda/operations"
 
 
 def test_every_launcher_has_a_name() -> None:

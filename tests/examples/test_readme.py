@@ -14,6 +14,8 @@ from pathlib import Path
 import onnx
 import pytest
 
+from cudnn_actor.operations import PointwiseMode
+
 from ..once import once
 from ..onnx.small_models import image_model
 
@@ -176,6 +178,13 @@ def test_every_file_that_the_documents_link_to_is_there() -> None:
     for page in (README, *README.parent.glob("docs/*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize(
+    ("page", "text"), [("README.md", "functions of each element"), ("docs/operations.md", "functions with")]
+)
+def test_the_pages_say_how_many_elementwise_functions_there_are(page: str, text: str) -> None:
+    assert f" {len(PointwiseMode)} {text}" in (README.parent / page).read_text(encoding="utf-8")
 
 
 def test_every_record_that_the_documents_name_is_there() -> None:

@@ -59,7 +59,7 @@ def most_bytes(graph: OperationGraph) -> int:
 
 def problems(operation: type, seed: int) -> Iterator[tuple[Any, OperationGraph, FastPlan]]:
     """Problems of an operation that the fast engine computes: large ones."""
-    family = FAMILY_OF.get(operation, CONVOLUTION)
+    family = CONVOLUTION if operation in CONVOLUTIONS else FAMILY_OF[operation]
     drawn: list[tuple[int, Any, OperationGraph]] = []
     for number in itertools.count():
         case = FAMILIES[family].draw(seed, number)

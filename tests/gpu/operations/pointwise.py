@@ -96,7 +96,8 @@ _FORMS: Mapping[str, tuple[PointwiseMode, ...]] = {
     CHOICE: (_M.SELECT,),
     BROADCAST: tuple(mode for mode, function in FUNCTIONS.items() if function.arity > 1),
 }
-assert set().union(*_FORMS.values()) == set(PointwiseMode)
+_unlisted = set(PointwiseMode).difference(*_FORMS.values())
+assert not _unlisted, f"in no form: {sorted(_unlisted)}; an activation has a bound in _COMPOSED"
 
 
 def _make(asked: Asked) -> Made:
