@@ -111,11 +111,11 @@ program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
   has them, with the usual activations, without `clip`, `input_forget` or peepholes, and with lengths that the
   model says, which a reversed network must not have. All others are a product with the input of all steps,
   and [the steps of other cells](operations.md#steps-of-other-recurrent-cells).
-- **Loops**: a `Loop` or a `Scan` is unrolled if the number of its turns is known, and if the graph has at
-  most 10,000 operations then. Each turn adds the operations of the body; one graph takes the least time.
-  `ModelLimits(unrolled=1000)` is a lower bound for these operations, and with 0 no such loop is unrolled. A
-  loop with more turns, or one that ends when the data says so, runs as a [loop](graphs.md#loops) of the
-  service: [models.md](models.md#loops) says how.
+- **Loops**: a `Loop` or a `Scan` is unrolled if the number of its turns is known, and the graph then has at
+  most 10,000 operations, and the import at most 200,000 `nodes`. Each turn adds the operations of the body;
+  one graph takes the least time. `ModelLimits(unrolled=1000)` is a lower bound for these operations, and with
+  0 no such loop is unrolled. A loop with more turns, or one that ends when the data says so, runs as a
+  [loop](graphs.md#loops) of the service: [models.md](models.md#loops) says how.
 - **Loops that have to be unrolled**: those in a body, a branch or a function; all those of a model with
   `swappable=True`; a `Scan` of version 8; a loop whose state changes its dims; one whose body needs the
   number of the turn for dims; one that draws random numbers; and one whose rows other nodes read, if the
