@@ -44,3 +44,18 @@ class Batch:
         self.requests = requests
         self.awaited = len(requests)
         self.task: asyncio.Task[None] | None = None
+        self._begun = self._cancelled = False
+
+    def begin(self) -> None:
+        """Begin its task. Raises `CancelledError` if it was cancelled before."""
+        self._begun = True
+        if self._cancelled:
+            raise asyncio.CancelledError
+
+    def cancel(self) -> None:
+        """Cancel its task. One that has not begun ends when it does: a task that is cancelled before runs no
+        line, so nobody would note its end."""
+        if not self._begun:
+            self._cancelled = True
+        elif self.task is not None:
+            self.task.cancel()

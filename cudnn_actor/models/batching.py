@@ -195,8 +195,7 @@ class BatchedModel:
             for request in self._forming.clear():
                 request.future.cancel()
             for batch in tuple(self._batches):
-                if batch.task is not None:
-                    batch.task.cancel()
+                batch.cancel()
             if self._timer is not None:
                 self._timer.cancel()
             self._memory.clear()
@@ -380,8 +379,8 @@ class BatchedModel:
         batch, request.batch = request.batch, None
         if batch is not None:
             batch.awaited -= 1
-            if not batch.awaited and batch.task is not None:
-                batch.task.cancel()
+            if not batch.awaited:
+                batch.cancel()
 
     # Batches.
 
@@ -418,6 +417,7 @@ class BatchedModel:
 
     async def _run(self, batch: Batch) -> None:
         try:
+            batch.begin()
             await self._answer(batch.requests)
         except asyncio.CancelledError:
             for request in batch.requests:

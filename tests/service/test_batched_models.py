@@ -609,3 +609,13 @@ async def test_a_model_that_was_closed_is_said_to_be() -> None:
                 await endpoint(x=rows(1.0))
         await gpu.drain()
         assert (await gpu.statistics()).live_buffers == 0
+
+
+async def test_a_batch_whose_last_caller_leaves_before_it_has_begun_ends() -> None:
+    async with batched(max_batch=1, max_delay_us=0) as (_, endpoint):
+        for number in range(4):  # more than may be started at a time
+            with pytest.raises(DeadlineExceeded):
+                await endpoint(x=rows(number), timeout=1e-9)  # which ends in the loop's turn that starts it
+        async with asyncio.timeout(PATIENCE_S):
+            check(await endpoint(x=rows(1.0)), 1.0)
+        assert endpoint.statistics().running == 0
