@@ -179,6 +179,27 @@ async def test_an_event_loop_copies_no_more_than_a_mebibyte(
     assert (copiers == here) == (images(count).nbytes <= 1 << 20)
 
 
+async def test_runs_that_come_together_do_not_take_their_memory_before_the_copies_of_those_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count, waiting = 100_000, list[int]()
+
+    async with deployed(count, isolation="process") as (gpu, model):
+        copies = gpu._service.state.mailbox.host.sender.copies  # type: ignore[attr-defined]
+
+        def copy(dst: np.ndarray, src: np.ndarray, parts: Sequence[Part], note: Note, *, rounds: int) -> None:
+            waiting.append(len(copies.pending))
+            transfer.copy_parts(dst, src, parts, note, rounds=rounds)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(late_copies, "copy_parts", copy)
+            runs = [run(gpu, model, images(count, seed)) for seed in range(24)]
+            for seed, results in enumerate(await asyncio.gather(*runs)):
+                check(results, images(count, seed))
+    assert len(waiting) == 24
+    assert max(waiting) <= 5, "one, and those for which there was memory"
+
+
 async def test_what_was_sent_before_is_answered_while_a_worker_waits_for_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

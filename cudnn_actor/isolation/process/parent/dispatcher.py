@@ -39,6 +39,7 @@ from cudnn_actor.isolation.process.wire import Answers, Nearing
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
+from cudnn_actor.protocol.messages.messages import RunModel
 
 __all__ = ["Dispatcher"]
 
@@ -356,21 +357,28 @@ class Dispatcher(Mailbox):
         self._wake()
 
     def _take_up_next(self, *, monitor: bool) -> bool:
-        """Start the next message. Returns whether much was copied for it."""
-        heavy = False
+        """Start the next message. Returns whether much was copied for it, or is to be copied late.
+
+        A run that needs more staging memory waits for the large copies before it. Else all that wait would
+        take theirs at once, where the worker gives it back about as soon as it is filled.
+        """
+        heavy, copies = False, self.host.sender.copies
         for envelope in self.take(1, 0.0):
             if is_stop(envelope.message) and self.host.broker.held:
                 self.host.broker.held.add(envelope)  # it comes back behind those that wait
             elif is_stop(envelope.message):
                 self._stop = envelope
-            elif not monitor and self.host.values.is_heavy(envelope.message):
+            elif not monitor and (
+                self.host.values.is_heavy(envelope.message)
+                or (type(envelope.message) is RunModel and copies.has_heavy)
+            ):
                 self.restore([envelope])
                 self._heavy = True
                 self.wake_monitor()
             else:
                 heavy = monitor and self.host.values.is_heavy(envelope.message)
                 self.host.start(envelope)
-        return heavy
+        return heavy or (monitor and copies.has_heavy)
 
     def _stop_in_its_turn(self, stop: Envelope) -> None:
         """Stop the service for pykka's stop message, once all earlier messages have been answered."""

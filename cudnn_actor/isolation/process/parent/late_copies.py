@@ -79,6 +79,11 @@ class LateCopies:
         self.pending: list[LateCopy] = []
         """Those that have not been made, in order. The fast path adds to it in its step."""
 
+    @property
+    def has_heavy(self) -> bool:
+        """Whether any that has not been made is heavy."""
+        return any(copy.is_heavy for copy in self.pending)
+
     def make_light(self) -> bool:
         """Make all that are light. Returns whether any is left."""
         for copy in tuple(self.pending):
