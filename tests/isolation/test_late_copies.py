@@ -269,3 +269,21 @@ def test_nothing_is_there_until_it_has_been_copied() -> None:
     src[:] = 0.0
     copy.make()  # once more, because another turn was interrupted
     assert dst.all()
+
+
+def test_a_copy_is_made_again_where_a_thread_has_not_noted_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    src, dst = numbers(LIGHT), np.zeros(LIGHT, np.float32)
+    arrival = Arrival(memoryview(bytearray(NOTE_BYTES)), 0)
+    copies = LateCopies()
+    copies.pending.append(LateCopy(src, dst, arrival, alone=True))
+
+    def copy(dst: np.ndarray, src: np.ndarray, parts: Sequence[Part], note: Note, *, rounds: int) -> None:
+        transfer.copy_parts(dst, src, parts[:1], note, rounds=rounds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(late_copies, "copy_parts", copy)
+        with pytest.raises(MemoryError):
+            copies.make_all()
+    copies.make_all()
+    assert all(arrival.is_there(number) for number, _, _ in parts_of(src.nbytes))
+    np.testing.assert_array_equal(dst, src)

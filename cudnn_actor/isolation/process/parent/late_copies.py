@@ -61,7 +61,11 @@ class LateCopy:
         """Whether an event loop's thread leaves it to the monitor."""
 
     def make(self) -> None:
-        """Copy the parts that are not there, in order. Blocks."""
+        """Copy the parts that are not there, in order. Blocks.
+
+        Raises `MemoryError` if a thread that copied had no memory to note that: the next call goes on. Else
+        the worker, whose waiting counts as progress, would wait for ever.
+        """
         if self._between is None:
             return
         dst, src = self._between
@@ -69,6 +73,8 @@ class LateCopy:
         missing = [part for part in parts_of(src.nbytes) if not is_there(part[0])]
         if missing:
             copy_parts(dst, src, missing, self._arrival.note, rounds=self._rounds)
+            if not all(is_there(number) for number, _, _ in missing):
+                raise MemoryError("a thread could not note what it has copied")
         self._between = None
 
 
