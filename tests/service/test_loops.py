@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -339,6 +341,28 @@ class TestCrashes:
                 await gpu.ask(message)
                 assert (await gpu.download(message.buffers[1])).tolist() == [7.0]
             assert gpu.generation == 2
+
+    async def test_a_loop_that_runs_again_runs_to_its_end_though_its_caller_has_left(self) -> None:
+        turns = 4_000
+        async with spawn(device="cpu", isolation="process") as gpu:
+            message = await _message(gpu, counting(), turns, count=ZERO, row=np.zeros((turns, 1)))
+            await gpu.warm(counting().body)
+            begun: Callable[[], int] = gpu._service.state.mailbox.begun  # type: ignore[attr-defined]
+            before = begun()
+            asked = asyncio.ensure_future(gpu.ask(message))
+            async with asyncio.timeout(PATIENCE_S):
+                while begun() == before:  # noqa: ASYNC110 - a word in shared memory says it
+                    await asyncio.sleep(0)
+            assert gpu.worker_pid is not None
+            os.kill(gpu.worker_pid, signal.SIGSTOP)  # in one of its turns
+            asked.cancel()
+            await outcome(asked)
+            os.kill(gpu.worker_pid, signal.SIGKILL)
+            await gpu.drain()
+            assert gpu.generation == 2
+            assert (await gpu.download(message.buffers[1])).tolist() == [turns]
+            rows = await gpu.download(message.buffers[2])
+            np.testing.assert_array_equal(rows[:, 0], np.arange(1, turns + 1))
 
     @pytest.mark.usefixtures("isolation")
     async def test_a_loop_that_kills_twice_is_quarantined_with_its_body(self) -> None:
