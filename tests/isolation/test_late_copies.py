@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, CudnnService
+from cudnn_actor import CudnnRef, CudnnService, GraphBuilder
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine, transfer
 from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, Part, parts_of
@@ -24,7 +24,7 @@ from cudnn_actor.isolation.process.parent import late_copies
 from cudnn_actor.isolation.process.parent.late_copies import LateCopies, LateCopy
 from cudnn_actor.isolation.process.wire import Requests
 from cudnn_actor.isolation.staging import NOTE_BYTES, PIECES
-from cudnn_actor.messages import Fill, Upload
+from cudnn_actor.messages import DeployModel, Fill, ModelGraph, RunModel, Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.service import Spawning
@@ -177,6 +177,38 @@ async def test_an_event_loop_copies_no_more_than_a_mebibyte(
     here = {threading.get_ident()}
     assert senders == here
     assert (copiers == here) == (images(count).nbytes <= 1 << 20)
+
+
+async def test_an_event_loop_leaves_inputs_that_are_large_together_to_the_monitor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dims, copiers = (150_000,), list[int]()
+
+    def copy(dst: np.ndarray, src: np.ndarray, parts: Sequence[Part], note: Note, *, rounds: int) -> None:
+        copiers.append(threading.get_ident())
+        transfer.copy_parts(dst, src, parts, note, rounds=rounds)
+
+    g = GraphBuilder()
+    graph = g.build(y=g.input("a", dims) + g.input("b", dims))
+    async with on_a_device() as gpu:
+        a, b, y = [await gpu.empty(dims) for _ in range(3)]
+        summed = ModelGraph(
+            name="sum",
+            graph=graph,
+            buffers=(a, b, y),
+            specs={"a": a.spec, "b": b.spec},
+            inputs={"a": "a", "b": "b"},
+            outputs={"y": "y"},
+        )
+        model = await gpu.ask(DeployModel(graphs=(summed,)))
+        for seed in range(3):
+            given = {"a": numbers(dims, seed), "b": numbers(dims, -seed + 10)}
+            with monkeypatch.context() as patch:
+                patch.setattr(late_copies, "copy_parts", copy)
+                results = await gpu.ask(RunModel.of(model, given, {}))
+            np.testing.assert_array_equal(results["y"], given["a"] + given["b"])
+    assert len(copiers) == 6
+    assert threading.get_ident() not in copiers
 
 
 async def test_runs_that_come_together_do_not_take_their_memory_before_the_copies_of_those_before_them(

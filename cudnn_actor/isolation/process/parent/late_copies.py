@@ -11,7 +11,7 @@ the request ends first (it failed, or was withdrawn), the copy is dropped with i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from cudnn_actor.engines.cpu.transfer import copy_parts
 from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, parts_of
 from cudnn_actor.isolation.staging import HEAVY_RUN_BYTES
 
-__all__ = ["LateCopies", "LateCopy", "may_be_late"]
+__all__ = ["LateCopies", "LateCopy", "may_be_late", "weigh"]
 
 
 _ROUNDS = 2
@@ -47,7 +47,7 @@ class LateCopy:
         Whether its request has the device to itself, which then idles until values arrive.
     """
 
-    __slots__ = ("_arrival", "_between", "_rounds", "is_heavy")
+    __slots__ = ("_arrival", "_between", "_rounds", "is_heavy", "nbytes")
 
     def __init__(self, array: np.ndarray, values: np.ndarray, arrival: Arrival, *, alone: bool) -> None:
         arrival.clear()
@@ -57,7 +57,8 @@ class LateCopy:
             array.reshape(-1).view(np.uint8),
         )
         """Where to, and where from; None once it has been made."""
-        self.is_heavy = array.nbytes > HEAVY_RUN_BYTES
+        self.nbytes = array.nbytes
+        self.is_heavy = self.nbytes > HEAVY_RUN_BYTES
         """Whether an event loop's thread leaves it to the monitor."""
 
     def make(self) -> None:
@@ -76,6 +77,13 @@ class LateCopy:
             if not all(is_there(number) for number, _, _ in missing):
                 raise MemoryError("a thread could not note what it has copied")
         self._between = None
+
+
+def weigh(copies: Sequence[LateCopy]) -> None:
+    """Have the copies of one request left to the monitor, if they are heavy together."""
+    if sum(copy.nbytes for copy in copies) > HEAVY_RUN_BYTES:
+        for copy in copies:
+            copy.is_heavy = True
 
 
 class LateCopies:

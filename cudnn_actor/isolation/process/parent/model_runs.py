@@ -27,7 +27,7 @@ from cudnn_actor.engines.cpu.arenas import keeping
 from cudnn_actor.engines.cpu.transfer import store
 from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest
-from cudnn_actor.isolation.process.parent.late_copies import LateCopy, may_be_late
+from cudnn_actor.isolation.process.parent.late_copies import LateCopy, may_be_late, weigh
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.wire import RunPlaced, Staged, encode_message
 from cudnn_actor.isolation.staging import (
@@ -202,6 +202,8 @@ class ModelRuns:
                 else:
                     copied = False
                     written[place] = Staged(*at)
+            if len(request.copies) > 1:
+                weigh(request.copies)
             if copied and not run.buffers and not run.into:
                 request.body = staged.body
                 return
