@@ -28,6 +28,7 @@ from cudnn_actor.messages import DeployModel, Fill, ModelGraph, RunModel, Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.service import Spawning
+from tests.inside import service_behind
 from tests.service.test_deployed_models import check, deployed, images, run
 
 from ..inside import service_behind
@@ -217,7 +218,7 @@ async def test_runs_that_come_together_do_not_take_their_memory_before_the_copie
     count, waiting = 100_000, list[int]()
 
     async with deployed(count, isolation="process") as (gpu, model):
-        copies = gpu._service.state.mailbox.host.sender.copies  # type: ignore[attr-defined]
+        copies = service_behind(gpu).state.mailbox.host.sender.copies
 
         def copy(dst: np.ndarray, src: np.ndarray, parts: Sequence[Part], note: Note, *, rounds: int) -> None:
             waiting.append(len(copies.pending))

@@ -34,6 +34,7 @@ from cudnn_actor.engines.base import EngineFailure, no_progress
 from cudnn_actor.messages import Fill
 from cudnn_actor.service import Spawning
 
+from ..inside import service_behind
 from ..isolation.device_engine import DeviceEngine
 from ..loop_clock import LONG_S, pass_time
 from ..whole import more
@@ -347,7 +348,7 @@ class TestCrashes:
         async with spawn(device="cpu", isolation="process") as gpu:
             message = await _message(gpu, counting(), turns, count=ZERO, row=np.zeros((turns, 1)))
             await gpu.warm(counting().body)
-            begun: Callable[[], int] = gpu._service.state.mailbox.begun  # type: ignore[attr-defined]
+            begun: Callable[[], int] = service_behind(gpu).state.mailbox.begun
             before = begun()
             asked = asyncio.ensure_future(gpu.ask(message))
             async with asyncio.timeout(PATIENCE_S):
