@@ -28,7 +28,6 @@ from cudnn_actor.messages import DeployModel, Fill, ModelGraph, RunModel, Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.service import Spawning
-from tests.inside import service_behind
 from tests.service.test_deployed_models import check, deployed, images, run
 
 from ..inside import service_behind
@@ -313,10 +312,9 @@ def test_a_copy_is_made_again_where_a_thread_has_not_noted_it(monkeypatch: pytes
     def copy(dst: np.ndarray, src: np.ndarray, parts: Sequence[Part], note: Note, *, rounds: int) -> None:
         transfer.copy_parts(dst, src, parts[:1], note, rounds=rounds)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(late_copies, "copy_parts", copy)
-        with pytest.raises(MemoryError):
-            copies.make_all()
+    monkeypatch.setattr(late_copies, "copy_parts", copy)
+    with pytest.raises(MemoryError):
+        copies.make_first()
     copies.make_all()
     assert all(arrival.is_there(number) for number, _, _ in parts_of(src.nbytes))
     np.testing.assert_array_equal(dst, src)

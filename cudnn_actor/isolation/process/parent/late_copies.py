@@ -11,6 +11,7 @@ the request ends first (it failed, or was withdrawn), the copy is dropped with i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -24,6 +25,8 @@ __all__ = ["LateCopies", "LateCopy", "may_be_late", "weigh"]
 
 _ROUNDS = 2
 """In how many rounds threads copy one array together, if it is copied by several."""
+_SHORT_S = 10e-3
+"""Between two tries to make all copies, while there is too little memory."""
 
 
 def may_be_late(array: object) -> bool:
@@ -110,9 +113,12 @@ class LateCopies:
         self._make(self.pending[0])
 
     def make_all(self) -> None:
-        """Make all. Blocks."""
+        """Make all. Blocks, also for as long as this process has too little memory."""
         while self.pending:
-            self.make_first()
+            try:
+                self.make_first()
+            except MemoryError:
+                time.sleep(_SHORT_S)
 
     def has_any(self, copies: Iterable[LateCopy]) -> bool:
         """Whether any of these has not been made."""
