@@ -40,7 +40,8 @@ __all__ = [
     "map_segment",
 ]
 
-SEGMENT_BYTES = 32 << 20
+SEGMENT_BYTES = (32 << 20) + (64 << 10)
+"""32 MiB of values, and room for the notes behind them (`NOTE_BYTES`): two arrays of 16 MiB fit into one."""
 _IDLE_BYTES = 512 << 20
 """So many bytes of empty segments, and at least one segment, are kept for the next transfers. To make a new
 one takes as long as several copies: all its pages are cleared, and on CUDA pinned."""

@@ -23,7 +23,7 @@ from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, Part, pa
 from cudnn_actor.isolation.process.parent import late_copies
 from cudnn_actor.isolation.process.parent.late_copies import LateCopies, LateCopy
 from cudnn_actor.isolation.process.wire import Requests
-from cudnn_actor.isolation.staging import NOTE_BYTES, PIECES
+from cudnn_actor.isolation.staging import NOTE_BYTES, PIECES, Staging
 from cudnn_actor.messages import DeployModel, Fill, ModelGraph, RunModel, Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
@@ -280,6 +280,14 @@ def test_parts_follow_each_other_and_begin_at_pages(nbytes: int) -> None:
     assert parts[-1][2] == nbytes
     assert not any(begin % 4096 for _, begin, _ in parts)
     assert 8 * len(parts) <= NOTE_BYTES
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 32])
+def test_as_many_arrays_lie_in_a_segment_as_without_the_words_behind_them(count: int) -> None:
+    staging = Staging(lambda *_: None, lambda _: None)
+    blocks = [staging.take((32 << 20) // count + NOTE_BYTES) for _ in range(count)]
+    assert len({block.segment for block in blocks}) == 1
+    staging.close()
 
 
 def test_nothing_is_there_until_it_has_been_copied() -> None:
