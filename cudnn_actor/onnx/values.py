@@ -222,14 +222,16 @@ class Value:
         if isinstance(self._array, np.ndarray):
             return self._array
         needed = self._needed()
-        undecided = [value._array.names for value in needed if isinstance(value._array, Undecided)]
+        arrays = [value._array for value in needed]
+        undecided = [array.names for array in arrays if isinstance(array, Undecided)]
         if undecided:
             raise Undecided(frozenset().union(*undecided))
         for value in needed:
-            if isinstance(value._array, Pending):
-                value._array = value._array.compute()
-            elif callable(value._array):
-                value._array = value._array()
+            found = value._array  # read once: another thread, with a weight of the same source, may set it
+            if isinstance(found, Pending):
+                value._array = found.compute()
+            elif callable(found):
+                value._array = found()
         elements = needed[-1]._array
         assert isinstance(elements, np.ndarray), "the last of those that are needed is it itself"
         return elements
@@ -249,7 +251,8 @@ class Value:
                 order[id(value)] = waiting.pop()
                 continue
             entered.add(id(value))
-            sources = value._array.sources if isinstance(value._array, Pending) else ()
+            found = value._array
+            sources = found.sources if isinstance(found, Pending) else ()
             waiting += [
                 each
                 for each in sources
