@@ -19,7 +19,7 @@ import ray
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, ServiceStopped
 from cudnn_actor.ray.held import Held, Recipe
-from cudnn_actor.ray.values import require_held
+from cudnn_actor.ray.values import not_held, require_held
 from cudnn_actor.ray.watching import Watched
 
 __all__ = ["Replication"]
@@ -81,9 +81,10 @@ class Replication:
             raise
 
     async def drop(self, held: Held) -> None:
-        """Take something from all replicas. Idempotent."""
+        """Take something from all replicas. Idempotent. Whoever waits for the first that makes it is told."""
         if self.held.pop(held, None) is None:
             return
+        self._settle(held, not_held("replace", held))
         for replica in self.members:
             if held.number in replica.has and replica.life is not None:
                 del replica.has[held.number]

@@ -16,7 +16,7 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.ray.held import Held
 from cudnn_actor.service.computing import updated_inputs
 
-__all__ = ["as_objects", "require_held", "require_pure"]
+__all__ = ["as_objects", "not_held", "require_held", "require_pure"]
 
 _INLINE_BYTES = 100 * 1024
 """Up to which size Ray sends an argument with its call (its `max_direct_call_object_size`)."""
@@ -58,12 +58,17 @@ def require_pure(what: Any, given: Mapping[str, Any], held: Collection[Held]) ->
 def require_held(field: str, value: object, held: Collection[Held]) -> None:
     """Raise `InvalidRequest` unless this is something that all replicas have."""
     if value not in held:
-        raise InvalidRequest(
-            field=field,
-            value=value,
-            problem="is nothing that this pool has: it was freed or unloaded, or is another pool's",
-            fix="upload or load it with this pool",
-        )
+        raise not_held(field, value)
+
+
+def not_held(field: str, value: object) -> InvalidRequest:
+    """The error for what is nothing that all replicas have."""
+    return InvalidRequest(
+        field=field,
+        value=value,
+        problem="is nothing that this pool has: it was freed or unloaded, or is another pool's",
+        fix="upload or load it with this pool",
+    )
 
 
 def _overwritten(what: Any) -> Collection[str]:
