@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import os
 import subprocess
@@ -79,3 +80,18 @@ def test_what_is_run(environment: dict[str, str], name: str, run: int, tmp_path:
         command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}, check=False
     )
     assert done.stdout.count("test_cases.py::") == run, done.stdout + done.stderr
+
+
+def test_no_case_of_a_product_skips_itself() -> None:
+    """It would count as run: a pair of values that no other case has would be tested nowhere."""
+    files = {file: file.read_text(encoding="utf-8") for file in Path(__file__).parent.rglob("test_*.py")}
+    products = [
+        (file.name, each)
+        for file, text in files.items()
+        if "@pytest.mark.pairwise" in text
+        for each in ast.walk(ast.parse(text))
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any("mark.pairwise" in ast.unparse(decorator) for decorator in each.decorator_list)
+    ]
+    assert products
+    assert [(name, each.name) for name, each in products if "pytest.skip" in ast.unparse(each)] == []
