@@ -59,12 +59,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _products(items: list[pytest.Item]) -> Iterable[list[pytest.Function]]:
-    """The cases of each test with the marker `pairwise`, without those for a GPU."""
-    found: dict[tuple[object, str], list[pytest.Function]] = {}
+    """The cases of each test with the marker `pairwise`, for each engine, without those for a GPU.
+
+    What is wrong in one engine alone, for two certain values, would need a combination of three.
+    """
+    found: dict[tuple[object, str, object], list[pytest.Function]] = {}
     for item in items:
         if item.get_closest_marker("pairwise") and not item.get_closest_marker("gpu"):
             assert isinstance(item, pytest.Function)
-            found.setdefault((item.parent, item.originalname), []).append(item)
+            engine = item.callspec.params.get("new_engine")
+            found.setdefault((item.parent, item.originalname, engine), []).append(item)
     return found.values()
 
 

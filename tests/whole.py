@@ -3,9 +3,10 @@
 A test's parameters are often a product, in which each value stands with each other one many times. A mistake
 that needs three certain values at once is rare (D. R. Kuhn, D. R. Wallace, A. M. Gallo, "Software fault
 interactions and implications for software testing", IEEE Trans. Softw. Eng. 30 (2004)). So of a test with
-the marker `pairwise`, `make test` runs a part of the cases, which has each pair of values of two parameters.
-Of random problems of engines it runs a third. Other examples of hypothesis are three times as many in
-`make test-all`: they take little, and a state machine with a third of them missed what it is there to find.
+the marker `pairwise`, `make test` runs a part of the cases, which has each pair of values of two parameters,
+for each engine. Of random problems of engines it runs a third. Other examples of hypothesis are three times
+as many in `make test-all`: they take little, and a state machine with a third of them missed what it is
+there to find.
 
 `make test-gpu` runs all cases, too. `TEST_ALL=1 pytest tests/memory` runs all of one folder.
 """
