@@ -56,7 +56,6 @@ class Unrolling:
         """Note that a turn was added. Raises `TooManyTurns` if all of them are too many operations or
         nodes."""
         self._done += 1
-        self._check_nodes()
         needed = added = self._g.added
         if self._turns is None:
             needed += self._stacked * self._done + self._behind
@@ -72,6 +71,7 @@ class Unrolling:
                 f"has {count} turns, which are {needed:,} operations of the graph or more, where the limit "
                 f"is {self._most:,}; raise it: spawn(graph_limits=GraphLimits(operations={_rounded(needed)}))"
             )
+        self._check_nodes()
 
     def _check_nodes(self) -> None:
         """Else a body that adds no operation would be found to be too much when the last node has been spent,
