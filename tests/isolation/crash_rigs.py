@@ -36,7 +36,7 @@ from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.base import Effort, EngineFailure, ProgressCallback, StickyError, unheard
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.exact.compiler import compile_plan
-from cudnn_actor.isolation.process.child import loop as child_loop
+from cudnn_actor.isolation.process import cores
 from cudnn_actor.isolation.process.child.loop import WorkerLoop
 from cudnn_actor.isolation.process.wire import (
     Answers,
@@ -218,7 +218,7 @@ class AmpleEngine(LateEngine):
 
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
-        child_loop._MANY_CORES = 1
+        cores._MANY = 1
 
 
 class UnstagedEngine(LateEngine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -26,6 +25,7 @@ from cudnn_actor.isolation.process.child.inbox import PROMPT_S, Inbox
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.stages import Stages
 from cudnn_actor.isolation.process.child.task import InternalTask, PlacedRun, WorkerTask
+from cudnn_actor.isolation.process.cores import may_keep_one_busy
 from cudnn_actor.isolation.process.wire import (
     Counted,
     Done,
@@ -55,9 +55,6 @@ __all__ = ["WorkerLoop"]
 
 _BATCH = 64
 """Requests taken at a time."""
-_MANY_CORES = 4
-"""With so many cores, a worker of a device may keep one busy by polling for the next request (`Inbox.looks`):
-the sender's thread and others still have theirs."""
 _NEARING = Nearing()
 
 Task = WorkerTask | InternalTask
@@ -172,7 +169,7 @@ class WorkerLoop:
                 fail_start()
             runner.open()
             self._outbox.notes = self.engine.synchronous
-            self._inbox.looks = not self.engine.synchronous and len(os.sched_getaffinity(0)) >= _MANY_CORES
+            self._inbox.looks = not self.engine.synchronous and may_keep_one_busy()
             runner.awake_s = PROMPT_S if self._inbox.looks else 0.0
             on_ready()
             while not self._stopping:

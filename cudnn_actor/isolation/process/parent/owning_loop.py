@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from cudnn_actor.actors import LoopBridge
 from cudnn_actor.actors.interrupts import is_of_a_handler
+from cudnn_actor.isolation.process.cores import may_keep_one_busy
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.processes.channel import Channel
 
@@ -17,8 +18,6 @@ __all__ = ["OwningLoop", "TurnTaker"]
 
 _AWAKE_S = 250e-6
 """How long a loop stays awake at most: the worker's word comes some 100 us before the answer."""
-_MANY_CORES = 4
-"""With so many cores, a loop may keep one busy while it awaits a short copy: the worker has others."""
 LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
 """A loop sends at once when the gathered messages are at least 1/SHARE of those in flight, now or usually.
@@ -60,7 +59,7 @@ class OwningLoop:
         """The duplicated descriptor of the socket that the loop reads: one, or none."""
         self._awake_until_s = 0.0
         """Until when the loop stays awake, on its own clock, unless an answer comes first."""
-        self._may_stay_awake = len(os.sched_getaffinity(0)) >= _MANY_CORES
+        self._may_stay_awake = may_keep_one_busy()
         self._progress_s = 0.0
         """`InFlightTable.progress_s` when it began to stay awake: it changes with each answer."""
 
