@@ -197,6 +197,7 @@ def _source(
         "THE_GATES": f"{cell.first}, {cell.stop}",
         "THE_STATE": cell.state,
         "THE_CELL": cell.text,
+        "THE_RESULTS": _RESULTS,
     }
     for name, value in places.items():
         text = text.replace(name, value)
@@ -293,6 +294,12 @@ _ROW_AND_K = {
     True: "row = n / hidden % rows, k = n % hidden",
 }
 """Where a number of the weights comes from, by step or not."""
+_RESULTS = """            after[at] = h;
+            STORE_Y(inside ? h : (E)0);
+            if (step == steps - 1) {
+                STORE_H_N(h);
+                STORE_C_N(CELLS[at]);
+            }"""
 _AT_ONCE = """
 #define EACH_UNIT \\
     for (long long sample = (long long)blockIdx.y * blockDim.y + threadIdx.y; sample < batch; \\
@@ -346,12 +353,7 @@ FIRST_HALF        if (halves & 2) EACH_UNIT {
                 multiply<THE_GATES>(THE_STATE + row, weights, hidden, unit, sums);
 THE_CELL
             }
-            after[at] = h;
-            STORE_Y(inside ? h : (E)0);
-            if (step == steps - 1) {
-                STORE_H_N(h);
-                STORE_C_N(CELLS[at]);
-            }
+THE_RESULTS
         }
         // All units of the block's sequences are written.
         __syncthreads();
@@ -421,12 +423,7 @@ FIRST_HALF        multiply<THE_GATES>(THE_STATE + first, rows, hidden, count, su
         if (inside) {
 THE_CELL
         }
-        after[at] = h;
-        STORE_Y(inside ? h : (E)0);
-        if (step == steps - 1) {
-            STORE_H_N(h);
-            STORE_C_N(CELLS[at]);
-        }
+THE_RESULTS
     }
 }
 """
