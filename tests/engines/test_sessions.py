@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,6 +26,7 @@ from ..gpu.graphs.fuzzing import fuzz_graphs
 from ..gpu.operations.drawing import draw
 from .devices import SESSIONS, factory
 from .differences import computed
+from .launched import SQUARE, Launched, launched_product
 from .workbench import Workbench, spread, workbench
 
 SEED = 20
@@ -296,31 +297,9 @@ def test_constant_buffers_are_read_once(bench: Workbench) -> None:
         np.testing.assert_allclose(by_name["y"], factor * wanted, rtol=1e-4, atol=1e-4)
 
 
-SQUARE = (256, 256)
-"""Large enough that a session is bound to it for one run."""
-
-
-class Launched(NamedTuple):
-    """A product of x with a constant w, expected on buffers, and the places of x and y among them."""
-
-    launch: RunAnywhere
-    buffers: list[np.ndarray]
-    x: int
-    y: int
-    w: np.ndarray
-
-
 @pytest.fixture
 def launched(bench: Workbench) -> Launched:
-    g = GraphBuilder()
-    graph = g.build(y=g.matmul(g.input("x", SQUARE), g.input("w", SQUARE)))
-    names = [graph.names_of[uid] for uid in graph.body.bound]
-    w = RNG.standard_normal(SQUARE).astype(np.float32)
-    buffers = [w.copy() if name == "w" else np.full(SQUARE, np.nan, np.float32) for name in names]
-    plan = bench.engine.build(graph.body, workspace_limit=None)
-    launch = bench.engine.expect(plan, buffers, (), [names.index("w")])
-    assert isinstance(launch, RunAnywhere)
-    return Launched(launch, buffers, names.index("x"), names.index("y"), w)
+    return launched_product(bench.engine, ["w"])
 
 
 def test_large_arrays_are_read_and_written_where_they_lie_and_are_not_kept(launched: Launched) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,30 +13,9 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.fast.bound_programs import AT_A_TIME
 from cudnn_actor.protocol import Graph, GraphBuilder
 
+from ..launched import SQUARE, Launched, launched_product
+
 RNG = np.random.default_rng(38)
-SQUARE = (256, 256)
-"""Large enough that a run is in place."""
-
-
-class Launched(NamedTuple):
-    """A product of x with a constant w, expected on buffers, and the places of x and y among them."""
-
-    launch: RunAnywhere
-    buffers: list[np.ndarray]
-    x: int
-    y: int
-    w: np.ndarray
-
-    def run(self, x: np.ndarray) -> tuple[np.ndarray, set[int]]:
-        """The result, and what was in place. Other arrays are copied, as in runs of models."""
-        found = self.launch.instead([(self.x, x)], [(self.y, None)])
-        if self.x not in found:
-            self.buffers[self.x][...] = x
-        if found:
-            self.launch.run_on(found)
-        else:
-            self.launch()
-        return (found[self.y] if self.y in found else self.buffers[self.y].copy()), {*found}
 
 
 @pytest.fixture
@@ -50,14 +28,7 @@ def engine() -> Iterator[CpuEngine]:
 
 @pytest.fixture
 def launched(engine: CpuEngine) -> Launched:
-    g = GraphBuilder()
-    graph = g.build(y=g.matmul(g.input("x", SQUARE), g.input("w", SQUARE)))
-    names = [graph.names_of[uid] for uid in graph.body.bound]
-    w = RNG.standard_normal(SQUARE).astype(np.float32)
-    buffers = [w.copy() if name == "w" else np.full(SQUARE, np.nan, np.float32) for name in names]
-    launch = _expected(engine, graph, buffers)
-    assert isinstance(launch, RunAnywhere)
-    return Launched(launch, buffers, names.index("x"), names.index("y"), w)
+    return launched_product(engine)
 
 
 def _expected(engine: CpuEngine, graph: Graph, buffers: list[np.ndarray]) -> object:
