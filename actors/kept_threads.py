@@ -32,9 +32,9 @@ class KeptThreads:
     Parameters
     ----------
     count
-        How many there are, from the first work on.
+        How many threads there are, from the first work on.
     name
-        Theirs.
+        The name of each of them.
     """
 
     def __init__(self, count: int, name: str) -> None:

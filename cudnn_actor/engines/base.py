@@ -392,10 +392,10 @@ class Engine(Protocol):
         """
 
     def part_copy(self, src: np.ndarray, dst: Binding) -> Callable[[int, int], object] | None:
-        """A function that enqueues a copy of an array's bytes from one number to another into a buffer.
+        """A function that enqueues a copy of the bytes from `begin` to `end` of an array into a buffer.
 
-        As `direct_copy`: None likewise, and an array must stay mapped likewise. Only the bytes that are
-        copied must not change.
+        None where `direct_copy` gives None. The array must stay mapped for as long as for `direct_copy`. Only
+        the bytes that are copied must not change meanwhile.
         """
 
     def row_copy(self, rows: Binding, place: Binding, *, store: bool) -> Callable[[int], object]:

@@ -74,9 +74,9 @@ def copy_parts(
 ) -> None:
     """Copy parts of an array of bytes, in order, and call `note` with the number of each that is copied.
 
-    Each part is its number, and where it begins and ends. Several threads copy a large array, in so many
-    rounds at most, and call `note` at the end of each for their parts. A round more costs some 50 us, because
-    all of them want the interpreter's lock at the same time.
+    A part is given by its number, and by the bytes at which it begins and ends. Several threads copy a large
+    array, in at most `rounds` rounds. At the end of a round, each calls `note` for its parts. Another round
+    costs some 50 us, because all threads want the interpreter's lock at the same time.
     """
     threads = _threads_for(src.nbytes)
     together = 1 if threads == 1 else -(-len(parts) // (threads * rounds))

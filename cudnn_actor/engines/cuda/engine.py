@@ -405,7 +405,7 @@ class CudaEngine:
         return enqueue
 
     def part_copy(self, src: np.ndarray, dst: Place) -> Callable[[int, int], object] | None:
-        """A function that enqueues copies of bytes; None likewise."""
+        """A function that enqueues copies of bytes of an array; None where `direct_copy` gives None."""
         copy = self._transfer.part_copy(src, dst)
         if copy is None:
             return None

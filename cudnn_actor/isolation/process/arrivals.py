@@ -41,7 +41,7 @@ assert _MOST_PARTS * _WORD_BYTES <= NOTE_BYTES
 
 @functools.lru_cache(maxsize=64)
 def parts_of(nbytes: int) -> tuple[Part, ...]:
-    """The parts of so many bytes, in order, at most as many as there are words."""
+    """The parts of an array of this size, in order: at most as many as there are words."""
     step = max(_LEAST_BYTES, rounded(-(-nbytes // _MOST_PARTS), _PAGE_BYTES))
     starts = range(0, nbytes, step)
     return tuple([(number, begin, min(begin + step, nbytes)) for number, begin in enumerate(starts)])

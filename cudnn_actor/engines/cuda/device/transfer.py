@@ -339,7 +339,7 @@ class Transfer:
         return functools.partial(copy, target, source, nbytes, kind, stream)
 
     def part_copy(self, src: np.ndarray, dst: Place) -> Callable[[int, int], None] | None:
-        """A function that enqueues a copy of bytes of an array; None as `direct_copy`."""
+        """A function that enqueues copies of bytes of an array; None where `direct_copy` gives None."""
         if not self._can_read(dst, src) or not _in_c_order(dst.spec):
             return None
         copy, stream = libraries().runtime.memcpyAsync, self._stream.ptr

@@ -64,7 +64,7 @@ class Stages:
             raise BadFrame(f"there is no such place in staging memory: {error!r}") from error
 
     def values(self, staged: Staged, spec: TensorSpec) -> np.ndarray | Arriving:
-        """The values for a buffer, likewise, which may still arrive. Raises as `array`."""
+        """The values for a buffer, C-contiguous, which may still arrive. Raises what `array` raises."""
         array = self.array(staged, spec)
         if not staged.arrival:
             return array

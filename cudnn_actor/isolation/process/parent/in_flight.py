@@ -73,7 +73,7 @@ class RunStaging(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     inputs, outputs
         Arrays on them, by where their buffers stand among the plan's.
     arrivals
-        Of the inputs that may be copied late, likewise.
+        The words of the inputs that may be copied late, by where their buffers stand among the plan's.
     write, read
         Where these are, as the worker is told it.
     offsets

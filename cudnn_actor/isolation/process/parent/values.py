@@ -110,7 +110,7 @@ class Values:
         return False
 
     def _is_heavy_run(self, message: RunModel) -> bool:
-        """Likewise of a run of a model, without what is copied late."""
+        """Whether a run of a model copies so much before it is sent. What is copied late does not count."""
         if not message.arrays:
             return False
         arrays = message.arrays.values()
