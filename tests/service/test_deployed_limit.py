@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import CudnnRef, Fault, FaultPlan, InvalidRequest, Model, OutOfMemory
-from cudnn_actor.messages import RunModel
+from cudnn_actor.messages import Fill, RunModel
 
 from ..onnx.small_models import FLOAT, model_of, node
 from .rigs import spawn
@@ -99,12 +99,17 @@ async def test_a_set_that_finds_no_memory_gets_that_of_idle_ones() -> None:
 
 
 async def test_sets_come_and_go_amid_crashes() -> None:
-    faults = FaultPlan().at(5, Fault.STICKY, of=RunModel).at(30, Fault.STICKY, of=RunModel)
+    # A run that is sent again counts once more. So two faults of runs could meet the same run, which would
+    # then be quarantined.
+    faults = FaultPlan().at(5, Fault.STICKY, of=RunModel).at(1, Fault.STICKY, of=Fill)
     async with (
         spawn(deployed_limit=10 * ROW, faults=faults, max_restarts=9) as gpu,
         await gpu.load(doubling()) as model,
     ):
-        await asyncio.gather(*(check(gpu, model, 1 + number % 12) for number in range(60)))
+        other = await gpu.upload(np.ones(4, np.float32))
+        runs = [check(gpu, model, 1 + number % 12) for number in range(60)]
+        await asyncio.gather(*runs[:30], gpu.ask(Fill(dst=other, value=2.0)), *runs[30:])
+        await gpu.free(other)
         assert await live_bytes(gpu) <= 10 * ROW
         assert gpu.generation == 3
 
