@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from .left_out import left_out
 from .whole import covering
 
 PRODUCT = [*itertools.product("abcd", range(3), (False, True), "xyz")]
@@ -101,3 +102,27 @@ def test_no_case_of_a_product_skips_itself() -> None:
     ]
     assert products
     assert [(name, each.name) for name, each in products if "pytest.skip" in ast.unparse(each)] == []
+
+
+@pytest.mark.parametrize(
+    "expression", ["not gpu", "not gpu and not support", "pairwise and  not gpu", "a and not gpu and b"]
+)
+def test_what_must_not_be_marked_is_left_out(expression: str) -> None:
+    assert left_out("gpu", expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "gpu",
+        "not support",
+        "not gpus",
+        "not gpu or pairwise",
+        "pairwise or a and not gpu",
+        "not (not gpu)",
+        "not not gpu",
+    ],
+)
+def test_what_may_be_marked_is_not_left_out(expression: str) -> None:
+    assert not left_out("gpu", expression)

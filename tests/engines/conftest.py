@@ -8,6 +8,7 @@ import pytest
 
 from cudnn_actor.engines.base import Engine
 
+from ..left_out import left_out
 from . import host_cuda
 from .devices import ENGINES, EXACT, SESSIONS, EngineFactory, factory, why_not
 from .workbench import Workbench, workbench
@@ -37,17 +38,20 @@ def kernels_have_a_place(tmp_path_factory: pytest.TempPathFactory) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the contract on each engine. What computes nothing is the same code in all of the CPU's engines.
 
-    With sessions only what mainly computes has plans of its own.
+    With sessions only what mainly computes has plans of its own. Cases for a GPU are made if `-m` may want
+    them: there are thousands.
     """
     if "new_engine" not in metafunc.fixturenames:
         return
     subject = metafunc.module.__name__.rpartition("_")[2]
-    left_out = set()
+    without = set()
     if subject not in ("forward", "epilogue", "gradients"):
-        left_out.add(SESSIONS)
+        without.add(SESSIONS)
     if subject in ("memory", "shared"):
-        left_out.add(EXACT)
-    names = [name for name in ENGINES if name not in left_out]
+        without.add(EXACT)
+    if left_out("gpu", metafunc.config.option.markexpr):
+        without.add("cuda")
+    names = [name for name in ENGINES if name not in without]
     params = [pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else []) for name in names]
     metafunc.parametrize("new_engine", params, indirect=True, scope="session")
 

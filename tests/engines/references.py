@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import scipy.signal
 
 from cudnn_actor.protocol import ConvSpec, DType
 
@@ -36,13 +35,15 @@ def assert_close(got: np.ndarray, wanted: np.ndarray) -> None:
 
 def scipy_forward(x: np.ndarray, w: np.ndarray, conv: ConvSpec) -> np.ndarray:
     """Cross-correlation by `scipy.signal.correlate`, one image, filter and channel at a time."""
+    from scipy.signal import correlate  # it takes two seconds of each process that collects tests
+
     padded, filters = _pad(x, conv), _dilate(w, conv)
     per_group = w.shape[0] // conv.groups
     strided = tuple(slice(None, None, s) for s in conv.stride)
     y = [
         [
             sum(
-                scipy.signal.correlate(
+                correlate(
                     image[k // per_group * w.shape[1] + c], filters[k, c], mode="valid", method="direct"
                 )
                 for c in range(w.shape[1])

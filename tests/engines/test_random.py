@@ -14,7 +14,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
-import scipy.stats
 
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, NumPy
 from cudnn_actor.protocol import (
@@ -196,11 +195,13 @@ MANY, SEED = (400, 500), (20, 3)
 
 
 def test_uniform_numbers_fill_their_range_evenly(bench: Workbench) -> None:
+    from scipy import stats  # here: each process that collects tests would take two seconds for it
+
     for dtype in FLOATS:
         got = drawn(bench, ask(RandomUniform, MANY, dtype=dtype, low=-2.0, high=3.0), SEED).astype(np.float64)
         assert got.min() >= -2
         assert got.max() < 3
-        assert scipy.stats.kstest(got.ravel(), "uniform", (-2, 5)).pvalue > 1e-3 or dtype.itemsize == 2
+        assert stats.kstest(got.ravel(), "uniform", (-2, 5)).pvalue > 1e-3 or dtype.itemsize == 2
         assert got.mean() == pytest.approx(0.5, abs=0.02)
         assert got.var() == pytest.approx(25 / 12, rel=0.02)
         # Neighbours, and neighbours of blocks, have nothing to do with each other.
@@ -209,23 +210,27 @@ def test_uniform_numbers_fill_their_range_evenly(bench: Workbench) -> None:
 
 
 def test_normal_numbers_are_normally_distributed(bench: Workbench) -> None:
+    from scipy import stats
+
     for dtype in FLOATS:
         got = drawn(bench, ask(RandomNormal, MANY, dtype=dtype, mean=1.0, deviation=2.0), SEED)
         z = (got.astype(np.float64).ravel() - 1) / 2
         if dtype.itemsize > 2:
-            assert scipy.stats.kstest(z, "norm").pvalue > 1e-3
+            assert stats.kstest(z, "norm").pvalue > 1e-3
         assert z.mean() == pytest.approx(0, abs=0.01)
         assert z.std() == pytest.approx(1, rel=0.01)
-        assert scipy.stats.skew(z) == pytest.approx(0, abs=0.03)
-        assert scipy.stats.kurtosis(z) == pytest.approx(0, abs=0.06)
+        assert stats.skew(z) == pytest.approx(0, abs=0.03)
+        assert stats.kurtosis(z) == pytest.approx(0, abs=0.06)
         assert 4 < np.abs(z).max() < 6.4
 
 
 def test_whole_numbers_are_equally_likely(bench: Workbench) -> None:
+    from scipy import stats
+
     got = drawn(bench, ask(RandomIntegers, MANY, dtype=DType.INT16, low=-5, high=8), SEED)
     values, counts = np.unique(got, return_counts=True)
     assert values.tolist() == [*range(-5, 8)]
-    assert scipy.stats.chisquare(counts).pvalue > 1e-3
+    assert stats.chisquare(counts).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.01, 0.5, 0.9, 1.0])

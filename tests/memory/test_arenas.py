@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable
@@ -15,8 +16,6 @@ from cudnn_actor.protocol import InvalidRequest, OutOfMemory, ServiceStopped
 
 from ..instructions import functions_in, instructions
 from .memory_fixtures import MIB, Descriptors, Grown, spec_of
-
-POOL = functions_in("memory/pool.py")
 
 
 def test_an_arena_has_the_usual_size() -> None:
@@ -204,6 +203,12 @@ def test_an_arena_that_is_added_while_the_table_closes_has_one_owner(who: str) -
             break
 
 
+@functools.cache
+def _of_the_pool() -> list[CodeType]:
+    """Looked for among all objects: by the first test, not by each process that collects the tests."""
+    return functions_in("memory/pool.py")
+
+
 def _interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> bool:
     """Make a step, and another before its `at`-th instruction; whether there was one."""
     count, happened = itertools.count(), False
@@ -214,6 +219,6 @@ def _interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> 
             happened = True
             other()
 
-    with instructions(POOL, hear):
+    with instructions(_of_the_pool(), hear):
         step()
     return happened

@@ -5,6 +5,7 @@ Each step of the one is made between every two instructions of the other, on one
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from types import CodeType
@@ -19,7 +20,11 @@ from cudnn_actor.protocol import BufferRef, Copy, StaleBufferError, StaleReason
 from ..instructions import functions_in, instructions
 from .memory_fixtures import Grown
 
-OURS = functions_in("memory/buffer_table.py", "memory/slot.py", "broker/request_checks.py")
+
+@functools.cache
+def ours() -> list[CodeType]:
+    """Looked for among all objects: by the first test, not by each process that collects the tests."""
+    return functions_in("memory/buffer_table.py", "memory/slot.py", "broker/request_checks.py")
 
 
 def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> bool:
@@ -33,7 +38,7 @@ def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> b
             happened = True
             other()
 
-    with instructions(OURS, hear):
+    with instructions(ours(), hear):
         step()
     return happened
 

@@ -170,8 +170,13 @@ def _built(kind: Any) -> st.SearchStrategy[Any]:
     return st.builds(get_origin(kind.cls) or kind.cls, **fields)
 
 
+def _built_later(cls: Any) -> st.SearchStrategy[Any]:
+    """When it is drawn from, not when tests are collected."""
+    return st.deferred(lambda: _built(msgspec.inspect.type_info(cls)))
+
+
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
-    get_origin(cls) or cls: _built(msgspec.inspect.type_info(cls)) for cls in get_args(Travelling)
+    get_origin(cls) or cls: _built_later(cls) for cls in get_args(Travelling)
 }
 """By their classes."""
 messages: st.SearchStrategy[Travelling] = st.one_of(*MESSAGES.values())
