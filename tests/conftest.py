@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pykka
 import pytest
@@ -37,6 +37,7 @@ settings.load_profile("busy")
 SETTLED_WITHIN_S = 5.0
 FAILED = pytest.StashKey[bool]()
 LINES = pytest.StashKey[deque[str]]()
+_FORMATTER = TextFormatter()
 HAS_BLOCKBUSTER = importlib.util.find_spec("blockbuster") is not None
 
 
@@ -111,14 +112,16 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.fixture(autouse=True)
-def lines_are_shown_when_a_test_fails(request: pytest.FixtureRequest) -> Iterator[None]:
-    """As text: pytest's own handler would keep the records, and with an error its frames and their arrays."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Keep the lines that a test logs, for when it fails. A fixture would take each test longer.
+
+    As text: pytest's own handler would keep the records, and with an error its frames and their arrays.
+    """
     lines: deque[str] = deque(maxlen=200)
-    request.node.stash[LINES] = lines
-    formatter = TextFormatter()
-    with handled_by(lambda record: lines.append(formatter.format(record))):
-        yield
+    item.stash[LINES] = lines
+    with handled_by(lambda record: lines.append(_FORMATTER.format(record))):
+        return (yield)
 
 
 @pytest.fixture
@@ -173,11 +176,19 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not any(left.values()), f"leaked: {left}"
 
 
-@pytest.fixture(scope="session")
-def blocking_calls() -> Any:
-    """What can watch for them, made once; None without blockbuster."""
+@pytest.fixture(autouse=True, scope="session")
+def no_loop_is_blocked() -> Iterator[None]:
+    """A call of ours that could block raises in a thread whose event loop is running.
+
+    Only stacks with our own code in them count: tests may wait for their own gates. Three may wait there: the
+    question whether there is a GPU, which a process asks once, whoever waits for a pykka future, and whoever
+    uses the blocking client.
+
+    For the whole session: to replace 60 functions and put them back takes longer than many tests do.
+    """
     if not HAS_BLOCKBUSTER:
-        return None
+        yield
+        return
     from blockbuster import BlockBuster
 
     watched = BlockBuster("cudnn_actor")
@@ -187,23 +198,9 @@ def blocking_calls() -> Any:
         function.can_block_in("cudnn_actor/blocking/spawning.py", "spawn")
         function.can_block_in("cudnn_actor/blocking/portal.py", "close")
         function.can_block_in("tests/engines/devices.py", "why_not")  # it decides whether a test is skipped
-    return watched
-
-
-@pytest.fixture(autouse=True)
-def no_loop_is_blocked(blocking_calls: Any) -> Iterator[None]:
-    """A call of ours that could block raises in a thread whose event loop is running.
-
-    Only stacks with our own code in them count: tests may wait for their own gates. Three may wait there: the
-    question whether there is a GPU, which a process asks once, whoever waits for a pykka future, and whoever
-    uses the blocking client.
-    """
-    if blocking_calls is None:
-        yield
-        return
-    blocking_calls.activate()
+    watched.activate()
     yield
-    blocking_calls.deactivate()
+    watched.deactivate()
 
 
 def _what_stays(look: Callable[[], set[str]], before: set[str]) -> list[str]:

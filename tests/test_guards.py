@@ -1,0 +1,28 @@
+"""What `conftest.py` watches for in every test is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import CodeType
+
+import pytest
+
+import cudnn_actor
+
+OURS = Path(cudnn_actor.__file__).with_name("made_up.py")
+
+
+def sleeping(path: Path) -> CodeType:
+    """Code that sleeps, as if it stood in a file."""
+    return compile("import time; time.sleep(0)", str(path), "exec")
+
+
+async def test_a_call_of_ours_that_can_block_raises_where_an_event_loop_runs() -> None:
+    blocking = pytest.importorskip("blockbuster").BlockingError
+    with pytest.raises(blocking, match="sleep"):
+        exec(sleeping(OURS))
+    exec(sleeping(Path(__file__)))  # tests may
+
+
+def test_a_call_of_ours_may_block_where_none_runs() -> None:
+    exec(sleeping(OURS))
