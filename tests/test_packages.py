@@ -27,12 +27,15 @@ def declared() -> dict[str, str]:
     return found
 
 
-def test_an_import_brings_neither_structlog_nor_rich() -> None:
-    program = "import sys, cudnn_actor; print(*{name.partition('.')[0] for name in sys.modules})"
+def test_an_import_brings_neither_structlog_nor_rich_nor_an_engine() -> None:
+    program = "import sys, cudnn_actor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    found = set(done.stdout.split())
+    modules = set(done.stdout.split())
+    found = {name.partition(".")[0] for name in modules}
     assert {"numpy", "pykka", "msgspec", "cudnn_actor"} <= found
     assert not found & {"structlog", "rich", "onnx", "cupy", "cudnn", "fastapi", "multiprocessing"}
+    engines = ("cpu.engine", "cpu.fast", "cpu.exact", "cuda.engine", "cuda.planning", "cuda.kernels")
+    assert not modules & {f"cudnn_actor.engines.{each}" for each in engines}
 
 
 def test_every_folder_of_code_is_a_declared_package() -> None:

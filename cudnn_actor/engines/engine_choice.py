@@ -6,13 +6,11 @@ import os
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines import cuda
+from cudnn_actor.engines import cpu, cuda
 from cudnn_actor.engines.base import Engine
-from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cpu.sessions.choice import Sessions
 from cudnn_actor.engines.cpu.sessions.runtime import is_installed
 from cudnn_actor.engines.cuda.device.external_arrays import adopt
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu, find_driver, find_driver_apart
@@ -21,6 +19,9 @@ from cudnn_actor.extras import install_command
 from cudnn_actor.memory.container import default_limit
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import did_you_mean
+
+if TYPE_CHECKING:
+    from cudnn_actor.engines.cpu.sessions.choice import Sessions
 
 __all__ = ["EngineChoice", "WorkerEngine", "check_device", "choose_engine", "visible_gpus"]
 
@@ -97,6 +98,7 @@ class EngineChoice(NamedTuple):
     bus_id: str = ""
 
 
+_CPU_PRELOAD = ("cudnn_actor.engines.cpu.engine",)
 _CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.library.preload")
 
 
@@ -240,16 +242,20 @@ def _cpu(reason: str, setting: _Setting, *, unused_gpu: bool = False) -> EngineC
     arguments = setting.exact, setting.threads, setting.sessions
     return EngineChoice(
         "cpu",
-        partial(CpuEngine, *arguments),
-        CpuEngine.outlives_context,
-        reason,
-        unused_gpu,
-        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine", arguments),
-        preload=("cudnn_actor.engines.cpu",),
+        partial(_cpu_engine, *arguments),
+        outlives_context=True,
+        reason=reason,
+        unused_gpu=unused_gpu,
+        worker=WorkerEngine("cudnn_actor.engines.cpu.engine:CpuEngine", arguments),
+        preload=_CPU_PRELOAD,
         host_arenas=True,
         default_limit=default_limit,
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     )
+
+
+def _cpu_engine(exact: bool, threads: int | None, sessions: Sessions) -> Engine:
+    return cpu.CpuEngine(exact, threads, sessions)
 
 
 def _cuda(ordinal: int, driver: Driver, reason: str, setting: _Setting) -> EngineChoice:

@@ -7,6 +7,7 @@ contains no tensor values: `cudnn-actor reproduce` makes them up.
 from __future__ import annotations
 
 import base64
+import functools
 import zlib
 
 import msgspec
@@ -21,7 +22,6 @@ _LARGEST = 1 << 22
 """The most bytes that a token may unpack to: tens of thousands of tensors. Stops decompression bombs."""
 _LONGEST = 100_000
 """The most letters of a token. Linux takes arguments of 128 KiB."""
-_DECODER = msgspec.msgpack.Decoder(OperationGraph, strict=True)
 
 
 def token(graph: OperationGraph) -> str:
@@ -41,7 +41,7 @@ def graph_of(text: str) -> OperationGraph:
     """
     try:
         padded = text.strip() + "=" * (-len(text.strip()) % 4)
-        graph = _DECODER.decode(_inflate(base64.b64decode(padded, altchars=b"-_", validate=True)))
+        graph = _decoder().decode(_inflate(base64.b64decode(padded, altchars=b"-_", validate=True)))
         for tensor in graph.tensors:
             TensorSpec(
                 dims=tensor.dims, strides=tensor.strides, dtype=tensor.dtype, alignment=tensor.alignment
@@ -54,6 +54,11 @@ def graph_of(text: str) -> OperationGraph:
             fix="copy everything after `cudnn-actor reproduce`",
         ) from error
     return graph
+
+
+@functools.cache  # all classes of operations are looked at for it: a tenth of the package's import
+def _decoder() -> msgspec.msgpack.Decoder[OperationGraph]:
+    return msgspec.msgpack.Decoder(OperationGraph, strict=True)
 
 
 def _inflate(packed: bytes) -> bytes:

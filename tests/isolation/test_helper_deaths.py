@@ -194,7 +194,7 @@ async def test_a_service_starts_and_recovers_although_every_forkserver_is_killed
         "cpu",
         CpuEngine,
         True,
-        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine"),
+        worker=WorkerEngine("cudnn_actor.engines.cpu.engine:CpuEngine"),
         preload=(dies_in_import.__name__,),
         host_arenas=True,
     )

@@ -55,8 +55,8 @@ def _volatile() -> EngineChoice:
 
 
 def _unmapped() -> EngineChoice:
-    worker = WorkerEngine("cudnn_actor.engines.cpu:CpuEngine")
-    return EngineChoice("cpu", CpuEngine, True, worker=worker, preload=("cudnn_actor.engines.cpu",))
+    worker = WorkerEngine("cudnn_actor.engines.cpu.engine:CpuEngine")
+    return EngineChoice("cpu", CpuEngine, True, worker=worker, preload=("cudnn_actor.engines.cpu.engine",))
 
 
 class Setup(NamedTuple):

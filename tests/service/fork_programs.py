@@ -252,8 +252,8 @@ def directory_of_plans() -> None:
         "cpu",
         CpuEngine,
         outlives_context=True,
-        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine"),
-        preload=("cudnn_actor.engines.cpu",),
+        worker=WorkerEngine("cudnn_actor.engines.cpu.engine:CpuEngine"),
+        preload=("cudnn_actor.engines.cpu.engine",),
         host_arenas=False,
     )
     service = CudnnService(make_options({"device": "cpu", "isolation": "process"}), engine=device)

@@ -298,7 +298,7 @@ def gated(gate: Gate, at: str = "execute") -> EngineChoice:
     server = _gate_servers[gate]
     return choice._replace(
         worker=WorkerEngine("tests.service.worker_rigs:gated_in_worker", (server.address, at)),
-        preload=("cudnn_actor.engines.cpu",),
+        preload=("cudnn_actor.engines.cpu.engine",),
         host_arenas=at not in ("write", "read"),
     )
 
@@ -308,7 +308,7 @@ def spawn_lagging(folder: Path, **options: Any) -> Spawning:
     choice = _choice(lambda: LaggingEngine(str(folder)))
     if in_process():
         worker = WorkerEngine("tests.service.worker_rigs:LaggingEngine", (str(folder),))
-        choice = choice._replace(worker=worker, preload=("cudnn_actor.engines.cpu",), host_arenas=True)
+        choice = choice._replace(worker=worker, preload=("cudnn_actor.engines.cpu.engine",), host_arenas=True)
     return Spawning(CudnnService(make_options({"device": "cpu", **_current, **options}), engine=choice))
 
 
@@ -335,7 +335,7 @@ def spawn_poisoned(**options: Any) -> Spawning:
     if in_process():
         choice = choice._replace(
             worker=WorkerEngine("tests.service.worker_rigs:PoisonedEngine", (True,)),
-            preload=("cudnn_actor.engines.cpu",),
+            preload=("cudnn_actor.engines.cpu.engine",),
             host_arenas=True,
         )
     return Spawning(CudnnService(make_options({"device": "cpu", **_current, **options}), engine=choice))
@@ -345,7 +345,7 @@ def spawn_mortal(calls: int, **options: Any) -> Spawning:
     """`spawn` in process isolation, on an engine that ends its worker after so many calls."""
     choice = _choice(CpuEngine)._replace(
         worker=WorkerEngine("tests.service.worker_rigs:MortalEngine", (calls,)),
-        preload=("cudnn_actor.engines.cpu",),
+        preload=("cudnn_actor.engines.cpu.engine",),
         host_arenas=True,
     )
     options = {"device": "cpu", "isolation": "process", **options}

@@ -77,7 +77,7 @@ def spawn_dying(tmp_path: Path, deaths: int, kind: str = MaxPool.kind, after: in
         CpuEngine.outlives_context,
         host_arenas=in_process(),
         worker=WorkerEngine("tests.service.operation_rigs:dying_in_worker", words),
-        preload=("cudnn_actor.engines.cpu",),
+        preload=("cudnn_actor.engines.cpu.engine",),
     )
     return Spawning(CudnnService(make_options({"device": "cpu", **isolation_option()}), engine=choice))
 

@@ -22,7 +22,6 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = [
     "ANSWERS",
-    "REQUESTS",
     "Accepted",
     "Answer",
     "Began",
@@ -134,7 +133,5 @@ class Leaving(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
 
 Answer = Accepted | Ready | Busy | Began | Progress | Built | Refused | Failed | Logged | Leaving
 
-REQUESTS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Open | Build)
-"""Decodes what clients send."""
 ANSWERS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
 """Decodes what a builder process sends."""
