@@ -73,7 +73,7 @@ def test_random_problems_are_within_the_bounds_of_their_operations(
         (scattering, "_BLOCK"),
     ):
         monkeypatch.setattr(module, name, 400)
-    check(family, FAMILIES[family], 120 if family == "reduction" else 12)  # few of which are `Cumulative`
+    check(family, FAMILIES[family], 36 if family == "reduction" else 12)
 
 
 def test_long_rows_are_sorted_in_memory_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

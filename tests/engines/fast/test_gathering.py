@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import tracemalloc
 from typing import Any
 
@@ -19,8 +18,8 @@ from cudnn_actor.protocol import DType, Layout, TensorSpec
 from cudnn_actor.protocol.operations import Gather, GatherElements, GatherND, Resample, ResampleBackward
 from cudnn_actor.protocol.operations.resampling import Coordinates, ResampleMode
 
-from ...gpu.operations.drawing import draw
-from .kernel_runs import array_of, error, peak_of_second, run
+from .kernel_cases import check_any
+from .kernel_runs import array_of, peak_of_second, run
 from .test_allocation import MOST_BYTES
 
 RNG = np.random.default_rng(38)
@@ -39,17 +38,11 @@ def made(operation: Any, specs: dict[str, TensorSpec]) -> Kernel | None:
     return None
 
 
-@pytest.mark.parametrize(("family", "count", "least"), [("indexing", 250, 70), ("resampling", 150, 40)])
+@pytest.mark.parametrize(("family", "count", "least"), [("indexing", 250, 71), ("resampling", 150, 41)])
 def test_random_problems_are_within_the_bounds_of_their_operations(
     family: str, count: int, least: int
 ) -> None:
-    seed, ran = secrets.randbelow(1 << 32), 0
-    for number in range(count):
-        case = draw(family, seed, number)
-        found = error(case, made, 1 + number % 3)
-        ran += found is not None
-        assert found is None or found[0] <= 1, f"seed {seed}, number {number}: {case}"
-    assert ran > least
+    check_any(family, made, count, least=least)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])

@@ -386,7 +386,7 @@ def test_random_problems_are_within_the_bounds_of_their_operations() -> None:
         LpPool: lp_pool,
         LpPoolBackward: lp_pool_backward,
     }
-    check("pooling", makes, 60)
+    check("pooling", makes, 30)
 
 
 def test_images_of_many_rows_are_cut_into_blocks() -> None:
