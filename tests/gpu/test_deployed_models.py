@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import CudnnRef, Fault, FaultPlan, Graph, GraphBuilder, spawn
-from cudnn_actor.messages import DeployModel, ModelGraph, ModelRef, RunModel
+from cudnn_actor.messages import DeployModel, Fill, ModelGraph, ModelRef, RunModel
 
 WIDTH = 64
 W = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8
@@ -86,10 +86,14 @@ async def test_inputs_and_outputs_on_the_device_are_copied_on_it(isolation: Any)
 
 @pytest.mark.parametrize("standby", [0, 1])
 async def test_runs_survive_kills_and_sticky_errors(standby: int) -> None:
-    faults = FaultPlan().at(20, Fault.STICKY, of=RunModel).at(60, Fault.KILL, of=RunModel)
+    # A run that is sent again counts once more. So two faults of runs could meet the same run, which would be
+    # quarantined then.
+    faults = FaultPlan().at(20, Fault.STICKY, of=RunModel).at(1, Fault.KILL, of=Fill)
     async with spawn(device="cuda", isolation="process", standby=standby, faults=faults) as gpu:
         model = await deploy(gpu, 8, 512)
-        await asyncio.gather(*(check(gpu, model, (8, 512)[seed % 2], seed) for seed in range(100)))
+        other = await gpu.upload(np.ones(4, np.float32))
+        runs = [check(gpu, model, (8, 512)[seed % 2], seed) for seed in range(100)]
+        await asyncio.gather(*runs[:60], gpu.ask(Fill(dst=other, value=2.0)), *runs[60:])
         assert gpu.generation == 3
         pid = gpu.worker_pid
         assert pid is not None
