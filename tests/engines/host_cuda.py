@@ -15,7 +15,7 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,7 +32,8 @@ from cudnn_actor.protocol.operations import Operation
 
 from ..once import once
 
-__all__ = ["CUPY", "PATHS", "PREAMBLE", "compile_together", "defined", "launched", "library", "use"]
+__all__ = ["CUPY", "PATHS", "PREAMBLE", "compile_for", "compile_together", "defined", "launched", "library"]
+__all__ += ["sources_of", "use"]
 
 _DEVICE = r"""
 #include <cmath>
@@ -354,6 +355,18 @@ def sources_of(
     launches = IMPLEMENTATIONS[type(operation)].launchers[launcher].launches
     assert launches is not None
     return tuple(launch.source for launch in launches(operation.with_operands(operands.index), tensors))
+
+
+def compile_for(launches: Iterable[tuple[Operation[Any], Mapping[str, TensorSpec]]]) -> None:
+    """Compile, in one go, what `launched` runs for these operations on operands of these specs."""
+    sources: list[str] = []
+    for operation, specs in launches:
+        tensors = [
+            GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
+            for uid, spec in enumerate(specs[name] for name, _ in operation.named())
+        ]
+        sources += sources_of(operation, tensors)
+    compile_together(sources)
 
 
 def launched(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -45,13 +46,24 @@ def test_each_bit_is_kept(bench: Workbench, source: DType, dtype: DType) -> None
         assert np.isnan(got[~numbers_only].astype(np.float64)).all()
 
 
+def launches(source: DType, dtype: DType) -> Iterator[tuple[BitCast[str], dict[str, TensorSpec]]]:
+    dims = (2, 4)
+    for spec in (TensorSpec.packed(dims, source), spread(dims, source)):
+        specs = {"x": spec, "y": TensorSpec.packed(dims, dtype)}
+        yield BitCast(x="x", y="y", source=source, dtype=dtype), specs
+
+
+@pytest.fixture(scope="module")
+def kernels() -> None:
+    host_cuda.compile_for(itertools.chain.from_iterable(itertools.starmap(launches, PAIRS)))
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("source", "dtype"), PAIRS)
 def test_the_kernel_copies_bits(monkeypatch: pytest.MonkeyPatch, source: DType, dtype: DType) -> None:
     host_cuda.use(monkeypatch)
     x = numbers(source).reshape(2, 4)
-    operation: BitCast[str] = BitCast(x="x", y="y", source=source, dtype=dtype)
-    for spec in (TensorSpec.packed(x.shape, source), spread(x.shape, source)):
-        specs = {"x": spec, "y": TensorSpec.packed(x.shape, dtype)}
+    for operation, specs in launches(source, dtype):
         got = host_cuda.launched(operation, specs, {"x": x})["y"]
         assert got.tobytes() == x.view(dtype.numpy).tobytes()
 

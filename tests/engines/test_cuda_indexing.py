@@ -97,11 +97,7 @@ def node(operation: Operation[Any]) -> Any:
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     for problems in (WRITTEN, PROBLEMS):
-        host_cuda.compile_together(
-            source
-            for operation, specs in problems
-            for source in host_cuda.sources_of(operation, tensors(operation, specs))
-        )
+        host_cuda.compile_for(problems)
 
 
 @pytest.fixture(autouse=True)
