@@ -5,8 +5,9 @@ What a function reads may not be rounded, while its result is: at a bound, the t
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from cudnn_actor.protocol import DType, GraphBuilder, Reduction, ReductionMode, 
 from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode, ScatterReduction
 from cudnn_actor.protocol.operations.gradients import GRADIENTS
 
+from ..whole import pairwise
 from .differences import computed
 
 FACTOR = float(np.float32(1.1))
@@ -69,28 +71,43 @@ def computed_wide(function: Callable[[GraphBuilder, Tensor], Tensor]) -> Callabl
     return values
 
 
+RUN = pairwise(itertools.product(STORED, HALF_TYPES, range(len(PARAMETERS))), lambda case: case)
+"""Where a result is stored, its type, and the number of its function."""
+
+
+def function(number: int, g: GraphBuilder, x: Tensor) -> Tensor:
+    mode, parameters = PARAMETERS[number]
+    return g.pointwise(mode, x, *[1.5] * (FUNCTIONS[mode].arity - 1), **parameters)
+
+
+@functools.cache
+def slope(number: int, dtype: DType) -> np.ndarray:
+    """The derivative of a function of x times the factor, at `points`, rounded."""
+    at = FACTOR * points(dtype, PARAMETERS[number][0]).astype(np.float64)
+    with np.errstate(over="ignore"):
+        found = FACTOR * differences(computed_wide(functools.partial(function, number)), at)
+        return np.asarray(found.astype(dtype.numpy).astype(np.float64))
+
+
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 def test_derivatives_are_those_of_what_is_read_wherever_the_result_is_rounded(
     dtype: DType, stored: str
 ) -> None:
-    for mode, parameters in PARAMETERS:
-
-        def function(g: GraphBuilder, x: Tensor, mode: Any = mode, given: Any = parameters) -> Tensor:
-            others = [1.5] * (FUNCTIONS[mode].arity - 1)
-            return g.pointwise(mode, x, *others, **given)
-
+    numbers = [number for *case, number in RUN if case == [stored, dtype]]
+    assert numbers
+    for number in numbers:
+        mode, parameters = PARAMETERS[number]
         g, values = GraphBuilder(), points(dtype, mode)
         x = g.input("x", values.shape, dtype)
-        y = function(g, x * FACTOR)
+        y = function(number, g, x * FACTOR)
         ones = g.full(y.dims, 1.0, y.dtype)
         graph = g.build(read=STORED[stored](g, y), dx=g.grad(y, x, ones))
         got = computed(graph, {"x": values})["dx"].astype(np.float64)
-        wanted = FACTOR * differences(computed_wide(function), FACTOR * values.astype(np.float64))
-        with np.errstate(over="ignore"):
-            wanted = wanted.astype(dtype.numpy).astype(np.float64)
         rounding = 16 * float(2.0**-11 if dtype is DType.FLOAT16 else 2.0**-8)
-        np.testing.assert_allclose(got, wanted, rtol=rounding, atol=rounding, err_msg=f"{mode} {parameters}")
+        np.testing.assert_allclose(
+            got, slope(number, dtype), rtol=rounding, atol=rounding, err_msg=f"{mode} {parameters}"
+        )
 
 
 def of_narrow(mode: ReductionMode) -> Callable[[GraphBuilder, Tensor], Tensor]:
