@@ -18,7 +18,9 @@ from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor.onnx import backend
 
-_CASES = 12
+from ..whole import some
+
+_CASES = some(12)
 Drawn = tuple[str, list[np.ndarray | None], dict[str, Any], int]
 """An operator, its inputs, its attributes, and how many outputs it has."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +13,7 @@ import pytest
 
 from cudnn_actor import spawn
 
+from ..whole import pairwise
 from .networks.recipes import inputs_of, read
 from .networks.results import Expected, difference, expected
 
@@ -19,6 +22,10 @@ FILES = sorted(path.stem for path in DATA.glob("*.onnx"))
 NETWORKS = sorted({file.partition(".")[0] for file in FILES})
 HALVES = [f"bfloat16/{network}.23" for network in NETWORKS]
 BATCHES = (1, 3)
+OF_BOTH_SIZES = [f"{network}.20" for network in NETWORKS]
+OTHERS = [file for file in FILES if file not in OF_BOTH_SIZES] + HALVES
+CASES = pairwise(itertools.product(OTHERS, BATCHES), lambda case: (*case[0].split("."), case[1]))
+"""In `make test`, one size for most of the files."""
 BOUND, BOUND_OF_HALVES = 1e-4, 2e-2
 _MADE_OF_THE_BATCH = 2
 """How many constants depend on the batch size, as masks do. Each network has more than 28 weights."""
@@ -46,25 +53,27 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> Given:
     )
 
 
-@pytest.mark.parametrize("given", FILES + HALVES, indirect=True)
-async def test_results_are_those_of_pytorch(given: Given) -> None:
+def check(given: Given, batch: int, results: Mapping[str, np.ndarray]) -> None:
+    for name, wanted in given.outputs[batch].items():
+        assert difference(results[name], wanted) < given.bound, f"{name} of {batch}"
+
+
+@pytest.mark.parametrize(("given", "batch"), CASES, indirect=["given"])
+async def test_results_are_those_of_pytorch(given: Given, batch: int) -> None:
     async with spawn(device="cpu", isolation="thread") as gpu:
         model = await gpu.load(given.path)
-        for batch in BATCHES:
-            results = await gpu.run(model, given.inputs[batch])
-            for name, wanted in given.outputs[batch].items():
-                assert difference(results[name], wanted) < given.bound, f"{name} of {batch}"
+        check(given, batch, await gpu.run(model, given.inputs[batch]))
 
 
-@pytest.mark.parametrize("given", [f"{network}.20" for network in NETWORKS], indirect=True)
-async def test_another_batch_size_uploads_no_weights(given: Given) -> None:
+@pytest.mark.parametrize("given", OF_BOTH_SIZES, indirect=True)
+async def test_another_batch_size_uploads_no_weights_and_results_are_those_of_pytorch(given: Given) -> None:
     first, second = BATCHES
     async with spawn(device="cpu", isolation="thread") as gpu:
         model = await gpu.load(given.path)
         counts = []
         for batch in (first, second, second):
             before = (await gpu.statistics()).finished
-            await gpu.run(model, given.inputs[batch])
+            check(given, batch, await gpu.run(model, given.inputs[batch]))
             await gpu.drain()
             counts.append((await gpu.statistics()).finished - before)
     _, new, known = counts

@@ -904,9 +904,9 @@ async def test_the_graphs_of_a_model_take_no_more_than_the_limit() -> None:
 
 
 async def test_a_sum_of_thousands_of_tensors_runs() -> None:
-    names = " ".join(["x"] * 5000)
+    names = " ".join(["x"] * 2000)
     model = model_of([node("Sum", names, "y")], {"x": (FLOAT, [4])}, {"y": (FLOAT, [4])})
     async with spawn(device="cpu", hang_after_s=10.0) as gpu:
         y = await gpu.run(await gpu.load(model), {"x": np.ones(4, np.float32)})
-        np.testing.assert_array_equal(y["y"], 5000)
+        np.testing.assert_array_equal(y["y"], 2000)
         assert gpu.generation == 1
