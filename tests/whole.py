@@ -4,9 +4,9 @@ A test's parameters are often a product, in which each value stands with each ot
 that needs three certain values at once is rare (D. R. Kuhn, D. R. Wallace, A. M. Gallo, "Software fault
 interactions and implications for software testing", IEEE Trans. Softw. Eng. 30 (2004)). So of a test with
 the marker `pairwise`, `make test` runs a part of the cases, which has each pair of values of two parameters,
-for each engine. Of random problems of engines it runs a third. Other examples of hypothesis are three times
-as many in `make test-all`: they take little, and a state machine with a third of them missed what it is
-there to find.
+for each engine. Of random problems of engines, and of rounds of a race, it runs a third. Other examples of
+hypothesis are three times as many in `make test-all`: they take little, and a state machine with a third of
+them missed what it is there to find.
 
 `make test-gpu` runs all cases, too. `TEST_ALL=1 pytest tests/memory` runs all of one folder.
 """
@@ -26,11 +26,11 @@ T = TypeVar("T")
 WHOLE = bool(os.environ.get("TEST_ALL"))
 """Whether all is run. A variable of the environment: the processes of pytest-xdist have it, too."""
 _PART = 3
-"""Of so many random problems of `make test-all`, one is run."""
+"""Of so many random problems or rounds of `make test-all`, one is run."""
 
 
 def some(count: int) -> int:
-    """How many of `count` random problems are run: a third of them, or all."""
+    """How many of `count` random problems or rounds are run: a third of them, or all."""
     return count if WHOLE else -(-count // _PART)
 
 

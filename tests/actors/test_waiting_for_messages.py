@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from cudnn_actor.actors import Envelope, Mailbox
 
-from ..whole import more
+from ..whole import more, some
 from .actor_fixtures import PATIENCE_S, Caller, in_threads, running
 
-SENDERS, EACH = 4, 50_000
+SENDERS, EACH = 4, some(50_000)
 SHORT_S = 0.02
 
 

@@ -39,7 +39,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.messages import Travelling
 
-from ..whole import more
+from ..whole import more, some
 from .protocol_strategies import MESSAGES, arrays, messages, refs, replies
 
 KINDS = {typing.get_origin(kind) or kind for kind in typing.get_args(Travelling)}
@@ -83,7 +83,7 @@ def test_there_is_a_strategy_for_every_message() -> None:
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=[kind.__name__ for kind in MESSAGES])
-@settings(max_examples=20)
+@settings(max_examples=some(30))
 @given(st.data())
 def test_every_message_round_trips(kind: type, data: st.DataObject) -> None:
     message = data.draw(MESSAGES[kind])

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("isolation")
 LIMIT = 300_000
 """Room for some ten of the graphs here."""
 OPERATIONS = 20
+SIZES = 40
 
 
 def graph(size: int) -> Graph:
@@ -54,7 +55,7 @@ def assert_bounded(found: Statistics) -> None:
 async def test_graphs_of_ever_new_sizes_take_no_more_than_the_limit() -> None:
     before = alive()
     async with spawn(device="cpu", cache_limit=LIMIT) as gpu:
-        for size in range(1, 61):
+        for size in range(1, SIZES + 1):
             await run(gpu, size)
             assert_bounded(await gpu.statistics())
         found = await gpu.statistics()
@@ -67,10 +68,10 @@ async def test_graphs_of_ever_new_sizes_take_no_more_than_the_limit() -> None:
 async def test_what_is_used_again_and_again_stays_while_others_come_and_go() -> None:
     async with spawn(device="cpu", cache_limit=LIMIT) as gpu:
         hot = graph(1000)
-        for size in range(1, 61):
+        for size in range(1, SIZES + 1):
             await run(gpu, 1000, hot)
             await run(gpu, size)
-        assert (await gpu.statistics()).plans.misses == 61
+        assert (await gpu.statistics()).plans.misses == SIZES + 1
 
 
 async def test_a_limit_of_no_bytes_keeps_the_latest_alone() -> None:
@@ -85,8 +86,8 @@ async def test_a_limit_of_no_bytes_keeps_the_latest_alone() -> None:
 
 async def test_warmed_graphs_count_like_those_that_run() -> None:
     async with spawn(device="cpu", cache_limit=LIMIT) as gpu:
-        for first in range(1, 61, 20):
-            await gpu.ask(Warm(graphs=tuple(graph(size) for size in range(first, first + 20))))
+        for first in range(1, SIZES + 1, 10):
+            await gpu.ask(Warm(graphs=tuple(graph(size) for size in range(first, first + 10))))
             assert_bounded(await gpu.statistics())
 
 

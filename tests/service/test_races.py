@@ -20,6 +20,7 @@ from cudnn_actor.messages import Allocate, Download, Fill, Ping
 from cudnn_actor.service import Spawning
 from cudnn_actor.supervision import Backoff, RestartIntensity, Supervisor
 
+from ..whole import WHOLE, some
 from .rigs import (
     ONE_BY_ONE,
     PATIENCE_S,
@@ -139,7 +140,7 @@ def closes(gpu: CudnnRef, service: CudnnService, how: str, after: int) -> Callab
 @pytest.mark.parametrize("how", ["aclose", "aclose without patience", "stop", "pykka stop"])
 def test_each_request_that_races_the_end_has_its_result_or_service_stopped(how: str) -> None:
     results = stopped = 0
-    for iteration in range(40):
+    for iteration in range(some(40)):
         service = start(device="cpu", mailbox=100_000)
         gpu = CudnnRef(service)
         trio: Trio = on_loop(functools.partial(Trio.on, gpu))
@@ -164,7 +165,7 @@ def test_each_request_that_races_the_end_has_its_result_or_service_stopped(how: 
 
 
 async def test_asks_and_acloses_of_one_loop_all_end() -> None:
-    for iteration in range(40):
+    for iteration in range(some(60)):
         gpu = await spawn(device="cpu")
         trio = await Trio.on(gpu)
 
@@ -184,7 +185,7 @@ async def test_asks_and_acloses_of_one_loop_all_end() -> None:
 
 @pytest.mark.usefixtures("busy_switching")
 def test_a_service_may_be_ended_by_many_threads_while_it_ends() -> None:
-    for _ in range(40):
+    for _ in range(some(40)):
         service = start(device="cpu")
 
         def keep_ending(service: CudnnService = service) -> None:
@@ -197,7 +198,7 @@ def test_a_service_may_be_ended_by_many_threads_while_it_ends() -> None:
 
 @pytest.mark.usefixtures("busy_switching")
 def test_closing_a_service_that_is_started_anew_at_once_waits_for_the_life_that_it_closed() -> None:
-    lives = 150
+    lives = some(150)
     spec, service = child_spec("gpu", device="cpu")
     supervisor = Supervisor(
         [spec], backoff=Backoff(initial_s=0.0), intensity=RestartIntensity(max_restarts=10 * lives)
@@ -244,7 +245,7 @@ async def _enter(service: CudnnService) -> None:
 
 
 async def test_a_spawn_that_is_cancelled_just_as_it_gets_ready_leaves_nothing() -> None:
-    for iteration in range(40):
+    for turns in range(0, 40, 1 if WHOLE else 3):
         gate, entered = Gate(), False
 
         async def body(gate: Gate = gate) -> None:
@@ -256,7 +257,7 @@ async def test_a_spawn_that_is_cancelled_just_as_it_gets_ready_leaves_nothing() 
         with gate.closed():
             task = asyncio.ensure_future(body())
             await in_thread(gate.wait_for_arrival)
-        for _ in range(iteration):
+        for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -264,7 +265,7 @@ async def test_a_spawn_that_is_cancelled_just_as_it_gets_ready_leaves_nothing() 
 
 
 def test_a_start_that_races_an_end_ends_in_one_or_the_other() -> None:
-    for _ in range(60):
+    for _ in range(some(60)):
         service = gated_service(Gate())
 
         def launch(service: CudnnService = service) -> None:
