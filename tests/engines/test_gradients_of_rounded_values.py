@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +78,8 @@ RUN = pairwise(itertools.product(STORED, HALF_TYPES, range(len(PARAMETERS))), la
 
 def function(number: int, g: GraphBuilder, x: Tensor) -> Tensor:
     mode, parameters = PARAMETERS[number]
-    return g.pointwise(mode, x, *[1.5] * (FUNCTIONS[mode].arity - 1), **parameters)
+    given: dict[str, Any] = {**parameters}
+    return g.pointwise(mode, x, *[1.5] * (FUNCTIONS[mode].arity - 1), **given)
 
 
 @functools.cache
