@@ -128,6 +128,7 @@ class BlockingRequests:
     warm = blocking(Requests.warm)
     clear_plans = blocking(Requests.clear_plans)
     explain = blocking(Requests.explain)
+    reserve_nbytes = blocking(Requests.reserve_nbytes)
     plans = blocking(Requests.plans)
     drain = blocking(Requests.drain)
 

@@ -14,12 +14,15 @@ from cudnn_actor.protocol.operations import (
     ConvolutionForward,
     Node,
     Pointwise,
+    Recurrent,
+    RecurrentBackwardData,
+    RecurrentBackwardWeights,
     TensorRole,
 )
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["check_graph", "tag_of", "unsupported"]
+__all__ = ["check_graph", "check_reserves", "tag_of", "unsupported"]
 
 _LARGEST_PRODUCT = {DType.INT8: 128 * 128, DType.UINT8: 255 * 255}
 _LARGEST_SUM = (1 << 31) - 1
@@ -55,6 +58,24 @@ def check_graph(
         if type(operation) in refused:
             raise unsupported(graph, engine, refused[type(operation)], (number,))
         on_progress()
+
+
+def check_reserves(graph: OperationGraph, engine: str) -> None:
+    """Raise `UnsupportedGraph`, naming `engine`, unless bytes have room for the numbers that they stand for.
+
+    For an engine whose reserves are those numbers, and for a graph that `check_graph` accepts.
+    """
+    for number, operation in enumerate(graph.operations):
+        if not isinstance(operation, Recurrent | RecurrentBackwardData | RecurrentBackwardWeights):
+            continue
+        given = {name: graph.tensor(uid).spec for name, uid in operation.named()}
+        for name, kept in operation.kept_specs(given).items():
+            if given[name].size < kept.nbytes:
+                detail = (
+                    f"{name} has {given[name].size:,} of the {kept.nbytes:,} bytes that are needed: "
+                    "ask for their number, as in gpu.reserve_nbytes(layer)"
+                )
+                raise unsupported(graph, engine, detail, (number,))
 
 
 def unsupported(

@@ -57,7 +57,7 @@ from cudnn_actor.protocol.messages.messages import (
 from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
 from cudnn_actor.protocol.messages.run_graph import bound_names
 from cudnn_actor.protocol.messages.run_loop import SCRATCH, Loop
-from cudnn_actor.protocol.operations import Operation
+from cudnn_actor.protocol.operations import Operation, Recurrent
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import (
     require_awaited,
@@ -76,6 +76,7 @@ from cudnn_actor.service.arrays import about_array, packed_like
 from cudnn_actor.service.convolution_arguments import convolution_of, require_operands
 from cudnn_actor.service.model_sources import name_of, read_before, read_model
 from cudnn_actor.service.outputs import INSTEAD, missing_outputs, missing_ports, outputs_of
+from cudnn_actor.service.reserves import keeping
 from cudnn_actor.service.service import CudnnService
 
 __all__ = ["Requests"]
@@ -926,6 +927,34 @@ class Requests:
                 tuned = msgspec.structs.replace(_warm((what,)), tune=True)
                 await self.ask(tuned, timeout=deadline.left_s)
             return await self.ask(Explain(graph=graph, candidates=True), timeout=deadline.left_s)
+
+    @spelled
+    async def reserve_nbytes(self, layer: Recurrent[BufferRef], *, timeout: float | None = None) -> int:
+        """How many bytes a layer keeps for its gradients, on this engine.
+
+        A buffer of so many bytes, `await gpu.empty((nbytes,), dtype="uint8")`, may be the `reserve` of this
+        layer and of its gradients by data, and another one their `slopes`. The number is the same for all
+        layers with operands of the same dims and dtypes, the same mode, lengths and numerics. Builds a plan
+        of the layer if it is missing, and runs nothing of yours.
+
+        Parameters
+        ----------
+        layer
+            Its inputs are given. Its outputs do not matter.
+        timeout
+            Seconds, as in `ask`.
+
+        Raises
+        ------
+        InvalidRequest
+            It is no layer, or its inputs do not fit together.
+        UnsupportedGraph
+            The engine cannot run the layer.
+        CudnnActorError
+            As `ask`.
+        """
+        explanation = await self.ask(Explain(graph=keeping(layer)), timeout=timeout)
+        return sum(piece.reserve for piece in explanation.pieces)
 
     def _explained(self, what: Graph | Compute) -> OperationGraph:
         """The graph that `explain` is asked about. Raises `InvalidRequest`."""

@@ -12,6 +12,7 @@ import msgspec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timeline import timeline
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times, share_of_device
+from cudnn_actor.protocol.operations import Node, Recurrent
 from cudnn_actor.protocol.types.html_table import html_table
 from cudnn_actor.protocol.types.short_repr import listed, one_line, short_repr
 
@@ -145,6 +146,9 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         The plans that may run it, if they were asked for: those of one kind in the order in which they are
         expected to be fast. Where a plan for several pieces together may run in their place, the first of
         these pieces has the candidates for all of them, and the others have none.
+    reserve
+        Bytes that recurrent layers keep for their gradients, of those that keep bytes: what
+        `CudnnRef.reserve_nbytes` gives.
     """
 
     operations: tuple[int, ...]
@@ -157,6 +161,7 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     measured: Measured | None = None
     time: PieceTime | None = None
     candidates: tuple[PlanCandidate, ...] = ()
+    reserve: int = 0
 
     __repr__ = short_repr
 
@@ -332,7 +337,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def piece_of(graph: OperationGraph, plan: str, operations: Sequence[int], *steps: str) -> PieceOfPlan:
     """A piece of the first choice, that runs these operations of a graph in these steps."""
     labels = tuple(graph.label(number) for number in operations)
-    return PieceOfPlan(operations=tuple(operations), labels=labels, steps=steps, plan=plan)
+    kept = sum(_kept(graph, graph.operations[number]) for number in operations)
+    return PieceOfPlan(operations=tuple(operations), labels=labels, steps=steps, plan=plan, reserve=kept)
+
+
+def _kept(graph: OperationGraph, operation: Node) -> int:
+    """The bytes of a recurrent layer's reserve, of an engine that keeps numbers, if it is bytes."""
+    if not isinstance(operation, Recurrent):
+        return 0
+    specs = {name: graph.tensor(uid).spec for name, uid in operation.named()}
+    return sum(spec.nbytes for spec in operation.kept_specs(specs).values())
 
 
 def _slowest_first(numbered: tuple[int, PieceOfPlan]) -> tuple[float, int]:

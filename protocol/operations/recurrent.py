@@ -29,6 +29,7 @@ from cudnn_actor.protocol.operations.base import (
     require_floating,
 )
 from cudnn_actor.protocol.operations.example import ROUNDED, Example
+from cudnn_actor.protocol.operations.reserves import as_bytes, from_bytes, is_bytes, require_bytes
 from cudnn_actor.protocol.types.checks import is_whole, require_member
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -57,6 +58,10 @@ class RecurrentMode(enum.StrEnum):
     def gates(self) -> int:
         """How many gates there are."""
         return {RecurrentMode.LSTM: 4, RecurrentMode.GRU: 3}.get(self, 1)
+
+
+_KEPT = ("reserve", "slopes")
+"""Operands that may be bytes."""
 
 
 class _Sizes(NamedTuple):
@@ -139,7 +144,9 @@ class _Recurrent(Operation[T]):
     def _check_ranks(self, specs: Specs, **dims: str) -> None:
         for name, words in dims.items():
             wanted = words.count(",") + 1
-            if name in specs and specs[name].rank != wanted:
+            if name in _KEPT and name in specs and is_bytes(specs[name]):
+                require_bytes(specs, name)
+            elif name in specs and specs[name].rank != wanted:
                 raise InvalidRequest(
                     field=name,
                     value=specs[name].dims,
@@ -207,6 +214,25 @@ class _Recurrent(Operation[T]):
         kept = self.kept(projected=sizes.projected)
         dims = (sizes.directions, sizes.steps, sizes.batch, kept, sizes.hidden)
         return TensorSpec.packed(dims, self.compute((dtype,)))
+
+    def kept_specs(self, specs: Specs) -> dict[str, TensorSpec]:
+        """For each operand that is given as bytes, the spec of the tensor that these stand for.
+
+        `specs`: of all operands, which `check` accepts.
+        """
+        named = [name for name in _KEPT if name in specs and is_bytes(specs[name])]
+        return dict.fromkeys(named, self._kept_of(specs)) if named else {}
+
+    def _kept_of(self, specs: Specs) -> TensorSpec:
+        """The spec of the tensor that a reserve, or slopes, stand for."""
+        return self._kept_spec(self._of_weights(specs, *specs["x"].dims[:2]), specs["x"].dtype)
+
+    def _without_bytes(self, specs: Specs, name: str) -> Specs:
+        """The specs without those of an output that is bytes, which are checked."""
+        if name not in specs or not is_bytes(specs[name]):
+            return specs
+        require_bytes(specs, name)
+        return {other: spec for other, spec in specs.items() if other != name}
 
     def within(self, xp: Any, steps: int, batch: int) -> Array:
         """Whether a sequence has a step, of dims (T, B, 1)."""
@@ -276,7 +302,8 @@ class Recurrent(_Recurrent[T], tag=True):
         For the gradients, float32 (float64 where x is), dims (D, T, B, K, H): K numbers of each unit at each
         step. With `RELU` and `TANH` h, so that K is 1; of a GRU r, z, n and the state's part of n, K = 4; of
         an LSTM i, f, g, o and c, K = 5. Where the state is a projection, also h before it is projected: then
-        K = 6. 0 behind the end of a sequence.
+        K = 6. 0 behind the end of a sequence. Or bytes, uint8 of dims (N,), which only the engine that wrote
+        them understands, with N at least `CudnnRef.reserve_nbytes` of this layer.
     mode
         What a step computes.
     lengths
@@ -324,7 +351,7 @@ class Recurrent(_Recurrent[T], tag=True):
 
     def check(self, specs: Specs) -> None:
         self._check_mode(specs, "c_n")
-        super().check(specs)
+        super().check(self._without_bytes(specs, "reserve"))
 
     def work(self, specs: Specs) -> int:
         (steps, batch, _), weights = specs["x"].dims, sum(specs[name].size for name in ("w_ih", "w_hh"))
@@ -360,6 +387,9 @@ class Recurrent(_Recurrent[T], tag=True):
                 if "reserve" in specs:
                     reserve[way, time] = xp.where(one[..., None], xp.stack(noted, 1), 0.0)
             h_n[way], c_n[way] = h, c
+        if "reserve" in specs and is_bytes(specs["reserve"]):
+            wide = self.compute((specs["y"].dtype,))
+            reserve = as_bytes(xp, reserve, wide, specs["reserve"].size)
         found = {"y": y, "h_n": h_n, "c_n": c_n, "reserve": reserve}
         return {name: found[name] for name in specs}
 
@@ -394,13 +424,14 @@ class Recurrent(_Recurrent[T], tag=True):
         back: RecurrentBackwardData[Any] = RecurrentBackwardData(**given, **layer, **slopes, reserve=reserve)
         states = tuple(f"d{name}" for name in ("h0", "c0") if name in own)
         of_data = g.apply(back, also=(*states, "slopes"))
+        some = [name for name in ("w_ih", "w_hh", "bias", "w_hr") if name in own]
         of_weights = g.apply(
             RecurrentBackwardWeights(**layer, x=self.x, h0=own.get("h0"), slopes=of_data.slopes),
-            also=tuple(f"d{name}" for name in ("bias", "w_hr") if name in own),
+            also=tuple(f"d{name}" for name in some[2:]),
+            like={f"d{name}": own[name] for name in some if len(of_data.slopes.dims) == 1},
         )
         found = {"x": of_data.dx} | {name[1:]: getattr(of_data, name) for name in states}
-        weights = ("w_ih", "w_hh", "bias", "w_hr")
-        return found | {name: getattr(of_weights, f"d{name}") for name in weights if name in own}
+        return found | {name: getattr(of_weights, f"d{name}") for name in some}
 
 
 class RecurrentBackwardData(_Recurrent[T], tag=True):
@@ -425,7 +456,7 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
         For `RecurrentBackwardWeights`, of the dims and dtype of `reserve`: for each gate, the gradient of
         what its sigmoid, tanh or maximum is taken of; of a GRU, behind these, that of the state's part of n.
         Where the state is a projection, the last two are h before the projection and, in the first P of H
-        places, the gradient of the state. All others are 0.
+        places, the gradient of the state. All others are 0. Or as many bytes as the reserve has.
     """
 
     kind = "recurrent_bwd_data"
@@ -464,6 +495,8 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
         require(specs, "y", (steps, batch, sizes.directions * sizes.state))
         kept = self._kept_spec(sizes, y.dtype)
         if "reserve" in specs:
+            if is_bytes(specs["reserve"]):
+                kept = TensorSpec.packed(specs["reserve"].dims, DType.UINT8)
             require(specs, "reserve", kept.dims, kept.dtype)
         self._check_lengths(steps, batch)
         h = TensorSpec.packed((sizes.directions, batch, sizes.state), y.dtype)
@@ -479,7 +512,14 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
 
     def check(self, specs: Specs) -> None:
         self._check_mode(specs, "dc0")
-        super().check(specs)
+        if all(name in specs for name in _KEPT) and is_bytes(specs["reserve"]) != is_bytes(specs["slopes"]):
+            raise InvalidRequest(
+                field="slopes",
+                value=specs["slopes"].dims,
+                problem="are not of the reserve's kind",
+                fix="give both as bytes, or both as tensors of numbers",
+            )
+        super().check(self._without_bytes(specs, "slopes"))
 
     def work(self, specs: Specs) -> int:
         (steps, batch, _), weights = specs["y"].dims, sum(specs[name].size for name in ("w_ih", "w_hh"))
@@ -509,6 +549,9 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
         directions, rows, state = w_hh.shape
         within, gates = self.within(xp, steps, batch), self.mode.gates
         hidden = rows // gates
+        if reserve.ndim == 1:
+            dims = (directions, steps, batch, self.kept(projected=w_hr is not None), hidden)
+            reserve = from_bytes(xp, reserve, dims, self.compute((specs["dx"].dtype,)))
         dx = xp.zeros((steps, batch, values["w_ih"].shape[2]))
         dh0 = xp.array(values.get("dh_n", xp.zeros((directions, batch, state))))
         dc0 = xp.array(values.get("dc_n", xp.zeros((directions, batch, hidden))))
@@ -540,6 +583,9 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
                 dc = xp.where(one, dcells, dc)
             dh0[way], dc0[way] = dh, dc
             dx += slopes[way, :, :, :gates].reshape(steps, batch, rows) @ values["w_ih"][way]
+        if "slopes" in specs and is_bytes(specs["slopes"]):
+            wide = self.compute((specs["dx"].dtype,))
+            slopes = as_bytes(xp, slopes, wide, specs["slopes"].size)
         result = {"dx": dx, "dh0": dh0, "dc0": dc0, "slopes": slopes}
         return {name: result[name] for name in specs}
 
@@ -577,7 +623,8 @@ class RecurrentBackwardWeights(_Recurrent[T], tag=True):
     x, y, h0, mode, lengths
         As in the forward pass. Behind the end of a sequence, x and y must be finite.
     slopes
-        As `RecurrentBackwardData` wrote them: 0 behind the end of a sequence.
+        As `RecurrentBackwardData` wrote them: 0 behind the end of a sequence. Of bytes, the sizes of the
+        layer do not follow, so that all gradients that are wanted are given.
     dw_ih, dw_hh, dbias, dw_hr
         Gradients of the weights, of their dims and of x's dtype; `dw_hr` only where the state is a
         projection.
@@ -600,9 +647,14 @@ class RecurrentBackwardWeights(_Recurrent[T], tag=True):
         require_floating(specs, "x")
         self._check_mode(specs, "dw_hr")
         self._check_ranks(specs, x="T, B, I", y="T, B, D * P", slopes="D, T, B, K, H", h0="D, B, P")
-        x, (directions, *_, hidden) = specs["x"], specs["slopes"].dims
         require_elements(specs, "x", (0, 2), "steps or features")
         require_elements(specs, "y", (2,), "states")
+        x = specs["x"]
+        if is_bytes(specs["slopes"]):
+            require(specs, "y", (*x.dims[:2], specs["y"].dims[2]), x.dtype)
+            self._check_lengths(*x.dims[:2])
+            return {}
+        directions, *_, hidden = specs["slopes"].dims
         require_elements(specs, "slopes", (0, 4), "directions or units")
         steps, batch, features = x.dims
         state = specs["y"].dims[2] // directions
@@ -621,19 +673,54 @@ class RecurrentBackwardWeights(_Recurrent[T], tag=True):
         if "h0" in specs:
             require(specs, "h0", (directions, batch, state), x.dtype)
         self._check_lengths(steps, batch)
-        rows = self.mode.gates * hidden
+        return self._gradients(sizes, x.dtype)
+
+    def _gradients(self, sizes: _Sizes, dtype: DType) -> dict[str, TensorSpec]:
+        """The specs of the results."""
+        rows = self.mode.gates * sizes.hidden
         dims = {
-            "dw_ih": (directions, rows, features),
-            "dw_hh": (directions, rows, state),
-            "dbias": (directions, 2, rows),
+            "dw_ih": (sizes.directions, rows, sizes.features),
+            "dw_hh": (sizes.directions, rows, sizes.state),
+            "dbias": (sizes.directions, 2, rows),
         }
         if sizes.projected:
-            dims["dw_hr"] = (directions, state, hidden)
-        return {name: TensorSpec.packed(each, x.dtype) for name, each in dims.items()}
+            dims["dw_hr"] = (sizes.directions, sizes.state, sizes.hidden)
+        return {name: TensorSpec.packed(each, dtype) for name, each in dims.items()}
+
+    def _of_gradients(self, specs: Specs) -> _Sizes:
+        """The sizes that follow from the gradients, which are checked, where the slopes are bytes."""
+        x = specs["x"]
+        self._check_ranks(specs, dw_ih="D, gates * H, I", dw_hh="D, gates * H, P")
+        (directions, rows, _), state = specs["dw_ih"].dims, specs["dw_hh"].dims[2]
+        hidden = rows // self.mode.gates
+        if directions not in (1, 2) or not hidden > 0 or not 0 < state <= hidden:
+            raise InvalidRequest(
+                field="dw_ih",
+                value=specs["dw_ih"].dims,
+                problem=f"does not belong to dw_hh, of dims {specs['dw_hh'].dims}",
+                fix=f"give them dims (D, {self.mode.gates} * H, I) and (D, {self.mode.gates} * H, P)",
+            )
+        if state < hidden and self.mode is not RecurrentMode.LSTM:
+            require(specs, "dw_hh", (directions, rows, hidden), x.dtype)
+        steps, batch, features = x.dims
+        sizes = _Sizes(steps, batch, features, directions, hidden, state)
+        for name, wanted in self._gradients(sizes, x.dtype).items():
+            if name in specs:
+                require(specs, name, wanted.dims, wanted.dtype)
+        require(specs, "y", (*x.dims[:2], directions * state), x.dtype)
+        if "h0" in specs:
+            require(specs, "h0", (directions, x.dims[1], state), x.dtype)
+        return sizes
+
+    def _kept_of(self, specs: Specs) -> TensorSpec:
+        return self._kept_spec(self._of_gradients(specs), specs["x"].dtype)
 
     def check(self, specs: Specs) -> None:
         super().check(specs)
-        if "dw_hr" in specs and "dw_hr" not in self.infer(specs):
+        found = self.infer(specs)
+        if is_bytes(specs["slopes"]):
+            found = self._gradients(self._of_gradients(specs), specs["x"].dtype)
+        if "dw_hr" in specs and "dw_hr" not in found:
             raise InvalidRequest(
                 field="dw_hr",
                 value=specs["dw_hr"].dims,
@@ -642,13 +729,20 @@ class RecurrentBackwardWeights(_Recurrent[T], tag=True):
             )
 
     def work(self, specs: Specs) -> int:
-        return specs["slopes"].size * (specs["x"].dims[2] + specs["y"].dims[2])
+        (steps, batch, features), states = specs["x"].dims, specs["y"].dims[2]
+        size = steps * batch * states if is_bytes(specs["slopes"]) else specs["slopes"].size
+        return size * (features + states)
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        x, y, slopes = values["x"], values["y"], values["slopes"]
-        (steps, batch, features), (directions, *_, hidden) = x.shape, slopes.shape
-        state, gates = y.shape[2] // directions, self.mode.gates
-        rows = gates * hidden
+        x, y, slopes, gates = values["x"], values["y"], values["slopes"], self.mode.gates
+        (steps, batch, features) = x.shape
+        if slopes.ndim == 1:
+            directions, rows, _ = specs["dw_ih"].dims
+            kept = self.kept(projected=y.shape[2] < directions * (rows // gates))
+            dims = (directions, steps, batch, kept, rows // gates)
+            slopes = from_bytes(xp, slopes, dims, self.compute((specs["dw_ih"].dtype,)))
+        directions, *_, hidden = slopes.shape
+        state, rows = y.shape[2] // directions, gates * hidden
         within = self.within(xp, steps, batch)
         h0 = values.get("h0", xp.zeros((directions, batch, state)))
         dw_ih, dw_hh = xp.zeros((directions, rows, features)), xp.zeros((directions, rows, state))

@@ -33,6 +33,7 @@ from cudnn_actor.operations import MaxPool, Window
 
 from ..inside import kept_by, service_behind
 from ..onnx.small_models import image_model
+from ..service.trained_layers import LAYERS
 from .client_program import W, X
 from .conftest import client_process, eventually
 
@@ -72,6 +73,13 @@ async def test_operations_graphs_and_scopes(client: CudnnRef, gpu: CudnnRef) -> 
     assert (await client.explain(graph)).pieces
     await client.drain()
     assert (await gpu.statistics()).live_buffers == before
+
+
+async def test_a_layer_is_trained_with_its_reserve_in_a_buffer(client: CudnnRef) -> None:
+    layer = LAYERS["lstm"]
+    found = await (await layer.on(client)).train()
+    for name, wanted in layer.results().items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=2e-6, err_msg=name)
 
 
 async def test_a_freed_buffer_is_stale_and_one_of_another_client_is_foreign(

@@ -165,6 +165,22 @@ def test_a_reserve_has_no_gradient() -> None:
         g.grad(made.reserve, given["x"])
 
 
+@pytest.mark.parametrize("mode", ["gru", "lstm"])
+def test_a_graph_with_bytes_as_an_output_has_the_same_gradients(mode: str) -> None:
+    g, layers = GraphBuilder(), layer(mode, 2, SMALLER if mode == "lstm" else HIDDEN)
+    given = {name: g.input(name, array.shape, F64) for name, array in layers.items()}
+    of: Any = OF_LAYER(**given, mode=RecurrentMode(mode), lengths=LENGTHS)
+    like = {"reserve": g.full((20_000,), 0, "uint8")}
+    made, other = g.apply(of, also=("reserve",), like=like), g.apply(of)
+    slope = g.input("slope", other.dims, F64)
+    names = {name: g.grad(y, [*given.values()], slope) for name, y in (("own", made.y), ("other", other))}
+    results = {f"{name}{n}": each for name, several in names.items() for n, each in enumerate(several)}
+    found = computed(g.build({"reserve": made.reserve, **results}), layers | {"slope": drawn(*other.dims)})
+    for n in range(len(given)):
+        np.testing.assert_array_equal(found[f"own{n}"], found[f"other{n}"])
+    assert found["reserve"].any()
+
+
 def test_what_lies_behind_the_end_of_a_sequence_changes_nothing(bench: Workbench) -> None:
     given, lengths = layer("lstm", 2), (2, 3, 1)
     outside = np.arange(STEPS)[:, None] >= np.array(lengths)
@@ -454,6 +470,7 @@ BACKWARD = {
     **{name: FORWARD[name] for name in ("x", "y", "reserve", "w_ih", "w_hh", "h0", "c0")},
     **{"dy": of(5, 3, 6), "dx": of(5, 3, 4), "dc0": of(1, 3, 6), "slopes": of(1, 5, 3, 5, 6)},
 }
+BYTES = of(1800, dtype=DType.UINT8)
 WEIGHTS = {
     **{"x": of(5, 3, 4), "y": of(5, 3, 6), "slopes": of(1, 5, 3, 5, 6)},
     **{"dw_ih": of(1, 24, 4), "dw_hh": of(1, 24, 6), "dbias": of(1, 2, 24)},
@@ -480,6 +497,11 @@ WEIGHTS = {
         ({"c0": of(2, 3, 6)}, "c0"),
         ({"y": of(5, 3, 12)}, "y"),
         ({"reserve": of(1, 5, 3, 6, 6)}, "reserve"),
+        ({"reserve": of(0, dtype=DType.UINT8)}, "reserve"),
+        ({"reserve": TensorSpec.strided((1800,), (2,), DType.UINT8)}, "reserve"),
+        ({"reserve": of(1800)}, "reserve"),
+        ({"reserve": of(1800, dtype=DType.INT8)}, "reserve"),
+        ({"reserve": of(60, 30, dtype=DType.UINT8)}, "reserve"),
         ({"lengths": (5, 5)}, "lengths"),
         ({"lengths": (5, 5, 6)}, "lengths"),
         ({"lengths": (-1, 5, 5)}, "lengths"),
@@ -496,6 +518,10 @@ def test_a_mistake_names_its_field(changes: dict[str, Any], field: str) -> None:
     [
         (RecurrentBackwardData, {"y": of(5, 3, 7)}, "y"),
         (RecurrentBackwardData, {"reserve": of(1, 5, 3, 5, 6, dtype=F64)}, "reserve"),
+        (RecurrentBackwardData, {"reserve": BYTES}, "slopes"),
+        (RecurrentBackwardData, {"slopes": BYTES}, "slopes"),
+        (RecurrentBackwardData, {"reserve": of(0, dtype=DType.UINT8), "slopes": BYTES}, "reserve"),
+        (RecurrentBackwardData, {"reserve": BYTES, "slopes": of(0, dtype=DType.UINT8)}, "slopes"),
         (RecurrentBackwardData, {"x": of(5, 3, 5)}, "x"),
         (RecurrentBackwardData, {"bias": of(1, 24)}, "bias"),
         (RecurrentBackwardData, {"dy": of(5, 3, 5)}, "dy"),
@@ -507,6 +533,26 @@ def test_a_mistake_names_its_field(changes: dict[str, Any], field: str) -> None:
         (RecurrentBackwardWeights, {"dw_hh": of(1, 24, 5)}, "dw_hh"),
         (RecurrentBackwardWeights, {"dw_hr": of(1, 6, 6)}, "dw_hr"),
         (RecurrentBackwardWeights, {"dbias": of(1, 24)}, "dbias"),
+        (RecurrentBackwardWeights, {"slopes": of(0, dtype=DType.UINT8)}, "slopes"),
+        *(
+            (RecurrentBackwardWeights, {"slopes": BYTES, **changes}, field)
+            for changes, field in (
+                ({"y": of(5, 3, 7)}, "y"),
+                ({"y": of(5, 4, 6)}, "y"),
+                ({"h0": of(1, 3, 5)}, "h0"),
+                ({"dw_ih": of(1, 24)}, "dw_ih"),
+                ({"dw_ih": of(1, 24, 5)}, "dw_ih"),
+                ({"dw_ih": of(3, 24, 4), "dw_hh": of(3, 24, 6)}, "dw_ih"),
+                ({"dw_ih": of(1, 25, 4)}, "dw_ih"),
+                ({"dw_ih": of(1, 24, 4, dtype=F64)}, "dw_ih"),
+                ({"dw_hh": of(1, 24, 7)}, "dw_ih"),
+                ({"dw_hh": of(1, 24, 5)}, "y"),
+                ({"dw_hr": of(1, 6, 6)}, "dw_hr"),
+                ({"dbias": of(1, 24)}, "dbias"),
+                ({"lengths": (5, 5)}, "lengths"),
+                ({"mode": RecurrentMode.TANH, "dw_hh": of(1, 24, 6)}, "dw_hh"),
+            )
+        ),
     ],
 )
 def test_a_mistake_in_a_gradient_names_its_field(kind: Any, changes: dict[str, Any], field: str) -> None:

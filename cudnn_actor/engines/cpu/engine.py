@@ -31,7 +31,7 @@ from cudnn_actor.engines.cpu.measuring import operands, speed
 from cudnn_actor.engines.cpu.scratch import aligned_bytes, footprint
 from cudnn_actor.engines.cpu.sessions.choice import Sessions, fixed_or_none, session_or_reason, wants_session
 from cudnn_actor.engines.cpu.sessions.plan import InsteadOfSession, SessionLaunch, SessionPlan, SessionRun
-from cudnn_actor.engines.support import check_graph
+from cudnn_actor.engines.support import check_graph, check_reserves
 from cudnn_actor.engines.timing import medians
 from cudnn_actor.memory.container import available, processors, room_in_container
 from cudnn_actor.protocol.errors import OutOfMemory
@@ -130,6 +130,7 @@ class CpuEngine:
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         """Build a plan, and grow the workspace if necessary. Raises `UnsupportedGraph`, `OutOfMemory`."""
         check_graph(graph, "cpu", self.on_progress)
+        check_reserves(graph, "cpu")
         refusal = None
         if wants_session(graph, self._sessions):
             session = session_or_reason(graph, self._lanes.count)

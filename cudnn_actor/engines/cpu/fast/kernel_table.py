@@ -27,6 +27,7 @@ from cudnn_actor.engines.cpu.fast.recurrent_gradients import (
 from cudnn_actor.engines.cpu.fast.recurrent_steps import recurrent_steps
 from cudnn_actor.engines.cpu.fast.reductions import reduction
 from cudnn_actor.engines.cpu.fast.resampling import resample, resample_backward
+from cudnn_actor.engines.cpu.fast.reserves import on_bytes
 from cudnn_actor.engines.cpu.fast.row_norm_gradients import row_norm_backward
 from cudnn_actor.engines.cpu.fast.row_norms import layer_norm, rms_norm
 from cudnn_actor.engines.cpu.fast.scans import arg_reduction, cumulative
@@ -130,9 +131,9 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     MaxPoolBackward: max_pool_backward,
     Pad: movement.pad,
     Pointwise: pointwise.make,
-    Recurrent: recurrent,
-    RecurrentBackwardData: recurrent_backward_data,
-    RecurrentBackwardWeights: recurrent_backward_weights,
+    Recurrent: on_bytes(recurrent),
+    RecurrentBackwardData: on_bytes(recurrent_backward_data),
+    RecurrentBackwardWeights: on_bytes(recurrent_backward_weights),
     RecurrentSteps: recurrent_steps,
     Reduction: reduction,
     Resample: resample,

@@ -1,0 +1,47 @@
+"""What is asked to find out how many bytes the reserve of a recurrent layer has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.message_checks import kind_of
+from cudnn_actor.protocol.operations import Recurrent, TensorRole
+from cudnn_actor.protocol.operations.base import tensor_of
+from cudnn_actor.protocol.operations.field_checks import check_inputs
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import require_awaited
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.numerics import Numerics
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["keeping"]
+
+
+def keeping(layer: Recurrent[BufferRef]) -> OperationGraph:
+    """A graph of the layer that keeps bytes within its plan. The explanation of that plan has their number.
+
+    Raises `InvalidRequest` unless it is a layer whose inputs fit together. Its outputs are not looked at.
+    """
+    if type(layer) is not Recurrent:
+        require_awaited("layer", layer)
+        raise InvalidRequest(
+            field="layer",
+            value=kind_of(layer),
+            problem="keeps nothing for its gradients",
+            fix="ask about the layer: Recurrent(x=x, w_ih=w_ih, w_hh=w_hh, mode=mode)",
+        )
+    checked = check_inputs(layer)
+    refs = dict(layer.named(layer.inputs))
+    specs = {name: ref.spec for name, ref in refs.items()}
+    inferred = checked.infer(specs)
+    kept = TensorSpec.packed((inferred["reserve"].nbytes,), DType.UINT8)
+    uids: dict[str, Any] = {name: uid for uid, name in enumerate((*refs, "y", "reserve"))}
+    bound = {**specs, "y": inferred["y"]}
+    tensors = [tensor_of(uids[name], spec, name=name) for name, spec in bound.items()]
+    tensors.append(tensor_of(uids["reserve"], kept, role=TensorRole.VIRTUAL))
+    operation = Recurrent(**uids, mode=layer.mode, lengths=layer.lengths)
+    return OperationGraph(
+        tensors=tuple(tensors), operations=(operation,), numerics=layer.numerics or Numerics()
+    )
