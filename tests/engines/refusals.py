@@ -57,7 +57,7 @@ def _wide_integers(graph: OperationGraph, operation: Node) -> bool:
 
 def _keeps(graph: OperationGraph, operation: Any) -> bool:
     kept = (getattr(operation, name, None) for name in ("reserve", "slopes"))
-    return any(uid in graph.bound for uid in kept if uid is not None)
+    return any(uid in graph.bound and len(graph.tensor(uid).dims) > 1 for uid in kept if uid is not None)
 
 
 _GRADIENTS: Operations = (ConvolutionBackwardData, ConvolutionBackwardFilter)
@@ -69,7 +69,7 @@ REFUSALS = tuple(
         Refusal(engine, "convolutions of int32 or int64", (Convolution,), _wide_integers),
     )
 )
-_KEPT = "what recurrent layers keep for their gradients, outside of a plan"
+_KEPT = "what recurrent layers keep for their gradients as numbers, outside of a plan"
 REFUSALS += (Refusal("cuda", _KEPT, tuple(PARTLY), _keeps),)
 
 

@@ -27,7 +27,13 @@ from cudnn_actor.engines.cuda.kernels.elementwise import elementwise, source
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Scalar
 from cudnn_actor.engines.cuda.kernels.formulas import formula
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, LayerWeights
+from cudnn_actor.engines.cuda.operations.recurrent_calls import (
+    LayerBackwardData,
+    LayerBackwardWeights,
+    Layers,
+    LayersBackward,
+    LayerWeights,
+)
 from cudnn_actor.engines.cuda.planning.candidates import check_whole, takes_bytes
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.splitting import ways
@@ -417,7 +423,7 @@ def test_a_stored_plan_whose_launcher_is_unknown_is_not_restored(launcher: str) 
         assert CudaBuilder(0).restore(graph, msgspec.msgpack.encode(recipe)).recipe == recipe
 
 
-OF_LAYERS = (Layers, LayersBackward, LayerWeights)
+OF_LAYERS = (Layers, LayersBackward, LayerWeights, LayerBackwardData, LayerBackwardWeights)
 """What recurrent operations become when they are planned: they have no launchers themselves."""
 
 

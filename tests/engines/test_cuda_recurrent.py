@@ -17,14 +17,8 @@ from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.library import libcudnn
 from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent
-from cudnn_actor.engines.cuda.operations.recurrent import (
-    Layers,
-    LayersBackward,
-    LayerWeights,
-    Span,
-    joined,
-    spans_of,
-)
+from cudnn_actor.engines.cuda.operations.recurrent import Span, joined, spans_of
+from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward, LayerWeights
 from cudnn_actor.engines.cuda.planning.composition import compose, scratch_bytes
 from cudnn_actor.engines.cuda.planning.listing import singles
 from cudnn_actor.engines.cuda.planning.partition import cut

@@ -18,7 +18,7 @@ from cudnn_actor.engines.cuda.device.place import Place
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Expression, Leaf, Scalar
 from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayerWeights
+from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayerWeights
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
 from cudnn_actor.engines.cuda.planning.splitting import compile_split

@@ -16,7 +16,7 @@ import pytest
 from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.library import libcudnn
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward
+from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
 from cudnn_actor.protocol import DType, TensorSpec
@@ -66,8 +66,9 @@ class Computing(Recorded):
         self.mode: dict[str, Any] = {}
         self.kept: dict[bytes, list[Named]] = {}
         """The layers of each forward pass, by the bytes that their reserve has."""
-        self.slopes: Any = ()
-        """The layers of the last gradients by data, dy and the gradients of last states."""
+        self.slopes: dict[bytes, Any] = {}
+        """The layers, dy and the gradients of last states, by the bytes that the gradients by data make of
+        the reserve."""
         super().__init__()
 
     def function(self, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -191,8 +192,10 @@ class Computing(Recorded):
                 np.testing.assert_array_equal(value, own[name])
         np.testing.assert_array_equal(self.sequences(at.y, wide), layers[-1]["y"])
         ends = self.named(dh_n=at.dhy, dc_n=at.dcy)
-        self.slopes = (layers, self.sequences(at.dy, wide).copy(), ends)
-        found = backward_pass(self.mode, layers, self.slopes[1], ends, None)
+        dy = self.sequences(at.dy, wide).copy()
+        found = backward_pass(self.mode, layers, dy, ends, None)
+        self.memory.fill(at.reserve, 128 + len(self.slopes), at.reserve_bytes)
+        self.slopes[self.reserve_at(at)] = layers, dy, ends
         for number, length in enumerate(self.mode["lengths"]):
             self.sequences(at.dx, self.features)[:length, number] = found[0]["dx"][:length, number]
         self.write(at.dhx, found, "dh0")
@@ -200,8 +203,7 @@ class Computing(Recorded):
 
     def by_weights(self, at: Any) -> None:
         self.memory.fill(at.work, _UNSET, at.work_bytes)
-        assert self.slopes[0] is self.kept[self.reserve_at(at)]
-        layers, dy, ends = self.slopes
+        layers, dy, ends = self.slopes[self.reserve_at(at)]
         y = self.sequences(at.y, self.ways * self.state).copy()
         found = backward_pass(self.mode, layers, dy, ends, y)
         for layer, way, name, values, rows in self.parts(at.weights):
@@ -237,8 +239,11 @@ class Run:
         self.memory = library.memory
         self.memory.clear(seed)
         library.kept.clear()  # no more of them than a byte numbers
+        library.slopes.clear()
         self.dims, self.buffers = dims, buffers
         self.at: dict[int, int] = {}
+        self.held: dict[int, int] = {}
+        """The bytes of what is in no buffer."""
 
     def run(self, *operations: Any) -> Values:
         """What the last of these calls writes, by uid, but for what only the library understands."""
@@ -247,18 +252,23 @@ class Run:
             self.run(each)
         launcher, named = IMPLEMENTATIONS[type(operation)].launchers["library"], [*operation.named()]
         node = operation.with_operands({name: number for number, (name, _) in enumerate(named)}.__getitem__)
-        opaque = {name: uid for name, uid in named if name in ("reserve", "space")}
-        own = dict.fromkeys(opaque.values(), (0,))
+        opaque = {name: uid for name, uid in named if name in ("reserve", "space", "slopes")}
+        own = {uid: self.dims.get(uid, (self.held.get(uid, 0),)) for uid in opaque.values()}
         tensors = [
-            tensor_of(n, TensorSpec.packed(own.get(uid) or self.dims[uid], DType.FLOAT64))
+            tensor_of(
+                n,
+                TensorSpec.packed(own[uid], DType.UINT8)
+                if uid in own
+                else TensorSpec.packed(self.dims[uid], DType.FLOAT64),
+            )
             for n, (_, uid) in enumerate(named)
         ]
         handle: Any = SimpleNamespace(backend_handle=9)
         assert launcher.asked is not None
         asked = launcher.asked(node, tensors, handle)
-        held = {opaque[name]: nbytes for name, nbytes in asked.held.items()}
+        self.held |= {opaque[name]: nbytes for name, nbytes in asked.held.items()}
         for uid in dict.fromkeys(uid for _, uid in named if uid not in self.at):
-            nbytes = held[uid] if uid in own else 8 * int(np.prod(self.dims[uid]))
+            nbytes = self.held.get(uid, own[uid][0]) if uid in own else 8 * int(np.prod(self.dims[uid]))
             self.at[uid] = self.memory.place(nbytes)
             if uid in self.buffers:
                 self.memory.array(self.at[uid], self.dims[uid])[:] = self.buffers[uid]

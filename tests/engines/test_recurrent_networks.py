@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, LayerWeights
+from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward, LayerWeights
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, InvalidRequest, OperationGraph, TensorSpec

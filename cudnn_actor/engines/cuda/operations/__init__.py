@@ -17,6 +17,7 @@ from cudnn_actor.engines.cuda.operations import (  # noqa: F401 - each says how 
     pooling,
     random,
     recurrent,
+    recurrent_passes,
     recurrent_steps,
     reduction,
     resampling,

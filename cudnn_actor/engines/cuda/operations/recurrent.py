@@ -2,9 +2,9 @@
 
 libcudnn has all weights in one space. They are first copied into that space: weights that are neighbours in
 both places in one copy. That is a step of its own (`LayerWeights`), which a deployed model runs only once.
-Layers with gradients copy them themselves. libcudnn's reserve has no meaning to anything else, so it stays
-within a plan: the gradients compute the layers again, unless an earlier step of the same plan has kept its
-reserve.
+Layers with gradients copy them themselves. libcudnn's reserve has no meaning to anything else. Within a plan,
+the gradients compute the layers again, unless an earlier step of the same plan has kept its reserve. Where a
+reserve lies in a buffer, as bytes, a layer and its two gradients are steps by themselves: `recurrent_passes`.
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html
 """
 
@@ -31,19 +31,32 @@ from cudnn_actor.engines.cuda.library.libcudnn import (
 )
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import Asked, Launcher, implement
+from cudnn_actor.engines.cuda.operations.recurrent_calls import (
+    LayerBackwardData,
+    LayerBackwardWeights,
+    Layers,
+    LayersBackward,
+    LayerWeights,
+)
 from cudnn_actor.protocol.operations import (
     GraphTensor,
-    Operation,
     Recurrent,
     RecurrentBackwardData,
     RecurrentBackwardWeights,
     RecurrentMode,
 )
-from cudnn_actor.protocol.operations.base import ALLOCATED, T
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import packed_strides
 
-__all__ = ["LayerWeights", "Layers", "LayersBackward", "Span", "joined", "library_layers", "spans_of"]
+__all__ = [
+    "Call",
+    "Network",
+    "Span",
+    "joined",
+    "library_layers",
+    "room_for_reserve",
+    "spans_of",
+]
 
 _MODES = {RecurrentMode.RELU: 0, RecurrentMode.TANH: 1, RecurrentMode.LSTM: 2, RecurrentMode.GRU: 3}
 """cudnnRNNMode_t."""
@@ -70,117 +83,7 @@ _STATES_BACKWARD = ("h0", "c0", "dh_n", "dc_n", "dh0", "dc0")
 """States of all layers, which libcudnn takes one behind the other."""
 
 
-class _OfLayers(Operation[T]):
-    """What layers and their gradients share: `Recurrent` operations, the lowest first, each of which reads
-    the one before it.
-
-    Parameters
-    ----------
-    x
-        What the first layer reads.
-    w_ih, w_hh, bias, w_hr, h0, c0
-        The operands of each layer; empty if they are left out.
-    mode, lengths
-        As of `Recurrent`.
-    """
-
-    x: T
-    w_ih: tuple[T, ...]
-    w_hh: tuple[T, ...]
-    bias: tuple[T, ...] = ()
-    w_hr: tuple[T, ...] = ()
-    h0: tuple[T, ...] = ()
-    c0: tuple[T, ...] = ()
-    mode: RecurrentMode
-    lengths: tuple[int, ...] | None = None
-
-
-class LayerWeights(Operation[T], tag="recurrent_layer_weights"):
-    """The weights of layers, as the library has them.
-
-    Parameters
-    ----------
-    w_ih, w_hh, bias, w_hr
-        The operands of each layer; empty if they are left out.
-    space
-        The space of the weights.
-    mode
-        As of `Recurrent`.
-    """
-
-    kind = "recurrent_weights"
-    inputs = ("w_ih", "w_hh", "bias", "w_hr")
-    outputs = ("space",)
-    w_ih: tuple[T, ...]
-    w_hh: tuple[T, ...]
-    bias: tuple[T, ...] = ()
-    w_hr: tuple[T, ...] = ()
-    space: T = ALLOCATED
-    mode: RecurrentMode
-
-
-class Layers(_OfLayers[T], tag="recurrent_layers"):
-    """Layers of a recurrent network.
-
-    Parameters
-    ----------
-    space
-        The space of the weights; None if there are gradients.
-    y
-        What the last layer writes.
-    h_n, c_n
-        The last states of each layer; empty if they are left out.
-    reserve
-        What the library keeps for the gradients, and behind that the space of the weights, to which the run
-        copies them; None if there are no gradients.
-    """
-
-    kind = "recurrent"
-    inputs = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0", "space")
-    outputs = ("y", "h_n", "c_n", "reserve")
-    space: T | None = None
-    y: T = ALLOCATED
-    h_n: tuple[T, ...] = ()
-    c_n: tuple[T, ...] = ()
-    reserve: T | None = None
-
-
-class LayersBackward(_OfLayers[T], tag="recurrent_layers_backward"):
-    """The gradients of `Layers`, by data and by weights.
-
-    Parameters
-    ----------
-    y
-        What the last layer wrote, for the gradients of the weights; None for what the layers compute again.
-    dy, dh_n, dc_n
-        Gradients of the results; None, or empty, for 0.
-    reserve
-        What the library kept of the forward pass, and the space of the weights; with `again`, memory for it.
-    dx, dh0, dc0, dw_ih, dw_hh, dbias, dw_hr
-        The gradients. Those of the weights are empty if they are not wanted.
-    again
-        Whether the forward pass is computed again.
-    """
-
-    kind = "recurrent_bwd"
-    inputs = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0", "y", "dy", "dh_n", "dc_n", "reserve")
-    outputs = ("dx", "dh0", "dc0", "dw_ih", "dw_hh", "dbias", "dw_hr")
-    y: T | None = None
-    dy: T | None = None
-    dh_n: tuple[T, ...] = ()
-    dc_n: tuple[T, ...] = ()
-    reserve: T
-    dx: T = ALLOCATED
-    dh0: tuple[T, ...] = ()
-    dc0: tuple[T, ...] = ()
-    dw_ih: tuple[T, ...] = ()
-    dw_hh: tuple[T, ...] = ()
-    dbias: tuple[T, ...] = ()
-    dw_hr: tuple[T, ...] = ()
-    again: bool = True
-
-
-AnyLayers = Layers[int] | LayersBackward[int]
+AnyLayers = Layers[int] | LayersBackward[int] | LayerBackwardData[int] | LayerBackwardWeights[int]
 _Any = AnyLayers | LayerWeights[int]
 
 
@@ -223,10 +126,11 @@ class _Weights:
 
     def __init__(self, operation: _Any, given: Mapping[str, GraphTensor], handle: Any) -> None:
         self._operation, self._given, self._handle = operation, given, handle.backend_handle
-        self.layers, self.dtype = len(operation.w_hh), given["w_hh[0]"].dtype
-        directions, rows, state = given["w_hh[0]"].dims
+        of = "" if "w_hh[0]" in given else "d"  # the gradients by weights do not read the weights
+        self.layers = sum(name.startswith(f"{of}w_hh[") for name in given)
+        self.dtype, (directions, rows, state) = given[f"{of}w_hh[0]"].dtype, given[f"{of}w_hh[0]"].dims
         hidden = rows // operation.mode.gates
-        self.sizes = sizes = _Sizes(given["w_ih[0]"].dims[-1], directions, hidden, state)
+        self.sizes = sizes = _Sizes(given[f"{of}w_ih[0]"].dims[-1], directions, hidden, state)
         library, dtype = libcudnn(), self.dtype
         if dtype is DType.BFLOAT16 and library.cudnnGetVersion() < _BFLOAT16_SINCE:
             raise Refused("cuDNN has recurrent layers of bfloat16 from version 9.13 on")
@@ -281,7 +185,7 @@ class _Weights:
         return (matrix.value or 0) - _BASE, (bias.value or 0) - _BASE
 
 
-class _Network:
+class Network:
     """The descriptors that tell libcudnn of layers, and the parts of the workspace.
 
     Raises `Refused`, and `EngineFailure` if libcudnn does not take them.
@@ -298,7 +202,8 @@ class _Network:
         self.y = sequences_descriptor((steps, batch, wide), lengths, self.dtype)
         self.lengths = on_device(np.asarray(lengths, np.int32))  # behind the descriptors, which check them
         self.h, self.c = (self._states(size) for size in (sizes.state, sizes.hidden))
-        forward = _TRAINING if "reserve" in self.given else _INFERENCE
+        kept = not self.given.keys().isdisjoint(("reserve", "slopes"))
+        forward = _TRAINING if kept else _INFERENCE
         self.temporary, self.reserve = _sizes_of(
             "cudnnGetRNNTempSpaceSizes", self.handle, self.rnn.pointer, forward, self.x.pointer, count=2
         )
@@ -306,14 +211,16 @@ class _Network:
         """Where the space of the weights begins in the operand `reserve`, in bytes."""
         of_y = math.prod((steps, batch, wide)) * self.dtype.itemsize
         self.bytes_of_x, self.bytes_of_y = math.prod(self.given["x"].dims) * self.dtype.itemsize, of_y
-        back = isinstance(operation, LayersBackward)
+        whole = isinstance(operation, LayersBackward)
+        by_data, by_weights = ("dx" in self.given), (whole or "dw_ih[0]" in self.given)
         self.parts = dict[str, int]()
         start = 0
         for name, nbytes in (
-            ("weights", weights.nbytes if back else 0),
-            *(("temporary", self.temporary), ("y", of_y if back else 0)),
-            ("dy", of_y if back and "dy" not in self.given else 0),
-            *((name, self._bytes_of(name)) for name in (_STATES_BACKWARD if back else _STATES)),
+            ("weights", weights.nbytes if by_weights else 0),
+            *(("temporary", self.temporary), ("y", of_y if whole else 0)),
+            ("dy", of_y if by_data and "dy" not in self.given else 0),
+            ("slopes", self.reserve if by_data and not whole and "slopes" not in self.given else 0),
+            *((name, self._bytes_of(name)) for name in (_STATES_BACKWARD if by_data else _STATES)),
         ):
             self.parts[name] = start
             start += -(-nbytes // _LINE) * _LINE
@@ -424,10 +331,10 @@ class _Device:
             self.copy(space + span.place, at[span.name] + span.start, span.nbytes)
 
 
-class _Call:
+class Call:
     """One run of the layers: where its operands and the parts of its workspace are."""
 
-    def __init__(self, network: _Network, addresses: Sequence[int]) -> None:
+    def __init__(self, network: Network, addresses: Sequence[int]) -> None:
         self.network, self.device = network, _Device()
         self._at, self._workspace = _by_name(network.operation, addresses), addresses[-1]
         self._library = libcudnn()
@@ -435,6 +342,11 @@ class _Call:
     def at(self, name: str) -> int | None:
         """The address of an operand; None if it is left out."""
         return self._at.get(name)
+
+    def place(self, name: str) -> int:
+        """The address of an operand, or of the part of the workspace in its place."""
+        found = self.at(name)
+        return self.part(name) if found is None else found
 
     def part(self, name: str) -> int:
         """The address of a part of the workspace."""
@@ -444,16 +356,16 @@ class _Call:
     def weights(self) -> int:
         """The address of the space of the weights: in the operand `reserve`, if the layers have one.
 
-        There the step of the gradients finds them, too.
+        There the step of the gradients finds them, too. Not if they have an operand of their own.
         """
-        kept = self.at("reserve")
-        return self._at["space"] if kept is None else kept + self.network.kept_weights
+        space = self.at("space")
+        return self._at["reserve"] + self.network.kept_weights if space is None else space
 
     def gather_weights(self, spans: Sequence[Span]) -> None:
         """Copy the weights into their space."""
         self.device.gather(self.network.weights, spans, self._at, self.weights)
 
-    def scatter_weights(self, spans: Sequence[Span]) -> None:
+    def _scatter_weights(self, spans: Sequence[Span]) -> None:
         """Copy the gradients of the weights out of their space."""
         space = self.part("weights")
         for span in spans:
@@ -511,9 +423,14 @@ class _Call:
             *(network.weights.nbytes, self.weights, network.temporary, self.part("temporary"), *reserve),
         )
 
-    def by_data(self, y: int, dy: int, reserve: Sequence[Any]) -> None:
-        """cudnnRNNBackwardData_v8. `reserve`: its bytes and its address."""
-        network, state = self.network, self.state
+    def by_data(self, y: int, reserve: Sequence[Any]) -> None:
+        """cudnnRNNBackwardData_v8. `reserve`: its bytes and its address. The library changes it."""
+        network, state, dy = self.network, self.state, self.at("dy")
+        if dy is None:
+            dy = self.part("dy")
+            self.device.clear(dy, network.bytes_of_y)
+        if network.operation.lengths is not None:  # libcudnn may leave what is behind the end of a sequence
+            self.device.clear(self._at["dx"], network.bytes_of_x)
         self._library.cudnnRNNBackwardData_v8(
             *(network.handle, network.rnn.pointer, network.lengths.data.ptr),
             *(network.y.pointer, y, dy, network.x.pointer, self.at("dx")),
@@ -522,9 +439,13 @@ class _Call:
             *(network.weights.nbytes, self.weights, network.temporary, self.part("temporary"), *reserve),
         )
 
-    def by_weights(self, y: int, reserve: Sequence[Any]) -> None:
-        """cudnnRNNBackwardWeights_v8. It adds to what is in the space of the weights."""
+    def by_weights(self, y: int, reserve: Sequence[Any], gradients: Sequence[Span]) -> None:
+        """cudnnRNNBackwardWeights_v8, which adds to what is in the space of the weights.
+
+        `gradients`: where they lie in that space, for copies out of it.
+        """
         network = self.network
+        self.device.clear(self.part("weights"), network.weights.nbytes)
         self._library.cudnnRNNBackwardWeights_v8(
             *(network.handle, network.rnn.pointer, _ADDED, network.lengths.data.ptr),
             *(network.x.pointer, self.at("x"), network.h.pointer, self.state("h0"), network.y.pointer, y),
@@ -536,15 +457,16 @@ class _Call:
                 *reserve,
             ),
         )
+        self._scatter_weights(gradients)
 
 
-def _forward(network: _Network) -> Callable[[_Call], None]:
+def _forward(network: Network) -> Callable[[Call], None]:
     """The run of the layers."""
     spans = network.weights.spans(gradients=False)
 
-    def run(call: _Call) -> None:
+    def run(call: Call) -> None:
         kept = call.at("reserve")
-        if kept is not None:
+        if call.at("space") is None:
             call.gather_weights(spans)
         call.gather_states("h0", "c0")
         reserve = (0, None) if kept is None else (network.reserve, kept)
@@ -554,50 +476,64 @@ def _forward(network: _Network) -> Callable[[_Call], None]:
     return run
 
 
-def _backward(network: _Network, *, again: bool) -> Callable[[_Call], None]:
+def _backward(network: Network, *, again: bool) -> Callable[[Call], None]:
     """The run of the gradients of the layers."""
     weights = network.weights
     spans, gradients = weights.spans(gradients=False), weights.spans(gradients=True)
 
-    def run(call: _Call) -> None:
+    def run(call: Call) -> None:
         call.gather_states("h0", "c0", "dh_n", "dc_n")
-        y, dy, reserve = call.part("y"), call.at("dy"), (network.reserve, call.at("reserve"))
+        y, reserve = call.part("y"), (network.reserve, call.at("reserve"))
         given = call.at("y")
         if again:
             call.gather_weights(spans)
             call.forward(_TRAINING, y, reserve)
         elif given is not None:
             y = given
-        if dy is None:
-            dy = call.part("dy")
-            call.device.clear(dy, network.bytes_of_y)
-        if network.operation.lengths is not None:  # libcudnn may leave what is behind the end of a sequence
-            call.device.clear(call.at("dx") or 0, network.bytes_of_x)
-        call.by_data(y, dy, reserve)
+        call.by_data(y, reserve)
         call.scatter_states(("dh_n", "dh0"), ("dc_n", "dc0"))
         if gradients:
-            call.device.clear(call.part("weights"), network.weights.nbytes)
-            call.by_weights(y if given is None else given, reserve)
-            call.scatter_weights(gradients)
+            call.by_weights(y if given is None else given, reserve, gradients)
 
     return run
 
 
 def library_layers(operation: AnyLayers, tensors: Sequence[GraphTensor], handle: Any) -> Run:
     """The run of layers, or of their gradients, by libcudnn. Raises `Refused` and `EngineFailure`."""
-    network = _Network(operation, tensors, handle)
+    network = Network(operation, tensors, handle)
     if isinstance(operation, LayersBackward):
         run = _backward(network, again=operation.again)
     else:
         run = _forward(network)
-    return lambda addresses, _: run(_Call(network, addresses))
+    return lambda addresses, _: run(Call(network, addresses))
 
 
 def _asked(operation: AnyLayers, tensors: Sequence[GraphTensor], handle: Any) -> Asked:
-    """Bytes of the workspace, and of the reserve with the weights."""
-    network = _Network(operation, tensors, handle)
+    """Bytes of the workspace, and of the reserve, perhaps with the weights."""
+    network = Network(operation, tensors, handle)
+    if "space" in network.given:
+        return Asked(network.room, room_for_reserve(network, "reserve"))
     reserve = network.kept_weights + network.weights.nbytes
     return Asked(network.room, {"reserve": reserve} if "reserve" in network.given else {})
+
+
+def room_for_reserve(network: Network, *names: str) -> dict[str, int]:
+    """Bytes of what the library keeps, for those of these operands that are in no buffer.
+
+    Raises `Refused` if a buffer has fewer.
+    """
+    held = dict[str, int]()
+    for name in names:
+        if name in network.given:
+            nbytes = network.given[name].spec.nbytes
+            if not nbytes:
+                held[name] = network.reserve
+            elif nbytes < network.reserve:
+                raise Refused(
+                    f"{name} has {nbytes:,} of the {network.reserve:,} bytes that libcudnn needs here: "
+                    "ask for their number, as in gpu.reserve_nbytes(layer)"
+                )
+    return held
 
 
 def _library_weights(operation: LayerWeights[int], tensors: Sequence[GraphTensor], handle: Any) -> Run:
@@ -621,7 +557,7 @@ implement(
     Recurrent,
     RecurrentBackwardData,
     RecurrentBackwardWeights,
-    partly="what a recurrent layer keeps for its gradients stays within a plan",
+    partly="what a recurrent layer keeps for its gradients leaves a plan only as bytes",
 )
 implement(
     Layers,

@@ -48,6 +48,7 @@ from cudnn_actor.engines.cuda.planning.rearranging import (
     plan_of_rearranged,
     rearrangements,
 )
+from cudnn_actor.engines.cuda.planning.recurrent_passes import closed
 from cudnn_actor.engines.cuda.planning.splitting import MOST_FORMS, compile_split, is_elementwise, ways
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, placed
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
@@ -165,6 +166,8 @@ def _first_good(
         context.trying(reason)
 
     check: SelfCheck | None = None
+    checked = closed(graph)  # in its place
+    in_passes: CudaPlan | None = None
     last = "cuDNN has no plan for it"
     reasons: list[str] = []
     try:
@@ -175,7 +178,10 @@ def _first_good(
             plan = found.instead_of(reasons, provisional=left_out)
             context.trying(plan.tag)
             try:
-                check = check or SelfCheck(graph, context)
+                check = check or SelfCheck(checked or graph, context)
+                if checked is not None:
+                    in_passes = compile_split(checked, context.handle, None, in_passes=True)
+                    check.room_for(in_passes)
             except MemoryError:
                 if _shares_kernels(plan):
                     continue  # unchecked, only a plan compiled for itself is used
@@ -183,7 +189,10 @@ def _first_good(
                     "plan.unchecked", plan=plan.tag, reason="the device has no room for its self-check"
                 )
                 return CudaPlan(msgspec.structs.replace(plan.recipe, checked=False), plan.graphs)
-            plan, fault = _checked(plan, check)
+            if in_passes is None:
+                plan, fault = _checked(plan, check)
+            else:
+                fault = check.fault(in_passes)
             if fault is None:
                 return plan
             log.info("plan.discarded", plan=plan.tag, reason=fault)

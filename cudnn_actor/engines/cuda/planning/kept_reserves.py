@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward
+from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward
 from cudnn_actor.engines.cuda.planning.recurrent_layers import Kept
 from cudnn_actor.engines.cuda.running.recipe import OperationStep, Scratch, Source, Step, aligned
 from cudnn_actor.engines.scratch_places import Held

@@ -6,7 +6,8 @@ neighbours, too. Each group of neighbours is a piece, which is one step of a pla
 
 What libcudnn keeps for the gradients, its reserve, has no meaning to anything else. So no piece hands a
 reserve to another: the piece of the gradients contains the layers, too, and each piece can be checked by
-itself. A plan of both pieces then computes the layers only once: see `Together.kept`.
+itself. A plan of both pieces then computes the layers only once: see `Together.kept`. A reserve of bytes is
+what libcudnn keeps: then each operation is a step by itself, see `recurrent_passes`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, LayerWeights
+from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward, LayerWeights
+from cudnn_actor.engines.cuda.planning.recurrent_passes import has_bytes, passes, refused
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Node,
@@ -471,19 +473,21 @@ def layered(graph: OperationGraph) -> Sequence[Node]:
     They have an operand that the graph does not have, with a new uid: the library's reserve, or the space of
     the weights.
 
-    Raises `Refused` if a buffer would hold a reserve or slopes, which have a meaning to the library alone.
+    Raises `Refused` if a buffer would hold a reserve or slopes as numbers.
     """
     operations = graph.operations
     if not any(isinstance(each, _RECURRENT) for each in operations):
         return operations
+    if has_bytes(graph):
+        return passes(graph)
     layers: list[Any] = [each for each in operations if isinstance(each, Recurrent)]
     data: list[Any] = [each for each in operations if isinstance(each, RecurrentBackwardData)]
     weights: list[Any] = [each for each in operations if isinstance(each, RecurrentBackwardWeights)]
     bound = {tensor.uid for tensor in graph.tensors if tensor.role is TensorRole.BOUND}
     if any(each.slopes in bound for each in (*data, *weights)):
-        raise Refused("slopes stay within a plan on CUDA: ask for the gradients of a graph, by g.grad")
+        raise refused("slopes")
     if any(each.reserve in bound for each in (*layers, *data)):
-        raise Refused("cuDNN's reserve has no meaning outside of it: gradients compute the steps again")
+        raise refused("reserve")
     is_one = len(layers) + len(data) + len(weights) == len(operations) and len(data) in (0, len(layers))
     if not is_one or len(weights) not in (0, len(data)):
         raise Refused("recurrent layers are steps of their own")

@@ -35,6 +35,7 @@ from cudnn_actor.engines.cuda.planning.candidates import (
 from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel, copying, rows_of_parts
 from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
 from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
+from cudnn_actor.engines.cuda.planning.recurrent_passes import passes
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, moved
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
@@ -88,18 +89,19 @@ def compile_split(
     *,
     on_refusal: OnRefusal = ignore_refusal,
     precompiled: bool = False,
+    in_passes: bool = False,
 ) -> CudaPlan:
     """Compile a graph in steps: each operation alone, and a kernel for pointwise results of the same dims.
 
     `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of the
     candidate to use for a convolution, of those that can be built, and of the way to run another operation:
     its last way, if it has fewer. Calls `on_refusal` for each candidate that cannot be built. `precompiled`:
-    as for `build_candidate`.
+    as for `build_candidate`. `in_passes`: whether each recurrent operation is a step by itself.
 
     Raises `Refused` if there is no such form or candidate.
     """
     splitter = _Splitter(graph, handle, limit, form, choice, on_refusal=on_refusal, precompiled=precompiled)
-    return splitter.plan()
+    return splitter.plan(passes(graph) if in_passes else layered(graph))
 
 
 def _is_fused(graph: OperationGraph, operation: Node) -> bool:
@@ -140,8 +142,8 @@ class _Splitter:
         self._scratch = 0
         self._workspaces: dict[int, Scratch] = {}
 
-    def plan(self) -> CudaPlan:
-        operations = layered(self._graph)
+    def plan(self, operations: Sequence[Node]) -> CudaPlan:
+        """The plan that runs these operations, which may have operands that the graph does not have."""
         for uid in {uid for each in operations for uid in (*each.reads, *each.writes)} - self._forms.keys():
             self._forms[uid], self._sources[uid] = _opaque(uid, 0), Scratch(0, 0)  # see `_make_room`
         for operation in operations:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers
 from cudnn_actor.engines.cuda.running.recipe import (
     GraphStep,
     KernelStep,
@@ -64,16 +66,26 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
     if len(parts) == 1:  # what has become of it is noted on the whole
         parts = (msgspec.structs.replace(parts[0], checked=recipe.checked, tuning=recipe.tuning),)
     for part in parts:
+        own = [*itertools.islice(steps, part.steps)]
         yield PieceOfPlan(
             operations=part.operations,
             labels=tuple(graph.label(number) for number in part.operations),
-            steps=tuple(_runs(next(steps)) for _ in range(part.steps)),
+            steps=tuple(map(_runs, own)),
             plan=part.tag,
             why=part.refused,
             workspace=part.workspace,
             checked=part.checked,
             measured=_measured(part),
+            reserve=sum(map(_kept, own)),
         )
+
+
+def _kept(step: Step) -> int:
+    """The bytes of a layer's reserve, if it is only that: without the space of the weights behind it."""
+    match step:
+        case OperationStep(operation=Layers(space=int(), reserve=int(place))):
+            return step.tensors[place].spec.nbytes
+    return 0
 
 
 def _runs(step: Step) -> str:

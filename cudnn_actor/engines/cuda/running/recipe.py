@@ -20,7 +20,13 @@ from cudnn_actor.engines.cuda.kernels.row_copies import Rows
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled
 from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
 from cudnn_actor.engines.cuda.operations.fused_norms import Normed
-from cudnn_actor.engines.cuda.operations.recurrent import Layers, LayersBackward, LayerWeights
+from cudnn_actor.engines.cuda.operations.recurrent_calls import (
+    LayerBackwardData,
+    LayerBackwardWeights,
+    Layers,
+    LayersBackward,
+    LayerWeights,
+)
 from cudnn_actor.protocol.operations import GraphTensor, Node
 
 __all__ = [
@@ -143,7 +149,14 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
         Which of the operation's launchers runs it.
     """
 
-    operation: Node | LayerWeights[int] | Layers[int] | LayersBackward[int]
+    operation: (
+        Node
+        | LayerWeights[int]
+        | Layers[int]
+        | LayersBackward[int]
+        | LayerBackwardData[int]
+        | LayerBackwardWeights[int]
+    )
     tensors: tuple[GraphTensor, ...]
     sources: tuple[Source, ...]
     launcher: str
