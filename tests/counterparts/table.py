@@ -443,19 +443,24 @@ _ADV = (
         _HERE,
         "cudnnRNNForward cudnnRNNBackwardData_v8 cudnnRNNBackwardWeights_v8",
         "`g.lstm(x, weights)`, `g.gru(x, weights)`, `g.rnn(x, weights)`, and `g.grad(y, (x, h0), dy)` of "
-        "them; a layer as a message: `Recurrent`, `RecurrentBackwardData`, `RecurrentBackwardWeights`: "
-        "[programs](cudnn.md#recurrent-networks)",
+        "them; a layer as a message: `Recurrent`, `RecurrentBackwardData`, `RecurrentBackwardWeights`, with "
+        "the reserve in a buffer: [programs](cudnn.md#recurrent-networks)",
     ),
     Row(
         _NEEDLESS,
         """
         cudnnCreateRNNDescriptor cudnnDestroyRNNDescriptor cudnnSetRNNDescriptor_v8 cudnnGetRNNDescriptor_v8
         cudnnCreateRNNDataDescriptor cudnnDestroyRNNDataDescriptor cudnnSetRNNDataDescriptor
-        cudnnGetRNNDataDescriptor cudnnBuildRNNDynamic cudnnGetRNNTempSpaceSizes
+        cudnnGetRNNDataDescriptor cudnnBuildRNNDynamic
         cudnnGetRNNWeightSpaceSize cudnnGetRNNWeightParams
         """,
-        "The options and the lengths are arguments, weights are tensors in PyTorch's order. The service has "
-        "the workspace, and a plan its reserve",
+        "The options and the lengths are arguments, weights are tensors in PyTorch's order",
+    ),
+    Row(
+        _HERE,
+        "cudnnGetRNNTempSpaceSizes",
+        "The service has the workspace, and a graph with gradients its reserve. "
+        "`await gpu.reserve_nbytes(layer)` gives the size of a reserve that lies in a buffer",
     ),
     Row(
         _HERE,

@@ -506,10 +506,29 @@ def the_rest() -> list[Case]:
             {**STEPS, "dy": normal(4, 2, 5, seed=9)},
             gradients(recurrent, "x", "h0", "w_ih", "w_hh"),
         ),
+        rnn_training(),
         Case("clipped_lstm_step", CELL, clipped_lstm_step),
         Case("sampler", places, lambda x, grid: {"y": grid_sample(x, grid)}),
         Case("sampler_backward", {**places, "dy": normal(2, 3, 3, 3)}, gradients(grid_sample, "x", "grid")),
     ]
+
+
+def rnn_training() -> Case:
+    """The three messages of a layer."""
+    layer = {"x": STEPS["x"]} | {name: STEPS[name][None] for name in ("w_ih", "w_hh")}
+    into = {name: np.zeros_like(layer[name.removeprefix("d")]) for name in ("dx", "dw_ih", "dw_hh")}
+    dy = normal(4, 2, 5, seed=9)
+    results = into | {"y": np.zeros_like(dy)}
+
+    def forward(x: Any, w_ih: Any, w_hh: Any, **_: Any) -> Arrays:
+        return {"y": recurrent(x=x, h0=np.zeros((1, 2, 5)), w_ih=w_ih[0], w_hh=w_hh[0])}
+
+    def backward(dy: Any, x: Any, w_ih: Any, w_hh: Any, **_: Any) -> Arrays:
+        of = {"x": x, "h0": np.zeros((1, 2, 5)), "w_ih": w_ih[0], "w_hh": w_hh[0]}
+        found = gradients(recurrent, "x", "w_ih", "w_hh")(dy=dy, **of)
+        return {name: each.reshape(into[name].shape) for name, each in found.items()}
+
+    return Case("rnn_training", {"dy": dy, **layer, **results}, lambda **of: forward(**of) | backward(**of))
 
 
 def clipped_lstm_step(*, x: Any, h: Any, c: Any, w_ih: Any, w_hh: Any, b: Any) -> Arrays:
