@@ -179,7 +179,16 @@ def test_a_plan_tells_how_many_bytes_a_layer_keeps(library: Computing) -> None:
     plan = compile_split(graph, SimpleNamespace(backend_handle=9), None)
     (piece,) = explanation(plan.recipe, graph).pieces
     assert piece.reserve == 12_345
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan.recipe), type=Recipe) == plan.recipe
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_survives_being_bytes_and_says_what_its_steps_read(library: Computing, kind: Any) -> None:
+    graph = Messages(WIDE["lstm"]).graph(kind)
+    recipe = compile_split(graph, SimpleNamespace(backend_handle=9), None).recipe
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(recipe), type=Recipe) == recipe
+    step: Any = recipe.steps[-1]
+    written = [number for number in range(len(step.tensors)) if number not in step.reads]
+    assert written == [number for _, number in step.operation.named(step.operation.outputs)]
 
 
 def test_a_reserve_of_another_layer_within_a_graph_is_refused() -> None:
