@@ -72,8 +72,8 @@ from cudnn_actor.protocol.operations.recurrent import (
     Recurrent as Recurrent,
     RecurrentBackwardData as RecurrentBackwardData,
     RecurrentBackwardWeights as RecurrentBackwardWeights,
-    RecurrentMode as RecurrentMode,
 )
+from cudnn_actor.protocol.operations.recurrent_layer import RecurrentMode as RecurrentMode
 from cudnn_actor.protocol.operations.recurrent_steps import (
     CellActivation as CellActivation,
     CellFunction as CellFunction,

@@ -16,7 +16,7 @@ from cudnn_actor.protocol.operations import (
     RecurrentMode,
     Specs,
 )
-from cudnn_actor.protocol.operations.recurrent import walk as walked
+from cudnn_actor.protocol.operations.recurrent_layer import walk as walked
 
 from .errors import Off, doubled, sum_error
 from .rows import BARE, FLOATS, Asked, Exact, Made, Row, Sizes
