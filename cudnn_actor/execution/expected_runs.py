@@ -62,25 +62,29 @@ class ExpectedRun:
         self.buffers = buffers
         self.constant = constant
         self._expect = expect
-        self._launch: Callable[[], None] | None = expect(buffers)
+        self._launch: Callable[[], None] | None = None
         """None if it has to be prepared anew. Nothing here refers back to this object: in a reference cycle,
         its plan would be destroyed by the garbage collector, on whatever thread that runs."""
-        self._elsewhere: WeakSet[ExpectedRun] = WeakSet()
-
-    @property
-    def anywhere(self) -> RunAnywhere | None:
+        self.anywhere: RunAnywhere | None = None
         """What runs it on other buffers; None if nothing does, or if it has to be prepared anew."""
-        return self._launch if isinstance(self._launch, RunAnywhere) else None
+        self._elsewhere: WeakSet[ExpectedRun] = WeakSet()
+        self._prepare()
+
+    def _prepare(self) -> Callable[[], None]:
+        launch = self._launch = self._expect(self.buffers)
+        self.anywhere = launch if isinstance(launch, RunAnywhere) else None
+        return launch
 
     def enqueue(self) -> None:
         """Enqueue a run."""
-        if self._launch is None:
-            self._launch = self._expect(self.buffers)
-        self._launch()
+        launch = self._launch
+        if launch is None:
+            launch = self._prepare()
+        launch()
 
     def forget_values(self) -> None:
         """Have the engine read the constant buffers again, when the next run is enqueued."""
-        self._launch = None
+        self._launch = self.anywhere = None
         for other in self._elsewhere:
             other.forget_values()
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.arenas import FIXED_SIZE, keeping
 from cudnn_actor.memory import ArenaPool, BufferOwner
+from cudnn_actor.memory.addresses import address_of
 from cudnn_actor.memory.container import available
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import OutOfMemory
@@ -193,7 +194,7 @@ class Staging:
         base = array.base
         if base is None or (type(base) is np.ndarray and base.base is None):
             return None  # nearly all arrays: with memory of its own, or a view of one that has
-        address = array.__array_interface__["data"][0]
+        address = address_of(array)
         for segment, (begin, nbytes) in self._begins.items():
             if begin <= address and address + array.nbytes <= begin + nbytes:
                 return segment, address - begin
@@ -244,7 +245,7 @@ class Staging:
             os.ftruncate(descriptor, size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, FIXED_SIZE)
             self._mapped[number] = mapped = map_segment(descriptor, size)
-            self._begins[number] = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0], size
+            self._begins[number] = address_of(np.frombuffer(mapped, np.uint8)), size
             self._announce(number, size, descriptor)
         except BaseException:
             self._mapped.pop(number, None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,6 +14,8 @@ import pytest
 from cudnn_actor.engines.base import RunAnywhere
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.fast.bound_programs import AT_A_TIME
+from cudnn_actor.engines.cpu.fast.launch import FastLaunch
+from cudnn_actor.engines.cpu.fast.plan import FastPlan
 from cudnn_actor.protocol import Graph, GraphBuilder
 
 from ..launched import SQUARE, Launched, launched_product
@@ -137,3 +142,18 @@ def test_weights_that_are_kept_in_float32_are_there_for_runs_in_place(engine: Cp
     assert {*found} == {x, y}
     launch.run_on(found)
     np.testing.assert_allclose(into, wanted, rtol=1e-2, atol=0.1)
+
+
+def test_a_launch_is_in_no_reference_cycle() -> None:
+    """What it keeps of an arena would else stay mapped, until garbage is collected on whatever thread."""
+    buffers = [np.zeros(SQUARE, np.float32) for _ in range(3)]
+    plan = SimpleNamespace(written=[2])
+    launch = FastLaunch(cast(FastPlan, plan), buffers, lambda _: None)
+    assert not launch.instead([(0, np.zeros(SQUARE, np.float32))], [(2, None)]), "nothing has lain there"
+    known = weakref.ref(launch)
+    gc.disable()
+    try:
+        del launch
+        assert known() is None
+    finally:
+        gc.enable()

@@ -8,14 +8,14 @@ and buffers stay where they are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from cudnn_actor.engines.base import RunAnywhere
 from cudnn_actor.engines.cpu.fast.bound_programs import AT_A_TIME, is_small
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
-from cudnn_actor.engines.cpu.in_place import LEAST_BYTES, Arrays, address_of, fitting
+from cudnn_actor.engines.cpu.in_place import LEAST_BYTES, Arrays, InPlace
 from cudnn_actor.memory.least_recent import LeastRecent
 
 __all__ = ["FastLaunch"]
@@ -48,7 +48,7 @@ class FastLaunch(RunAnywhere):
         run: Callable[[Sequence[np.ndarray]], None],
     ) -> None:
         self._buffers, self._run = buffers, run
-        self._results = [buffers[place] for place in plan.written]
+        self._in_place = InPlace(buffers, [buffers[place] for place in plan.written], _like(buffers))
         self._bound: LeastRecent[_Places, tuple[np.ndarray, ...]] = LeastRecent(most=AT_A_TIME, nbytes=0)
         self._noted = [deque[_Places](maxlen=AT_A_TIME) for _ in range(_WAYS)]
         """Where the arrays of the last runs lay that were not in place in each way.
@@ -75,40 +75,47 @@ class FastLaunch(RunAnywhere):
         targets: Sequence[tuple[int, np.ndarray | None]],
     ) -> Arrays:
         """See `RunAnywhere`: arrays that lie as the buffers do, and where such arrays have lain lately."""
-        read, written = fitting(sources, targets, self._buffers, self._results, _lie_alike)
-        for found, noted in zip((read | written, written, read), self._noted, strict=True):
-            if sum(array.nbytes for array in found.values()) < LEAST_BYTES:
+        found = self._in_place.found(sources, targets)
+        for ports, noted in zip((None, targets, sources), self._noted, strict=True):
+            chosen = found if ports is None else found.only(place for place, _ in ports)
+            if chosen.nbytes < LEAST_BYTES:
                 continue
-            places = _places(found)
+            places = tuple(chosen.starts.items())
             if places in self._bound or places in noted:
-                return found
+                return chosen
             noted.append(places)
-        return {}
+        return Arrays()
 
-    def run_on(self, arrays: Mapping[int, np.ndarray]) -> None:
+    def run_on(self, arrays: Arrays) -> None:
         """See `RunAnywhere`."""
-        places = _places(arrays)
+        places = tuple(arrays.starts.items())
         buffers = self._bound.get(places)
         if buffers is None:
+            starts = arrays.starts
             buffers = tuple(
-                _at(address_of(arrays[place]), buffer) if place in arrays else buffer
+                _at(starts[place], buffer) if place in starts else buffer
                 for place, buffer in enumerate(self._buffers)
             )
             self._bound.put(places, buffers, 0)
         self._run(buffers)
 
 
-def _places(arrays: Mapping[int, np.ndarray]) -> _Places:
-    return tuple((place, address_of(array)) for place, array in arrays.items())
+def _like(buffers: Sequence[np.ndarray]) -> Callable[[int, np.ndarray], bool]:
+    """A function that says whether an array lies as the buffer in a place does.
 
+    No method of the launch: what this kept in a reference cycle would stay mapped until garbage is collected.
+    """
 
-def _lie_alike(_place: int, array: np.ndarray, buffer: np.ndarray) -> bool:
-    return (
-        array.shape == buffer.shape
-        and array.strides == buffer.strides
-        and array.dtype == buffer.dtype
-        and array.flags.aligned
-    )
+    def lies_alike(place: int, array: np.ndarray) -> bool:
+        buffer = buffers[place]
+        return (
+            array.shape == buffer.shape
+            and array.strides == buffer.strides
+            and array.dtype == buffer.dtype
+            and array.flags.aligned
+        )
+
+    return lies_alike
 
 
 class _Memory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.base import EngineFailure, Plan, RunAnywhere, no_progress
-from cudnn_actor.engines.cpu.in_place import LEAST_BYTES, address_of, fitting
+from cudnn_actor.engines.cpu.in_place import LEAST_BYTES, Arrays, InPlace
 from cudnn_actor.engines.cpu.sessions.draft import Draft, memory_order
 from cudnn_actor.engines.cpu.sessions.runtime import as_value, giving_memory_back, make_session
 from cudnn_actor.engines.support import tag_of
+from cudnn_actor.memory.addresses import address_of
 from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -158,6 +159,22 @@ class _Port(NamedTuple):
         return array if self.order is None else array.transpose(self.order)
 
 
+class _Form(NamedTuple):
+    """What an array has that a session reads or writes where it lies.
+
+    Parameters
+    ----------
+    dims, dtype
+        Its own.
+    order
+        The axes as they lie in memory; None if that is their order.
+    """
+
+    dims: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: tuple[int, ...] | None
+
+
 class _Bound(NamedTuple):
     """A session, bound to buffers.
 
@@ -224,10 +241,8 @@ class SessionRun:
         on_progress()
         on_piece()
 
-    def run_on(
-        self, buffers: Sequence[np.ndarray], scalars: Iterable[float], arrays: Mapping[int, np.ndarray]
-    ) -> None:
-        """Compute on these buffers, and on arrays that it `takes` in place of some, by their places.
+    def run_on(self, buffers: Sequence[np.ndarray], scalars: Iterable[float], arrays: Arrays) -> None:
+        """Compute on these buffers, and on arrays that it may `use` in place of some.
 
         The buffers are the same at each call. None of the arrays is kept. Raises the same.
         """
@@ -235,24 +250,37 @@ class SessionRun:
         if bound is None:
             bound = self._elsewhere = self._bind(buffers)
         addresses = self._addresses
-        for place in addresses.keys() | arrays.keys():  # some may be bound to arrays of the last run
-            array = arrays.get(place, buffers[place])
-            if addresses.get(place) != (address := address_of(array)):
-                port = self._ports[place]
-                assert port is not None
-                _attach(bound.binding, port, port.ordered(array))
-                addresses[place] = address
+        if addresses != arrays.starts:
+            for place in addresses.keys() | arrays.starts:  # some may be bound to arrays of the last run
+                array = arrays.get(place, buffers[place])
+                address = arrays.starts.get(place) or address_of(array)
+                if addresses.get(place) != address:
+                    port = self._ports[place]
+                    assert port is not None
+                    _attach(bound.binding, port, port.ordered(array), address)
+                    addresses[place] = address
         self._compute(bound, scalars)
 
-    def takes(self, place: int, array: np.ndarray, buffer: np.ndarray) -> bool:
-        """Whether the session reads or writes an array where it lies, in the place of a graph's buffer."""
+    def usable(self, buffers: Sequence[np.ndarray]) -> Callable[[int, np.ndarray], bool]:
+        """A function that says whether the session reads or writes an array where it lies, in the place of
+        one of these buffers."""
+        forms = [self._form(place, buffer) for place, buffer in enumerate(buffers)]
+
+        def is_usable(place: int, array: np.ndarray) -> bool:
+            if (form := forms[place]) is None or array.shape != form.dims or array.dtype != form.dtype:
+                return False
+            flags = array.flags if form.order is None else array.transpose(form.order).flags
+            return flags.c_contiguous and flags.aligned
+
+        return is_usable
+
+    def _form(self, place: int, buffer: np.ndarray) -> _Form | None:
+        """What arrays in the place of a buffer must have; None if there may be none."""
         port = self._ports[place]
-        if port is None or port.apart or array.shape != buffer.shape or array.dtype != buffer.dtype:
-            return False
-        if not port.ordered(buffer).flags.c_contiguous:
-            return False
-        flags = port.ordered(array).flags
-        return flags.c_contiguous and flags.aligned
+        if port is None or port.apart or not port.ordered(buffer).flags.c_contiguous:
+            return None
+        usual = port.order is None or port.order == tuple(range(buffer.ndim))
+        return _Form(buffer.shape, buffer.dtype, None if usual else port.order)
 
     def may_move(self, buffers: Sequence[np.ndarray]) -> bool:
         """Whether it pays to run on arrays in place of buffers, and the graph overwrites no operand."""
@@ -307,9 +335,8 @@ class SessionRun:
             bound.numbers.append(number)
             if uid in draft.inputs:
                 element_type, _ = draft.port_of(uid)
-                _attach(
-                    bound.binding, _Port(draft.inputs[uid], int(element_type), None, False, False), number
-                )
+                port = _Port(draft.inputs[uid], int(element_type), None, False, False)
+                _attach(bound.binding, port, number, address_of(number))
         return bound
 
     @staticmethod
@@ -322,13 +349,13 @@ class SessionRun:
             else:
                 bound.before.append(functools.partial(np.copyto, packed, array))
             array = packed
-        _attach(bound.binding, port, array)
+        _attach(bound.binding, port, array, address_of(array))
 
 
-def _attach(binding: Any, port: _Port, array: np.ndarray) -> None:
-    """Have a session read or write a packed array. It does not keep the array."""
+def _attach(binding: Any, port: _Port, array: np.ndarray, address: int) -> None:
+    """Have a session read or write a packed array, which lies at this address. It does not keep the array."""
     attach = binding.bind_output if port.written else binding.bind_input
-    attach(port.name, "cpu", 0, port.element_type, array.shape, address_of(array))
+    attach(port.name, "cpu", 0, port.element_type, array.shape, address)
 
 
 class SessionLaunch(RunAnywhere):
@@ -352,7 +379,7 @@ class SessionLaunch(RunAnywhere):
         on_progress: Callable[[], None],
     ) -> None:
         self._run, self._buffers, self._scalars, self._on_progress = run, buffers, scalars, on_progress
-        self._results = run.results(buffers)
+        self._in_place = InPlace(buffers, run.results(buffers), run.usable(buffers))
 
     def __call__(self) -> None:
         """Compute on its buffers."""
@@ -362,13 +389,12 @@ class SessionLaunch(RunAnywhere):
         self,
         sources: Sequence[tuple[int, np.ndarray]],
         targets: Sequence[tuple[int, np.ndarray | None]],
-    ) -> dict[int, np.ndarray]:
+    ) -> Arrays:
         """See `RunAnywhere`: large arrays that lie as the session takes them, and overlap no result."""
-        read, written = fitting(sources, targets, self._buffers, self._results, self._run.takes)
-        found = read | written
-        return found if sum(array.nbytes for array in found.values()) >= LEAST_BYTES else {}
+        found = self._in_place.found(sources, targets)
+        return found if found.nbytes >= LEAST_BYTES else Arrays()
 
-    def run_on(self, arrays: Mapping[int, np.ndarray]) -> None:
+    def run_on(self, arrays: Arrays) -> None:
         """See `RunAnywhere`."""
         self._run.run_on(self._buffers, self._scalars, arrays)
         self._on_progress()

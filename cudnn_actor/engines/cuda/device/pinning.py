@@ -14,8 +14,9 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import StickyError
 from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.memory.addresses import address_of
 
-__all__ = ["PinnedMemory", "address_of"]
+__all__ = ["PinnedMemory"]
 
 _READ_ONLY = 8
 """cudaHostRegisterReadOnly: required for a mapping that this process may not write."""
@@ -72,8 +73,3 @@ class PinnedMemory:
     def forget(self) -> None:
         """Drop all mappings without unlocking them, because the context has died."""
         self._locked.clear()
-
-
-def address_of(array: np.ndarray) -> int:
-    """The address of a C-contiguous array."""
-    return int(array.__array_interface__["data"][0])

@@ -27,9 +27,10 @@ import numpy as np
 from cudnn_actor.engines.cpu.transfer import check_target, check_values, element, store
 from cudnn_actor.engines.cuda.device.fences import Fences
 from cudnn_actor.engines.cuda.device.pinned_ring import Piece, StagingRing
-from cudnn_actor.engines.cuda.device.pinning import PinnedMemory, address_of
+from cudnn_actor.engines.cuda.device.pinning import PinnedMemory
 from cudnn_actor.engines.cuda.device.place import Place, memory_order
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.memory.addresses import address_of
 from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
 
 __all__ = ["PIECE_BYTES", "Transfer", "blocks"]
