@@ -318,7 +318,8 @@ class Broker(Generic[W]):
         return work
 
     def _run_model(self, envelope: Envelope, message: RunModel) -> W:
-        require_asker(envelope, "results")
+        if envelope.future is None:  # an asyncio caller waits for each message that has one
+            require_asker(envelope, "results")
         models, run = self.state.models, self.state.model_run(envelope)
         assert run.deployed is not None
         if self.state.quarantined:

@@ -71,6 +71,10 @@ class Deployed(msgspec.Struct, eq=False):
     it."""
     uses: frozenset[int] = frozenset()
     """The slot numbers of all its buffers."""
+    results: tuple[tuple[int, None], ...] = ()
+    """Where the buffer of each output stands, with None: a new array for each is what most runs answer."""
+    copies: tuple[tuple[str, int, tuple[int, ...], np.dtype[Any]], ...] = ()
+    """Of each input that a run copies: its name, where its buffer stands, and its dims and dtype."""
 
     def __post_init__(self) -> None:
         """Note what inputs it is for, and what it uses."""
@@ -78,6 +82,9 @@ class Deployed(msgspec.Struct, eq=False):
         self.kinds = tuple(
             (name, spec.dims, spec.dtype.numpy, spec.dtype) for name, spec in self.of.specs.items()
         )
+        self.results = tuple((place, None) for place in self.outputs.values())
+        specs = [(name, place, self.of.specs[name]) for name, place in self.inputs.items()]
+        self.copies = tuple((name, place, spec.dims, spec.dtype.numpy) for name, place, spec in specs)
 
     @property
     def copied(self) -> frozenset[int]:
@@ -99,6 +106,28 @@ class Deployed(msgspec.Struct, eq=False):
                 if array.shape != dims or array.dtype != dtype:
                     return False
             elif (ref := buffers.get(name)) is None or ref.spec.dims != dims or ref.spec.dtype is not member:
+                return False
+        return not self.of.values or self.accepts(arrays)
+
+    def is_for_arrays(self, message: RunModel) -> bool:
+        """The same for a message that has not been checked: that it is well-formed, and has arrays alone.
+
+        False may also mean that it takes longer to find out.
+        """
+        arrays, buffers, into = message.arrays, message.buffers, message.into
+        if (
+            not (type(arrays) is type(buffers) is type(into) is dict)
+            or buffers
+            or into
+            or type(message.again) is not bool
+            or type(message.crashes) is not int
+            or message.crashes < 0
+            or len(arrays) != len(self.kinds)
+        ):
+            return False
+        for name, dims, dtype, _ in self.kinds:
+            array = arrays.get(name)
+            if type(array) is not np.ndarray or array.shape != dims or array.dtype != dtype:
                 return False
         return not self.of.values or self.accepts(arrays)
 
@@ -132,12 +161,12 @@ class Deployed(msgspec.Struct, eq=False):
         it was sent.
         """
         arrays: list[tuple[int, np.ndarray]] = []
-        given = message.buffers
-        for name, place in self.inputs.items():
-            if name not in given:
-                array, spec = message.arrays.get(name), self.of.specs[name]
-                if not isinstance(array, np.ndarray) or not _fits(array, spec):
-                    raise _changed(name, array, spec)
+        given, buffers = message.arrays, message.buffers
+        for name, place, dims, dtype in self.copies:
+            if name not in buffers:
+                array = given.get(name)
+                if not isinstance(array, np.ndarray) or array.shape != dims or array.dtype != dtype:
+                    raise _changed(name, array, self.of.specs[name])
                 arrays.append((place, array))
         if self.state is not None:
             assert self.of.draws is not None
@@ -220,10 +249,6 @@ class ModelRun(msgspec.Struct, eq=False):
         """What it reads and writes of buffers with lasting contents: a second run depends on these alone."""
         assert self.deployed is not None
         return Footprint(self.deployed.weights.union(self.reads), self.writes)
-
-
-def _fits(array: np.ndarray, spec: TensorSpec) -> bool:
-    return array.shape == spec.dims and array.dtype == spec.dtype.numpy
 
 
 def _changed(name: str, array: object, spec: TensorSpec) -> InvalidRequest:

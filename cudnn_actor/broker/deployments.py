@@ -40,9 +40,28 @@ class _Model:
         self.graphs: dict[str, Deployed] = {}
         self.by_key: dict[Key, tuple[Deployed, ...]] = {}
         """Replaced in one step whenever `graphs` changes."""
-        self.likely: tuple[object, Deployed] | None = None
-        """The graph of the latest run, with the `by_key` that it was found in. Any thread replaces it."""
+        self.likely: _Likely | None = None
+        """The graph of the latest run. Any thread replaces it."""
         self.drawn = 0
+
+
+class _Likely(NamedTuple):
+    """A graph that a model's next run is likely to run.
+
+    Parameters
+    ----------
+    by_key
+        What it was found in: with another `_Model.by_key`, another graph may be for the same inputs.
+    deployed
+        The graph.
+    run
+        The run of each message for it that has arrays alone: nothing in it is about one of them. None if each
+        run draws random numbers of its own.
+    """
+
+    by_key: object
+    deployed: Deployed
+    run: ModelRun | None
 
 
 class _Latest(NamedTuple):
@@ -97,6 +116,8 @@ class Deployments:
         """
         if (latest := self._latest) is not None and latest.is_for(message):
             return latest.run
+        if (known := self._likely_run(message)) is not None:
+            return known
         check_run_model(message)
         model = self._model(message.model)
         by_key = model.by_key
@@ -121,6 +142,17 @@ class Deployments:
         if deployed.of.draws is None and not message.arrays:  # else each run is another one
             self._latest = _Latest(message, run, model, by_key)
         return run
+
+    def _likely_run(self, message: RunModel) -> ModelRun | None:
+        """The run of a message with arrays alone, if it is well-formed and for the model's likely graph."""
+        ref = message.model
+        if type(ref) is not ModelRef or ref.service != self._service:
+            return None
+        model = self._models.get(ref.number)
+        if model is None or (likely := model.likely) is None or likely.run is None:
+            return None
+        known = likely.by_key is model.by_key and likely.deployed.is_for_arrays(message)
+        return likely.run if known else None
 
     def check(self, graphs: tuple[ModelGraph, ...]) -> None:
         """Raise `InvalidRequest` or `StaleBufferError` for graphs that cannot be deployed."""
@@ -153,15 +185,15 @@ class Deployments:
     @staticmethod
     def _deployed(model: _Model, message: RunModel) -> Deployed:
         by_key, likely = model.by_key, model.likely
-        # With another `by_key`, another graph may be for the same inputs.
-        if likely is not None and likely[0] is by_key and likely[1].is_for(message):
-            return likely[1]
+        if likely is not None and likely.by_key is by_key and likely.deployed.is_for(message):
+            return likely.deployed
         arrays, buffers = message.arrays, message.buffers
         given = [(name, array.shape, DType.of(array.dtype)) for name, array in arrays.items()]
         given += [(name, ref.spec.dims, ref.spec.dtype) for name, ref in buffers.items()]
         for deployed in by_key.get(frozenset(given), ()):  # type: ignore[arg-type]  # None is in none
             if deployed.accepts(arrays):
-                model.likely = by_key, deployed
+                run = ModelRun(deployed.cached, (), (), deployed) if deployed.of.draws is None else None
+                model.likely = _Likely(by_key, deployed, run)
                 return deployed
         raise not_deployed(model.ref, given)
 
@@ -240,11 +272,11 @@ class Deployments:
     def draw(self, run: ModelRun, ref: ModelRef) -> None:
         """Have a run draw its random numbers, if it has not yet. The next runs draw others."""
         assert run.deployed is not None
-        if run.drawn is None:
-            draws, model = run.deployed.of.draws, self._model(ref)
+        draws = run.deployed.of.draws
+        if draws is not None and run.drawn is None:
+            model = self._model(ref)
             run.drawn = model.drawn
-            if draws is not None:
-                model.drawn = (model.drawn + draws.count) % (1 << 62)
+            model.drawn = (model.drawn + draws.count) % (1 << 62)
 
     def check_whole(self, deployed: Deployed) -> None:
         """Raise `StaleBufferError` if a buffer of a graph was torn or lost."""
@@ -375,6 +407,7 @@ class Deployments:
             key = frozenset((name, spec.dims, spec.dtype) for name, spec in deployed.of.specs.items())
             by_key[key] = (*by_key.get(key, ()), deployed)
         model.by_key = by_key
+        model.likely = None  # it would keep its graph
 
     def _end(self, removed: Iterable[Deployed]) -> None:
         self._latest = None  # it would keep its graph

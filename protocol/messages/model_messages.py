@@ -32,6 +32,8 @@ __all__ = [
     "WriteWeights",
 ]
 
+_set = msgspec.structs.force_setattr
+
 
 class ModelRef(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
@@ -174,10 +176,13 @@ class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):
 
     def __post_init__(self) -> None:
         """Take copies of the dicts, so that their sender may use them for the next message at once."""
-        for name in ("arrays", "buffers", "into"):
-            given = getattr(self, name)
-            if type(given) is dict:
-                msgspec.structs.force_setattr(self, name, given.copy())
+        # One after the other, not in a loop: each run of a model makes such a message.
+        if type(self.arrays) is dict:
+            _set(self, "arrays", self.arrays.copy())
+        if type(self.buffers) is dict:
+            _set(self, "buffers", self.buffers.copy())
+        if type(self.into) is dict:
+            _set(self, "into", self.into.copy())
 
     @classmethod
     def of(
@@ -190,10 +195,12 @@ class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):
         crashes: int = 0,
     ) -> RunModel:
         """A message with inputs of both kinds, by name."""
+        buffers = {name: value for name, value in inputs.items() if isinstance(value, BufferRef)}
+        others = {name: value for name, value in inputs.items() if name not in buffers} if buffers else inputs
         return cls(
             model=model,
-            arrays={name: value for name, value in inputs.items() if not isinstance(value, BufferRef)},
-            buffers={name: value for name, value in inputs.items() if isinstance(value, BufferRef)},
+            arrays=dict(others),
+            buffers=buffers,
             into=dict(into or {}),
             again=again,
             crashes=crashes,

@@ -421,19 +421,24 @@ async def test_what_does_not_fit_is_refused_and_nothing_is_changed() -> None:
         await gpu.free(good.buffers[0])
         with pytest.raises(StaleBufferError):
             await gpu.ask(WarmModel(model=model, graphs=(good,)))
-        for problem, message in {
+        bad_runs: dict[str, RunModel] = {
             "is of type": RunModel(model=model, arrays={"image": 3}),  # type: ignore[dict-item]
+            "into=": RunModel(model=model, arrays={"image": images(4)}, into=0),  # type: ignore[arg-type]
+            "model=": RunModel(model=model.number, arrays={"image": images(4)}),  # type: ignore[arg-type]
             "is given twice": RunModel(model=model, arrays={"image": images(4)}, buffers={"image": x}),
             "is no output": RunModel.of(model, {"image": images(4)}, {"other": x}),
             "not of the output's dims": RunModel.of(model, {"image": images(4)}, {"scores": w}),
             "used by this run already": RunModel.of(model, {"image": x}, {"scores": x}),
             "crashes=-1": RunModel(model=model, arrays={"image": images(4)}, crashes=-1),
             "again=1": RunModel(model=model, arrays={"image": images(4)}, again=1),  # type: ignore[arg-type]
+            "crashes=True": RunModel(model=model, arrays={"image": images(4)}, crashes=True),
             "has a dtype": RunModel(model=model, arrays={"image": images(4).astype(complex)}),
-        }.items():
-            with pytest.raises(InvalidRequest, match=problem):
-                await gpu.ask(message)
-        check(await run(gpu, model, images(4)), images(4))
+        }
+        for _ in range(2):  # also where messages are compared with the run before
+            for problem, message in bad_runs.items():
+                with pytest.raises(InvalidRequest, match=problem):
+                    await gpu.ask(message)
+            check(await run(gpu, model, images(4)), images(4))
 
 
 async def test_a_graph_that_changes_its_inputs_is_refused() -> None:
@@ -640,6 +645,17 @@ async def test_the_latest_graph_for_the_same_inputs_runs_whatever_ran_before() -
         np.testing.assert_allclose(results["logits"], images(4) @ (W * 3), rtol=1e-5, atol=1e-6)
         await gpu.ask(UnloadModel(model=model, graphs=("another",)))
         check(await run(gpu, model, images(4)), images(4))
+
+
+async def test_runs_like_the_one_before_end_with_their_model() -> None:
+    async with deployed() as (gpu, model):
+        for seed in range(2):
+            check(await run(gpu, model, images(4, seed)), images(4, seed))
+        stranger = ModelRef(number=model.number, service=model.service + 1)
+        await gpu.ask(UnloadModel(model=model))
+        for ref in (model, stranger):
+            with pytest.raises(NotDeployed):
+                await run(gpu, ref, images(4))
 
 
 async def test_a_run_reads_lent_memory_where_it_lies() -> None:
