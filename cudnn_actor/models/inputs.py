@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.spatial import rearranged
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
-__all__ = ["checked_inputs", "named_once", "spec_of"]
+__all__ = ["Alike", "checked_inputs", "named_once", "spec_of"]
 
 _OPTIONS = ("keep", "timeout")
 """Arguments of a run, which no input's keyword can be."""
@@ -32,6 +32,42 @@ def named_once(inputs: object, named: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in named.keys() & (inputs or {}).keys():
         raise InvalidRequest(field=name, value=named[name], problem="is given twice", fix="give it once")
     return {**(inputs or {}), **named}
+
+
+class Alike(NamedTuple):
+    """What inputs have in common that fit a model as those of an earlier run do: they need no more checks.
+
+    Parameters
+    ----------
+    kinds
+        Name, dims and dtype of each. All are arrays.
+    specs
+        The specs of these, by name. The same dict for all runs with such inputs; nobody changes it.
+    """
+
+    kinds: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
+    specs: Mapping[str, TensorSpec]
+
+    @classmethod
+    def to(cls, given: Mapping[str, BufferRef | np.ndarray]) -> Alike | None:
+        """What is like inputs that `checked_inputs` has returned; None if some are no arrays."""
+        arrays = [(name, each) for name, each in given.items() if not isinstance(each, BufferRef)]
+        if len(arrays) < len(given):
+            return None
+        kinds = tuple((name, array.shape, array.dtype) for name, array in arrays)
+        return cls(kinds, {name: spec_of(array) for name, array in arrays})
+
+    def views(self, inputs: Mapping[str, Any]) -> dict[str, BufferRef | np.ndarray] | None:
+        """What `checked_inputs` returns for inputs, if they are like these; else None."""
+        if type(inputs) is not dict or len(inputs) != len(self.kinds):
+            return None
+        views: dict[str, BufferRef | np.ndarray] = {}
+        for name, dims, dtype in self.kinds:
+            array = inputs.get(name)
+            if type(array) is not np.ndarray or array.shape != dims or array.dtype != dtype:
+                return None
+            views[name] = array[...]
+        return views
 
 
 def checked_inputs(

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cudnn_actor.actors import Deadline, within
-from cudnn_actor.models.inputs import Values, checked_inputs, named_once, spec_of
+from cudnn_actor.models.inputs import Alike, Values, checked_inputs, named_once, spec_of
 from cudnn_actor.models.keeping import MOST_KEPT, Keeping, Kept, Replaced, Unload
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.preparing import Preparing
@@ -103,6 +103,9 @@ class Model:
         self._successor: Model | None = None
         """What has replaced it and does all that it is asked for; None for nothing."""
         self._features = source.inputs, source.defaults, source.outputs
+        self._output_names = [each.name for each in source.outputs]
+        self._alike: Alike | None = None
+        """What the inputs of its latest run have, if they were arrays alone. Any thread replaces it."""
         shown = f"<model: {self._signature()}>"
         self._keeping = Keeping(gpu, ref, source, shown, discard=discard, unload=unload, graphs=graphs)
         self._writing = Writing(gpu, self._keeping)
@@ -186,9 +189,15 @@ class Model:
         **named: Any,
     ) -> dict[str, Any]:
         """See `CudnnRef.run`: `run(image=x)`, or `run({"image": x})`."""
-        given = self.validated(named_once(inputs, named), keep)
+        given = named_once(inputs, named)
+        alike = None if keep else self._alike
+        views = None if alike is None else alike.views(given)
+        if views is None:
+            views = self.validated(given, keep)
+            alike = self._alike = Alike.to(views)
+        specs = _specs_of(views) if alike is None else alike.specs
         with within(timeout) as deadline:
-            return await self.run_checked(given, deadline, keep=keep)
+            return await self._run_with(views, specs, deadline, keep=keep)
 
     def validated(
         self, inputs: Mapping[str, Any], keep: Collection[str] = ()
@@ -196,7 +205,6 @@ class Model:
         """The inputs of a run as references and arrays, by name. Raises `InvalidRequest`."""
         return checked_inputs(self._keeping.source, self._values, inputs, keep)
 
-    @_of_latest
     async def run_checked(
         self,
         given: Mapping[str, BufferRef | np.ndarray],
@@ -207,7 +215,21 @@ class Model:
         crashes: int = 0,
     ) -> dict[str, Any]:
         """Run it with inputs that `validated` has returned. `again` and `crashes` are those of `RunModel`."""
-        specs = {name: spec_of(value) for name, value in given.items()}
+        specs = _specs_of(given)
+        return await self._run_with(given, specs, deadline, keep=keep, again=again, crashes=crashes)
+
+    @_of_latest
+    async def _run_with(
+        self,
+        given: Mapping[str, BufferRef | np.ndarray],
+        specs: Mapping[str, TensorSpec],
+        deadline: Deadline,
+        *,
+        keep: Collection[str] = (),
+        again: bool = True,
+        crashes: int = 0,
+    ) -> dict[str, Any]:
+        """The same for inputs of these specs."""
         run = partial(self._run, given, keep, deadline, again=again, crashes=crashes)
         return await self._with_graph(specs, given, deadline, run, soon=True)
 
@@ -475,7 +497,9 @@ class Model:
     ) -> T:
         """Use the graph for these inputs; if its weights turn out to be torn, one that is made anew."""
         while True:
-            kept = await self._preparing.acquire(specs, given, deadline, soon=soon)
+            kept = self._preparing.ready(specs)
+            if kept is None:
+                kept = await self._preparing.acquire(specs, given, deadline, soon=soon)
             try:
                 return await use(kept)
             except CudnnActorError as error:
@@ -506,16 +530,17 @@ class Model:
                     assert graph is not None
                     spec = graph.ports[graph.places[kept.of.outputs[name]]].spec
                     made[name] = await ask(Allocate(spec=spec), timeout=deadline.left_s)
+            results: dict[str, Any]
             if graph is None:
                 results = {name: array.copy() for name, array in constants.items()}
             else:
-                into = {name: ref for name, ref in made.items() if name not in constants}
-                message = RunModel.of(
-                    self._keeping.ref, {**given, **kept.values}, into, again=again, crashes=crashes
-                )
+                into = {name: ref for name, ref in made.items() if name not in constants} if made else None
+                inputs = {**given, **kept.values} if kept.values else given
+                message = RunModel.of(self._keeping.ref, inputs, into, again=again, crashes=crashes)
                 results = await self._answer(kept, message, deadline)
-            kept_ones, made = made, {}
-            return {each.name: {**results, **kept_ones}[each.name] for each in self.outputs}
+            if made:
+                results, made = {**results, **made}, {}
+            return {name: results[name] for name in self._output_names}
         finally:
             for ref in made.values():
                 self._keeping.discard(ref)
@@ -550,6 +575,10 @@ class Model:
                     self._keeping.forget_places(kept, deployed)
             else:
                 return results
+
+
+def _specs_of(given: Mapping[str, BufferRef | np.ndarray]) -> dict[str, TensorSpec]:
+    return {name: spec_of(value) for name, value in given.items()}
 
 
 def _weights(of: Specialised, graph: Graph) -> tuple[int, ...]:

@@ -422,6 +422,10 @@ async def test_inputs_that_do_not_fit_are_refused(given: dict[str, Any], problem
         with pytest.raises(InvalidRequest, match=problem):
             await gpu.run(model, given)
         assert await buffers(gpu) == 0
+        for _ in range(2):  # also where inputs are compared with those of the run before
+            await gpu.run(model, image=np.zeros((1, 3, 8, 8), np.float32))
+            with pytest.raises(InvalidRequest, match=problem):
+                await gpu.run(model, given)
 
 
 async def test_an_output_that_is_a_constant_is_the_caller_s_own_array() -> None:
