@@ -125,7 +125,8 @@ class LoopBridge:
         that sees its reply can send the next message. The loop is woken even if that raises.
         """
         try:
-            self.drop_closed()
+            if _pending:
+                self.drop_closed()
         finally:
             self._wake()
 

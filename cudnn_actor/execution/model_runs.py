@@ -189,11 +189,15 @@ class ModelRuns:
         self, tag: str, sources: Sequence[tuple[int, Source]]
     ) -> list[tuple[int, Slot | np.ndarray]]:
         """The sources, once the arrays among them are there."""
-        arriving = [source for _, source in sources if isinstance(source, Arriving)]
-        for source in arriving:
-            for number, _, _ in source.parts:
-                self._executor.call(tag, self._awaits, source, number)
-        return [(place, one.array if isinstance(one, Arriving) else one) for place, one in sources]
+        arrived: list[tuple[int, Slot | np.ndarray]] = []
+        for place, source in sources:
+            if isinstance(source, Arriving):
+                for number, _, _ in source.parts:
+                    self._executor.call(tag, self._awaits, source, number)
+                arrived.append((place, source.array))
+            else:
+                arrived.append((place, source))
+        return arrived
 
     def _instead(
         self,
@@ -204,8 +208,8 @@ class ModelRuns:
     ) -> dict[int, Binding]:
         """What a run reads and writes where it lies, in place of the buffers that it is expected on."""
         binding = self._executor.binding
-        near = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in sources]
         far = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in targets]
+        near = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in sources]
         found: dict[int, Binding] = self._executor.call(tag, anywhere.instead, near, far)
         return found
 

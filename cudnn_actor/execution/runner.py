@@ -482,9 +482,10 @@ class Runner(Generic[T]):
                 self.host.flush()
             if self.faults.rule is not None:
                 self.faults.inject(tag)
-            prepared = models.prepared(cached, plan, places)
+            prepared = models.prepared(cached, plan, places) if places.repeats else None
             enqueued = plan
-            self._note_writes(target for _, target in places.targets if isinstance(target, Slot))
+            if written := [target for _, target in places.targets if isinstance(target, Slot)]:
+                self._note_writes(written)
             if prepared is None:
                 models.enqueue(cached, plan, places, read)
             else:
@@ -493,13 +494,14 @@ class Runner(Generic[T]):
             return self._failed(task, tag, slots, described(error, graph), read, enqueued=enqueued)
         except CudnnActorError as error:
             return self._failed(task, tag, slots, error, read, enqueued=enqueued)
-        late = None
-        if answer is not None or read:
-            late = functools.partial(self._answered, task, tag, read, answer)
+        is_receipt = answer is None and not read
         if executor.synchronous:
             now_ns = time.perf_counter_ns()
             self._note_length(tag, now_ns - task.started_ns)
-            return self.host.receipt_for(task, tag, now_ns) if late is None else late()
+            if is_receipt:
+                return self.host.receipt_for(task, tag, now_ns)
+            return self._answered(task, tag, read, answer)
+        late = None if is_receipt else functools.partial(self._answered, task, tag, read, answer)
         executor.defer(Enqueued(task, tag, slots, late=late, plan=plan))
         if executor.takes_long(tag):
             self.fence()  # its caller may send the next run while the device computes the one behind this

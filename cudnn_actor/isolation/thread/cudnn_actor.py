@@ -356,13 +356,14 @@ class CudnnActor(Actor):
         deployed = run.deployed
         assert deployed is not None
         deployed.bind(memory)
-        sources: list[tuple[int, Slot | np.ndarray]] = [*deployed.arrays_of(message, run.drawn)]
+        sources: Sequence[tuple[int, Slot | np.ndarray]] = deployed.arrays_of(message, run.drawn)
         if run.buffers:
-            sources += [(place, memory.resolve(ref)) for place, ref in run.copy_in]
+            sources = [*sources, *((place, memory.resolve(ref)) for place, ref in run.copy_in)]
         named = run.returned
-        targets: list[tuple[int, Slot | np.ndarray | None]] = [(place, None) for place in named.values()]
+        targets: Sequence[tuple[int, Slot | np.ndarray | None]] = deployed.results
         if run.into:
-            targets += [(place, memory.resolve(ref, "into")) for place, ref in run.copy_out]
+            given = ((place, memory.resolve(ref, "into")) for place, ref in run.copy_out)
+            targets = [*((place, None) for place in named.values()), *given]
 
         def answer(arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
             return deployed.finish(dict(zip(named, arrays, strict=True)))
