@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.event_loop import running_loop
-from cudnn_actor.actors.starvation import FIRST_LOOK_S, LET_GO_S, StarvationWatch
+from cudnn_actor.actors.starvation import LET_GO_S, StarvationWatch
 
 if TYPE_CHECKING:
     from cudnn_actor.actors.envelope import Envelope
@@ -76,6 +76,8 @@ class LoopBridge:
         self._last_reply = 0.0
         self.watch: StarvationWatch | None = None
         """Checks now and then whether the loop starves other threads; None while no reply is awaited."""
+        self._last_watch: StarvationWatch | None = None
+        """The one that has found no reply awaited. It may be resumed."""
         self.lets_go = True
         """Whether the loop releases the GIL when it seems to starve others. Off only to measure the
         effect."""
@@ -111,8 +113,12 @@ class LoopBridge:
         if not needs_thread and self.posted:
             self.wake()
         if self.watch is None and needs_thread:
-            self.watch = StarvationWatch(time.monotonic(), time.thread_time())
-            self.loop.call_later(FIRST_LOOK_S, self._look)
+            now, computed = time.monotonic(), time.thread_time()
+            watch = self._last_watch
+            if watch is None or not watch.resume(now, computed):
+                watch = StarvationWatch(now, computed)
+            self.watch = watch
+            self.loop.call_later(watch.pause, self._look)
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
         """Queue a reply for the loop. Any thread; never blocks. Call `wake` after it."""
@@ -180,7 +186,7 @@ class LoopBridge:
     def _look(self) -> None:
         assert self.watch is not None
         if self.awaited <= 0:
-            self.watch = None
+            self._last_watch, self.watch = self.watch, None
             return
         if self.posted:
             self.wake()

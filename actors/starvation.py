@@ -17,7 +17,9 @@ when both hold:
 
 An actor that needs no GIL at the moment, deep in a long convolution, looks the
 same. So checks that do not help become rare, and each release is short: it costs
-such a loop at most 0.1 ms in 2 ms. No check is made when no reply is awaited.
+such a loop at most 0.1 ms in 2 ms. No check is made when no reply is awaited. If a
+message is sent soon after that, the checks go on as rarely as they had become: a
+caller that sends one message after the other has moments without any.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ _SILENCE_S = 0.8 * FIRST_LOOK_S
 _BUSY = 0.75
 _RAREST_BUSY_S = 0.002
 _RAREST_IDLE_S = 0.016
+_FORGET_S = 0.1
+"""Seconds without a check behind which nothing that was seen before tells about the loop of now."""
 
 
 class StarvationWatch:
@@ -50,6 +54,24 @@ class StarvationWatch:
         self._computed = computed
         self._pause = FIRST_LOOK_S
         self._let_go_at = now
+
+    @property
+    def pause(self) -> float:
+        """The seconds until the next check."""
+        return self._pause
+
+    def resume(self, now: float, computed: float) -> bool:
+        """Go on behind a time in which no reply was awaited. Returns False if that was too long ago.
+
+        Parameters
+        ----------
+        now, computed
+            As in the constructor.
+        """
+        if now - self._now > _FORGET_S:
+            return False
+        self._now, self._computed = now, computed
+        return True
 
     def look(self, now: float, computed: float, last_reply: float) -> tuple[bool, float]:
         """Whether to release the GIL, and the seconds until the next check.

@@ -78,6 +78,25 @@ def test_a_loop_that_gets_busy_is_looked_at_often_again() -> None:
     assert loop.pause == LOOK
 
 
+def test_a_loop_whose_callers_send_one_message_after_the_other_is_looked_at_as_rarely_as_any() -> None:
+    loop = Clockwork()
+    for _ in range(20):
+        loop.look(busy=0.0)
+    pause = loop.pause
+    loop.now += 3 * pause
+    loop.computed += 3 * pause  # it was busy with what nobody waited for
+    assert loop.watch.resume(loop.now, loop.computed)
+    assert loop.watch.pause == pause
+    assert not loop.look(busy=0.7)
+    assert loop.pause == pause
+
+
+def test_what_was_seen_of_a_loop_is_forgotten_soon() -> None:
+    loop = Clockwork()
+    assert loop.watch.resume(loop.now + 0.09, 0.0)
+    assert not loop.watch.resume(loop.now + 0.2, 0.0)
+
+
 @given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), max_size=50))
 def test_looks_are_never_too_often_nor_too_rare(history: list[tuple[float, float]]) -> None:
     loop = Clockwork()
