@@ -114,14 +114,18 @@ class Deployed(msgspec.Struct, eq=False):
 
         False may also mean that it takes longer to find out.
         """
-        arrays, buffers, into = message.arrays, message.buffers, message.into
+        arrays: Any = message.arrays
+        buffers: Any = message.buffers
+        into: Any = message.into
+        again: Any = message.again
+        crashes: Any = message.crashes
         if (
             not (type(arrays) is type(buffers) is type(into) is dict)
             or buffers
             or into
-            or type(message.again) is not bool
-            or type(message.crashes) is not int
-            or message.crashes < 0
+            or type(again) is not bool
+            or type(crashes) is not int
+            or crashes < 0
             or len(arrays) != len(self.kinds)
         ):
             return False

@@ -193,6 +193,7 @@ class Tally:
         self.operation = operation
         self.model = model
         self.moves = _MOVED.get(operation)
+        """The bytes of an answer, from its message and its value; None if there never are any."""
         self.bytes = NONE_MOVED
         """Of arrays on the host: those that requests have brought, and those of their answers."""
         self.failed = 0
@@ -217,13 +218,6 @@ class Tally:
             downloaded_bytes=down,
             batches=None if self.model is None else _of_sizes(tuple(self.batches), self.samples),
         )
-
-    def moved_by(self, message: Any, value: Any) -> tuple[int, int]:
-        """The bytes, with those of an answer."""
-        if self.moves is None:
-            return self.bytes
-        given, returned = self.moves(message, value)
-        return self.bytes[0] + given, self.bytes[1] + returned
 
     def absorb(self, other: Tally) -> None:
         """Add another's counts."""
@@ -353,12 +347,15 @@ class RequestCounters(Counters):
         number, tally, moved = plain.get(type(message)), NO_TALLY, NONE_MOVED
         if number is None:
             tally = self.tally(message)
-            number, moved = tally.number, tally.moved_by(message, value)
+            number, moved, moves = tally.number, tally.bytes, tally.moves
+            if moves is not None:
+                given, returned = moves(message, value)
+                moved = moved[0] + given, moved[1] + returned
             if (observer := self._observer) is not None:
                 told_ns = int(run_us * 1e3) if run_us < NO_TIME_US else 0
                 run_ns = now_ns - started_ns if run_us < 0 else told_ns
                 observer.answered(envelope, value, None, started_ns, run_ns)
-            elif tally.moves is None and type(message) in self._of_type:
+            elif moves is None and type(message) in self._of_type:
                 plain[type(message)] = number  # whoever has set an observer meanwhile has replaced the dict
         return waiting, (number, envelope.admitted_ns, started_ns, now_ns, run_us), tally, moved
 

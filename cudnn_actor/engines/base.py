@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -221,8 +221,11 @@ class RunAnywhere(ABC):
         """
 
     @abstractmethod
-    def run_on(self, arrays: Mapping[int, Binding]) -> None:
-        """Run on the arrays that `instead` has given, and keep none of them. Raises as a run."""
+    def run_on(self, arrays: Any) -> None:
+        """Run on the arrays that `instead` has given, and keep none of them. Raises as a run.
+
+        `arrays`: the very object that it has returned.
+        """
 
 
 class Engine(Protocol):

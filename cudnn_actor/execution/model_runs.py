@@ -49,6 +49,8 @@ class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
     repeats
         Whether many runs have these very places, so that copies are worth being prepared. Then no target is
         None.
+    on_host
+        Whether all sources are arrays that are there, and all targets new arrays.
     prepared
         What the runner has prepared; None if it has not yet, or cannot.
     runs
@@ -60,6 +62,7 @@ class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
     targets: Sequence[tuple[int, Slot | np.ndarray | None]]
     slots: Sequence[Slot]
     repeats: bool = False
+    on_host: bool = False
     prepared: _Prepared | None = None
     runs: int = 0
 
@@ -162,9 +165,11 @@ class ModelRuns:
         executor, tag = self._executor, plan.tag
         engine = executor.engine
         expected = self._expected_run(cached, plan, places)
-        sources = self._arrived(tag, places.sources)
         buffers, anywhere = expected.buffers, expected.anywhere
-        instead = {} if anywhere is None else self._instead(tag, anywhere, sources, places.targets)
+        sources: Sequence[tuple[int, Any]] = places.sources
+        if not places.on_host:
+            sources = self._arrived(tag, places.sources)
+        instead = {} if anywhere is None else self._instead(tag, anywhere, sources, places)
         for place, source in sources:
             if place in instead:
                 continue
@@ -200,17 +205,16 @@ class ModelRuns:
         return arrived
 
     def _instead(
-        self,
-        tag: str,
-        anywhere: RunAnywhere,
-        sources: Sequence[tuple[int, Slot | np.ndarray]],
-        targets: Sequence[tuple[int, Slot | np.ndarray | None]],
+        self, tag: str, anywhere: RunAnywhere, sources: Sequence[tuple[int, Any]], places: ModelPlaces
     ) -> dict[int, Binding]:
         """What a run reads and writes where it lies, in place of the buffers that it is expected on."""
-        binding = self._executor.binding
-        far = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in targets]
-        near = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in sources]
-        found: dict[int, Binding] = self._executor.call(tag, anywhere.instead, near, far)
+        executor = self._executor
+        targets: Sequence[tuple[int, Any]] = places.targets
+        if not places.on_host:
+            binding = executor.binding
+            sources = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in sources]
+            targets = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in targets]
+        found: dict[int, Binding] = executor.call(tag, anywhere.instead, sources, targets)
         return found
 
     def _expected_run(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> ExpectedRun:

@@ -195,12 +195,10 @@ class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):
         crashes: int = 0,
     ) -> RunModel:
         """A message with inputs of both kinds, by name."""
-        buffers = {name: value for name, value in inputs.items() if isinstance(value, BufferRef)}
-        others = {name: value for name, value in inputs.items() if name not in buffers} if buffers else inputs
         return cls(
             model=model,
-            arrays=dict(others),
-            buffers=buffers,
+            arrays={name: value for name, value in inputs.items() if not isinstance(value, BufferRef)},
+            buffers={name: value for name, value in inputs.items() if isinstance(value, BufferRef)},
             into=dict(into or {}),
             again=again,
             crashes=crashes,

@@ -369,7 +369,13 @@ class CudnnActor(Actor):
             return deployed.finish(dict(zip(named, arrays, strict=True)))
 
         assert run.cached.bound is not None
-        places = ModelPlaces(bound=run.cached.bound, sources=sources, targets=targets, slots=work.slots)
+        places = ModelPlaces(
+            bound=run.cached.bound,
+            sources=sources,
+            targets=targets,
+            slots=work.slots,
+            on_host=not (run.buffers or run.into),
+        )
         return self._runner.run_model(work, run.cached, envelope, places=places, answer=answer)
 
     def _error_of(self, envelope: Envelope, work: Work | None, error: Exception) -> Exception:
