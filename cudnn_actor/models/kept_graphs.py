@@ -97,7 +97,8 @@ class KeptGraphs:
 
     def _total(self) -> int:
         """Bytes of the places of all models. While another thread counts them, they may be a little old."""
-        if self._counting.acquire(blocking=False):  # a signal handler may interrupt it, and ask too
+        # Behind nearly every run, nothing has changed. A signal handler may interrupt this, and ask too.
+        if self._changes and self._counting.acquire(blocking=False):
             try:
                 while self._changes:
                     self._placed += self._changes.popleft()

@@ -172,8 +172,9 @@ class CudnnService:
         """Bytes that the buffers of idle graphs of models may take now; None for no limit."""
         if self.options.deployed_limit is not None:
             return self.options.deployed_limit
-        known = [each for each in (self.state.memory.limit, self._engine.memory_bytes) if each]
-        return min(known) // _OF_THE_DEVICE if known else None
+        limit, memory = self.state.memory.limit, self._engine.memory_bytes
+        known = min(limit, memory) if limit and memory else limit or memory
+        return known // _OF_THE_DEVICE if known else None
 
     def forget_parent(self) -> None:
         """In a forked child: become stopped, also for code that waits for the start or the end."""
