@@ -1,8 +1,9 @@
 """A convolution computed directly from its definition, in double, at a sample of its result's elements.
 
-One thread block sums up one element. This is slow, but self-checks compare
-cuDNN's plans with it, so it is independent of layouts, tiles and cuDNN engines.
-The definitions are those of `ConvSpec`; one or two spatial dims are extended to three.
+One warp sums up one element: its lanes share the channels, and the taps if there are fewer
+channels than lanes. So an index is taken apart once for each tap, not for each product.
+Self-checks compare cuDNN's plans with it, so it is independent of layouts, tiles and cuDNN
+engines. The definitions are those of `ConvSpec`; one or two spatial dims are extended to three.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
 )
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
 from cudnn_actor.engines.cuda.kernels.index_code import offset_of, split_all
-from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, Launch
+from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, WARP, Launch, power_of_two
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -121,7 +122,12 @@ class Reference:
     @property
     def launch(self) -> Launch:
         """The kernel, as what is compiled."""
-        return Launch("reference", self.source, (self.samples,), (_THREADS,), ())
+        return Launch("reference", self.source, self._grid, (_THREADS,), ())
+
+    @property
+    def _grid(self) -> tuple[int]:
+        """As many blocks as have a warp for each sample."""
+        return (-(-self.samples * WARP // _THREADS),)
 
     @functools.cached_property
     def _kernel(self) -> Any:
@@ -132,13 +138,20 @@ class Reference:
     @property
     def length(self) -> int:
         """Products that are summed up for one element, padding included."""
-        filters = self._shapes()[1].dims
+        return math.prod(self._lengths())
+
+    def _lengths(self) -> tuple[int, int]:
+        """How many taps the products of one element have, and how many products each tap has.
+
+        Of a gradient of the filter, rows of all samples take the place of taps.
+        """
+        _, filters, y = (shape.dims for shape in self._shapes())
+        taps = math.prod(filters[2:])
         if isinstance(self._convolution, ConvolutionForward):
-            return math.prod(filters[1:])
+            return taps, filters[1]
         if isinstance(self._convolution, ConvolutionBackwardData):
-            return math.prod(filters[2:]) * filters[0] // self._convolution.conv.groups
-        gradient = self._shapes()[2].dims
-        return gradient[0] * math.prod(gradient[2:])
+            return taps, filters[0] // self._convolution.conv.groups
+        return y[0] * math.prod(y[2:-1]), y[-1]
 
     def compute(self, address: Callable[[int], int], scalars: Sequence[float]) -> Any:
         """Three arrays on the device, as float64 at the sampled elements: (wanted, got, uncertainty).
@@ -152,7 +165,7 @@ class Reference:
         numbers = [cupy.float64(scalars[i]) for i in range(self._scalars)]
         geometry = cupy.asarray(np.array([*self._numbers().values()], np.int64))
         arguments = (found, self.samples, geometry, address(self.result), *pointers, *numbers)
-        self._kernel((self.samples,), (_THREADS,), arguments)
+        self._kernel(self._grid, (_THREADS,), arguments)
         return found
 
     # The kernel.
@@ -196,7 +209,9 @@ class Reference:
         for number, operand in enumerate(map(self._graph.tensor, self._names)):
             lists[f"s_{number}"] = _in_five(operand.strides, 0) if number < 2 else _broadcast(operand, out)
         found = {f"{name}{axis}": value for name, of in lists.items() for axis, value in enumerate(of)}
-        return {"groups": conv.groups, "length": self.length, **found}
+        taps, length = self._lengths()
+        lanes = min(WARP, power_of_two(length))
+        return {"groups": conv.groups, "taps": taps, "length": length, "lanes": lanes, **found}
 
     def _shapes(self) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
         """The convolution's x, w and y."""
@@ -234,10 +249,13 @@ class Reference:
             geometry=geometry,
             total=" * ".join(f"{shape}{i}" for i in range(_RANK)),
             decode=split_all("rest", [(f"i{i}", f"{shape}{i}") for i in reversed(range(_RANK))]),
-            body=body.format(a=load(operands[0].dtype, "in0[a]"), b=load(operands[1].dtype, "in1[b]")),
+            body=body.format(
+                a=load(operands[0].dtype, "in0[a + l * a_step]"),
+                b=load(operands[1].dtype, "in1[b + l * b_step]"),
+            ),
             loads="\n        ".join(loads),
             draws=_DRAWS,
-            threads=_THREADS,
+            warp=WARP,
             steps="\n            ".join(steps),
             final=final,
             got=load(out.dtype, f"result[{_offset('out', _ELEMENT)}]"),
@@ -270,59 +288,58 @@ extern "C" __global__ void reference({arguments}) {{
     {geometry}
     const long long x_channels = x1 / groups, y_channels = y1 / groups;
     const long long total = {total};
-    const unsigned long long sample = blockIdx.x;
+    const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x, lane = thread % {warp};
+    const unsigned long long sample = thread / {warp};
+    if (sample >= samples) return;  // the whole warp
     // Every element if all are sampled; else the first, the last, and others picked by a multiplicative hash.
     long long rest = samples == total ? (long long)sample
         : sample == 0 ? 0 : sample == 1 ? total - 1
         : (long long)((sample * 11400714819323198485ull) % (unsigned long long)total);
     {decode}
     double sum = 0;
-    for (long long l = threadIdx.x; l < length; l += blockDim.x) {{
-        I left = l;
+    for (long long tap = lane / lanes; tap < taps; tap += {warp} / lanes) {{
+        I left = tap;
         {body}
     }}
-    __shared__ double sums[{threads}];
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    for (int half = blockDim.x / 2; half; half /= 2) {{
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-        __syncthreads();
+    for (int apart = {warp} / 2; apart; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+    const double v0 = sum;
+    {loads}
+    double wanted = 0, off = 0;
+    // Each lane computes what is wanted, and then with roundings of its own.
+    for (int turn = 0; turn < 2; ++turn) {{
+        const int draw = turn && lane <= {draws} ? (int)lane : 0;
+        {steps}
+        const double value = {final};
+        if (turn == 0) wanted = value;
+        if (value == wanted || (value != value && wanted != wanted)) continue;
+        const double distance = fabs(value - wanted);
+        off = distance - distance == 0 ? distance : (double)__int_as_float(0x7f800000);
     }}
-    if (threadIdx.x == 0) {{
-        const double v0 = sums[0];
-        {loads}
-        double wanted = 0, apart = 0;
-        for (int draw = 0; draw <= {draws}; ++draw) {{
-            {steps}
-            const double value = {final};
-            if (draw == 0) wanted = value;
-            if (value == wanted || (value != value && wanted != wanted)) continue;
-            const double distance = fabs(value - wanted);
-            apart = fmax(apart, distance - distance == 0 ? distance : (double)__int_as_float(0x7f800000));
-        }}
+    for (int apart = {warp} / 2; apart; apart /= 2) off = fmax(off, __shfl_xor_sync(0xffffffffu, off, apart));
+    if (lane == 0) {{
         found[sample] = wanted;
         found[samples + sample] = (double){got};
-        found[2 * samples + sample] = apart;
+        found[2 * samples + sample] = off;
     }}
 }}
 """
 _BODIES: dict[type, tuple[str, str]] = {
     ConvolutionForward: (
         "y",
-        f"""{split_all("left", [("t2", "w4"), ("t1", "w3"), ("t0", "w2"), ("c", "x_channels")])}
+        f"""{split_all("left", [("t2", "w4"), ("t1", "w3"), ("t0", "w2")])}
         const I p0 = i2 * stride0 - pre0 + t0 * dilation0;
         const I p1 = i3 * stride1 - pre1 + t1 * dilation1;
         const I p2 = i4 * stride2 - pre2 + t2 * dilation2;
         if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3 || p2 < 0 || p2 >= x4) continue;
-        const I channel = i1 / y_channels * x_channels + c;
+        const I channel = i1 / y_channels * x_channels, a_step = s_01, b_step = s_11;
         const I a = {_offset(0, ("i0", "channel", "p0", "p1", "p2"))};
-        const I b = {_offset(1, ("i1", "c", "t0", "t1", "t2"))};
-        sum += (double){{a}} * (double){{b}};""",
+        const I b = {_offset(1, ("i1", "0", "t0", "t1", "t2"))};
+        for (I l = lane % lanes; l < length; l += lanes) sum += (double){{a}} * (double){{b}};""",
     ),
     ConvolutionBackwardData: (
         "x",
-        f"""{split_all("left", [("t2", "w4"), ("t1", "w3"), ("t0", "w2"), ("of_group", "y_channels")])}
-        const I k = of_group + i1 / x_channels * y_channels;
+        f"""{split_all("left", [("t2", "w4"), ("t1", "w3"), ("t0", "w2")])}
+        const I k = i1 / x_channels * y_channels, a_step = s_01, b_step = s_10;
         I q0 = i2 + pre0 - t0 * dilation0;
         I q1 = i3 + pre1 - t1 * dilation1;
         I q2 = i4 + pre2 - t2 * dilation2;
@@ -331,19 +348,22 @@ _BODIES: dict[type, tuple[str, str]] = {
         if (q0 >= y2 || q1 >= y3 || q2 >= y4) continue;
         const I a = {_offset(0, ("i0", "k", "q0", "q1", "q2"))};
         const I b = {_offset(1, ("k", "i1 % x_channels", "t0", "t1", "t2"))};
-        sum += (double){{a}} * (double){{b}};""",
+        for (I l = lane % lanes; l < length; l += lanes) sum += (double){{a}} * (double){{b}};""",
     ),
     ConvolutionBackwardFilter: (
         "w",
-        f"""{split_all("left", [("o2", "y4"), ("o1", "y3"), ("o0", "y2"), ("n", "y0")])}
+        f"""{split_all("left", [("o1", "y3"), ("o0", "y2"), ("n", "y0")])}
         const I p0 = o0 * stride0 - pre0 + i2 * dilation0;
         const I p1 = o1 * stride1 - pre1 + i3 * dilation1;
-        const I p2 = o2 * stride2 - pre2 + i4 * dilation2;
-        if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3 || p2 < 0 || p2 >= x4) continue;
+        const I first = i4 * dilation2 - pre2, a_step = stride2 * s_04, b_step = s_14;
+        if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3) continue;
         const I channel = i0 / y_channels * x_channels + i1;
-        const I a = {_offset(0, ("n", "channel", "p0", "p1", "p2"))};
-        const I b = {_offset(1, ("n", "i0", "o0", "o1", "o2"))};
-        sum += (double){{a}} * (double){{b}};""",
+        const I a = {_offset(0, ("n", "channel", "p0", "p1", "first"))};
+        const I b = {_offset(1, ("n", "i0", "o0", "o1", "0"))};
+        for (I l = lane % lanes; l < length; l += lanes) {{{{
+            const I p2 = first + l * stride2;
+            if (p2 >= 0 && p2 < x4) sum += (double){{a}} * (double){{b}};
+        }}}}""",
     ),
 }
 """Of each convolution: the operand whose dims the result has, and the statements that add the product `l`."""
