@@ -8,6 +8,7 @@ https://docs.nvidia.com/deeplearning/cudnn/latest/developer/core-concepts.html
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
@@ -41,6 +42,8 @@ MAX_BYTES = 1 << 48
 MIN_ALIGNMENT = 16
 MAX_ALIGNMENT = 256
 """Buffers start at multiples of this many bytes, so no spec can require more."""
+_MOST_PACKED = 1024
+"""The most specs of packed tensors that are kept."""
 
 
 class Layout(enum.StrEnum):
@@ -156,9 +159,7 @@ class TensorSpec(Parameters):
         layout: LayoutLike = Layout.NCHW,
     ) -> TensorSpec:
         """The spec of a packed tensor with `dims` (in N, C, spatial order) in `layout`."""
-        dims = whole_numbers("dims", dims)
-        _check_dims(dims)
-        return cls(dims=dims, strides=packed_strides(dims, layout), dtype=_dtype(dtype))
+        return _packed(cls, whole_numbers("dims", dims), _layout(layout), _dtype(dtype))
 
     @classmethod
     def strided(
@@ -222,6 +223,13 @@ class TensorSpec(Parameters):
         strides = f" {self.strides}" if self.layout is Layout.STRIDED else ""
         aligned = "" if self.alignment == MIN_ALIGNMENT else f", aligned to {self.alignment} bytes"
         return f"<{self}{strides}{aligned}>"
+
+
+@functools.lru_cache(_MOST_PACKED)
+def _packed(cls: type[TensorSpec], dims: tuple[int, ...], layout: Layout, dtype: DType) -> TensorSpec:
+    """See `TensorSpec.packed`. An import of a model asks for the same few many times."""
+    _check_dims(dims)
+    return cls(dims=dims, strides=packed_strides(dims, layout), dtype=dtype)
 
 
 def packed_nbytes(spec: TensorSpec) -> int:
