@@ -7,7 +7,16 @@ from cudnn_actor.protocol.operations import LayerNorm, RMSNorm
 
 from .test_kernel_caches import piece_of
 
-__all__ = ["COMPILED", "NORMS", "PRECOMPILED", "WITHOUT_BIAS", "attention", "network", "norm"]
+__all__ = [
+    "COMPILED",
+    "NORMS",
+    "PRECOMPILED",
+    "SINGLE_PIXELS",
+    "WITHOUT_BIAS",
+    "attention",
+    "network",
+    "norm",
+]
 
 
 def _convolved(
@@ -41,7 +50,9 @@ COMPILED = {
     "gelu": _multiplied("gelu"),
     "tanh": _multiplied("tanh"),
 }
-PRECOMPILED = {"relu": _convolved(3, "relu"), "1x1 relu": _convolved(1, "relu", channels=256)}
+PRECOMPILED = {"relu": _convolved(3, "relu")}
+SINGLE_PIXELS = {"1x1 relu": _convolved(1, "relu", channels=256)}
+"""cuDNN has a kernel for each of these, too, but cuBLASLt has one sooner."""
 WITHOUT_BIAS = _convolved(3, "relu alone")
 """Some graphs of its kind have kernels in cuDNN; it has candidates with compiled kernels only."""
 

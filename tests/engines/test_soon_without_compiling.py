@@ -1,25 +1,29 @@
-"""Norms and attention that are built soon do without kernels that cuDNN would have to compile.
+"""What is built soon does without kernels that cuDNN would have to compile, and without cuDNN where it can.
 
 Something else stands for cuDNN's frontend: it notes of each candidate that its kernel is compiled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import MagicMock
 
+import msgspec
 import pytest
 
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.cudnn import compiled_attention
 from cudnn_actor.engines.cuda.cudnn.compiled_attention import CompiledAttention
 from cudnn_actor.engines.cuda.library import libraries
+from cudnn_actor.engines.cuda.library.libcublaslt import ALGORITHM_BYTES
+from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
 from cudnn_actor.engines.cuda.planning import candidates, compiler
 from cudnn_actor.engines.cuda.planning.ahead import launches_ahead
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_plan
 from cudnn_actor.protocol import OperationGraph
 
-from .hasty_graphs import NORMS, attention, norm
+from .hasty_graphs import NORMS, SINGLE_PIXELS, attention, norm
 from .host_cuda import CUPY, Stream
 
 WIDE, NARROW = "eng1_k24=7", "eng1_k24=3"
@@ -31,12 +35,16 @@ class Unsupported(Exception):
 
 
 class Frontend(MagicMock):
-    """The frontend with these candidates for each graph. `built` has the names of those that were built."""
+    """The frontend with these candidates for each graph. `built` has the names of those that were built.
+
+    `compiles`: whether cuDNN notes that it compiles their kernels.
+    """
 
     def __init__(self, *names: str) -> None:
         super().__init__(cudnnGraphNotSupportedError=Unsupported)
         self.built: list[str] = []
         self.names = names
+        self.compiles = True
         self.engines.is_python_engine.return_value = False
         self.backend_version.return_value = 91900
         self.pygraph.side_effect = lambda **_: self._graph()
@@ -50,7 +58,8 @@ class Frontend(MagicMock):
             call.return_value = (MagicMock(), MagicMock(), MagicMock())
         graph.get_execution_plan_count.return_value = len(self.names)
         graph.get_plan_name_at_index.side_effect = self.names.__getitem__
-        graph.get_behavior_notes_for_plan_at_index.return_value = [self.behavior_note.RUNTIME_COMPILATION]
+        notes = [self.behavior_note.RUNTIME_COMPILATION] * self.compiles
+        graph.get_behavior_notes_for_plan_at_index.return_value = notes
         graph.get_workspace_size.return_value = 0
 
         def build(index: int) -> None:
@@ -121,6 +130,42 @@ def test_attention_does_not_wait_where_nothing_is_there(frontend: Frontend) -> N
     assert not compiler._may_wait(attention(8))
     compiler.compile_whole(attention(1, width=32), None, None, 1)
     assert not compiler._may_wait(attention(8)), "heads of another width have other kernels"
+
+
+def products(*algorithms: bytes) -> Callable[..., Iterator[LtProduct]]:
+    """A `LtProduct.chosen` that chooses these."""
+
+    def chosen(self: LtProduct, workspace_limit: int, most: int) -> Iterator[LtProduct]:
+        yield from (msgspec.structs.replace(self, algorithm=each) for each in algorithms[:most])
+
+    return chosen
+
+
+@pytest.mark.parametrize("name", SINGLE_PIXELS)
+def test_single_pixels_are_a_product_of_cublaslt_until_cudnn_is_asked(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(LtProduct, "chosen", products(bytes(ALGORITHM_BYTES)))
+    graph, refused = SINGLE_PIXELS[name], list[str]()
+    plan = next(compiler.possible_plans(graph, None, None, on_refusal=refused.append, precompiled=True))
+    assert plan.tag.rpartition("/")[2].startswith("cublaslt-")
+    assert refused == [candidates.TAKES_LONGER], "so the plan is provisional"
+    assert not frontend.pygraph.called
+    assert not next(compiler.possible_plans(graph, None, None)).tag.rpartition("/")[2].startswith("cublaslt-")
+
+
+@pytest.mark.parametrize("name", SINGLE_PIXELS)
+def test_without_an_algorithm_of_cublaslts_cudnn_is_asked_at_once(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(LtProduct, "chosen", products())
+    frontend.compiles = False
+    refused: list[str] = []
+    plan = next(
+        compiler.possible_plans(SINGLE_PIXELS[name], None, None, on_refusal=refused.append, precompiled=True)
+    )
+    assert plan.tag.rpartition("/")[2] == WIDE
+    assert {candidates.TAKES_LONGER, candidates.COMPILES}.isdisjoint(refused)
 
 
 def test_only_so_many_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

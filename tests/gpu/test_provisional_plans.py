@@ -15,18 +15,18 @@ from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol import OperationGraph
 
-from ..engines.hasty_graphs import COMPILED, NORMS, PRECOMPILED, attention, network
+from ..engines.hasty_graphs import COMPILED, NORMS, PRECOMPILED, SINGLE_PIXELS, attention, network
 from ..onnx.small_models import image_model
 from .test_operation_checks import builder
 
 __all__ = ["builder"]
 
 
-@pytest.mark.parametrize("name", COMPILED | NORMS)
+@pytest.mark.parametrize("name", COMPILED | NORMS | SINGLE_PIXELS)
 def test_a_plan_that_is_built_soon_passes_its_self_check_and_is_provisional(
     builder: CudaBuilder, name: str, record_property: Any
 ) -> None:
-    graph = (COMPILED | NORMS)[name]
+    graph = (COMPILED | NORMS | SINGLE_PIXELS)[name]
     soon = builder.build(graph, workspace_limit=None, effort="soon")
     record_property("plan", soon.tag)
     assert soon.checked

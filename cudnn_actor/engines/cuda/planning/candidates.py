@@ -19,6 +19,7 @@ from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 __all__ = [
     "COMPILES",
     "DYNAMIC",
+    "TAKES_LONGER",
     "AbsentDevice",
     "OnRefusal",
     "build_candidate",
@@ -39,6 +40,8 @@ OnRefusal = Callable[[str], object]
 
 COMPILES = "cuDNN would compile its kernel first: left for later"
 """The reason why a candidate is not built where there is no time to compile kernels."""
+TAKES_LONGER = "cuDNN takes longer to give its plan: left for later"
+"""The reason why cuDNN is not asked where a plan is there sooner."""
 
 
 DYNAMIC = "-dynamic"

@@ -26,6 +26,7 @@ from cudnn_actor.engines.cuda.planning.aligned_products import aligned_product
 from cudnn_actor.engines.cuda.planning.candidates import (
     COMPILES,
     DYNAMIC,
+    TAKES_LONGER,
     OnRefusal,
     build_candidate,
     candidates,
@@ -46,6 +47,7 @@ from cudnn_actor.engines.cuda.planning.rearranging import (
     Rearranged,
     as_product,
     plan_of_rearranged,
+    product_in_one_step,
     rearrangements,
 )
 from cudnn_actor.engines.cuda.planning.recurrent_passes import closed
@@ -156,13 +158,13 @@ def _first_good(
     """Returns the first plan that passes its self-check. Raises `Refused` if none does.
 
     If the device has no room for the self-check, it is the first plan, unchecked. With `precompiled`, it is
-    provisional if a plan before it was left out for the time that its kernels take to compile.
+    provisional if a plan before it was left out for the time that it takes.
     """
     left_out = False
 
     def hear(reason: str) -> None:
         nonlocal left_out
-        left_out |= reason == COMPILES
+        left_out |= reason in (COMPILES, TAKES_LONGER)
         context.trying(reason)
 
     check: SelfCheck | None = None
@@ -251,7 +253,8 @@ def possible_plans(
     `kernels`, cuDNN's first candidate for dynamic shapes comes before the others. Appends the
     reasons why there are no others to `refusals`, and calls `on_refusal` whenever one cannot be built. With
     `precompiled`, plans whose kernels cuDNN compiles are left out (the reason is `COMPILES`), and so are its
-    fallbacks; a product by cuBLASLt comes before the ways in steps then, with a kernel for what is behind it.
+    fallbacks. What cuBLASLt computes in one step comes before cuDNN's candidates then (the reason is
+    `TAKES_LONGER`), and a product by it with a kernel for what is behind that before the ways in steps.
     Raises `Refused`, with cuDNN's reason, if there is no plan.
     """
     refusals = [] if refusals is None else refusals
@@ -403,20 +406,34 @@ def _precompiled(
 ) -> Iterator[_Make]:
     """The graph as a single cuDNN graph, by those of cuDNN's candidates whose kernels need not be compiled.
 
-    Then a convolution as a product by cuBLASLt, if it can be one, and a product as one by cuBLASLt and a
-    kernel of our own.
+    A convolution that is one step of cuBLASLt's is that first: to ask cuDNN takes longer. Other convolutions
+    are a product by cuBLASLt after that, if they can be one, and products are one by cuBLASLt and a kernel of
+    our own.
     """
+    if (product := product_in_one_step(graph)) is not None:
+        yield partial(_in_place_of_cudnn, graph, product, handle, limit, on_refusal)
     lowered, indices = _with_kernels(graph, handle, limit, refusals, on_refusal)
     for number, index in enumerate(indices):
         if number == 0:
             yield partial(_whole, graph, lowered, limit, index)
         else:
             yield partial(compile_whole, graph, handle, limit, index, fallbacks=False)
-    if (product := as_product(graph)) is not None:
+    if product is None and (product := as_product(graph)) is not None:
         given = graph, product, handle, limit, 0
         yield partial(compile_rearranged, *given, on_refusal=on_refusal, precompiled=True)
     if (halves := halves_of(graph)) is not None:
         yield partial(compile_halves, graph, halves, handle, limit)
+
+
+def _in_place_of_cudnn(
+    graph: OperationGraph, product: Rearranged, handle: Any, limit: int | None, on_refusal: OnRefusal
+) -> CudaPlan:
+    """A convolution as one step of cuBLASLt's, although cuDNN may have a better plan. Raises `Refused`."""
+    of = product_of(product.graph)
+    assert of is not None, "that is what `product_in_one_step` looks for"
+    plan = compile_product(product.graph, of, handle, limit)
+    on_refusal(TAKES_LONGER)
+    return plan_of_rearranged(graph, product, plan, limit)
 
 
 def _with_kernels(

@@ -57,7 +57,15 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec, packed_strides
 
-__all__ = ["Copy", "Rearranged", "as_product", "plan_of_rearranged", "rearrangements", "without_strides"]
+__all__ = [
+    "Copy",
+    "Rearranged",
+    "as_product",
+    "plan_of_rearranged",
+    "product_in_one_step",
+    "rearrangements",
+    "without_strides",
+]
 
 _VECTOR = 8
 """Channels, or elements of a row: of a half type, fast kernels read 16 bytes at once."""
@@ -216,15 +224,24 @@ def _is_fast_product(graph: OperationGraph, operation: ConvolutionForward[int], 
     cuBLASLt computes all that follows with it, and no operand is copied, except perhaps the bias.
     """
     filters, channels, *_ = graph.tensor(operation.w).dims
-    if product.copies or len(graph.operations) == 1 or filters % _VECTOR or filters < channels:
-        return False
-    if product_of(product.graph) is None:
+    if len(graph.operations) == 1 or filters % _VECTOR or filters < channels or not _is_one_step(product):
         return False
     (y,) = (graph.tensor(uid) for uid in graph.results)
     size = math.prod(y.dims)
     if not y.dtype.is_half:
         return filters > channels and size >= _LEAST_FLOAT32
     return filters > channels or size <= _MOST_RESULTS
+
+
+def product_in_one_step(graph: OperationGraph) -> Rearranged | None:
+    """A convolution as a product that cuBLASLt computes with all that follows, without copies, if it can."""
+    product = as_product(graph)
+    return product if product is not None and _is_one_step(product) else None
+
+
+def _is_one_step(product: Rearranged) -> bool:
+    """Whether cuBLASLt computes all of it, and no operand is copied, except perhaps the bias."""
+    return not product.copies and product_of(product.graph) is not None
 
 
 def _rows(tensor: GraphTensor, sizes: tuple[int, ...]) -> tuple[GraphTensor, tuple[Copy, ...]]:
