@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.kernels.kernel import Ahead, Launch
-from cudnn_actor.engines.cuda.planning.ahead import launches_ahead
+from cudnn_actor.engines.cuda.library import libraries
+from cudnn_actor.engines.cuda.planning import ahead
+from cudnn_actor.engines.cuda.planning.ahead import compiling_ahead, launches_ahead
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
@@ -77,23 +80,46 @@ class Source(str):
         return super().__hash__()
 
 
+def test_a_single_kernel_is_compiled_while_the_first_pieces_are_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its thread waits for a step of the build."""
+    began, ended = threading.Event(), threading.Event()
+
+    def compile_it(**_: Any) -> MagicMock:
+        assert began.wait(20)
+        ended.set()
+        return MagicMock()
+
+    cupy = MagicMock()
+    cupy.RawModule.side_effect = compile_it
+    monkeypatch.setattr(ahead, "AHEAD", Ahead())
+    monkeypatch.setitem(vars(libraries.libraries()), "cupy", cupy)
+    g = GraphBuilder()
+    graph = g.build(y=g.input("x", (8, 64, 7, 7), "bfloat16", layout="NHWC").mean((2, 3))).body
+    with compiling_ahead([graph], WORKSPACE_BYTES):
+        assert not ended.is_set()
+        began.set()
+        assert ended.wait(20)
+
+
 def test_builders_on_two_threads_drop_the_same_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """One does it between two steps of the other."""
     monkeypatch.setattr(kernel, "_MOST_SOURCES", 2)
-    ahead, pool = Ahead(), Compiled()
+    known, pool = Ahead(), Compiled()
 
     def launches(*sources: str) -> list[Launch]:
         return [Launch("f", source, (1,), (32,), ()) for source in sources]
 
     def drop_them_all() -> None:
         del first.meanwhile
-        other = threading.Thread(target=ahead.compile_on, args=(pool, launches("d", "e")))
+        other = threading.Thread(target=known.compile_on, args=(pool, launches("d", "e")))
         other.start()
         other.join()
 
     first = Source("a")
-    ahead.compile_on(pool, launches(first, "b"))
+    known.compile_on(pool, launches(first, "b"))
     first.meanwhile = drop_them_all
-    ahead.compile_on(pool, launches("c"))
-    assert len(ahead.missing(launches("a", "b", "c", "d", "e"))) == 3
-    ahead.wait_for(*launches("e"))
+    known.compile_on(pool, launches("c"))
+    assert len(known.missing(launches("a", "b", "c", "d", "e"))) == 3
+    known.wait_for(*launches("e"))

@@ -29,7 +29,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["compiling_ahead", "launches_ahead"]
 
-_MOST_THREADS, _LEAST_KERNELS = 8, 2
+_MOST_THREADS = 8
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def compiling_ahead(
         launch for piece in pieces for launch in launches_ahead(piece, limit, place, soon=soon)
     )
     threads = min(_MOST_THREADS, len(missing), os.cpu_count() or 1)
-    if threads < _LEAST_KERNELS:
+    if not threads:
         yield
         return
     device = libraries().cupy.cuda.Device()
