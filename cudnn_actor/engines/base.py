@@ -30,6 +30,7 @@ __all__ = [
     "Engine",
     "EngineFailure",
     "Fence",
+    "PieceByPiece",
     "Plan",
     "ProgressCallback",
     "RunAnywhere",
@@ -193,6 +194,23 @@ class Builder(Protocol):
 
     def restore(self, graph: OperationGraph, data: bytes) -> Plan:
         """The plan that `export` serialised. Raises `EngineFailure` if the bytes are not such a plan."""
+
+
+class PieceByPiece(ABC):
+    """A `Builder` of graphs in pieces that gives the plan of each piece before that of the whole.
+
+    So the process that is to run the whole can load what it consists of while the rest is built.
+    """
+
+    on_piece: Callable[[bytes], object] | None = None
+    """Called by `build` with each piece's plan, exported, once that is checked. Must not raise."""
+
+    @abstractmethod
+    def load_piece(self, data: bytes) -> None:
+        """Load what `on_piece` was given, perhaps in another process, for a `restore` that follows.
+
+        It need not follow. Blocks for milliseconds. Does not raise: `restore` meets again what is wrong.
+        """
 
 
 class RunAnywhere(ABC):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
+import pytest
+
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext
+from cudnn_actor.engines.cuda.planning import cuda_builder
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.running.loading import loaded
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
@@ -54,3 +60,55 @@ def test_a_graph_of_several_steps_is_serialised_once_and_loaded_once() -> None:
 def test_a_plan_that_has_bytes_is_exported_as_these() -> None:
     live = Serialisable(b"made again")
     assert steps_of(CudaBuilder(0).export(plan_of(live, data=(b"checked",)))) == [b"checked"]
+
+
+NOTHING: Any = SimpleNamespace(bound=(), scalars=())
+"""In the place of a graph without buffers."""
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is loaded of cuDNN's plans. There are no kernels to load."""
+    found: list[bytes] = []
+
+    def load(data: bytes, *_: Any) -> object:
+        if data == b"bad":
+            raise RuntimeError("cuDNN refuses it")
+        found.append(data)
+        return object()
+
+    monkeypatch.setattr(cuda_builder, "load", load)
+    monkeypatch.setattr(CudaBuilder, "context", BuildContext(None, None))
+    return found
+
+
+def exported(*data: bytes) -> bytes:
+    return CudaBuilder(0).export(plan_of(*map(Serialisable, data))) or b""
+
+
+def test_what_was_loaded_of_a_piece_is_not_loaded_again_for_the_whole(seen: list[bytes]) -> None:
+    builder = CudaBuilder(0)
+    for piece in (b"one", b"other"):
+        builder.load_piece(exported(piece))
+    assert seen == [b"one", b"other"]
+    whole = exported(b"one", b"third", b"other", b"one")
+    assert len(builder.restore(NOTHING, whole).graphs) == 4
+    assert seen == [b"one", b"other", b"third"]
+    builder.restore(NOTHING, whole)
+    assert seen[3:] == [b"one", b"third", b"other"], "another plan has graphs of its own"
+
+
+def test_a_piece_that_cannot_be_loaded_is_left_to_the_whole(seen: list[bytes]) -> None:
+    builder = CudaBuilder(0)
+    for piece in (b"not a plan", exported(b"bad"), exported(b"good")):
+        builder.load_piece(piece)
+    builder.restore(NOTHING, exported(b"good", b"other"))
+    assert seen == [b"good", b"other"]
+
+
+def test_only_so_many_pieces_are_kept(seen: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_builder, "_MOST_LOADED", 2)
+    builder = CudaBuilder(0)
+    for piece in (b"one", b"other", b"third"):
+        builder.load_piece(exported(piece))
+    assert seen == [b"one", b"other"]

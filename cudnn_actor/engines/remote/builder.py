@@ -44,6 +44,7 @@ from cudnn_actor.engines.base import (
     BuilderAccess,
     Effort,
     EngineFailure,
+    PieceByPiece,
     Plan,
     ProgressCallback,
     StickyError,
@@ -245,7 +246,7 @@ class RemoteBuilder:
 
     def _answer(self, connection: Connection, request: Build, progress: ProgressCallback) -> Built:
         try:
-            answer = connection.ask(request, progress, self._answer_within_s)
+            answer = connection.ask(request, progress, self._answer_within_s, self._load_piece)
         except ProcessLost as loss:
             self._refuse_interrupted()
             digest = request.graph.digest()
@@ -262,6 +263,10 @@ class RemoteBuilder:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def _load_piece(self, data: bytes) -> None:
+        if isinstance(self._local, PieceByPiece):
+            self._local.load_piece(data)
 
     def _restored(self, graph: OperationGraph, built: Built) -> Plan | None:
         """The received plan; None if it could not be exported or restored. Raises `StickyError`."""

@@ -32,6 +32,7 @@ __all__ = [
     "Leaving",
     "Logged",
     "Open",
+    "Piece",
     "Progress",
     "Ready",
     "Refused",
@@ -100,6 +101,12 @@ class Progress(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
     what: str
 
 
+class Piece(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The exported plan of a piece of the graph, of which that of the whole will consist if it is built."""
+
+    data: bytes
+
+
 class Built(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
     """The exported plan; None if it cannot be exported."""
 
@@ -131,7 +138,7 @@ class Leaving(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
     """The process exits after `renew_after` builds. Its successor takes requests that have not begun."""
 
 
-Answer = Accepted | Ready | Busy | Began | Progress | Built | Refused | Failed | Logged | Leaving
+Answer = Accepted | Ready | Busy | Began | Progress | Piece | Built | Refused | Failed | Logged | Leaving
 
 ANSWERS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
 """Decodes what a builder process sends."""

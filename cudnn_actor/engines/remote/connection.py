@@ -26,6 +26,7 @@ from cudnn_actor.engines.remote.builder_messages import (
     Leaving,
     Logged,
     Open,
+    Piece,
     Progress,
     Ready,
     Refused,
@@ -122,8 +123,16 @@ class Connection:
             case other:
                 raise ProcessLost(f"it sent {type(other).__name__} without a request")
 
-    def ask(self, request: Build, progress: ProgressCallback, within_s: float) -> Built | Exception:
+    def ask(
+        self,
+        request: Build,
+        progress: ProgressCallback,
+        within_s: float,
+        on_piece: Callable[[bytes], object] = lambda _: None,
+    ) -> Built | Exception:
         """Send a request and return the answer; an error is returned, not raised. Blocks.
+
+        `on_piece` is called with each `Piece`; it must not raise.
 
         Raises `ProcessSilent` if the process sends nothing for `within_s` seconds (twice that while it may be
         working for other clients), `ProcessLost` if it is lost otherwise, and whatever `progress` raises.
@@ -143,6 +152,8 @@ class Connection:
                     continue
                 if isinstance(answer, Progress):
                     progress(answer.done, answer.of, answer.what)
+                elif isinstance(answer, Piece):
+                    on_piece(answer.data)
                 elif not isinstance(answer, Began):
                     break
                 began = True

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import functools
 import importlib
 import os
 import select
@@ -30,13 +31,13 @@ import signal
 import socket
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from cudnn_actor.actors.diverting import Line, divert_lines
-from cudnn_actor.engines.base import Builder, EngineFailure, StickyError, blamed
+from cudnn_actor.engines.base import Builder, EngineFailure, PieceByPiece, StickyError, blamed
 from cudnn_actor.engines.remote.builder_messages import (
     Accepted,
     Answer,
@@ -48,6 +49,7 @@ from cudnn_actor.engines.remote.builder_messages import (
     Leaving,
     Logged,
     Open,
+    Piece,
     Progress,
     Ready,
     Refused,
@@ -58,7 +60,7 @@ from cudnn_actor.processes.frames import LONGEST, BadFrame
 from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import CudnnActorError
 
-__all__ = ["NAME", "main"]
+__all__ = ["LONGEST_PIECE", "NAME", "main", "tell_piece"]
 
 _REQUESTS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Open | Build)
 """Decodes what clients send. It takes a tenth of the package's import, and is needed here alone."""
@@ -69,6 +71,8 @@ NAME = "cudnn-builder"
 _MOST_UNCLAIMED = 16
 _LONGEST_PLAN = LONGEST - (4 << 10)
 """Bytes of a plan that fits into a frame."""
+LONGEST_PIECE = 1 << 20
+"""Bytes of a piece's plan that is sent before the whole. Others come with that alone."""
 
 
 def main(descriptors: Sequence[int]) -> None:
@@ -267,10 +271,11 @@ class _Server:
                     self._say(peer, Began())
 
         graph, limit = request.graph, request.workspace_limit
-        if request.tunes:
-            plan = builder.tune(graph, workspace_limit=limit, progress=progress)
-        else:
-            plan = builder.build(graph, workspace_limit=limit, progress=progress, effort=request.effort)
+        with self._telling_pieces(peer, request, builder):
+            if request.tunes:
+                plan = builder.tune(graph, workspace_limit=limit, progress=progress)
+            else:
+                plan = builder.build(graph, workspace_limit=limit, progress=progress, effort=request.effort)
         try:
             data = builder.export(plan)
         except StickyError:
@@ -278,6 +283,22 @@ class _Server:
         except EngineFailure:  # the plan cannot be exported: the client builds its own
             return None
         return data if data is not None and len(data) <= _LONGEST_PLAN else None  # likewise
+
+    @contextlib.contextmanager
+    def _telling_pieces(self, peer: Channel, request: Build, builder: Builder) -> Iterator[None]:
+        """Send the plans of pieces to a peer that waits for the whole, during the `with` block.
+
+        In the midst of a later turn's build, one of an earlier turn may begin and end: so they nest.
+        """
+        if not isinstance(builder, PieceByPiece):
+            yield
+            return
+        before = builder.on_piece
+        builder.on_piece = None if _turn(request) else functools.partial(tell_piece, peer)
+        try:
+            yield
+        finally:
+            builder.on_piece = before
 
     def _say(self, peer: Channel, answer: Answer) -> None:
         """Send to a peer. Blocks while its socket is full; drops the message if the peer has gone."""
@@ -297,6 +318,12 @@ class _Server:
     def _log(self, line: Line) -> None:
         if self._at_work_for is not None:
             self._say(self._at_work_for, Logged(line))
+
+
+def tell_piece(peer: Channel, data: bytes) -> None:
+    """Send a piece's plan to a peer, unless it is behind or has gone: what it misses comes with the whole."""
+    if len(data) <= LONGEST_PIECE and not peer.backed_up and peer.fileno() >= 0:
+        peer.send(Piece(data))
 
 
 def _made(request: Open) -> Builder:

@@ -24,6 +24,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import (
     Effort,
     EngineFailure,
+    PieceByPiece,
     Plan,
     ProgressCallback,
     StickyError,
@@ -37,7 +38,8 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import lower
 
 log = Log("cudnn_actor")
-MAKE = f"{__name__}:Craft"
+MAKE, MAKE_IN_PIECES = f"{__name__}:Craft", f"{__name__}:PieceCraft"
+PIECES = b"first", b"x" * (1 << 16), b"last"
 PATIENCE_S = 20.0
 
 
@@ -199,6 +201,32 @@ class Craft:
                 ctypes.PyDLL(None).pause()  # which does not let go of the interpreter's lock
             case _:
                 raise AssertionError(f"the test told {command!r}")
+
+
+class PieceCraft(Craft, PieceByPiece):
+    """The same for graphs of three pieces, whose plans it tells after another candidate of the first."""
+
+    def __init__(self, *arguments: str) -> None:
+        super().__init__(*arguments)
+        self.loaded: list[bytes] = []
+
+    def build(
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
+    ) -> Plan:
+        plan = super().build(graph, workspace_limit=workspace_limit, progress=progress, effort=effort)
+        progress(1, 0, "another candidate")
+        for number in range(3):
+            if self.on_piece is not None:
+                self.on_piece(PIECES[number])
+        return plan
+
+    def load_piece(self, data: bytes) -> None:
+        self.loaded.append(data)
 
 
 class Player:

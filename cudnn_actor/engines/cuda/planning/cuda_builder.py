@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+from typing import Any
 
 import msgspec
 
-from cudnn_actor.engines.base import Effort, EngineFailure, Plan, ProgressCallback, unheard
+from cudnn_actor.engines.base import Effort, EngineFailure, PieceByPiece, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cuda.checking.journal import Journal
 from cudnn_actor.engines.cuda.checking.rehearsal import Rehearsals
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
@@ -22,6 +24,7 @@ from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.tuning import tune
 from cudnn_actor.engines.cuda.running.loading import load, loaded
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.recipe import GraphStep, OperationStep, Recipe
 from cudnn_actor.engines.support import check_graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -34,9 +37,12 @@ _FORMAT = 20
 
 _MOST_PIECES = 512
 """The most plans of pieces that a builder keeps."""
+_MOST_LOADED = 512
+"""The most of cuDNN's plans of pieces that are kept for a whole that may follow."""
+_NOWHERE_BYTES = 4096
 
 
-class CudaBuilder:
+class CudaBuilder(PieceByPiece):
     """`engines.base.Builder` for one device. Not thread-safe: one thread opens, uses and closes it.
 
     Parameters
@@ -57,6 +63,10 @@ class CudaBuilder:
         self._context: BuildContext | None = None
         self._pieces: dict[tuple[str, int], CudaPlan] = {}
         """The latest plans of pieces, by digest and limit."""
+        self._loaded: dict[bytes, Any] = {}
+        """cuDNN's plans that `load_piece` has loaded, by their bytes, until the next `restore`."""
+        self._nowhere: Any = None
+        """Device memory that kernels which are only loaded are given, once there are some."""
         self._rehearsals = Rehearsals(self._apart)
         self.fingerprint = ""
 
@@ -96,6 +106,8 @@ class CudaBuilder:
         self._rehearsals.close()
         context, self._context = self._context, None
         self._pieces.clear()
+        self._loaded.clear()
+        self._nowhere = None
         if context is not None:
             libraries().cudnn.destroy_handle(context.handle)
 
@@ -140,6 +152,13 @@ class CudaBuilder:
                     self._keep(key, plan)
             return plan
 
+        def build_and_tell(piece: OperationGraph) -> CudaPlan:
+            plan = build(piece)
+            if self.on_piece is not None:
+                with contextlib.suppress(EngineFailure):  # the whole cannot be exported, either
+                    self.on_piece(self._exported(plan))
+            return plan
+
         with self._rehearsals.paused():
             parts = cut(graph)
             if parts is None:
@@ -147,7 +166,7 @@ class CudaBuilder:
             different = {piece.graph.digest(): piece.graph for piece in parts.pieces}
             missing = [piece for digest, piece in different.items() if (digest, limit) not in self._pieces]
             with compiling_ahead(missing, limit, context.place, soon=effort == "soon"):
-                plan = in_pieces(graph, parts, limit, build)
+                plan = in_pieces(graph, parts, limit, build_and_tell)
         self._rehearsals.ask(missing)
         return plan
 
@@ -167,8 +186,10 @@ class CudaBuilder:
     @reported
     def export(self, plan: Plan) -> bytes | None:
         """A plan as bytes; None for another engine's plan. Raises `EngineFailure` if cuDNN cannot do it."""
-        if not isinstance(plan, CudaPlan):
-            return None
+        return self._exported(plan) if isinstance(plan, CudaPlan) else None
+
+    @reported
+    def _exported(self, plan: CudaPlan) -> bytes:
         graphs, steps = iter(plan.graphs), []
         serialised = functools.cache(lambda graph: bytes(graph.serialize(as_bytes=True)))
         for step in plan.recipe.steps:
@@ -195,4 +216,32 @@ class CudaBuilder:
                 kind, launchers = step.operation.kind, IMPLEMENTATIONS[type(step.operation)].launchers
                 if step.launcher not in launchers:
                     raise EngineFailure("BAD_PLAN", f"{kind} has no launcher {step.launcher!r}")
-        return loaded(recipe, lambda data: load(data, self.context.handle, self.context.stream))
+        known, self._loaded = self._loaded, {}
+        plan = loaded(recipe, lambda data: known.get(data) or self._load(data))
+        if not known:
+            self._load_kernels(plan)
+        return plan
+
+    def load_piece(self, data: bytes) -> None:
+        """See `PieceByPiece.load_piece`. Loads cuDNN's plans, and the kernels of all steps."""
+        with contextlib.suppress(Exception):
+            recipe = msgspec.msgpack.decode(data, type=Recipe)
+            if len(self._loaded) < _MOST_LOADED:
+                plan = loaded(recipe, self._load)
+                steps = (step for step in recipe.steps if isinstance(step, GraphStep))
+                self._loaded |= {step.plan: graph for step, graph in zip(steps, plan.graphs, strict=True)}
+                self._load_kernels(plan)
+
+    def _load(self, data: bytes) -> Any:
+        return load(data, self.context.handle, self.context.stream)
+
+    def _load_kernels(self, plan: CudaPlan) -> None:
+        """Load the kernels of a plan, as far as that works, so that the engine's thread need not.
+
+        A process has each kernel once, whichever of its threads has loaded it.
+        """
+        with contextlib.suppress(Exception):  # the engine meets it again
+            if self._nowhere is None:
+                self._nowhere = libraries().cupy.cuda.alloc(_NOWHERE_BYTES)
+            program = Program(plan, self.context.handle, self.context.stream)
+            program.load(self._nowhere.ptr)
