@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
 
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
+from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.planning import cuda_builder
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.running.loading import loaded
@@ -67,8 +69,22 @@ NOTHING: Any = SimpleNamespace(bound=(), scalars=())
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What is loaded of cuDNN's plans. There are no kernels to load."""
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps the plans have whose kernels are loaded."""
+    found: list[int] = []
+
+    def program(plan: CudaPlan, *_: Any) -> Any:
+        return SimpleNamespace(load=lambda _: found.append(len(plan.recipe.steps)))
+
+    monkeypatch.setattr(cuda_builder, "Program", program)
+    monkeypatch.setitem(vars(libraries.libraries()), "cupy", MagicMock())
+    return found
+
+
+@pytest.fixture
+def seen(kernels: list[int], monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is loaded of cuDNN's plans."""
+    del kernels
     found: list[bytes] = []
 
     def load(data: bytes, *_: Any) -> object:
@@ -96,6 +112,29 @@ def test_what_was_loaded_of_a_piece_is_not_loaded_again_for_the_whole(seen: list
     assert seen == [b"one", b"other", b"third"]
     builder.restore(NOTHING, whole)
     assert seen[3:] == [b"one", b"third", b"other"], "another plan has graphs of its own"
+
+
+def test_kernels_are_loaded_with_the_pieces_or_else_with_the_whole(
+    seen: list[bytes], kernels: list[int]
+) -> None:
+    del seen
+    builder, whole = CudaBuilder(0), exported(b"one", b"third", b"other")
+    builder.load_piece(exported(b"one", b"other"))
+    builder.restore(NOTHING, whole)
+    assert kernels == [2], "the engine loads what is left"
+    builder.restore(NOTHING, whole)
+    assert kernels == [2, 3]
+
+
+def test_kernels_that_cannot_be_loaded_are_left_to_the_engine(
+    seen: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(cuda_builder, "Program", refuse)
+    assert len(CudaBuilder(0).restore(NOTHING, exported(b"one")).graphs) == 1
+    assert seen == [b"one"]
 
 
 def test_a_piece_that_cannot_be_loaded_is_left_to_the_whole(seen: list[bytes]) -> None:
