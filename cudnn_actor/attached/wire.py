@@ -7,9 +7,10 @@ a frame that does, fails only its request.
 =============  ==========================================================================================
 client sends   `Attach` first, once; `MapSegment`, with one descriptor, and `DropSegment`; `KnowGraph`
                before the first request with that graph, `ForgetGraph`; `Requests`; `Withdraw`; `Room`, after
-               a `NeedsRoom`
+               a `NeedsRoom`; and the one that may move buffers, `ExportBuffer`, and `ImportBuffer`, with one
+               descriptor
 server sends   `Attached` or `Refusal` first; `Happened`, for each lifecycle event; `Status`; `Lent`;
-               `Answers`
+               `Answers`; `Exported`, with one descriptor, as the answer to an `ExportBuffer`
 =============  ==========================================================================================
 
 Arrays of up to `INLINE_BYTES` travel in the frame. Larger ones lie in segments: memory that the client has
@@ -33,7 +34,9 @@ from cudnn_actor.protocol.messages import codec
 from cudnn_actor.protocol.messages.messages import Travelling
 from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.receipts import Receipt
+from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.service.health import Health
 from cudnn_actor.service.metrics import Metrics
 from cudnn_actor.supervision import LifecycleEvent
@@ -53,9 +56,12 @@ __all__ = [
     "Done",
     "DropSegment",
     "Dropped",
+    "ExportBuffer",
+    "Exported",
     "ForgetGraph",
     "Given",
     "Happened",
+    "ImportBuffer",
     "KnowGraph",
     "Lent",
     "LoadedModel",
@@ -76,7 +82,7 @@ __all__ = [
     "writing",
 ]
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Both sides must have the same."""
 LONGEST: Final = 16 << 20
 """Bytes of the longest frame that a server accepts of a client."""
@@ -228,7 +234,51 @@ class Room(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag
     nbytes: int
 
 
-FromClient = Attach | MapSegment | DropSegment | KnowGraph | ForgetGraph | Requests | Withdraw | Room
+class ExportBuffer(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """A request for the place of a buffer's bytes: see `broker.service_state.Export`. `Exported` answers it.
+
+    `number`, `timeout_s`: as of `Request`.
+    """
+
+    number: int
+    buffer: BufferRef
+    timeout_s: float | None
+
+
+class ImportBuffer(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """A request to map a buffer of another service, with the descriptor that comes with it, for reading.
+
+    Answered by a reference, that only a `Copy` may read.
+
+    Parameters
+    ----------
+    number, timeout_s
+        As of `Request`.
+    arena_bytes, offset
+        The size of the arena whose descriptor it is, and where the buffer begins in it.
+    spec
+        The buffer's shape in memory.
+    """
+
+    number: int
+    arena_bytes: int
+    offset: int
+    spec: TensorSpec
+    timeout_s: float | None
+
+
+FromClient = (
+    Attach
+    | MapSegment
+    | DropSegment
+    | KnowGraph
+    | ForgetGraph
+    | Requests
+    | Withdraw
+    | Room
+    | ExportBuffer
+    | ImportBuffer
+)
 
 
 # From the server.
@@ -358,7 +408,15 @@ class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, 
     answers: list[Answer]
 
 
-FromServer = Attached | Refusal | Happened | Status | Lent | Answers
+class Exported(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """The place of a buffer's bytes: in the arena of `arena_bytes` whose descriptor comes with this frame."""
+
+    number: int
+    arena_bytes: int
+    offset: int
+
+
+FromServer = Attached | Refusal | Happened | Status | Lent | Answers | Exported
 
 FROM_CLIENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromClient)
 FROM_SERVER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromServer)

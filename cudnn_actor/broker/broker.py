@@ -17,6 +17,7 @@ made to it. The host makes sure that there is one caller at a time.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,9 +40,9 @@ from cudnn_actor.broker.request_checks import (
     require_asker,
     slots_of,
 )
-from cudnn_actor.broker.service_state import Discard, Forget, ServiceState, quarantined
+from cudnn_actor.broker.service_state import Discard, Export, Forget, Import, ServiceState, quarantined
 from cudnn_actor.broker.work import Work
-from cudnn_actor.memory import MemoryTable
+from cudnn_actor.memory import ExportedRange, MemoryTable
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import (
     ContextLost,
@@ -94,7 +95,9 @@ W = TypeVar("W", bound=Work)
 
 _IDLE_ARENAS = 1
 """How many empty arenas are kept for the next allocation. The others are returned to the system."""
-_BOOKKEEPING = frozenset({Allocate, Free, Discard, Drain, View, DeployModel, UnloadModel, LendStaging})
+_BOOKKEEPING = frozenset(
+    {Allocate, Free, Discard, Drain, View, DeployModel, UnloadModel, LendStaging, Export, Import}
+)
 """Messages that may never reach the engine. A fault for one of them is therefore run as separate work."""
 
 log = Log("cudnn_actor")
@@ -114,6 +117,13 @@ class Host(Protocol):
 
     def drop_arena(self, number: int) -> None:
         """Release an empty arena."""
+
+    def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
+        """Have the engine that runs now map another service's arena for reading, now or later, and then call
+        `Broker.arena_imported` or `Broker.arena_refused`. The caller keeps the descriptor."""
+
+    def drop_import(self, number: int) -> None:
+        """Have the engine that has mapped another service's arena unmap it."""
 
     def forget(self, message: Forget) -> None:
         """Drop graphs and plans from the caches of whatever runs the work."""
@@ -164,9 +174,11 @@ class Broker(Generic[W]):
         self.memory: MemoryTable = state.memory
         """The service's memory table."""
         self.arena: tuple[int, int] | None = None
-        """Number and bytes of the arena that the host is making; None for none."""
+        """Number and bytes of the arena that the host is making or importing; None for none."""
+        self.importing = False
+        """Whether it imports it, for the first of `awaiting_arena`."""
         self.awaiting_arena: deque[Envelope] = deque()
-        """Allocations that wait for this arena, in order."""
+        """Allocations and imports that wait for this arena, in order."""
         self._reply = reply
         self._host = host
         self._work = work
@@ -178,6 +190,8 @@ class Broker(Generic[W]):
             Allocate: self._allocate,
             **dict.fromkeys((Upload, Download, Copy, Fill), self._on_slots),
             View: self._view,
+            Export: self._export,
+            Import: self._import,
             LendStaging: self._lend,
             Free: self._free,
             Discard: self._discard,
@@ -398,9 +412,68 @@ class Broker(Generic[W]):
             self._host.forget(message)
             self._reply(envelope, None, None)  # it counts as no request
 
+    def _export(self, envelope: Envelope, message: Export) -> None:
+        (slot,) = slots_of(self.memory, message)
+        require_asker(envelope, "place")
+        if not self.begins(envelope):
+            return
+        if slot.users:  # it waits for all that was sent before, of which some uses the buffer
+            self._drains.append(envelope)
+            self.settle_drains()
+        else:
+            self._settle(envelope)
+
+    def _exported(self, ref: BufferRef) -> ExportedRange:
+        """Where a live buffer's bytes are. Raises `StaleBufferError`, `OSError`."""
+        slot = self.memory.resolve(ref)
+        return ExportedRange(os.dup(slot.arena.fd), slot.arena.nbytes, slot.offset)
+
+    def _import(self, envelope: Envelope, message: Import) -> None:
+        require_asker(envelope, "buffer")
+        if self.arena is not None:
+            self.awaiting_arena.append(envelope)
+            return
+        self._drop_imports()
+        memory = message.memory
+        self.arena, self.importing = (self.memory.next_number, memory.arena_bytes), True
+        self.awaiting_arena.append(envelope)
+        try:
+            self._host.import_arena(*self.arena, memory.descriptor)
+        except OSError:
+            self.arena, self.importing = None, False
+            self.awaiting_arena.clear()
+            raise
+
+    def arena_imported(self) -> None:
+        """Answer the first waiting message, whose arena the host has mapped.
+
+        The caller must then start the other waiting ones again.
+        """
+        assert self.arena is not None
+        assert self.importing
+        (number, nbytes), self.arena, self.importing = self.arena, None, False
+        envelope = self.awaiting_arena.popleft()
+        message: Import = envelope.message
+        try:
+            ref = self.memory.seat_import(number, nbytes, message.memory.offset, message.spec)
+        except OutOfMemory as error:
+            self.fail(envelope, error)
+        else:
+            if self.begins(envelope):
+                self.succeed(envelope, ref)
+            else:
+                self.memory.free(ref)
+        self._drop_imports()
+
+    def _drop_imports(self) -> None:
+        """Have each imported arena unmapped whose buffer has ended."""
+        for number in self.memory.take_idle_imports():
+            self._host.drop_import(number)
+
     def end_buffer(self, ref: BufferRef) -> None:
         """Free a buffer. Of the arenas that are then empty, keep one and release the others."""
         self.memory.free(ref)
+        self._drop_imports()
         for number in self.memory.idle_arenas()[_IDLE_ARENAS:]:
             self._drop_arena(number)
 
@@ -440,8 +513,8 @@ class Broker(Generic[W]):
 
         The caller must then start the waiting ones again.
         """
-        arena, self.arena = self.arena, None
-        if self.awaiting_arena and not self._may_try_smaller(arena, error):
+        (arena, self.arena), (imports, self.importing) = (self.arena, None), (self.importing, False)
+        if self.awaiting_arena and (imports or not self._may_try_smaller(arena, error)):
             envelope = self.awaiting_arena.popleft()
             if isinstance(error, OutOfMemory):  # it is about the arena, which is larger than the buffer
                 error = OutOfMemory(
@@ -460,8 +533,8 @@ class Broker(Generic[W]):
         return self.memory.try_smaller(arena[1], self.awaiting_arena[0].message.spec)
 
     def take_awaiting(self) -> list[Envelope]:
-        """Remove and return the allocations that wait for an arena, in order."""
-        self.arena = None
+        """Remove and return the allocations and imports that wait for an arena, in order."""
+        self.arena, self.importing = None, False
         waiting = list(self.awaiting_arena)
         self.awaiting_arena.clear()
         return waiting
@@ -479,9 +552,20 @@ class Broker(Generic[W]):
         return bool(self._drains) and not self.is_awaited(self._drains[0].number)
 
     def settle_drains(self) -> None:
-        """Answer each `Drain` for which all earlier messages have been answered."""
+        """Answer each `Drain`, and each `Export` that waits, for which all earlier messages have been
+        answered."""
         while self._drains and not self.is_awaited(self._drains[0].number):
-            self.succeed(self._drains.popleft(), None)
+            self._settle(self._drains.popleft())
+
+    def _settle(self, envelope: Envelope) -> None:
+        """Answer a `Drain` or an `Export` for which nothing is awaited."""
+        if type(envelope.message) is not Export:
+            self.succeed(envelope, None)
+            return
+        try:
+            self.succeed(envelope, self._exported(envelope.message.buffer))
+        except (CudnnActorError, OSError) as error:
+            self.refuse(envelope, error)
 
     def is_awaited(self, number: int) -> bool:
         """Whether any message with a lower number than this one is unanswered."""
@@ -593,6 +677,7 @@ class Broker(Generic[W]):
             been answered, and their outputs are torn. The caller releases their buffers once nothing can
             write there any more.
         """
+        self.memory.lose_imports()
         if may_still_write:
             for work in begun:
                 if work.run is not None:

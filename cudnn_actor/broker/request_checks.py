@@ -13,7 +13,7 @@ from typing import Any
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
-from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.broker.service_state import Export, Import, ServiceState
 from cudnn_actor.memory import Buffers, Slot
 from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, Words
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -141,6 +141,7 @@ _REFERENCES: dict[type, tuple[str, ...]] = {
     View: ("buffer",),
     Fill: ("dst",),
     Free: ("buffer",),
+    Export: ("buffer",),
 }
 """The fields of the messages about buffers that refer to buffers."""
 
@@ -197,6 +198,7 @@ _CHECKS: dict[type, Callable[[ServiceState, Any], object] | None] = {
     **dict.fromkeys((ClearPlans, Ping, GetStatistics, Drain)),  # they have no fields
     Allocate: lambda state, message: check_allocate(state.memory, message),
     LendStaging: lambda _, message: require_type("spec", message.spec, TensorSpec),
+    Import: lambda _, message: require_type("spec", message.spec, TensorSpec),
     Warm: _check_warm,
     Explain: lambda _, message: check_explain(message),
     DeployModel: lambda state, message: state.models.check(message.graphs),

@@ -15,21 +15,50 @@ from cudnn_actor.broker.deployments import Deployments, ModelRun
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.broker.request_counts import RequestCounters
-from cudnn_actor.memory import MemoryTable
+from cudnn_actor.memory import ExportedRange, MemoryTable
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, QuarantinedRequest
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token
+from cudnn_actor.protocol.messages.any_message import AnyMessage
 from cudnn_actor.protocol.messages.messages import Free, UnloadModel
 from cudnn_actor.protocol.messages.model_messages import ModelRef, RunModel
 from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics, Statistics
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.supervision import ExitKind, FaultSource
 
-__all__ = ["Discard", "Forget", "ServiceState", "quarantined"]
+__all__ = ["Discard", "Export", "Forget", "Import", "ServiceState", "quarantined"]
 
 
 class Discard(Free, frozen=True, kw_only=True, tag=True):
     """A `Free` by the service itself, of a buffer that nobody receives. The buffer may have ended by then."""
+
+
+class Export(AnyMessage[ExportedRange], frozen=True, kw_only=True, tag=True):
+    """Ask where a buffer's bytes are, for another service to copy them. Sent by the server of a socket.
+
+    Answered by an `ExportedRange`, once all earlier work on the buffer is done.
+    """
+
+    buffer: BufferRef
+
+
+class Import(AnyMessage[BufferRef], frozen=True, kw_only=True, tag=True, eq=False):
+    """Map a buffer of another service for reading. Sent by the server of a socket.
+
+    Answered by a `BufferRef`, which may be the source of a `Copy`, and freed. It ends with the engine that
+    has mapped it. Refused by `ExecutionFailed` where the device cannot read that memory.
+
+    Parameters
+    ----------
+    memory
+        Where its bytes are.
+    spec
+        The buffer's shape in memory.
+    """
+
+    memory: ExportedRange
+    spec: TensorSpec
 
 
 class Forget(msgspec.Struct, frozen=True, kw_only=True):

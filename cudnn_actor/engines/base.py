@@ -294,6 +294,10 @@ class Engine(Protocol):
     def map_arena(self, arena: int, fd: int, nbytes: int) -> None:
         """Map an arena that an earlier engine created. The caller keeps the descriptor."""
 
+    def import_arena(self, arena: int, fd: int, nbytes: int) -> None:
+        """Map another service's arena for reading, perhaps that of another device. The caller keeps the
+        descriptor, of which nothing is known. Raises `EngineFailure` if this device cannot read it."""
+
     def unmap_arena(self, arena: int) -> None:
         """Unmap an arena. Its bindings are invalid from then on."""
 

@@ -213,6 +213,10 @@ class Executor(Generic[T]):
         except Exception as error:
             raise self.diagnose(error, "arena") from error
 
+    def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
+        """Have the engine map another service's arena for reading. Raises `CudnnActorError`, `Crash`."""
+        self.call("import", self.engine.import_arena, number, descriptor, nbytes)
+
     def drop_arena(self, number: int) -> None:
         """Unmap an empty arena."""
         self.call("arena", self.engine.unmap_arena, number)

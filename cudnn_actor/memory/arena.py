@@ -22,17 +22,18 @@ class Arena:
     nbytes
         Its size in bytes.
     fd
-        The file descriptor of its memory; the arena owns it from here on.
+        The file descriptor of its memory; the arena owns it from here on. None for one that was imported: of
+        that, an engine's mapping alone keeps the memory.
     """
 
     __slots__ = ("_open", "fd", "free", "nbytes", "number")
 
-    def __init__(self, number: int, nbytes: int, fd: int) -> None:
+    def __init__(self, number: int, nbytes: int, fd: int | None) -> None:
         self.number = number
         self.nbytes = nbytes
-        self.fd = fd
+        self.fd = -1 if fd is None else fd
         self.free = FreeList(nbytes)
-        self._open = True
+        self._open = fd is not None
 
     def __repr__(self) -> str:
         return f"<arena {self.number}: {self.free.free_bytes:,} of {self.nbytes:,} bytes free>"

@@ -204,6 +204,40 @@ class MemoryTable:
         """
         self._pool.drop(number)
 
+    # Arenas of other services
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next arena gets."""
+        return self._pool.next_number
+
+    def seat_import(self, number: int, nbytes: int, offset: int, spec: TensorSpec) -> BufferRef:
+        """A buffer of another service, in an arena of it that the engine has just mapped for reading.
+
+        It ends as any buffer, and with the engine: see `lose_imports`. Raises `OutOfMemory` if the mirror has
+        no room; the arena is idle then.
+        """
+        arena = self._pool.add_import(number, nbytes)
+        arena.free.take(offset, spec.nbytes)
+        return self._seated(spec, arena, offset)
+
+    def take_idle_imports(self) -> tuple[int, ...]:
+        """Forget the imported arenas whose buffer has ended, and return their numbers: unmap them."""
+        numbers = self._pool.idle_imports()
+        self._pool.drop_imports(numbers)
+        return numbers
+
+    def lose_imports(self) -> None:
+        """End every imported buffer, because the engine that had mapped it has ended. Nothing is unmapped.
+
+        They are not mapped again: an arena that cannot be read any more would end each engine that tries.
+        """
+        numbers = self._pool.take_imports()
+        if numbers:
+            for slot in tuple(self._live.values()):
+                if slot.arena.number in numbers:
+                    self.tear(slot, StaleReason.CONTEXT_LOST)
+
     def close(self) -> None:
         """Free every buffer, even held ones, and close every descriptor. Safe to call twice."""
         for slot in tuple(self._live.values()):
@@ -225,6 +259,9 @@ class MemoryTable:
         """
         self.take_back()
         arena, offset = self._pool.place(spec.nbytes)
+        return self._seated(spec, arena, offset)
+
+    def _seated(self, spec: TensorSpec, arena: Arena, offset: int) -> BufferRef:
         slot = self._vacant_slot()
         slot.seat(spec, arena, offset)
         self._mirror_seat(slot)

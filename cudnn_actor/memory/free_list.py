@@ -77,6 +77,21 @@ class FreeList:
         self._taken[start] = size
         return start
 
+    def take(self, offset: int, nbytes: int) -> None:
+        """Take the place at `offset`, a multiple of 256, of an arena in which nothing is taken yet.
+
+        Raises `ValueError` if it does not lie in the arena, or something is taken.
+        """
+        size = rounded(max(nbytes, 1), GRANULARITY)
+        if self._taken or offset < 0 or offset % GRANULARITY or offset + size > self.nbytes:
+            raise ValueError(f"{size} bytes at {offset} are no place that could be taken")
+        self._remove_hole(0, self.nbytes)
+        if offset:
+            self._add_hole(0, offset)
+        if offset + size < self.nbytes:
+            self._add_hole(offset + size, self.nbytes)
+        self._taken[offset] = size
+
     def release(self, offset: int) -> None:
         """Release the place that starts at `offset`, and merge it with the holes on both sides.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 from cudnn_actor.memory.arena import ARENA_STEP, Arena
 from cudnn_actor.memory.free_list import rounded
@@ -33,6 +34,9 @@ class ArenaPool:
         """Bytes of other memory that count towards the limit."""
         self._full = self._usual = rounded(arena_bytes, ARENA_STEP)
         self._arenas: dict[int, Arena] = {}
+        self._imported: dict[int, Arena] = {}
+        """Arenas of other services, which are only read: no place of them is given away, and they count
+        towards no limit."""
         self._next_number = 0
         self._closed = False
 
@@ -107,6 +111,34 @@ class ArenaPool:
         self._next_number = number + 1
         self.nbytes += nbytes
         self._usual = min(self._full, 2 * self._usual)  # there may be more room again
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next arena gets."""
+        return self._next_number
+
+    def add_import(self, number: int, nbytes: int) -> Arena:
+        """Note an arena of another service, which the engine has mapped. Raises `ValueError`."""
+        if number < self._next_number:
+            raise ValueError(f"arena number {number} was used before")
+        self._next_number = number + 1
+        self._imported[number] = arena = Arena(number, nbytes, None)
+        return arena
+
+    def idle_imports(self) -> tuple[int, ...]:
+        """The numbers of imported arenas that hold no bytes of any buffer."""
+        return tuple(number for number, arena in self._imported.items() if arena.idle)
+
+    def drop_imports(self, numbers: Iterable[int]) -> None:
+        """Forget imported arenas."""
+        for number in numbers:
+            del self._imported[number]
+
+    def take_imports(self) -> frozenset[int]:
+        """Forget all imported arenas, and return their numbers: the engine that has mapped them has ended."""
+        numbers = frozenset(self._imported)
+        self._imported.clear()
+        return numbers
 
     def drop(self, number: int) -> None:
         """Close an idle arena and forget it. Raises `KeyError`, or `ValueError` when it is in use."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import signal
 import socket
 from collections.abc import Coroutine
@@ -265,7 +266,7 @@ class Member:
                 return launcher.launch(MAIN, (theirs.fileno(),), lambda: one.unwanted)
 
         one.child = await in_own_thread(launch)
-        begin = msgspec.json.encode(Begin(self._options, str(self.path))) + b"\n"
+        begin = msgspec.json.encode(Begin(self._options, str(self.path), os.getpid())) + b"\n"
         await self._loop.sock_sendall(one.control, begin)
         line = await read_line(one.control)
         if not line:

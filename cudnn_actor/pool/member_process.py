@@ -24,10 +24,12 @@ MAIN = f"{__name__}:main"
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """What the process has to do: `spawn`'s options, as plain data, and the path of its socket."""
+    """What the process has to do: `spawn`'s options, as plain data, the path of its socket, and the id of the
+    process that has the pool, which alone may move buffers."""
 
     options: dict[str, Any]
     path: str
+    owner: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -55,7 +57,8 @@ async def _serve(control: socket.socket) -> None:
     begin = msgspec.json.decode(await read_line(control), type=Begin)
     try:
         with contextlib.suppress(ServiceStopped):  # it has given up: the pool sees the end of the process
-            async with spawn(**begin.options) as gpu, serve_socket(gpu, begin.path):
+            async with spawn(**begin.options) as gpu, serve_socket(gpu, begin.path) as served:
+                served.mover = begin.owner
                 await _say(control, Ready())
                 await read_line(control)  # nothing comes but its end
     except CudnnActorError as error:

@@ -21,6 +21,7 @@ from cudnn_actor.models.sizes import Sizes
 from cudnn_actor.pool.batches import Everywhere
 from cudnn_actor.pool.dispatching import Dispatching
 from cudnn_actor.pool.member import Member
+from cudnn_actor.pool.moving import Moving
 from cudnn_actor.pool.pure_requests import (
     kind_of_compute,
     kind_of_run,
@@ -34,7 +35,6 @@ from cudnn_actor.pool.replication import Replication
 from cudnn_actor.pool.shared_source import shared
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StaleBufferError, StaleReason
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import Allocate
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_type, require_whole
@@ -68,6 +68,7 @@ class PoolRequests:
         self.name = name
         self._members, self._dispatching = members, dispatching
         self._loop = running_loop()
+        self._moving = Moving()
         self._replication = Replication(members, dispatching.holding)
 
     def __len__(self) -> int:
@@ -420,11 +421,12 @@ class PoolRequests:
         return await self.on(self.member_of(buffer)).download(buffer, timeout=timeout)
 
     async def move(self, buffer: BufferRef, *, to: int, timeout: float | None = None) -> BufferRef:
-        """Move a buffer to another member, by the host: its values are downloaded and uploaded.
+        """Move a buffer to another member: from device to device, if the one can read the other's memory.
 
-        Earlier requests with it are done first. The given reference ends once the values have arrived: from
-        then on it raises `StaleBufferError`. What writes to the buffer while it moves may be lost. A buffer
-        that is there already stays as it is.
+        Else, and if it is small, its values are downloaded and uploaded. Earlier requests with it are done
+        first. The given reference ends once the values have arrived: from then on it raises
+        `StaleBufferError`. What writes to the buffer while it moves may be lost, or be there in part. A
+        buffer that is there already stays as it is.
 
         Parameters
         ----------
@@ -455,16 +457,7 @@ class PoolRequests:
         if source is target:
             return buffer
         with within(timeout) as deadline:
-            values = await source.download(buffer, timeout=deadline.left_s)
-            moved = await target.ask(Allocate(spec=buffer.spec, data=values), timeout=deadline.left_s)
-            try:
-                await source.free(buffer, timeout=deadline.left_s)
-            except ServiceStopped:  # its process has ended, and the buffer with it
-                pass
-            except BaseException:
-                target._discard(moved)
-                raise
-        return moved
+            return await self._moving.move(buffer, source, target, deadline)
 
     # Checks.
 

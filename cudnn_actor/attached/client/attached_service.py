@@ -20,7 +20,9 @@ from cudnn_actor.attached.client.link import Link, ShareWeights
 from cudnn_actor.attached.wire import Attached, Happened, Lent, LoadedModel, Status, digest_of
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.request_counts import RequestCounters
+from cudnn_actor.broker.service_state import Export, Import
 from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
+from cudnn_actor.memory import ExportedRange
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.options import Options
 from cudnn_actor.processes.channel import Channel
@@ -223,6 +225,19 @@ class AttachedService:
             shared = await self._ask_to_share(ShareWeights(spec, digest, values))
         assert shared is not None, "with values, there is one"
         return shared
+
+    async def export_buffer(self, buffer: BufferRef, timeout: float | None) -> ExportedRange:
+        """Where a buffer's bytes are, once earlier work on it is done. Raises as `download`."""
+        given: ExportedRange = await ask(self.link, Export(buffer=buffer), timeout=timeout)
+        return given
+
+    async def import_buffer(
+        self, memory: ExportedRange, spec: TensorSpec, timeout: float | None
+    ) -> BufferRef:
+        """A buffer of another service, of which copies can be made; free it. Raises `CudnnActorError`."""
+        message = Import(memory=memory, spec=spec)
+        given: BufferRef = await ask(self.link, message, timeout=timeout, discard=self.state.discard)
+        return given
 
     async def _ask_to_share(self, message: ShareWeights) -> BufferRef | None:
         given: BufferRef | None = await ask(self.link, message, discard=self.state.discard)

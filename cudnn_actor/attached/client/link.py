@@ -28,8 +28,11 @@ from cudnn_actor.attached.wire import (
     Done,
     Dropped,
     DropSegment,
+    ExportBuffer,
+    Exported,
     ForgetGraph,
     Given,
+    ImportBuffer,
     KnowGraph,
     MapSegment,
     NeedsRoom,
@@ -44,8 +47,11 @@ from cudnn_actor.attached.wire import (
     writing,
 )
 from cudnn_actor.broker.request_counts import RequestObserver
+from cudnn_actor.broker.service_state import Export, Import
 from cudnn_actor.isolation.known_graphs import SentGraphs, known_form
 from cudnn_actor.isolation.staging import Block, Staging
+from cudnn_actor.memory import ExportedRange
+from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import (
@@ -280,6 +286,9 @@ class Link(Mailbox):
             self._reply(envelope, None, ActorStopped(reason="withdrawn"))
             return
         try:
+            if isinstance(message, Export | Import):
+                self._send_move(sent, envelope, message)
+                return
             if not runs_plan and isinstance(message, LendStaging):
                 lent = self.staging.lend(message.spec.dims, message.spec.dtype.numpy)
                 self._reply(envelope, lent, None)
@@ -292,6 +301,18 @@ class Link(Mailbox):
         if (observer := self.observer) is not None and (headers := observer.sent(envelope)) is not None:
             request = msgspec.structs.replace(request, headers=headers)
         self._put_by(sent, request)
+
+    def _send_move(self, sent: _Sent, envelope: Envelope, message: Export | Import) -> None:
+        """Send a request that is a frame of its own, behind those before it. Raises `OSError`."""
+        self._flush()
+        number, timeout_s = sent.number, envelope.timeout_s
+        if isinstance(message, Export):
+            self._send(ExportBuffer(number, message.buffer, timeout_s))
+        else:
+            memory = message.memory
+            frame = ImportBuffer(number, memory.arena_bytes, memory.offset, message.spec, timeout_s)
+            self._send(frame, (memory.descriptor,))
+        self._sent[number] = sent
 
     def _put_by(self, sent: _Sent, request: Request) -> None:
         """Let a request that is ready wait for the next frame."""
@@ -374,6 +395,8 @@ class Link(Mailbox):
             for frame in self._channel.receive():
                 if type(frame) is Answers:
                     self._take_answers(frame.answers, bridges)
+                elif type(frame) is Exported:
+                    self._take_answer(frame, bridges)
                 else:
                     self._on_frame(frame)
         except BadFrame as error:
@@ -454,6 +477,8 @@ class Link(Mailbox):
                 value = decode_reply(answer.body)
             elif type(answer) is Arrays:
                 value = self._arrays(sent, answer.arrays)
+            elif type(answer) is Exported:
+                value = ExportedRange(self._channel.take_descriptor(), answer.arena_bytes, answer.offset)
             elif type(answer) is Refused:
                 error = answer.error.to_error()
             else:
@@ -462,6 +487,8 @@ class Link(Mailbox):
                 value, error = None, value.to_error()
         except (MalformedMessage, ValueError, MemoryError) as failure:
             value, error = None, failure
+        except OSError as failure:  # there was no room for the descriptor
+            value, error = None, exhaustion(failure, requested=0, in_use=0) or failure
         self._free(sent)
         return value, error
 
@@ -504,7 +531,7 @@ class Link(Mailbox):
 
     def _note(self, message: Any, value: Any, error: Exception | None) -> None:
         """Note which buffers the client has, so that its own checks know them."""
-        if error is None and isinstance(message, Allocate | ShareWeights) and value is not None:
+        if error is None and isinstance(message, Allocate | ShareWeights | Import) and value is not None:
             self._held.add(value)
         elif error is None and isinstance(message, Free):
             self._held.end(message.buffer)

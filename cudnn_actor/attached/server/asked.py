@@ -50,6 +50,7 @@ class Asked:
         "digest",
         "envelope",
         "headers",
+        "imports",
         "known",
         "number",
         "reserved",
@@ -80,6 +81,8 @@ class Asked:
         """Bytes of values that were copied for it: see `Copies`."""
         self.reserved = 0
         """Bytes that were reserved for it."""
+        self.imports = False
+        """Whether it counts as a buffer of another service: see `Holdings.begin_import`."""
         self.work: asyncio.Task[None] | None = None
         """What runs a model of the server's process for it."""
         self.results: Any = None

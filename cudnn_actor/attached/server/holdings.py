@@ -16,10 +16,12 @@ from cudnn_actor.protocol.errors import (
     OutOfMemory,
     StaleBufferError,
     StaleReason,
+    Words,
 )
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.messages import (
+    Copy,
     DeployModel,
     Download,
     Free,
@@ -33,7 +35,10 @@ from cudnn_actor.protocol.messages.run_loop import SCRATCH
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Holdings", "references"]
+__all__ = ["MOST_IMPORTS", "Holdings", "references"]
+
+MOST_IMPORTS = 16
+"""How many buffers of other services a client may have at a time: each keeps memory of theirs."""
 
 Key = tuple[int, int]
 _NO_REFERENCES = (str, int, float, bytes, np.ndarray, Graph, OperationGraph, TensorSpec, type(None))
@@ -83,6 +88,10 @@ class Holdings:
         self._read: dict[Key, int] = {}
         """The shared buffers, which it may only read: how often it was given each."""
         self._models: set[ModelRef] = set()
+        self._imports: set[Key] = set()
+        """Those of its buffers that are another service's memory."""
+        self.imports = 0
+        """How many it has, and has asked for."""
 
     def __len__(self) -> int:
         return len(self._buffers) + len(self._read) + len(self._models)
@@ -103,6 +112,8 @@ class Holdings:
                     raise NotDeployed(model=ref.number, inputs="", unloaded=True)
             elif (key := (ref.slot, ref.generation)) in self._read:
                 reads_shared = True
+            elif key in self._imports:
+                _check_reads_import(message, ref)
             elif key not in self._buffers:
                 raise StaleBufferError(slot=ref.slot, generation=ref.generation, reason=StaleReason.FOREIGN)
         if reads_shared:
@@ -133,6 +144,26 @@ class Holdings:
         for name, ref in (*((name, ref) for name, ref in ports if name in written), *others):
             if (ref.slot, ref.generation) in self._read:
                 raise _only_read(name)
+
+    def begin_import(self) -> None:
+        """Count a buffer of another service that the client is about to get. Raises `OutOfMemory`."""
+        if self.imports >= MOST_IMPORTS:
+            raise OutOfMemory(
+                requested=0,
+                in_use=self.imports,
+                limit=MOST_IMPORTS,
+                where="buffers of other services that this client may have at a time",
+            )
+        self.imports += 1
+
+    def end_import(self) -> None:
+        """Count it no more: the client has not got it."""
+        self.imports -= 1
+
+    def add_import(self, ref: BufferRef) -> None:
+        """Note a buffer of another service that the client gets. It takes none of the client's bytes."""
+        self._imports.add((ref.slot, ref.generation))
+        self._buffers[ref.slot, ref.generation] = ref
 
     def reserve(self, nbytes: int) -> None:
         """Count bytes that the client is about to get. Raises `OutOfMemory` if they are over its bound."""
@@ -179,8 +210,12 @@ class Holdings:
         self.epoch += 1
         if isinstance(what, ModelRef):
             self._models.discard(what)
-        elif self._buffers.pop((what.slot, what.generation), None) is not None:
-            self.nbytes -= what.nbytes
+        elif self._buffers.pop(key := (what.slot, what.generation), None) is not None:
+            if key in self._imports:
+                self._imports.discard(key)
+                self.imports -= 1
+            else:
+                self.nbytes -= what.nbytes
 
     def end(self) -> None:
         """Have all of it freed, without waiting, once what was sent before is done."""
@@ -194,8 +229,21 @@ class Holdings:
                 self._shared.release_key(key)
         self._models.clear()
         self._buffers.clear()
+        self._imports.clear()
         self._read.clear()
         self.nbytes = 0
+
+
+def _check_reads_import(message: Any, ref: BufferRef) -> None:
+    """Raise `InvalidRequest` unless a message copies from another service's buffer, or frees it."""
+    if isinstance(message, Free) or (isinstance(message, Copy) and message.dst != ref):
+        return
+    raise InvalidRequest(
+        field="message",
+        value=Words(type(message).__name__),
+        problem="names a buffer of another service, which can only be copied",
+        fix="copy it to a buffer of this one",
+    )
 
 
 def _written(graph: ModelGraph) -> set[str]:

@@ -143,6 +143,9 @@ class ServedSocket:
         self._service, self.state = service, service.state
         self.window, self._most_clients, self._nbytes = requests, clients, nbytes
         self.copies = copies
+        self.mover: int | None = None
+        """The process id of the client that may move buffers to other services and from them. It gets
+        descriptors of this one's arenas, so it can read and write all buffers. None for none."""
         self._models = dict(models)
         self.share: FairShare[Session, Asked] = FairShare()
         self.costs = Costs()

@@ -25,7 +25,8 @@ from cudnn_actor.attached.server.asked import Asked, Known
 from cudnn_actor.attached.server.copies import Copies, other_digest
 from cudnn_actor.attached.server.costs import Costs
 from cudnn_actor.attached.server.fair_share import FairShare
-from cudnn_actor.attached.server.holdings import Holdings
+from cudnn_actor.attached.server.holdings import Holdings, references
+from cudnn_actor.attached.server.imported import moves_refused, received_range
 from cudnn_actor.attached.server.lent_models import LentModels
 from cudnn_actor.attached.server.received import Received
 from cudnn_actor.attached.server.segments import Segments, room_needed
@@ -40,8 +41,11 @@ from cudnn_actor.attached.wire import (
     Done,
     Dropped,
     DropSegment,
+    ExportBuffer,
+    Exported,
     ForgetGraph,
     Given,
+    ImportBuffer,
     KnowGraph,
     MapSegment,
     NeedsRoom,
@@ -55,7 +59,8 @@ from cudnn_actor.attached.wire import (
     Withdrawn,
 )
 from cudnn_actor.broker.request_checks import check_message
-from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.broker.service_state import Export, Import, ServiceState
+from cudnn_actor.memory import ExportedRange
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import (
@@ -109,6 +114,8 @@ class Server(Protocol):
     """Requests that a client may have in flight."""
     copies: int
     """Bytes of copies that a client may have in the queue: see `Copies`."""
+    mover: int | None
+    """The process id of the client that may move buffers to other services, and from them; None for none."""
 
     def welcome(self, session: Session) -> None:
         """Tell a client that has introduced itself what the service is. Raises `CudnnActorError`."""
@@ -168,6 +175,8 @@ class Session:
             ForgetGraph: self._received.forget_graph,
             Withdraw: self._withdraw,
             Room: self._take_room,
+            ExportBuffer: self._take_export,
+            ImportBuffer: self._take_import,
         }
         self._loop.add_reader(channel.fileno(), self._readable)
 
@@ -253,9 +262,12 @@ class Session:
 
     # Out.
 
-    def send(self, frame: Any) -> None:
-        """Send a frame. Reads nothing more while the client does not take what it is sent."""
-        self.channel.send(frame)
+    def send(self, frame: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Send a frame. Reads nothing more while the client does not take what it is sent.
+
+        Raises `OSError` if descriptors must wait, and none is left to duplicate them.
+        """
+        self.channel.send(frame, descriptors)
         if self.channel.backed_up and not self._paused:
             self._paused = True
             self._loop.remove_reader(self.channel.fileno())
@@ -286,9 +298,7 @@ class Session:
 
     def _take_requests(self, frame: Requests) -> None:
         for request in frame.requests:
-            if request.number <= self._last:
-                raise BadFrame(f"request {request.number} came after {self._last}")
-            self._last = request.number
+            self._count_request(request.number)
             try:
                 self._put(request)
             except CudnnActorError as error:
@@ -297,9 +307,17 @@ class Session:
                 log.exception("request.failed", client=self.name, message=_kind_of(request.body))
                 self._answer(_failed(request.number, error))
 
-    def _put(self, request: Request) -> None:
+    def _count_request(self, number: int) -> None:
+        if number <= self._last:
+            raise BadFrame(f"request {number} came after {self._last}")
+        self._last = number
+
+    def _check_window(self) -> None:
         if len(self.asked) >= self._server.window:
             raise MailboxFull(capacity=self._server.window)
+
+    def _put(self, request: Request) -> None:
+        self._check_window()
         known = self._received.known(request.body)
         asked = Asked(self, request.number, known, request.room, request.room_bytes)
         asked.timeout_s, asked.headers = request.timeout_s, request.headers
@@ -323,6 +341,30 @@ class Session:
                 self._in_task(self._put_checked(asked, request.share))
                 return
             self._note_copy(asked, self._copies.checked(known, request.share))
+        self._put_in_turn(asked)
+
+    def _take_export(self, frame: ExportBuffer) -> None:
+        self._put_move(frame, Export(buffer=frame.buffer))
+
+    def _take_import(self, frame: ImportBuffer) -> None:
+        memory = received_range(self.channel, frame.arena_bytes, frame.offset, frame.spec.nbytes)
+        self._put_move(frame, Import(memory=memory, spec=frame.spec))
+
+    def _put_move(self, frame: ExportBuffer | ImportBuffer, message: Export | Import) -> None:
+        """Put a request of the one client that may move buffers: an arena has those of other clients, too."""
+        self._count_request(frame.number)
+        imports = isinstance(message, Import)
+        try:
+            if self.pid != self._server.mover:
+                raise moves_refused(type(message).__name__)
+            self._check_window()
+            if imports:
+                self.holdings.begin_import()
+        except CudnnActorError as error:
+            self._answer(Refused(frame.number, error.to_record()))
+            return
+        asked = Asked(self, frame.number, Known(message, references(message)), None, 0)
+        asked.timeout_s, asked.imports = frame.timeout_s, imports
         self._put_in_turn(asked)
 
     async def _put_checked(self, asked: Asked, share: str) -> None:
@@ -448,8 +490,10 @@ class Session:
         message = asked.known.message
         if error is None:
             value = self._noted(asked, message, value)
-        elif asked.reserved:
+        else:
             self.holdings.give_up(asked.reserved)
+            if asked.imports:
+                self.holdings.end_import()
         if error is not None or (asked.withdrawn and value is None):
             self._end_request(asked, _failed(asked.number, error))
         elif isinstance(value, np.ndarray):
@@ -458,6 +502,8 @@ class Session:
             self._give_arrays(asked, list(value.items()))
         elif isinstance(value, Receipt):
             self._end_request(asked, Done(asked.number, value))
+        elif isinstance(value, ExportedRange):
+            self._give_range(asked.number, value)
         else:
             self._end_request(asked, Given(asked.number, encode_reply(value)))
 
@@ -480,6 +526,8 @@ class Session:
             if asked.digest is not None:
                 return self._share(asked, value)
             self.holdings.add(value)
+        elif isinstance(message, Import):
+            self.holdings.add_import(value)
         elif isinstance(message, DeployModel):
             self.holdings.add(value)
         elif isinstance(message, Free) and asked.digest is None:
@@ -501,6 +549,19 @@ class Session:
                 shared.add(digest, ref)
         self.holdings.add_shared(ref)
         return ref
+
+    def _give_range(self, number: int, found: ExportedRange) -> None:
+        """Answer an `Export`. The channel duplicates the descriptor if the frame must wait."""
+        self.asked.pop(number, None)
+        self._flush()
+        try:
+            self.send(Exported(number, found.arena_bytes, found.offset), (found.descriptor,))
+        except OSError as error:
+            self._answer(_failed(number, error))
+        finally:
+            found.close()
+        if self._drains:
+            self._answer_drains()
 
     def _give_arrays(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> None:
         needed = room_needed([array for _, array in arrays])

@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 
+from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import OutOfDescriptors, OutOfMemory
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -62,6 +63,18 @@ class Arenas:
         """Map an arena by its descriptor, which the caller keeps."""
         self._mapped[arena] = _map(fd, nbytes)
 
+    def map_for_reading(self, arena: int, fd: int, nbytes: int) -> None:
+        """Map memory of which nothing is known, for reading. The caller keeps the descriptor.
+
+        Raises `EngineFailure` unless it is memory that cannot be truncated: reading it cannot fail then.
+        """
+        if not is_whole(fd, nbytes):
+            raise EngineFailure("NOT_AN_ARENA", f"it is not sealed memory of {nbytes:,} bytes")
+        try:
+            self._mapped[arena] = _map(fd, nbytes, mmap.PROT_READ)
+        except OSError as error:
+            raise EngineFailure("NOT_MAPPED", str(error)) from error
+
     def unmap(self, arena: int) -> None:
         """Drop an arena. Raises `KeyError` if there is none with that number.
 
@@ -81,11 +94,11 @@ class Arenas:
         self._mapped.clear()
 
 
-def _map(fd: int, nbytes: int) -> mmap.mmap:
+def _map(fd: int, nbytes: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:
     if sys.version_info >= (3, 13):
-        return mmap.mmap(fd, nbytes, trackfd=False)
+        return mmap.mmap(fd, nbytes, prot=protection, trackfd=False)
     # Before 3.13, mmap keeps a duplicate of the descriptor, and closes it with the mapping.
-    return mmap.mmap(fd, nbytes)
+    return mmap.mmap(fd, nbytes, prot=protection)
 
 
 def is_whole(fd: int, nbytes: int) -> bool:

@@ -114,6 +114,10 @@ class CpuEngine:
         """Map an arena that an earlier engine made, perhaps in another process."""
         self._arenas.map(arena, fd, nbytes)
 
+    def import_arena(self, arena: int, fd: int, nbytes: int) -> None:
+        """Map another service's arena for reading. Raises `EngineFailure` for what is no such memory."""
+        self._arenas.map_for_reading(arena, fd, nbytes)
+
     def unmap_arena(self, arena: int) -> None:
         """Drop an arena; its memory is unmapped as soon as no binding in it is left."""
         self._fast_programs.clear()

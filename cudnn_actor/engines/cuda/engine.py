@@ -175,6 +175,11 @@ class CudaEngine:
         """Map an arena that an earlier engine made, perhaps in another process. Raises `EngineFailure`."""
         self._arenas.map(arena, fd, nbytes)
 
+    @reported
+    def import_arena(self, arena: int, fd: int, nbytes: int) -> None:
+        """Map an arena of another service, on this device or another, for reading. Raises `EngineFailure`."""
+        self._arenas.map_for_reading(arena, fd, nbytes)
+
     def unmap_arena(self, arena: int) -> None:
         """Drop an arena; its memory is unmapped once no view of it exists. Raises `KeyError`."""
         self._arenas.unmap(arena)

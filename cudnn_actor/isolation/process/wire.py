@@ -46,6 +46,7 @@ __all__ = [
     "LONGEST_MESSAGE",
     "Answer",
     "Answers",
+    "ArenaImported",
     "ArenaMade",
     "ArenaRefused",
     "Asked",
@@ -60,6 +61,7 @@ __all__ = [
     "FromWorker",
     "Given",
     "Hello",
+    "ImportArena",
     "InjectFault",
     "Internal",
     "InternalDone",
@@ -285,6 +287,16 @@ class CreateArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tr
     nbytes: int
 
 
+class ImportArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Map another service's arena for reading, by the descriptor that comes with it. It may be of anything.
+
+    It is mapped by this worker alone, and told of by `ArenaImported` or `ArenaRefused`.
+    """
+
+    number: int
+    nbytes: int
+
+
 class MapStage(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """Map a segment of host memory by the descriptor that comes with it."""
 
@@ -341,6 +353,7 @@ FromParent = (
     | MapArena
     | UnmapArena
     | CreateArena
+    | ImportArena
     | MapStage
     | UnmapStage
     | KnowGraph
@@ -428,8 +441,14 @@ class ArenaMade(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True
     number: int
 
 
+class ArenaImported(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """An arena of another service has been mapped."""
+
+    number: int
+
+
 class ArenaRefused(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """An arena could not be made: there is no room, or another error that the context has survived."""
+    """An arena could not be made or imported: no room, or another error that the context has survived."""
 
     number: int
     error: ErrorRecord
@@ -463,7 +482,9 @@ class Dying(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     digest: str | None
 
 
-FromWorker = Ready | Answers | Nearing | InternalDone | ArenaMade | ArenaRefused | Logged | Dying
+FromWorker = (
+    Ready | Answers | Nearing | InternalDone | ArenaMade | ArenaImported | ArenaRefused | Logged | Dying
+)
 
 FROM_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromWorker)
 """Decodes what the worker sends."""

@@ -416,6 +416,23 @@ class CudnnActor(Actor):
             os.close(descriptor)
             raise
 
+    def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
+        """Have the engine map another service's arena, now. Raises `Crash`."""
+        try:
+            self._runner.executor.import_arena(number, nbytes, descriptor)
+        except CudnnActorError as error:
+            if self.lost:
+                raise Crash("came back after it had been given up") from error
+            self._broker.arena_refused(error)
+            return
+        if self.lost:
+            raise Crash("came back after it had been given up")
+        self._broker.arena_imported()
+
+    def drop_import(self, number: int) -> None:
+        """Have the engine unmap it, as an arena of its own."""
+        self.drop_arena(number)
+
     def forget(self, message: Forget) -> None:
         """Drop plans. Graphs are kept by the service's own cache alone."""
         self._runner.forget_plans(message.plans)

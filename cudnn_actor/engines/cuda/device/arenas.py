@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from cudnn_actor.actors import forks
-from cudnn_actor.engines.cuda.device.virtual_memory import access, properties, rounded
+from cudnn_actor.engines.cuda.device.virtual_memory import access, properties, require_access, rounded
 from cudnn_actor.engines.cuda.library.failures import check
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
@@ -54,10 +54,24 @@ class Arenas:
     def map(self, arena: int, fd: int, nbytes: int) -> None:
         """Map an arena by its descriptor, which the caller keeps. Raises `EngineFailure`."""
         driver = libraries().driver
-        kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        memory = check(driver.cuMemImportFromShareableHandle(fd, kind))
+        memory = _imported(fd)
         try:
             self._mapped[arena] = Mapping(memory, rounded(self._ordinal, nbytes), self._ordinal)
+        finally:
+            driver.cuMemRelease(memory)
+
+    def map_for_reading(self, arena: int, fd: int, nbytes: int) -> None:
+        """Map another service's arena, likewise, of this device or of one whose memory this one can read.
+
+        The descriptor may be of anything: the driver says whether it is memory, and has so many bytes. Raises
+        `EngineFailure`.
+        """
+        driver = libraries().driver
+        memory = _imported(fd)
+        try:
+            require_access(self._ordinal, memory)
+            size = rounded(self._ordinal, nbytes)
+            self._mapped[arena] = Mapping(memory, size, self._ordinal, writes=False)
         finally:
             driver.cuMemRelease(memory)
 
@@ -74,6 +88,12 @@ class Arenas:
         return self._mapped[arena]
 
 
+def _imported(fd: int) -> Any:
+    driver = libraries().driver
+    kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    return check(driver.cuMemImportFromShareableHandle(fd, kind))
+
+
 class Mapping:
     """Device memory mapped into this process, with a count of its users.
 
@@ -82,7 +102,7 @@ class Mapping:
     thread: it needs no context, and no work can be using the memory any more.
     """
 
-    def __init__(self, memory: Any, nbytes: int, ordinal: int) -> None:
+    def __init__(self, memory: Any, nbytes: int, ordinal: int, *, writes: bool = True) -> None:
         driver = libraries().driver
         self.nbytes = nbytes
         self._lock = threading.RLock()  # re-entrant: garbage collection may run while it is held
@@ -91,7 +111,7 @@ class Mapping:
         try:
             check(driver.cuMemMap(self._address, nbytes, 0, memory, 0))
             try:
-                check(driver.cuMemSetAccess(self._address, nbytes, [access(ordinal)], 1))
+                check(driver.cuMemSetAccess(self._address, nbytes, [access(ordinal, writes=writes)], 1))
             except Exception:
                 driver.cuMemUnmap(self._address, nbytes)
                 raise

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.library.failures import check
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
-__all__ = ["access", "properties", "rounded"]
+__all__ = ["access", "properties", "require_access", "rounded"]
 
 
 def properties(ordinal: int, *, exported: bool = False) -> Any:
@@ -34,11 +35,23 @@ def rounded(ordinal: int, nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def access(ordinal: int) -> Any:
-    """That the device may read and write memory."""
+def require_access(ordinal: int, memory: Any) -> None:
+    """Raise `EngineFailure` unless a device can read memory, of which it is not known where it lies."""
+    driver = libraries().driver
+    owner = int(check(driver.cuMemGetAllocationPropertiesFromHandle(memory)).location.id)
+    if owner == ordinal:
+        return
+    reader, lender = check(driver.cuDeviceGet(ordinal)), check(driver.cuDeviceGet(owner))
+    if not check(driver.cuDeviceCanAccessPeer(reader, lender)):
+        raise EngineFailure("NO_PEER_ACCESS", f"device {ordinal} cannot read the memory of device {owner}")
+
+
+def access(ordinal: int, *, writes: bool = True) -> Any:
+    """That the device may read memory, and write it."""
     driver = libraries().driver
     found = driver.CUmemAccessDesc()
     found.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     found.location.id = ordinal
-    found.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    flags = driver.CUmemAccess_flags
+    found.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if writes else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
     return found

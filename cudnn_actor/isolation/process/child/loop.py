@@ -130,6 +130,10 @@ class WorkerLoop:
         """Make an arena. The caller owns its descriptor. Raises `CudnnActorError`, `Crash`."""
         return self._runner.executor.create_arena(number, nbytes)
 
+    def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
+        """Map another service's arena for reading. Raises `CudnnActorError`, `Crash`."""
+        self._runner.executor.import_arena(number, nbytes, descriptor)
+
     def plan_counts(self) -> PlanCounts:
         """Counts of the plan cache. Any thread."""
         return self._runner.plans.counts

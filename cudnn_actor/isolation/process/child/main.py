@@ -36,6 +36,7 @@ from cudnn_actor.isolation.process.child.stages import Stages
 from cudnn_actor.isolation.process.generations import GenerationView
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import (
+    ArenaImported,
     ArenaMade,
     ArenaRefused,
     CreateArena,
@@ -43,6 +44,7 @@ from cudnn_actor.isolation.process.wire import (
     ForgetGraph,
     ForgetPlans,
     Hello,
+    ImportArena,
     MapArena,
     MapStage,
     Promote,
@@ -117,6 +119,7 @@ class _Process:
             MapArena: self._map_arena,
             UnmapArena: self._unmap_arena,
             CreateArena: self._create_arena,
+            ImportArena: self._import_arena,
             MapStage: self._map_stage,
             UnmapStage: self._unmap_stage,
             ForgetGraph: self._forget_graph,
@@ -178,6 +181,17 @@ class _Process:
             return
         try:
             self._outbox.say(ArenaMade(frame.number), (descriptor,))
+        finally:
+            os.close(descriptor)
+
+    def _import_arena(self, frame: ImportArena) -> None:
+        descriptor = self._channel.take_descriptor()
+        try:
+            self._loop.import_arena(frame.number, frame.nbytes, descriptor)
+        except CudnnActorError as error:
+            self._outbox.say(ArenaRefused(frame.number, error.to_record()))
+        else:
+            self._outbox.say(ArenaImported(frame.number))
         finally:
             os.close(descriptor)
 

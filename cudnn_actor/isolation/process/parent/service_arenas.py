@@ -14,7 +14,15 @@ from cudnn_actor.broker import Broker
 from cudnn_actor.engines.cpu.arenas import Arenas, is_whole
 from cudnn_actor.isolation.process.parent.in_flight import Violation, WorkerRequest
 from cudnn_actor.isolation.process.parent.workers import Workers
-from cudnn_actor.isolation.process.wire import ArenaMade, ArenaRefused, CreateArena, MapArena, UnmapArena
+from cudnn_actor.isolation.process.wire import (
+    ArenaImported,
+    ArenaMade,
+    ArenaRefused,
+    CreateArena,
+    ImportArena,
+    MapArena,
+    UnmapArena,
+)
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage, ServiceStopped
 
@@ -43,14 +51,29 @@ class ServiceArenas:
         self.workers.arena_asked_s = time.monotonic()
         self.workers.serving.send(CreateArena(number, nbytes))
 
+    def import_from(self, number: int, nbytes: int, descriptor: int) -> None:
+        """Have the worker map another service's arena. It answers with `ArenaImported` or `ArenaRefused`.
+
+        No other worker maps it, and this process does not: only the worker reads it. Raises `OSError` if no
+        descriptor is left to send it.
+        """
+        assert self.workers.serving is not None
+        self.workers.arena_asked_s = time.monotonic()
+        self.workers.serving.send(ImportArena(number, nbytes), (descriptor,))
+
+    def drop_import(self, number: int) -> None:
+        """Have the worker unmap it. After that worker's end, the memory table knows no import any more."""
+        if self.workers.serving is not None:
+            self.workers.serving.send(UnmapArena(number))
+
     def drop(self, number: int) -> None:
         """Unmap an empty arena everywhere."""
         self.workers.tell_all(UnmapArena(number))
         if self.mapped is not None:
             self.mapped.unmap(number)
 
-    def take(self, frame: ArenaMade | ArenaRefused) -> None:
-        """Handle the worker's answer to `CreateArena`. The caller starts the waiting allocations again.
+    def take(self, frame: ArenaMade | ArenaImported | ArenaRefused) -> None:
+        """Handle the worker's answer to `CreateArena` or `ImportArena`. The caller starts what waits again.
 
         If this process has no room for the arena, the first of them fails. Raises `Violation`.
         """
@@ -60,6 +83,10 @@ class ServiceArenas:
         self.workers.arena_asked_s = None
         if isinstance(frame, ArenaRefused):
             self.broker.arena_refused(_refusal(frame))
+        elif isinstance(frame, ArenaImported) is not self.broker.importing:
+            raise Violation(f"its answer about arena {frame.number} is {type(frame).__name__}")
+        elif self.broker.importing:
+            self.broker.arena_imported()
         else:
             self._own(*wanted)
 

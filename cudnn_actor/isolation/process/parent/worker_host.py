@@ -45,6 +45,7 @@ from cudnn_actor.isolation.process.parent.values import WITH_VALUES, Values
 from cudnn_actor.isolation.process.parent.workers import WorkerEnd, Workers
 from cudnn_actor.isolation.process.wire import (
     Answers,
+    ArenaImported,
     ArenaMade,
     ArenaRefused,
     Dying,
@@ -191,7 +192,7 @@ class WorkerHost:
                     for answer in frame.answers:
                         self.answers.complete(answer)
                     self.answers.note_completed()
-                case ArenaMade() | ArenaRefused():
+                case ArenaMade() | ArenaImported() | ArenaRefused():
                     self.arenas.take(frame)
                     self._start_waiting()
                 case Nearing():
@@ -231,6 +232,14 @@ class WorkerHost:
     def create_arena(self, number: int, nbytes: int) -> None:
         """Ask the worker for an arena."""
         self.arenas.create(number, nbytes)
+
+    def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
+        """Have the worker map another service's arena."""
+        self.arenas.import_from(number, nbytes, descriptor)
+
+    def drop_import(self, number: int) -> None:
+        """Have the worker unmap it."""
+        self.arenas.drop_import(number)
 
     def drop_arena(self, number: int) -> None:
         """Unmap an empty arena everywhere."""

@@ -1,0 +1,259 @@
+"""One client may have buffers copied between services: it gets and gives descriptors of their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.typing import EventDict
+
+from cudnn_actor import CudnnRef, connect, spawn
+from cudnn_actor.attached import ServedSocket, serve_socket
+from cudnn_actor.attached.server.holdings import MOST_IMPORTS
+from cudnn_actor.attached.wire import ExportBuffer, ImportBuffer
+from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.cpu.arenas import Arenas
+from cudnn_actor.errors import ExecutionFailed, InvalidRequest, OutOfMemory, StaleBufferError
+from cudnn_actor.memory import ExportedRange
+from cudnn_actor.messages import Copy, Download, Fill, Upload
+from cudnn_actor.processes.frames import encode
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+from ..inside import service_behind
+from .conftest import eventually
+from .raw_client import ATTACH, Raw
+from .test_malformed import memory
+
+NOWHERE = BufferRef(slot=0, generation=1, spec=TensorSpec.packed((2,)), device="cpu")
+X = np.arange(6000, dtype=np.float32).reshape(2, 3000)
+SPEC = TensorSpec.packed((2, 3000))
+
+
+@pytest.fixture(params=["thread", "process"])
+async def gpu(request: pytest.FixtureRequest) -> AsyncIterator[CudnnRef]:
+    async with spawn(device="cpu", isolation=request.param) as service:
+        yield service
+
+
+@pytest.fixture
+async def mover(served: ServedSocket) -> AsyncIterator[Any]:
+    """A client that may move buffers."""
+    served.mover = os.getpid()
+    async with connect(served.path) as attached:
+        yield attached
+
+
+@pytest.fixture
+async def other(tmp_path: Path) -> AsyncIterator[Any]:
+    """A client that may, of another service."""
+    async with (
+        spawn(device="cpu", isolation="thread") as service,
+        serve_socket(service, tmp_path / "other.sock") as socket,
+    ):
+        socket.mover = os.getpid()
+        async with connect(socket.path) as attached:
+            yield attached
+
+
+async def exported(client: CudnnRef, ref: BufferRef) -> ExportedRange:
+    found: ExportedRange = await service_behind(client).export_buffer(ref, None)
+    return found
+
+
+async def imported(client: CudnnRef, given: ExportedRange, spec: TensorSpec = SPEC) -> BufferRef:
+    found: BufferRef = await service_behind(client).import_buffer(given, spec, None)
+    return found
+
+
+async def test_a_buffer_of_another_service_is_read_where_it_lies(mover: CudnnRef, other: CudnnRef) -> None:
+    await other.upload(X)  # so that the next one does not begin at 0
+    ref = await other.upload(X)
+    given = await exported(other, ref)
+    assert given.offset
+    theirs = await imported(mover, given)
+    given.close()
+    own = await mover.empty(X.shape)
+    for values in (X, X + 1):  # it is the other's memory, no copy
+        await other.ask(Upload(dst=ref, data=values))
+        await mover.ask(Copy(src=theirs, dst=own))
+        np.testing.assert_array_equal(await mover.download(own), values)
+    await mover.free(theirs)
+    with pytest.raises(StaleBufferError):
+        await mover.ask(Copy(src=theirs, dst=own))
+    await mover.free(own)
+    assert (await mover.statistics()).live_buffers == 0
+
+
+async def test_the_place_is_told_once_earlier_work_is_done(mover: CudnnRef, other: CudnnRef) -> None:
+    refs = [await mover.upload(X) for _ in range(4)]
+    fills = [mover.submit(Fill(dst=ref, value=7)) for ref in refs for _ in range(50)]
+    given = await exported(mover, refs[-1])
+    theirs, own = await imported(other, given), await other.empty(X.shape)
+    await other.ask(Copy(src=theirs, dst=own))
+    given.close()
+    assert (await other.download(own) == 7).all()
+    await asyncio.gather(*fills)
+
+
+async def test_a_buffer_of_another_service_can_only_be_copied(mover: CudnnRef, other: CudnnRef) -> None:
+    ref = await other.upload(X)
+    given = await exported(other, ref)
+    theirs, own = await imported(mover, given), await mover.upload(X)
+    for message in (
+        Download(src=theirs),
+        Upload(dst=theirs, data=X),
+        Fill(dst=theirs, value=0),
+        Copy(src=own, dst=theirs),
+        Copy(src=theirs, dst=theirs),
+    ):
+        with pytest.raises(InvalidRequest):
+            await mover.ask(message)
+    with pytest.raises(InvalidRequest):
+        await exported(mover, theirs)
+    np.testing.assert_array_equal(await other.download(ref), X)
+    given.close()
+
+
+async def test_only_the_client_that_may_moves_buffers(client: CudnnRef, other: CudnnRef) -> None:
+    own, given = await client.upload(X), await exported(other, await other.upload(X))
+    with pytest.raises(InvalidRequest, match="only for the pool"):
+        await exported(client, own)
+    with pytest.raises(InvalidRequest, match="only for the pool"):
+        await imported(client, given)
+    given.close()
+    assert await client.ping() == 1
+
+
+async def test_no_other_buffers_are_given_away(
+    served: ServedSocket, mover: CudnnRef, other: CudnnRef, gpu: CudnnRef
+) -> None:
+    async with connect(served.path) as second:
+        for ref in (await second.upload(X), await other.upload(X), await gpu.upload(X)):
+            with pytest.raises(StaleBufferError):
+                await exported(mover, ref)
+    shared = await service_behind(mover).share_weight(X, SPEC)  # others read it, and trust its values
+    with pytest.raises(InvalidRequest):
+        await exported(mover, shared)
+
+
+async def test_what_is_no_arena_is_refused(mover: CudnnRef) -> None:
+    for make in (
+        lambda: memory(1 << 20, 0),  # it could be truncated while it is read
+        lambda: memory(4096),
+        lambda: os.open("/dev/null", os.O_RDWR),
+    ):
+        given = ExportedRange(make(), 1 << 20, 0)
+        with pytest.raises(ExecutionFailed, match="NOT_AN_ARENA"):
+            await imported(mover, given)
+        given.close()
+    ref = await mover.upload(X)
+    np.testing.assert_array_equal(await mover.download(ref), X)
+
+
+def test_an_engine_cannot_write_to_what_it_maps_for_reading() -> None:
+    lender, reader = Arenas(), Arenas()
+    descriptor = lender.create(0, 1 << 21)
+    lender.bind(0, 0, SPEC)[:] = X
+    reader.map_for_reading(5, descriptor, 1 << 21)
+    os.close(descriptor)
+    found = reader.bind(5, 0, SPEC)
+    np.testing.assert_array_equal(found, X)
+    assert not found.flags.writeable
+    lender.clear()
+    np.testing.assert_array_equal(found, X)
+    other = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    with pytest.raises(EngineFailure):
+        reader.map_for_reading(6, other, 1 << 21)
+    os.close(other)
+    reader.clear()
+
+
+async def test_a_client_has_so_many_at_a_time(mover: CudnnRef, other: CudnnRef) -> None:
+    given = await exported(other, await other.upload(X))
+    held = [await imported(mover, given) for _ in range(MOST_IMPORTS)]
+    with pytest.raises(OutOfMemory, match="buffers of other services"):
+        await imported(mover, given)
+    await mover.free(held.pop())
+    bad = ExportedRange(memory(4096), 1 << 20, 0)
+    with pytest.raises(ExecutionFailed):  # it does not count
+        await imported(mover, bad)
+    held.append(await imported(mover, given))
+    bad.close()
+    given.close()
+    assert (await mover.statistics()).arena_bytes == 0  # it is none of this service's memory
+
+
+async def test_what_a_client_has_imported_ends_with_it(
+    served: ServedSocket, gpu: CudnnRef, other: CudnnRef
+) -> None:
+    served.mover = os.getpid()
+    given = await exported(other, await other.upload(X))
+    async with connect(served.path) as leaving:
+        await imported(leaving, given)
+        assert (await gpu.statistics()).live_buffers == 1
+    await eventually(lambda: _has_none(gpu))
+    given.close()
+
+
+async def _has_none(gpu: CudnnRef) -> bool:
+    return not (await gpu.statistics()).live_buffers
+
+
+async def test_imports_and_allocations_wait_for_each_other(mover: CudnnRef, other: CudnnRef) -> None:
+    given = await exported(other, await other.upload(X))
+    bad = ExportedRange(memory(4096), 1 << 20, 0)
+    found = await asyncio.gather(
+        *(
+            each
+            for number in range(5)
+            for each in (
+                mover.empty((40 << 20,), dtype="uint8"),  # each takes an arena
+                imported(mover, bad if number % 2 else given),
+            )
+        ),
+        return_exceptions=True,
+    )
+    assert [type(each) for each in found[1::2]] == [
+        BufferRef if number % 2 == 0 else ExecutionFailed for number in range(5)
+    ]
+    assert all(isinstance(each, BufferRef | OutOfMemory) for each in found[::2])
+    own = await mover.empty(X.shape)
+    await mover.ask(Copy(src=found[1], dst=own))
+    np.testing.assert_array_equal(await mover.download(own), X)
+    given.close()
+    bad.close()
+
+
+MALFORMED = {
+    "no descriptor": (ImportBuffer(1, 1 << 21, 0, SPEC, None), False, "without the descriptor"),
+    "numbers that fall": (ImportBuffer(0, 1 << 21, 0, SPEC, None), True, "came after"),
+    "no bytes": (ImportBuffer(1, 0, 0, SPEC, None), True, "of an arena of 0 bytes"),
+    "negative": (ImportBuffer(1, -(1 << 21), 0, SPEC, None), True, "of an arena"),
+    "outside": (ImportBuffer(1, 1 << 21, 1 << 21, SPEC, None), True, "of an arena"),
+    "before": (ImportBuffer(1, 1 << 21, -256, SPEC, None), True, "of an arena"),
+    "across the end": (ImportBuffer(1, 1 << 21, (1 << 21) - 256, SPEC, None), True, "of an arena"),
+    "odd": (ImportBuffer(1, 1 << 21, 8, SPEC, None), True, "of an arena"),
+    "too large": (ImportBuffer(1, 1 << 60, 0, SPEC, None), True, "of an arena"),
+    "a descriptor too many": (ExportBuffer(1, NOWHERE, None), True, "belong to no frame"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+async def test_a_malformed_frame_costs_its_connection_alone(
+    served: ServedSocket, mover: CudnnRef, raw: Raw, logs: list[EventDict], case: str
+) -> None:
+    frame, descriptor, reason = MALFORMED[case]
+    await raw.send(encode(ATTACH))
+    fd = memory(1 << 21)
+    await raw.send(encode(frame), (fd,) if descriptor else ())
+    os.close(fd)
+    await raw.ended()
+    (line,) = [line for line in logs if line["event"] == "client.malformed"]
+    assert reason in line["reason"]
+    assert await mover.ping() == 1
