@@ -14,6 +14,8 @@ Callers send one request after the other: a small convolution of buffers that ea
   `callers` of its own.
 - `busy`: the share of the time in which the thread of this process's event loop computed. Near 1, this
   process is what limits the rate. `cores` is the same of all its threads, in sum.
+- `collected_ms`: the longest pause of the garbage collector meanwhile. With `--freeze`, `gc.freeze()` is
+  called when the pools are warm: the collector then passes over what lives since then.
 - `batch`: samples in a batch, on average; `assembled_ms`, `ran_ms`, `divided_ms`: see `BatchTimes`.
 - "80 % load": requests begin at random moments, `asked_per_s`: 0.8 times what the pool answered in a second
   before.
@@ -33,6 +35,7 @@ import asyncio
 import bisect
 import contextlib
 import functools
+import gc
 import os
 import signal
 import statistics
@@ -80,6 +83,7 @@ class Asked(NamedTuple):
     seconds: float
     rounds: int
     kills: int
+    freeze: bool = False
 
 
 class Way(NamedTuple):
@@ -233,14 +237,34 @@ def _figures(found: list[Request]) -> dict[str, float]:
     }
 
 
+@contextlib.contextmanager
+def _collections() -> Iterator[list[float]]:
+    """The pauses of the garbage collector in the body, in milliseconds; 0 first."""
+    pauses, began = [0.0], [0.0]
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            began[0] = time.perf_counter()
+        else:
+            pauses.append(1e3 * (time.perf_counter() - began[0]))
+
+    gc.callbacks.append(note)
+    try:
+        yield pauses
+    finally:
+        gc.callbacks.remove(note)
+
+
 async def _measured(way: Way, load: Awaitable[list[Request]]) -> dict[str, float]:
     """The figures of a load that is awaited here, what this process computed meanwhile, and its batches."""
     way.batches.clear()
     began, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
-    found = await load
+    with _collections() as pauses:
+        found = await load
     took = time.perf_counter() - began
     figures = {
         **_figures(found),
+        "collected_ms": max(pauses),
         "busy": (time.thread_time() - thread) / took,
         "cores": (time.process_time() - process) / took,
     }
@@ -264,6 +288,9 @@ async def _rates(asked: Asked) -> AsyncIterator[Row]:
         ways |= {"one member": of_one["pool"], f"{len(all_of_them)} members": of_all["pool"]}
         for way in ways.values():
             await _load(way.call, max(asked.callers), asked.seconds / 4)
+        if asked.freeze:
+            gc.collect()
+            gc.freeze()
         for callers in asked.callers:
             rounds = defaultdict[str, list[dict[str, float]]](list)
             for _ in range(asked.rounds):
@@ -529,6 +556,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--freeze", action="store_true", help="gc.freeze() when the pools are warm")
     parser.add_argument("--sends", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     given = vars(parser.parse_args())

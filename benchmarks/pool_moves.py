@@ -3,7 +3,9 @@
     python -m benchmarks.pool_moves --devices cuda:0 cuda:1 --out benchmarks/results
 
 For each size, medians of the rounds, from the call to its answer: `ms`, and `gb_per_s` (10⁹ bytes a second).
-"download" and "upload" are the two halves of a way by the host, alone. The values are compared at the end.
+"directly" is the way from device to device, whatever the size; where the devices cannot, "by the host" has
+all rows. "download" and "upload" are the two halves of the way by the host, alone. The values are compared
+after each round.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from cudnn_actor.pool import Pool, spawn_pool
+from cudnn_actor.pool import Pool, moving, spawn_pool
 
 from .pool import versions_of
 from .recording import Row, keep
@@ -36,10 +38,13 @@ async def _moves(pool: Pool, nbytes: int, rounds: int) -> list[Row]:
 
     ref = await pool.on(0).upload(values)
     for turn in range(rounds + 1):
-        for to in (1, 0):
-            began = time.perf_counter()
-            ref = await pool.move(ref, to=to)
-            note(f"move {1 - to} to {to}", began)
+        for least in (0, nbytes + 1):
+            moving.DIRECT_BYTES = least
+            for to in (1, 0):
+                before, began = pool.statistics().direct_moves, time.perf_counter()
+                ref = await pool.move(ref, to=to)
+                way = "directly" if pool.statistics().direct_moves > before else "by the host"
+                note(f"move {1 - to} to {to}, {way}", began)
         began = time.perf_counter()
         found = await pool.download(ref)
         note("download", began)

@@ -91,11 +91,15 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     moved
         How often a request was taken from a member that was lost, or that restarted while another one was to
         run the request sooner.
+    direct_moves, host_moves
+        How many buffers `move` has copied from device to device, and through the host.
     """
 
     members: tuple[MemberStatistics, ...]
     waiting: int
     moved: int
+    direct_moves: int
+    host_moves: int
 
 
 class Pool(PoolRequests):
@@ -192,7 +196,13 @@ class Pool(PoolRequests):
             )
             for member in self._members
         )
-        return PoolStatistics(members=members, waiting=len(routing.waiting), moved=self._dispatching.moved)
+        return PoolStatistics(
+            members=members,
+            waiting=len(routing.waiting),
+            moved=self._dispatching.moved,
+            direct_moves=self._moving.direct,
+            host_moves=self._moving.by_host,
+        )
 
     def events(self) -> AsyncGenerator[LifecycleEvent, None]:
         """All events of its members since its start, then each new one, until it stops.

@@ -9,7 +9,7 @@ import pytest
 
 from cudnn_actor.engines import visible_gpus
 from cudnn_actor.errors import StaleBufferError
-from cudnn_actor.pool import Pool, spawn_pool
+from cudnn_actor.pool import Pool, moving, spawn_pool
 
 from ..pool.chaos import chaos
 
@@ -35,6 +35,28 @@ async def test_buffers_move_both_ways_between_devices(pool: Pool) -> None:
         await pool.free(back)
     for member in (0, 1):
         assert (await pool.on(member).statistics()).live_buffers == 0
+    found = pool.statistics()
+    assert found.direct_moves + found.host_moves == 4  # it depends on the machine which
+
+
+async def test_buffers_go_directly_between_two_members_of_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "DIRECT_BYTES", 0)
+    gpus, _ = visible_gpus()
+    async with spawn_pool([gpus[0]] * 2, isolation="process", max_restarts=100) as pool:
+        for values in (
+            np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4),
+            np.arange(70 << 20, dtype=np.uint8),
+        ):
+            ref = await pool.on(0).upload(values, layout="NHWC" if values.ndim > 1 else "NCHW")
+            for to in (1, 0, 1):
+                ref = await pool.move(ref, to=to)
+            np.testing.assert_array_equal(await pool.download(ref), values)
+            await pool.free(ref)
+        for member in (0, 1):
+            await pool.on(member).drain()
+            found = await pool.on(member).statistics()
+            assert found.live_buffers == 0
+        assert (pool.statistics().direct_moves, pool.statistics().host_moves) == (6, 0)
 
 
 @pytest.mark.timeout(100)

@@ -77,6 +77,7 @@ async def test_buffers_go_both_ways(pool: Pool, logs: list[EventDict]) -> None:
         await pool.free(ref)
     assert [await live(pool, member) for member in (0, 1)] == [0, 0]
     assert through_host(logs) == []
+    assert (pool.statistics().direct_moves, pool.statistics().host_moves) == (12, 0)
 
 
 async def test_requests_that_were_sent_before_are_in_what_is_moved(pool: Pool) -> None:
@@ -104,6 +105,7 @@ async def test_what_cannot_be_mapped_goes_through_the_host(
     np.testing.assert_array_equal(await pool.download(ref), x)
     (why,) = through_host(logs)  # it is not tried again between these devices
     assert "not sealed" in why
+    assert (pool.statistics().direct_moves, pool.statistics().host_moves) == (0, 3)
 
 
 async def test_a_buffer_that_was_freed_meanwhile_has_not_moved(
