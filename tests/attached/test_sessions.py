@@ -28,7 +28,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.attached import ServedSocket
 from cudnn_actor.attached.client import connecting
-from cudnn_actor.attached.client.link import ShareWeights
+from cudnn_actor.attached.client.outgoing import ShareWeights
 from cudnn_actor.attached.server import copies, received, serving, session
 from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.wire import (

@@ -81,3 +81,23 @@ def test_thousands_of_holes_still_end_as_one_block() -> None:
     for place in order[1::2]:
         free.release(place)
     assert free.allocate(8_192 * GRANULARITY) == 0
+
+
+def test_a_place_can_be_taken_by_its_offset_in_an_empty_arena() -> None:
+    for offset, nbytes, holes in ((0, 1, 1), (256, 300, 2), (768, 256, 1), (0, 1024, 0)):
+        free = FreeList(4 * GRANULARITY)
+        free.take(offset, nbytes)
+        assert (free.holes, free.idle) == (holes, False)
+        assert free.free_bytes == 4 * GRANULARITY - -(-nbytes // GRANULARITY) * GRANULARITY
+        with pytest.raises(ValueError, match="no place"):
+            free.take(512, 1)
+        free.release(offset)
+        assert (free.holes, free.largest, free.idle) == (1, 4 * GRANULARITY, True)
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(-256, 1), (8, 1), (768, 257), (1024, 1), (0, 1025)])
+def test_no_place_outside_of_an_arena_is_taken(offset: int, nbytes: int) -> None:
+    free = FreeList(4 * GRANULARITY)
+    with pytest.raises(ValueError, match="no place"):
+        free.take(offset, nbytes)
+    assert free.largest == 4 * GRANULARITY

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -74,6 +75,36 @@ def test_no_batch_starts_ahead_of_one_that_came_first_and_waits_for_its_run() ->
     batches.end()
     assert batches.take(100.0) == ["first"]
     assert batches.take(100.0) == ["full"]
+
+
+@given(
+    requests=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8)), max_size=40),
+    devices=st.integers(1, 3),
+)
+def test_what_starts_ahead_is_what_would_have_started_anyhow(
+    requests: list[tuple[int, int]], devices: int
+) -> None:
+    """So a batch that is put together ahead takes no other's place, and no request waits longer for it."""
+
+    def with_all_running() -> FormingBatches[int]:
+        batches = FormingBatches[int](SIZES, DELAY, 2 * devices, devices)
+        for number in range(2 * devices):
+            batches.add(number, "runs", 8, now=0.0)
+            assert batches.take(0.0) == [number]
+        for number, (group, samples) in enumerate(requests):
+            batches.add(100 + number, group, samples, now=1.0 + number)
+        return batches
+
+    ahead, behind = with_all_running(), with_all_running()
+    now = 1.0 + len(requests)
+    for _ in range(devices):
+        started = ahead.take(now)
+        if started is None:
+            break
+        behind.end()  # a place becomes free
+        assert behind.take(now) == started
+    if ahead.running == ahead.most_started:
+        assert ahead.take(now) is None
 
 
 def test_a_request_that_does_not_fit_goes_first_in_the_next_batch() -> None:

@@ -16,7 +16,8 @@ import pykka
 from cudnn_actor.actors import ActorStopped, Envelope, MailboxRef, ask, forks
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.client.held import HeldBuffers
-from cudnn_actor.attached.client.link import Link, ShareWeights
+from cudnn_actor.attached.client.link import Link
+from cudnn_actor.attached.client.outgoing import ShareWeights
 from cudnn_actor.attached.wire import Attached, Happened, Lent, LoadedModel, Status, digest_of
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.request_counts import RequestCounters

@@ -20,19 +20,23 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.attached.client.announced_segments import AnnouncedSegments
 from cudnn_actor.attached.client.held import HeldBuffers
+from cudnn_actor.attached.client.outgoing import (
+    ShareWeights,
+    as_answer,
+    check_length,
+    move_frame,
+    place_of,
+)
 from cudnn_actor.attached.wire import (
     INLINE_BYTES,
-    LONGEST_MESSAGE,
     Answers,
     Arrays,
     Done,
     Dropped,
     DropSegment,
-    ExportBuffer,
     Exported,
     ForgetGraph,
     Given,
-    ImportBuffer,
     KnowGraph,
     MapSegment,
     NeedsRoom,
@@ -58,35 +62,19 @@ from cudnn_actor.protocol.errors import (
     CudnnActorError,
     DeadlineExceeded,
     ErrorRecord,
-    InvalidRequest,
     MalformedMessage,
-    OutOfMemory,
-    Words,
 )
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.codec import decode_reply
 from cudnn_actor.protocol.messages.messages import Allocate, Download, Free, LendStaging, RunModel, View
-from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Link", "ShareWeights"]
+__all__ = ["Link"]
 
 log = Log("cudnn_actor.attached")
 
 _MOST_GATHERED, _GATHERED_BYTES = 32, 64 << 10
 """Messages are sent before the loop goes on once there are this many, or once they have this many bytes."""
 _STEP = 64
-
-
-class ShareWeights(msgspec.Struct, frozen=True, eq=False):
-    """Ask for a buffer of these values that others may share and that is only read.
-
-    Answered by its `BufferRef`; without data, by None if nobody has shared such values.
-    """
-
-    control: ClassVar[bool] = False
-    spec: TensorSpec
-    digest: str
-    data: np.ndarray | None = None
 
 
 class _Sent:
@@ -296,7 +284,7 @@ class Link(Mailbox):
             request = self._request(sent, envelope, message)
         except Exception as error:  # noqa: BLE001 - whatever a message of the user's raises is its answer
             self._free(sent)
-            self._reply(envelope, None, _as_answer(error))
+            self._reply(envelope, None, as_answer(error))
             return
         if (observer := self.observer) is not None and (headers := observer.sent(envelope)) is not None:
             request = msgspec.structs.replace(request, headers=headers)
@@ -305,14 +293,8 @@ class Link(Mailbox):
     def _send_move(self, sent: _Sent, envelope: Envelope, message: Export | Import) -> None:
         """Send a request that is a frame of its own, behind those before it. Raises `OSError`."""
         self._flush()
-        number, timeout_s = sent.number, envelope.timeout_s
-        if isinstance(message, Export):
-            self._send(ExportBuffer(number, message.buffer, timeout_s))
-        else:
-            memory = message.memory
-            frame = ImportBuffer(number, memory.arena_bytes, memory.offset, message.spec, timeout_s)
-            self._send(frame, (memory.descriptor,))
-        self._sent[number] = sent
+        self._send(*move_frame(sent.number, message, envelope.timeout_s))
+        self._sent[sent.number] = sent
 
     def _put_by(self, sent: _Sent, request: Request) -> None:
         """Let a request that is ready wait for the next frame."""
@@ -337,13 +319,13 @@ class Link(Mailbox):
             raise TypeError("View, whose answer is memory of the service's process")
         sent.blocks = self._blocks = []
         body = self._write(message)
-        _check_length(type(message).__name__, len(body))
+        check_length(type(message).__name__, len(body))
         self._make_room(sent, self._answer_bytes(message))
-        place, nbytes = (None, 0) if sent.room is None else (_place(sent.room), sent.room.nbytes)
+        place, nbytes = (None, 0) if sent.room is None else (place_of(sent.room), sent.room.nbytes)
         return Request(sent.number, body, place, nbytes, envelope.timeout_s, digest)
 
     def _make_known(self, graph: Graph) -> None:
-        _check_length("graph", len(graph.encoded))
+        check_length("graph", len(graph.encoded))
         self._send(KnowGraph(graph.identity, graph.encoded))
 
     def _answer_bytes(self, message: Any) -> int:
@@ -366,7 +348,7 @@ class Link(Mailbox):
         block = self.staging.take(array.nbytes)
         self._blocks.append(block)
         np.copyto(self.staging.array(block, array.shape, array.dtype), array)
-        return _place(block)
+        return place_of(block)
 
     def _drop_shared(self, number: int) -> None:
         if not self._ended:
@@ -527,7 +509,7 @@ class Link(Mailbox):
             self._reply(sent.envelope, None, error)
             self._send(Room(sent.number, None, 0))
             return
-        self._send(Room(sent.number, _place(sent.room), sent.room.nbytes))
+        self._send(Room(sent.number, place_of(sent.room), sent.room.nbytes))
 
     def _note(self, message: Any, value: Any, error: Exception | None) -> None:
         """Note which buffers the client has, so that its own checks know them."""
@@ -597,31 +579,3 @@ class Link(Mailbox):
         super().forget_parent()
         self._sent.clear()
         self._ended = True
-
-
-def _place(block: Block) -> Place:
-    return Place(block.segment, block.offset)
-
-
-def _check_length(what: str, nbytes: int) -> None:
-    if nbytes > LONGEST_MESSAGE:
-        raise InvalidRequest(
-            field="message",
-            value=Words(what),
-            problem=f"takes {nbytes:,} bytes, and a service's process accepts at most {LONGEST_MESSAGE:,}",
-            fix="cut it into several",
-        )
-
-
-def _as_answer(error: Exception) -> Exception:
-    """The error of a message that could not be encoded."""
-    if isinstance(error, TypeError):
-        return InvalidRequest(
-            field="message",
-            value=str(error),
-            problem="cannot be sent",
-            fix="send plain data",
-        )
-    if isinstance(error, MemoryError) and not isinstance(error, OutOfMemory):
-        return OutOfMemory(requested=0, in_use=0, limit=None)
-    return error

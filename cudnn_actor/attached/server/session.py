@@ -13,9 +13,8 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from cudnn_actor.actors import LoopBridge
@@ -23,14 +22,13 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.server.asked import Asked, Known
 from cudnn_actor.attached.server.copies import Copies, other_digest
-from cudnn_actor.attached.server.costs import Costs
-from cudnn_actor.attached.server.fair_share import FairShare
+from cudnn_actor.attached.server.failures import failed, kind_of
 from cudnn_actor.attached.server.holdings import Holdings, references
-from cudnn_actor.attached.server.imported import moves_refused, received_range
-from cudnn_actor.attached.server.lent_models import LentModels
+from cudnn_actor.attached.server.moves import message_of, require_mover
 from cudnn_actor.attached.server.received import Received
 from cudnn_actor.attached.server.segments import Segments, room_needed
-from cudnn_actor.attached.server.shared_weights import Digest, SharedWeights
+from cudnn_actor.attached.server.server import Server
+from cudnn_actor.attached.server.shared_weights import Digest
 from cudnn_actor.attached.wire import (
     INLINE_BYTES,
     VERSION,
@@ -49,7 +47,6 @@ from cudnn_actor.attached.wire import (
     KnowGraph,
     MapSegment,
     NeedsRoom,
-    Reading,
     Refused,
     Request,
     Requests,
@@ -59,7 +56,7 @@ from cudnn_actor.attached.wire import (
     Withdrawn,
 )
 from cudnn_actor.broker.request_checks import check_message
-from cudnn_actor.broker.service_state import Export, Import, ServiceState
+from cudnn_actor.broker.service_state import Import
 from cudnn_actor.memory import ExportedRange
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
@@ -83,7 +80,7 @@ from cudnn_actor.protocol.messages.messages import (
 )
 from cudnn_actor.protocol.messages.receipts import Receipt
 
-__all__ = ["Server", "Session"]
+__all__ = ["Session"]
 
 log = Log("cudnn_actor.attached")
 
@@ -93,41 +90,6 @@ _MOST_UNPLACED = 1 << 30
 """While answers of this many bytes wait for a client's memory, requests for more of them are refused."""
 _PATIENCE_S = 10.0
 """How long a client may take for its first frame, and from the beginning of a frame to its end."""
-
-
-class _Tagged(msgspec.Struct):
-    """A message, of which only the name of its class is read."""
-
-    type: str
-
-
-class Server(Protocol):
-    """What the sessions of a server share."""
-
-    state: ServiceState
-    share: FairShare[Session, Asked]
-    costs: Costs
-    shared: SharedWeights
-    lent: LentModels
-    reading: Reading
-    window: int
-    """Requests that a client may have in flight."""
-    copies: int
-    """Bytes of copies that a client may have in the queue: see `Copies`."""
-    mover: int | None
-    """The process id of the client that may move buffers to other services, and from them; None for none."""
-
-    def welcome(self, session: Session) -> None:
-        """Tell a client that has introduced itself what the service is. Raises `CudnnActorError`."""
-
-    def pump(self) -> None:
-        """Send the service the requests whose turn it is."""
-
-    def pump_soon(self) -> None:
-        """Do so in a callback of the loop."""
-
-    def forget(self, session: Session) -> None:
-        """Note that a session has ended."""
 
 
 class Session:
@@ -175,8 +137,8 @@ class Session:
             ForgetGraph: self._received.forget_graph,
             Withdraw: self._withdraw,
             Room: self._take_room,
-            ExportBuffer: self._take_export,
-            ImportBuffer: self._take_import,
+            ExportBuffer: self._take_move,
+            ImportBuffer: self._take_move,
         }
         self._loop.add_reader(channel.fileno(), self._readable)
 
@@ -304,8 +266,8 @@ class Session:
             except CudnnActorError as error:
                 self._answer(Refused(request.number, error.to_record()))
             except Exception as error:
-                log.exception("request.failed", client=self.name, message=_kind_of(request.body))
-                self._answer(_failed(request.number, error))
+                log.exception("request.failed", client=self.name, message=kind_of(request.body))
+                self._answer(failed(request.number, error))
 
     def _count_request(self, number: int) -> None:
         if number <= self._last:
@@ -343,20 +305,13 @@ class Session:
             self._note_copy(asked, self._copies.checked(known, request.share))
         self._put_in_turn(asked)
 
-    def _take_export(self, frame: ExportBuffer) -> None:
-        self._put_move(frame, Export(buffer=frame.buffer))
-
-    def _take_import(self, frame: ImportBuffer) -> None:
-        memory = received_range(self.channel, frame.arena_bytes, frame.offset, frame.spec.nbytes)
-        self._put_move(frame, Import(memory=memory, spec=frame.spec))
-
-    def _put_move(self, frame: ExportBuffer | ImportBuffer, message: Export | Import) -> None:
-        """Put a request of the one client that may move buffers: an arena has those of other clients, too."""
+    def _take_move(self, frame: ExportBuffer | ImportBuffer) -> None:
+        """Take a request to move a buffer, of the one client that may: arenas have those of others, too."""
+        message = message_of(frame, self.channel)
         self._count_request(frame.number)
         imports = isinstance(message, Import)
         try:
-            if self.pid != self._server.mover:
-                raise moves_refused(type(message).__name__)
+            require_mover(self.pid, self._server.mover, message)
             self._check_window()
             if imports:
                 self.holdings.begin_import()
@@ -376,7 +331,7 @@ class Session:
             self._note_copy(asked, await self._copies.checked_in_turn(asked.known, share))
         except Exception as error:  # noqa: BLE001 - no memory, no thread, another digest: the answer says it
             if self.open:
-                self._end_request(asked, _failed(asked.number, error))
+                self._end_request(asked, failed(asked.number, error))
             return
         if self.open:
             self._put_in_turn(asked)
@@ -495,7 +450,7 @@ class Session:
             if asked.imports:
                 self.holdings.end_import()
         if error is not None or (asked.withdrawn and value is None):
-            self._end_request(asked, _failed(asked.number, error))
+            self._end_request(asked, failed(asked.number, error))
         elif isinstance(value, np.ndarray):
             self._give_arrays(asked, [(None, value)])
         elif isinstance(value, dict):
@@ -557,7 +512,7 @@ class Session:
         try:
             self.send(Exported(number, found.arena_bytes, found.offset), (found.descriptor,))
         except OSError as error:
-            self._answer(_failed(number, error))
+            self._answer(failed(number, error))
         finally:
             found.close()
         if self._drains:
@@ -633,20 +588,3 @@ class Session:
 
     def _map(self, frame: MapSegment) -> None:
         self._segments.map(frame.number, frame.nbytes, self.channel.take_descriptor())
-
-
-def _kind_of(body: bytes) -> str:
-    """The kind of a message that could not be taken, for a log line."""
-    try:
-        kind = msgspec.msgpack.decode(body, type=_Tagged).type
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return "unknown"
-    return kind[:80]
-
-
-def _failed(number: int, error: BaseException | None) -> Answer:
-    """The answer of a request that has failed, or, without an error, was withdrawn."""
-    if error is None:
-        return Dropped(number)
-    known = error if isinstance(error, CudnnActorError) else CudnnActorError(str(error))
-    return Refused(number, known.to_record())

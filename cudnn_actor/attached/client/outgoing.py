@@ -1,0 +1,67 @@
+"""What a client sends: the messages that only it knows, and what it finds out about them before."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.attached.wire import LONGEST_MESSAGE, ExportBuffer, ImportBuffer, Place
+from cudnn_actor.broker.service_state import Export, Import
+from cudnn_actor.isolation.staging import Block
+from cudnn_actor.protocol.errors import InvalidRequest, OutOfMemory, Words
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["ShareWeights", "as_answer", "check_length", "move_frame", "place_of"]
+
+
+class ShareWeights(msgspec.Struct, frozen=True, eq=False):
+    """Ask for a buffer of these values that others may share and that is only read.
+
+    Answered by its `BufferRef`; without data, by None if nobody has shared such values.
+    """
+
+    control: ClassVar[bool] = False
+    spec: TensorSpec
+    digest: str
+    data: np.ndarray | None = None
+
+
+def move_frame(number: int, message: Export | Import, timeout_s: float | None) -> tuple[Any, tuple[int, ...]]:
+    """The frame of a message that moves a buffer, and the descriptors that go with it."""
+    if isinstance(message, Export):
+        return ExportBuffer(number, message.buffer, timeout_s), ()
+    memory = message.memory
+    frame = ImportBuffer(number, memory.arena_bytes, memory.offset, message.spec, timeout_s)
+    return frame, (memory.descriptor,)
+
+
+def place_of(block: Block) -> Place:
+    """Where a block lies, for the server."""
+    return Place(block.segment, block.offset)
+
+
+def check_length(what: str, nbytes: int) -> None:
+    """Raise `InvalidRequest` for a message or a graph that no frame takes."""
+    if nbytes > LONGEST_MESSAGE:
+        raise InvalidRequest(
+            field="message",
+            value=Words(what),
+            problem=f"takes {nbytes:,} bytes, and a service's process accepts at most {LONGEST_MESSAGE:,}",
+            fix="cut it into several",
+        )
+
+
+def as_answer(error: Exception) -> Exception:
+    """The error of a message that could not be encoded."""
+    if isinstance(error, TypeError):
+        return InvalidRequest(
+            field="message",
+            value=str(error),
+            problem="cannot be sent",
+            fix="send plain data",
+        )
+    if isinstance(error, MemoryError) and not isinstance(error, OutOfMemory):
+        return OutOfMemory(requested=0, in_use=0, limit=None)
+    return error

@@ -1,0 +1,33 @@
+"""How requests that have failed are answered, and named in log lines."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cudnn_actor.attached.wire import Answer, Dropped, Refused
+from cudnn_actor.protocol.errors import CudnnActorError
+
+__all__ = ["failed", "kind_of"]
+
+
+class _Tagged(msgspec.Struct):
+    """A message, of which only the name of its class is read."""
+
+    type: str
+
+
+def kind_of(body: bytes) -> str:
+    """The kind of a message that could not be taken, for a log line."""
+    try:
+        kind = msgspec.msgpack.decode(body, type=_Tagged).type
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return "unknown"
+    return kind[:80]
+
+
+def failed(number: int, error: BaseException | None) -> Answer:
+    """The answer of a request that has failed, or, without an error, was withdrawn."""
+    if error is None:
+        return Dropped(number)
+    known = error if isinstance(error, CudnnActorError) else CudnnActorError(str(error))
+    return Refused(number, known.to_record())

@@ -1,0 +1,51 @@
+"""Requests that move buffers between services, as they come: descriptors of memory, and who may send them."""
+
+from __future__ import annotations
+
+from cudnn_actor.attached.wire import ExportBuffer, ImportBuffer
+from cudnn_actor.broker.service_state import Export, Import
+from cudnn_actor.memory import GRANULARITY, ExportedRange
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.protocol.errors import InvalidRequest, Words
+
+__all__ = ["message_of", "require_mover"]
+
+_MOST_BYTES = 1 << 44
+"""Of an arena."""
+
+
+def message_of(frame: ExportBuffer | ImportBuffer, channel: Channel) -> Export | Import:
+    """The message of a frame that has just come by a channel, with its descriptor.
+
+    Raises `BadFrame` for numbers that no arena has, and `OSError` if there was no room for the descriptor.
+    """
+    if isinstance(frame, ExportBuffer):
+        return Export(buffer=frame.buffer)
+    memory = _received(channel, frame.arena_bytes, frame.offset, frame.spec.nbytes)
+    return Import(memory=memory, spec=frame.spec)
+
+
+def _received(channel: Channel, arena_bytes: int, offset: int, nbytes: int) -> ExportedRange:
+    """The range of an arena whose descriptor has come, with a buffer of `nbytes` in it.
+
+    What the descriptor is of, only the engine finds out.
+    """
+    found = ExportedRange(channel.take_descriptor(), arena_bytes, offset)
+    whole = not (arena_bytes % GRANULARITY or offset % GRANULARITY)
+    inside = 0 < arena_bytes <= _MOST_BYTES and 0 <= offset <= arena_bytes - max(nbytes, 1)
+    if not whole or not inside:
+        found.close()
+        raise BadFrame(f"{nbytes:,} bytes at {offset} of an arena of {arena_bytes} bytes")
+    return found
+
+
+def require_mover(pid: int, mover: int | None, message: Export | Import) -> None:
+    """Raise `InvalidRequest` unless the client with this process id may move buffers."""
+    if pid != mover:
+        raise InvalidRequest(
+            field="message",
+            value=Words(type(message).__name__),
+            problem="is only for the pool that this service is a member of",
+            fix="download the buffer, and upload it",
+        )
