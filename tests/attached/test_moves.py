@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -90,15 +91,26 @@ async def test_a_buffer_of_another_service_is_read_where_it_lies(mover: CudnnRef
     assert (await mover.statistics()).live_buffers == 0
 
 
-async def test_the_place_is_told_once_earlier_work_is_done(mover: CudnnRef, other: CudnnRef) -> None:
-    refs = [await mover.upload(X) for _ in range(4)]
-    fills = [mover.submit(Fill(dst=ref, value=7)) for ref in refs for _ in range(50)]
-    given = await exported(mover, refs[-1])
+async def test_the_place_is_told_once_earlier_work_is_done(
+    gpu: CudnnRef, mover: CudnnRef, other: CudnnRef
+) -> None:
+    """The worker is stopped meanwhile, so the work cannot be done. What needs no worker is answered."""
+    ref, worker = await mover.upload(X), service_behind(gpu).worker_pid
+    if worker is not None:
+        os.kill(worker, signal.SIGSTOP)
+    filling = mover.submit(Fill(dst=ref, value=7))
+    asked = asyncio.ensure_future(exported(mover, ref))
+    await asyncio.sleep(0)  # it is sent
+    if worker is not None:
+        await mover.empty((4,))
+        assert not asked.done()
+        os.kill(worker, signal.SIGCONT)
+    given = await asked
+    await filling
     theirs, own = await imported(other, given), await other.empty(X.shape)
     await other.ask(Copy(src=theirs, dst=own))
     given.close()
     assert (await other.download(own) == 7).all()
-    await asyncio.gather(*fills)
 
 
 async def test_a_buffer_of_another_service_can_only_be_copied(mover: CudnnRef, other: CudnnRef) -> None:

@@ -17,6 +17,7 @@ from cudnn_actor.errors import ServiceStopped, StaleBufferError
 from cudnn_actor.memory import ExportedRange
 from cudnn_actor.messages import Fill
 from cudnn_actor.pool import Pool, moving, spawn_pool
+from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.protocol.types.buffers import BufferRef
 
 from ..inside import service_behind
@@ -164,8 +165,11 @@ async def workers() -> AsyncIterator[Pool]:
 def end_worker(pool: Pool, member: int) -> Then:
     async def end() -> None:
         service = service_behind(pool.on(member))
-        os.kill(service.worker_pid, signal.SIGKILL)
+        worker = service.worker_pid
+        os.kill(worker, signal.SIGKILL)
         await pool.on(member).ping()  # by the next one
+        while service.worker_pid in (None, worker):  # noqa: ASYNC110 - its event comes soon
+            await asyncio.sleep(0)
 
     return end
 
@@ -197,11 +201,13 @@ async def test_the_targets_worker_ends(
     after(monkeypatch, "import_buffer", end)
     ref = await workers.move(ref, to=1)
     np.testing.assert_array_equal(await workers.download(ref), x)
-    assert len(through_host(logs)) == 1
+    (why,) = through_host(logs)
+    assert StaleReason.CONTEXT_LOST.value in why
     assert await live(workers, 1) == 1
     ref = await workers.move(await workers.move(ref, to=0), to=1)  # and the next ones do not
     np.testing.assert_array_equal(await workers.download(ref), x)
     assert len(through_host(logs)) == 1
+    assert (await workers.on(1).statistics()).restarts == ends  # and nothing else has ended one
 
 
 async def test_many_move_at_a_time(pool: Pool, logs: list[EventDict]) -> None:
