@@ -155,12 +155,9 @@ async def test_no_other_buffers_are_given_away(
 
 
 async def test_what_is_no_arena_is_refused(mover: CudnnRef) -> None:
-    for make in (
-        lambda: memory(1 << 20, 0),  # it could be truncated while it is read
-        lambda: memory(4096),
-        lambda: os.open("/dev/null", os.O_RDWR),
-    ):
-        given = ExportedRange(make(), 1 << 20, 0)
+    could_be_truncated = memory(1 << 20, 0)
+    for descriptor in (could_be_truncated, memory(4096), os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)):
+        given = ExportedRange(descriptor, 1 << 20, 0)
         with pytest.raises(ExecutionFailed, match="NOT_AN_ARENA"):
             await imported(mover, given)
         given.close()
@@ -236,7 +233,9 @@ async def test_imports_and_allocations_wait_for_each_other(mover: CudnnRef, othe
     ]
     assert all(isinstance(each, BufferRef | OutOfMemory) for each in found[::2])
     own = await mover.empty(X.shape)
-    await mover.ask(Copy(src=found[1], dst=own))
+    first = found[1]
+    assert isinstance(first, BufferRef)
+    await mover.ask(Copy(src=first, dst=own))
     np.testing.assert_array_equal(await mover.download(own), X)
     given.close()
     bad.close()

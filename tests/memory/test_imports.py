@@ -23,7 +23,8 @@ def test_an_import_counts_towards_no_limit_and_has_room_for_nothing_else(table: 
     assert (slot.arena.number, slot.offset, slot.arena.nbytes) == (0, 4096, 1 << 30)
     assert table.arena_bytes == 0
     assert not table.room_for(SPEC)
-    assert table.arenas() == table.idle_arenas() == ()
+    assert not table.arenas()
+    assert not table.idle_arenas()
     assert table.next_number == 1
     assert table.next_arena(SPEC)[0] == 1
 
