@@ -22,7 +22,7 @@ async def pool() -> AsyncIterator[Pool]:
 
 
 async def test_buffers_move_both_ways_between_devices(pool: Pool) -> None:
-    values = np.random.default_rng(0).integers(0, 256, 3 << 20, np.uint8)
+    values = np.random.default_rng(0).integers(0, 256, 5 << 20, np.uint8)
     for member in (0, 1):
         old = await pool.on(member).upload(values)
         moved = await pool.move(old, to=1 - member)
