@@ -505,6 +505,8 @@ def rows(asked: Asked) -> Iterator[Row]:
                 yield found[-1]
         except StopAsyncIteration:
             pass
+        if asked.freeze:
+            gc.unfreeze()
         if asked.kills:
             found.append(runner.run(_killed(asked)))
             yield found[-1]

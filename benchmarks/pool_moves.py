@@ -74,7 +74,11 @@ def rows(devices: list[str], sizes: list[int], rounds: int) -> Iterator[Row]:
         async with spawn_pool(devices, isolation="process") as pool:
             return [row for nbytes in sizes for row in await _moves(pool, nbytes, rounds)]
 
-    yield from asyncio.run(measured())
+    before = moving.DIRECT_BYTES
+    try:
+        yield from asyncio.run(measured())
+    finally:
+        moving.DIRECT_BYTES = before
 
 
 def sheet(found: list[Row]) -> Table:

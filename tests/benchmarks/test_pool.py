@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from pathlib import Path
 
@@ -46,11 +47,14 @@ def test_one_member_and_two_are_measured_and_a_kill() -> None:
 
 def test_batches_of_a_model_are_measured(tmp_path: Path) -> None:
     onnx.save(image_model(), tmp_path / "small.onnx")
-    found = list(rows(ASKED._replace(model=tmp_path / "small.onnx", batched=True, processes=[], kills=0)))
+    asked = ASKED._replace(model=tmp_path / "small.onnx", batched=True, processes=[], kills=0, freeze=True)
+    found = list(rows(asked))
     assert [row["what"] for row in found[:5]] == [
         *("one member", "2 members", "one member, 80 % load", "2 members, 80 % load"),
         "swapped",
     ]
+    assert all(row["collected_ms"] >= 0 for row in found[:4])
+    assert not gc.get_freeze_count()
     assert [(row["of"], row["limit"]) for row in found[5:]] == [
         ("rate beside one member's", 1.9),
         ("p99 at 80 % load beside one's", 1.3),
