@@ -12,14 +12,14 @@ worker maps that memory, for reading alone, and copies it to a buffer of its own
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from cudnn_actor.actors import Deadline
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, OutOfMemory, ServiceStopped
+from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, ExecutionFailed, ServiceStopped
 from cudnn_actor.protocol.messages.messages import Allocate, Copy
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["DIRECT_BYTES", "Moving"]
@@ -91,21 +91,27 @@ async def _copied(buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadlin
     except (ServiceStopped, DeadlineExceeded):
         raise
     except CudnnActorError as error:
-        raise _Refused(for_good=not isinstance(error, OutOfMemory)) from error
+        raise _Refused(for_good=isinstance(error, ExecutionFailed)) from error
     finally:
         memory.close()  # the mapping keeps the memory
     try:
-        own: BufferRef = await target.ask(Allocate(spec=buffer.spec), timeout=deadline.left_s)
-        try:
-            await target.ask(Copy(src=theirs, dst=own), timeout=deadline.left_s)
-        except (ServiceStopped, DeadlineExceeded, asyncio.CancelledError):
-            target._discard(own)
-            raise
-        except CudnnActorError as error:  # its worker has ended, and its mapping
-            target._discard(own)
-            raise _Refused(for_good=False) from error
+        return await _copied_here(theirs, buffer.spec, target, deadline)
     finally:
         target._discard(theirs)
+
+
+async def _copied_here(
+    theirs: BufferRef, spec: TensorSpec, target: CudnnRef, deadline: Deadline
+) -> BufferRef:
+    """A copy of a buffer that was imported. Raises likewise: its worker may end, and its mapping with it."""
+    own: BufferRef = await target.ask(Allocate(spec=spec), timeout=deadline.left_s)
+    try:
+        await target.ask(Copy(src=theirs, dst=own), timeout=deadline.left_s)
+    except BaseException as error:
+        target._discard(own)
+        if isinstance(error, CudnnActorError) and not isinstance(error, ServiceStopped | DeadlineExceeded):
+            raise _Refused(for_good=False) from error
+        raise
     return own
 
 

@@ -15,6 +15,7 @@ from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, connect, spawn
 from cudnn_actor.attached import ServedSocket, serve_socket
+from cudnn_actor.attached.server import holdings
 from cudnn_actor.attached.server.holdings import MOST_IMPORTS
 from cudnn_actor.attached.wire import ExportBuffer, ImportBuffer
 from cudnn_actor.engines.base import EngineFailure
@@ -196,6 +197,22 @@ async def test_a_client_has_so_many_at_a_time(mover: CudnnRef, other: CudnnRef) 
     bad.close()
     given.close()
     assert (await mover.statistics()).arena_bytes == 0  # it is none of this service's memory
+
+
+async def test_what_a_crash_has_ended_counts_no_more(
+    gpu: CudnnRef, mover: CudnnRef, other: CudnnRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "MOST_IMPORTS", 1)
+    given = await exported(other, await other.upload(X))
+    theirs = await imported(mover, given)
+    worker = service_behind(gpu).worker_pid
+    if worker is not None:
+        os.kill(worker, signal.SIGKILL)
+        await gpu.ping()  # by the next one
+        with pytest.raises(StaleBufferError):
+            await mover.free(theirs)
+        await mover.free(await imported(mover, given))
+    given.close()
 
 
 async def test_what_a_client_has_imported_ends_with_it(

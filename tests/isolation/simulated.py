@@ -23,6 +23,7 @@ import pykka
 
 from cudnn_actor.actors import Envelope, Mailbox
 from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.isolation.process.child.decoders import FROM_PARENT, MESSAGES
@@ -35,6 +36,7 @@ from cudnn_actor.isolation.process.wire import (
     FROM_WORKER,
     Answer,
     Answers,
+    ArenaImported,
     ArenaMade,
     ArenaRefused,
     CreateArena,
@@ -46,6 +48,7 @@ from cudnn_actor.isolation.process.wire import (
     FromParent,
     FromWorker,
     Given,
+    ImportArena,
     InjectFault,
     KnowGraph,
     KnowRun,
@@ -115,6 +118,8 @@ class SimulatedWorker:
         self.arenas: dict[int, int] = {}
         """Bytes of each that is mapped, by number."""
         self.wishes: deque[CreateArena] = deque()
+        self.imports: deque[tuple[ImportArena, int]] = deque()
+        """Arenas of other services that it is to map, with their descriptors."""
         self.runs: set[int] = set()
         """Numbers of the runs of models' graphs that it keeps."""
         self.queue: deque[Task] = deque()
@@ -173,6 +178,8 @@ class SimulatedWorker:
                 del self.arenas[frame.number]
             case CreateArena():
                 self.wishes.append(frame)
+            case ImportArena():
+                self.imports.append((frame, os.dup(descriptors[0])))
             case MapStage():
                 self._stages.map(frame.segment, descriptors[0], frame.nbytes)
                 self._segments.add(frame.segment)
@@ -274,6 +281,19 @@ class SimulatedWorker:
         self._descriptors.append(descriptor)
         return _heard(ArenaMade(wish.number)), os.fstat(descriptor).st_ino
 
+    def import_arena(self) -> Any:
+        """Map the arena of another service that it was given; the answer."""
+        frame, descriptor = self.imports.popleft()
+        try:
+            self._memory.map_for_reading(frame.number, descriptor, frame.nbytes)
+        except EngineFailure as error:
+            refusal = ExecutionFailed(status=error.status, detail=error.detail, plan="import")
+            return _heard(ArenaRefused(frame.number, refusal.to_record()))
+        finally:
+            os.close(descriptor)
+        self.arenas[frame.number] = frame.nbytes
+        return _heard(ArenaImported(frame.number))
+
     def refuse_arena(self) -> Any:
         """Refuse the arena that was wished for."""
         wish = self.wishes.popleft()
@@ -303,6 +323,8 @@ class SimulatedWorker:
         self._memory.clear()
         while self._descriptors:
             os.close(self._descriptors.popleft())
+        while self.imports:
+            os.close(self.imports.popleft()[1])
         for segment in tuple(self._segments):
             self._stages.unmap(segment)
         self._segments.clear()

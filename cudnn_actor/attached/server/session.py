@@ -66,6 +66,7 @@ from cudnn_actor.protocol.errors import (
     MailboxFull,
     MalformedMessage,
     OutOfMemory,
+    StaleBufferError,
 )
 from cudnn_actor.protocol.messages.codec import encode_reply
 from cudnn_actor.protocol.messages.messages import (
@@ -446,9 +447,7 @@ class Session:
         if error is None:
             value = self._noted(asked, message, value)
         else:
-            self.holdings.give_up(asked.reserved)
-            if asked.imports:
-                self.holdings.end_import()
+            self._note_failure(asked, message, error)
         if error is not None or (asked.withdrawn and value is None):
             self._end_request(asked, failed(asked.number, error))
         elif isinstance(value, np.ndarray):
@@ -490,6 +489,14 @@ class Session:
         elif isinstance(message, UnloadModel) and message.graphs is None:
             self.holdings.drop(message.model)
         return value
+
+    def _note_failure(self, asked: Asked, message: Any, error: BaseException) -> None:
+        """Note what the client has not got, or has no more."""
+        self.holdings.give_up(asked.reserved)
+        if asked.imports:
+            self.holdings.end_import()
+        if isinstance(error, StaleBufferError) and isinstance(message, Free):
+            self.holdings.drop(message.buffer)  # a crash has ended it
 
     def _share(self, asked: Asked, ref: Any) -> Any:
         """Share a buffer: one that was there already, or the one that was just made."""
