@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, connect, spawn
 from cudnn_actor.attached import ServedSocket, serve_socket
 from cudnn_actor.attached.server import holdings
 from cudnn_actor.attached.server.holdings import MOST_IMPORTS
-from cudnn_actor.attached.wire import ExportBuffer, ImportBuffer
+from cudnn_actor.attached.server.moves import message_of
+from cudnn_actor.attached.wire import FROM_CLIENT, ExportBuffer, ImportBuffer
+from cudnn_actor.broker.service_state import Import
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.errors import ExecutionFailed, InvalidRequest, OutOfMemory, StaleBufferError
 from cudnn_actor.memory import ExportedRange
 from cudnn_actor.messages import Copy, Download, Fill, Upload
-from cudnn_actor.processes.frames import encode
+from cudnn_actor.processes.channel import Channel, channel_pair
+from cudnn_actor.processes.frames import BadFrame, encode
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -285,3 +292,34 @@ async def test_a_malformed_frame_costs_its_connection_alone(
     (line,) = [line for line in logs if line["event"] == "client.malformed"]
     assert reason in line["reason"]
     assert await mover.ping() == 1
+
+
+NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-2, 40).map(lambda each: each << 8)
+
+
+@given(arena_bytes=NUMBERS, offset=NUMBERS, dims=st.lists(st.integers(0, 1 << 12), max_size=3))
+def test_whatever_numbers_come_a_buffer_lies_inside_its_arena(
+    arena_bytes: int, offset: int, dims: list[int]
+) -> None:
+    ours, theirs = channel_pair()
+    channel = Channel(ours, FROM_CLIENT)
+    frame = ImportBuffer(1, arena_bytes, offset, TensorSpec.packed(dims), None)
+    descriptor = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+    theirs.sendmsg([encode(frame)], rights)
+    os.close(descriptor)
+    (came,) = channel.receive()
+    assert came == frame
+    try:
+        message = message_of(came, channel)
+    except BadFrame:
+        pass
+    else:
+        assert isinstance(message, Import)
+        memory, nbytes = message.memory, message.spec.nbytes
+        assert 0 <= memory.offset < memory.offset + max(nbytes, 1) <= memory.arena_bytes <= 1 << 44
+        assert not memory.offset % 256
+        memory.close()
+    assert not channel.unclaimed
+    channel.close()
+    theirs.close()
