@@ -29,6 +29,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
 from cudnn_actor.engines.cuda.kernels.index_code import offset_of, split_all
 from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, WARP, Launch, power_of_two
+from cudnn_actor.engines.cuda.kernels.reduction_code import LARGEST, over_lanes
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -256,6 +257,8 @@ class Reference:
             loads="\n        ".join(loads),
             draws=_DRAWS,
             warp=WARP,
+            sums=over_lanes("sum"),
+            farthest=over_lanes("off", LARGEST),
             steps="\n            ".join(steps),
             final=final,
             got=load(out.dtype, f"result[{_offset('out', _ELEMENT)}]"),
@@ -301,7 +304,7 @@ extern "C" __global__ void reference({arguments}) {{
         I left = tap;
         {body}
     }}
-    for (int apart = {warp} / 2; apart; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+    {sums}
     const double v0 = sum;
     {loads}
     double wanted = 0, off = 0;
@@ -315,7 +318,7 @@ extern "C" __global__ void reference({arguments}) {{
         const double distance = fabs(value - wanted);
         off = distance - distance == 0 ? distance : (double)__int_as_float(0x7f800000);
     }}
-    for (int apart = {warp} / 2; apart; apart /= 2) off = fmax(off, __shfl_xor_sync(0xffffffffu, off, apart));
+    {farthest}
     if (lane == 0) {{
         found[sample] = wanted;
         found[samples + sample] = (double){got};

@@ -16,6 +16,7 @@ import numpy as np
 from cudnn_actor.engines.cpu.exact.evaluation import round_into
 from cudnn_actor.engines.cuda.kernels.index_code import indexing
 from cudnn_actor.engines.cuda.kernels.kernel import FEW_BLOCKS, grid_over
+from cudnn_actor.engines.cuda.kernels.reduction_code import over_lanes
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import GraphTensor
@@ -172,12 +173,13 @@ def source() -> str:
     return "\n".join([indexing(wide=True), _ADD, _GUARDS, _CHECKSUM, _COMPARISON, _FILL, _find_nan()])
 
 
-_ADD = """
-// To add up in each warp first is faster: additions to one address wait for each other.
-template <class T> __device__ __forceinline__ void add(T* sum, T part) {
-    for (int apart = 16; apart; apart /= 2) part += __shfl_xor_sync(0xffffffffu, part, apart);
+_ADD = f"""
+// To add up in each warp first is faster: additions to one address wait for each other. Of whole numbers, so
+// that their order does not matter.
+template <class T> __device__ __forceinline__ void add(T* sum, T part) {{
+    {over_lanes("part")}
     if (threadIdx.x % 32 == 0) atomicAdd(sum, part);
-}
+}}
 """
 _GUARDS = """
 extern "C" __global__ void guards(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from cudnn_actor.engines.cuda.kernels.index_code import block_loop, division
+from cudnn_actor.engines.cuda.kernels.reduction_code import LARGEST, over_lanes
 
 __all__ = ["BACKWARD", "COMMON", "DROPPING", "EACH", "FORWARD", "KEEPING"]
 
@@ -148,12 +149,12 @@ template <bool TURNED, int R> __device__ __forceinline__ void hide(
 __device__ __forceinline__ T slope_of(T weight, T change, T aside) {
     return weight == 0 ? (T)0 : weight * (change - aside);
 }
-// Over the 16 threads of a row.
-__device__ __forceinline__ T sum_of_row(T value) {
-    #pragma unroll
-    for (int apart = 16; apart > 1; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+"""
+COMMON += f"""// Over the 16 threads of a row.
+__device__ __forceinline__ T sum_of_row(T value) {{
+    {over_lanes("value", nearest=2)}
     return value;
-}
+}}
 """
 KEEPING = """
 #define DRAW(TURNED)
@@ -228,9 +229,9 @@ FORWARD = (
             #pragma unroll
             for (int r = 0; r < R; ++r) {
                 T most = max(max(scores[r][0], scores[r][1]), max(scores[r][2], scores[r][3]));
-                #pragma unroll
-                for (int apart = 16; apart > 1; apart /= 2)
-                    most = max(most, __shfl_xor_sync(~0u, most, apart));
+                """
+    + over_lanes("most", LARGEST, nearest=2)
+    + """
                 most = max(most, largest[r]);
                 const T base = base_of(most), shrink = exp(largest[r] - base);
                 largest[r] = most;

@@ -12,6 +12,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import Scalar, scalars_of
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
 from cudnn_actor.engines.cuda.kernels.index_code import block_loop, index_type, is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Argument, Launch, Pointer
+from cudnn_actor.engines.cuda.kernels.reduction_code import in_turn
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
 __all__ = ["Depthwise"]
@@ -372,8 +373,7 @@ def _parts(kernel: Depthwise) -> Iterator[str]:
     __syncthreads();
     for (int i = group * {packs} + pack; i < {sums * packs}; i += {threads}) {{
         const int which = i / {packs}, of = i % {packs};
-        float total = 0;
-        for (int g = 0; g < {groups}; ++g) total += shared[which * {threads} + g * {packs} + of];
+        {in_turn("float total", f"shared[which * {threads} + g * {packs} + of]", str(groups), "int g")}
         const I k = (chunk + of) * {vector} + which % {vector};
         const int s = which / {vector} % {across.taps}, r = r0 + which / {vector * across.taps};
         if (k < (I)channels && r < {down.taps})
@@ -391,9 +391,7 @@ def _sums_of_filter(kernel: Depthwise) -> Launch:
         f"""    const I e = (I)blockIdx.x * {THREADS} + threadIdx.x;
     if (e >= (I)total) return;
     const I k = e / {taps}, r = e % {taps} / {across}, s = e % {across};
-    float sum = 0;
-    #pragma unroll 8
-    for (long long part = 0; part < count; ++part) sum += parts[part * total + e];""",
+    {in_turn("float sum", "parts[part * total + e]", "count", "long long part", unrolled=8)}""",
         *behind.each("sum"),
     ]
     return _launch(

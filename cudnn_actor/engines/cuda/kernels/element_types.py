@@ -7,7 +7,8 @@ import math
 from cudnn_actor.protocol.operations.functions import limited
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["CONVERSIONS", "C_TYPES", "PACK", "WORDS", "literal", "load", "store", "value_type"]
+__all__ = ["CONVERSIONS", "C_TYPES", "PACK", "WORDS", "literal", "load", "store", "value_dtype"]
+__all__ += ["value_type"]
 
 C_TYPES = {
     DType.FLOAT64: "double",
@@ -115,13 +116,16 @@ def store(dtype: DType, value: str) -> str:
     return _STORES.get(dtype, "{}").format(value)
 
 
+def value_dtype(dtype: DType) -> DType:
+    """The dtype in which an element type's values are computed and added up: of 32 bits only for floats."""
+    if dtype in (DType.FLOAT64, DType.UINT64):
+        return dtype
+    return DType.FLOAT32 if dtype.is_floating else DType.INT64
+
+
 def value_type(dtype: DType) -> str:
-    """The C type of an element type's values, in which they are computed."""
-    if dtype is DType.UINT64:
-        return "unsigned long long"
-    if not dtype.is_floating:
-        return "long long"
-    return "double" if dtype is DType.FLOAT64 else "float"
+    """The C type of `value_dtype`."""
+    return C_TYPES[value_dtype(dtype)]
 
 
 def literal(value: float, kind: str) -> str:

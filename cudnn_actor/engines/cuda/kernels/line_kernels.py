@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from cudnn_actor.engines.cuda.kernels.accumulators import accumulator_of
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import (
     Earlier,
@@ -28,8 +29,8 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
 )
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Argument, Launch, Pointer
-from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Lines, Threads, beginning, lines_of
-from cudnn_actor.engines.cuda.kernels.reduction_states import RESULTS, state_of
+from cudnn_actor.engines.cuda.kernels.lines import Form, Lines, Threads, beginning, lines_of
+from cudnn_actor.engines.cuda.kernels.reduction_code import COMBINING
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.operations import PointwiseMode, ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
@@ -229,7 +230,8 @@ class _Source:
         kernel, lines = self._kernel, self._lines
         reductions = [(n, node) for n, node in enumerate(kernel.body) if isinstance(node, Reduced)]
         states = "".join(
-            f"namespace r{n} {{ {state_of(node.mode, kernel.compute)} }}\n" for n, node in reductions
+            f"namespace r{n} {{ {accumulator_of(node.mode, kernel.compute).struct} }}\n"
+            for n, node in reductions
         )
         pointers = [f"const {C_TYPES[dtype]}* in{n}" for n, dtype in enumerate(kernel.operands)]
         pointers += [f"{C_TYPES[result.dtype]}* out{n}" for n, result in enumerate(kernel.results)]
@@ -389,9 +391,9 @@ class _Source:
         yield self._block(head, [*inside, *takes], before, "")
         for n, node in now:
             yield f"s{n} = over_{self._lines.form.value}(s{n});"
-            value = RESULTS.get(node.mode, "state.value").replace("state", f"s{n}")
+            result = accumulator_of(node.mode, kernel.compute).result.format(state=f"s{n}")
             kind = value_type(kernel.compute)
-            yield f"const {kind} x{n} = {value};"
+            yield f"const {kind} x{n} = {result};"
             self._known[n] = f"x{n}", kind
 
     def _stored(self, result: Result, steps: list[str]) -> str:

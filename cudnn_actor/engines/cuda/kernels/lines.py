@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.kernels.axes import Axis, extent, merge_dims
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.index_code import block_loop, indexing, is_wide, offset_of, split_all
 from cudnn_actor.engines.cuda.kernels.kernel import (
     MOST_BLOCKS,
@@ -30,7 +30,7 @@ from cudnn_actor.engines.cuda.kernels.kernel import (
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["COMBINING", "Form", "Lines", "Threads", "beginning", "lines_of", "rounded", "value_of"]
+__all__ = ["Form", "Lines", "Threads", "beginning", "lines_of", "rounded", "value_of"]
 
 _LONG = 1 << 13
 """Lines of so many elements have larger blocks if there are few of them."""
@@ -198,9 +198,7 @@ def beginning(dtype: DType, *, wide: bool) -> str:
 
     `wide`: whether offsets need 64 bits.
     """
-    other = DType.FLOAT32 if dtype.is_floating else DType.INT64
-    number = C_TYPES[dtype if dtype in (DType.FLOAT64, DType.UINT64) else other]
-    return f"typedef {number} T;\n{CONVERSIONS}{indexing(wide=wide)}{_COMMON}"
+    return f"typedef {value_type(dtype)} T;\n{CONVERSIONS}{indexing(wide=wide)}{_COMMON}"
 
 
 def value_of(tensor: GraphTensor, element: str) -> str:
@@ -217,34 +215,6 @@ def rounded(tensor: GraphTensor, value: str, *, exact: bool = False) -> str:
     return f"({C_TYPES[dtype]})limited({value}, {least + 1}ll - 1, {most}ull)"
 
 
-COMBINING = """
-template <class S> __device__ __forceinline__ S over_warp(S part) {
-    #pragma unroll
-    for (int apart = 16; apart; apart /= 2) part = part.with(part.from(apart));
-    return part;
-}
-template <class S> __device__ S over_block(S part) {
-    __shared__ S parts[32];
-    __syncthreads();  // nobody still reads the parts of the call before
-    part = over_warp(part);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = part;
-    __syncthreads();
-    return over_warp(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : S::none());
-}
-template <class S> __device__ S over_column(S part) {
-    __shared__ S parts[1024];
-    S* mine = parts + threadIdx.y * blockDim.x + threadIdx.x;
-    __syncthreads();
-    *mine = part;
-    for (int apart = blockDim.y / 2; apart; apart /= 2) {
-        __syncthreads();
-        if (threadIdx.y < apart) *mine = mine->with(mine[apart * blockDim.x]);
-    }
-    __syncthreads();
-    return parts[threadIdx.x];
-}
-"""
-"""Combines the parts of a warp's threads, a block's, or of those with the same x; all get the result."""
 _COMMON = """
 #define INFINITE ((T)__int_as_float(0x7f800000))
 template <class E, int N> struct alignas(sizeof(E) * N) Pack { E of[N]; };

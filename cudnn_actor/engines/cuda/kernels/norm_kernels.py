@@ -21,11 +21,19 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from cudnn_actor.engines.cuda.kernels.accumulators import MOMENTS, TWO_SUMS, Accumulator
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Scalar, Value
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
 from cudnn_actor.engines.cuda.kernels.kernel import MOST_THREADS, ROUNDING, THREADS, Launch, Pointer
-from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Lines, Threads, beginning, lines_of
+from cudnn_actor.engines.cuda.kernels.lines import Form, Lines, Threads, beginning, lines_of
+from cudnn_actor.engines.cuda.kernels.reduction_code import (
+    COMBINING,
+    OVER_COLUMNS,
+    combined_parts,
+    part_of_line,
+    stored_part,
+)
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Norm", "Normal", "Operand", "Pass", "launches_of", "workspace_of"]
@@ -161,6 +169,11 @@ class _Kernels:
         return self._single.total * numbers * self._norm.compute.itemsize
 
     @property
+    def _accumulator(self) -> Accumulator:
+        """What a line is reduced to."""
+        return TWO_SUMS if self._pass.moments is None else MOMENTS
+
+    @property
     def _parts(self) -> int:
         """How many parts each line is cut into."""
         if not self.lines.total or self.lines.parts() == 1:
@@ -222,10 +235,10 @@ class _Kernels:
             beginning(self._norm.compute, wide=lines.wide)
             + f"constexpr int W = {width}, V = {lines.vector};\n"
             + (FORMULA_FUNCTIONS if computes else "")
-            + (_SUMS if self._pass.moments is None else _MOMENTS)
+            + self._accumulator.struct
             + _BESIDE
             + COMBINING
-            + _OVER_COLUMNS
+            + OVER_COLUMNS
             + lines.kernel(name, ", ".join([*pointers, "State* parts"]), body, last, self._most)
         )
 
@@ -480,66 +493,10 @@ def _neighbours(
     return None
 
 
-_MOMENTS = """
-struct State {  // of so many elements
-    T count, mean, squares;
-    static __device__ State none() { return {0, 0, 0}; }
-    __device__ void take(T middle, T apart, T more, T share) {
-        const T delta = middle - mean;
-        squares = fma(delta * delta, count * share, squares + apart);
-        mean = fma(delta, share, mean);
-        count += more;
-    }
-    __device__ State with(const State& other) const {
-        State both = *this;
-        const T share = other.count / (count + other.count);
-        if (other.count > 0) both.take(other.mean, other.squares, other.count, share);
-        return both;
-    }
-    __device__ State from(int apart) const {
-        return {
-            __shfl_xor_sync(~0u, count, apart), __shfl_xor_sync(~0u, mean, apart),
-            __shfl_xor_sync(~0u, squares, apart)
-        };
-    }
-};
-"""
-"""T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American
-Statistician 37 (1983)."""
-_SUMS = """
-struct State {
-    T first, second;
-    static __device__ State none() { return {0, 0}; }
-    __device__ void take(T a, T b) { first += a; second += b; }
-    __device__ State with(const State& other) const { return {first + other.first, second + other.second}; }
-    __device__ State from(int apart) const {
-        return {__shfl_xor_sync(~0u, first, apart), __shfl_xor_sync(~0u, second, apart)};
-    }
-};
-"""
 _BESIDE = """
 template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Beside { E of[N]; };
 """
 """Neighbours of a wider type than x's."""
-_OVER_COLUMNS = f"""
-template <int N, class S> __device__ void over_columns(S* state) {{
-    __shared__ S parts[N][{THREADS}];
-    const int me = threadIdx.y * blockDim.x + threadIdx.x;
-    __syncthreads();
-    #pragma unroll
-    for (int s = 0; s < N; ++s) parts[s][me] = state[s];
-    for (int apart = blockDim.y / 2; apart; apart /= 2) {{
-        __syncthreads();
-        #pragma unroll
-        for (int s = 0; s < N; ++s)
-            if (threadIdx.y < apart) parts[s][me] = parts[s][me].with(parts[s][me + apart * blockDim.x]);
-    }}
-    __syncthreads();
-    #pragma unroll
-    for (int s = 0; s < N; ++s) state[s] = parts[s][threadIdx.x];
-}}
-"""
-"""As `over_column`, of several lines at once: threads wait for each other once for all of them."""
 _TAKE = """T middle = 0, apart = 0, taken[V];
             for (int v = 0; v < V; ++v) {{
                 {element}
@@ -551,8 +508,7 @@ _TAKE = """T middle = 0, apart = 0, taken[V];
                 apart = fma(d, d, apart);
             }}
             state[s].take(middle, apart, V, share);"""
-_RANGE = """const I begin = blockIdx.y * (I)last, all = (I)length / V;
-        const I end = there ? min(all, begin + (I)last) : 0;"""
+_RANGE = part_of_line("last", "V")
 _LOOP = """#pragma unroll 2
         for (I p = begin + lane; p < end; p += lanes) {{
             const I j = p * V;
@@ -560,13 +516,10 @@ _LOOP = """#pragma unroll 2
             {loads} {before}{body}
             {after}
         }}"""
-_KEEP = f"if (there && lane == 0) {{{_each('parts[(line * W + s) * gridDim.y + blockIdx.y] = state[s];')} }}"
-_COMBINE = "State state[W];" + _each(
-    """const State* own = parts + (line * W + s) * last;
-            State sum = State::none();
-            for (int part = lane; part < (int)last; part += lanes) sum = sum.with(own[part]);
-            state[s] = over_warp(sum);"""
-)
+_LINE = "(line * W + s)"
+"""The number of one of the lines that a thread takes at a time."""
+_KEEP = f"if (there && lane == 0) {{{_each(f'{stored_part(_LINE)} = state[s];')} }}"
+_COMBINE = "State state[W];" + _each(combined_parts("state[s]", _LINE, "last"))
 _SAVE = f"""T* values = (T*)(parts + lines * W * last) + line * W * 2;
         if (lane == 0) {{{_each("values[s * 2] = low[s]; values[s * 2 + 1] = high[s];")} }}"""
 _RESTORE = """const T* values = (const T*)(parts + lines * W * gridDim.y) + line * W * 2;

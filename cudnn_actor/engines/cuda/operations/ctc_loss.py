@@ -14,7 +14,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, literal, load, store
+from cudnn_actor.engines.cuda.kernels.element_types import (
+    C_TYPES,
+    CONVERSIONS,
+    literal,
+    load,
+    store,
+    value_type,
+)
 from cudnn_actor.engines.cuda.kernels.index_code import block_loop
 from cudnn_actor.engines.cuda.kernels.kernel import (
     FEW_BLOCKS,
@@ -25,6 +32,7 @@ from cudnn_actor.engines.cuda.kernels.kernel import (
     parameters_of,
     power_of_two,
 )
+from cudnn_actor.engines.cuda.kernels.reduction_code import in_turn, over_lanes
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import CTCLoss, GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -122,7 +130,7 @@ def _numbers(operation: CTCLoss[int], tensors: Sequence[GraphTensor], shape: _Sh
 def _source(operation: CTCLoss[int], tensors: Sequence[GraphTensor], shape: _Shape) -> str:
     """The kernel in CUDA C++."""
     dtype = tensors[0].dtype
-    value = "double" if dtype is DType.FLOAT64 else "float"
+    value = value_type(dtype)
     names = ("const x", "const targets", "const input_lengths", "const target_lengths", "losses", "slopes")
     pointers = []
     for words, tensor in zip(names, tensors, strict=False):
@@ -260,7 +268,8 @@ _TOTAL = """        const double* last = rows + now * row + count - 1;
         const bool left_out = ZERO_INFINITY && total == NONE;
         if (threadIdx.x == 0) losses[sample * losses_step] = left_out ? 0 : 0.0 - total;
 """
-_SLOPES = """
+_SLOPES = (
+    """
         const bool known = total - total == 0;  // neither infinite nor NaN: all threads see the same
         const E missing = left_out ? 0 : NAN_VALUE;
         for (long long frame = known ? end : 0; frame < frames; ++frame)
@@ -317,7 +326,9 @@ _SLOPES = """
                         shares[now * row + s] = share;
                         if (classes_of[k] == blank) blanks += share;
                     }
-                    for (int apart = 16; apart; apart /= 2) blanks += __shfl_xor_sync(~0u, blanks, apart);
+                    """
+    + over_lanes("blanks")
+    + """
                     if (lane == 0) of_blank[now][warp] = blanks;
                     Element* into = slopes_of + frame * d_frame;
                     for (long long c = threadIdx.x; c < classes; c += blockDim.x)
@@ -332,8 +343,9 @@ _SLOPES = """
                         into[classes_of[k] * d_class] = element_of(0 - sum);
                     }
                     if (threadIdx.x == 0) {
-                        E sum = 0;
-                        for (int other = 0; other < warps; ++other) sum += of_blank[now][other];
+                        """
+    + in_turn("E sum", "of_blank[now][other]", "warps", "int other")
+    + """
                         into[blank * d_class] = element_of(0 - sum);
                     }
                     now ^= 1;
@@ -342,6 +354,7 @@ _SLOPES = """
             // All have read the shares and the rows, which the next part overwrites.
             __syncthreads();
         }"""
+)
 _END = """
         __syncthreads();  // the next sample overwrites what this one has read
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.engines.cuda.kernels.element_types import value_dtype
 from cudnn_actor.engines.cuda.kernels.expressions import (
     Earlier,
     Expression,
@@ -147,7 +148,7 @@ def norm_of(of: Normed) -> Norm:
         dims=found.dims,
         operands=operands,
         passes=found.passes,
-        compute=DType.FLOAT64 if given["x"].dtype is DType.FLOAT64 else DType.FLOAT32,
+        compute=value_dtype(given["x"].dtype),
         given=dict(zip(names, normal.operands, strict=True)),
         body=of.body,
         results=results,

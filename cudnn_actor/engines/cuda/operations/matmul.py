@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_axes
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.index_code import block_loop, division
 from cudnn_actor.engines.cuda.kernels.kernel import LARGEST_GRID, Launch, Run, arguments_of, parameters_of
 from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES, thread_handle
@@ -351,12 +351,9 @@ def tile_source(tensors: Sequence[GraphTensor], compute: DType) -> str:
     steps of the sums at a time.
     """
     a, b, y = (tensor.dtype for tensor in tensors)
-    element, total = {
-        DType.FLOAT64: ("double", "double"),
-        DType.INT32: ("int", "long long"),
-    }.get(compute, ("float", "float"))
+    element = C_TYPES[compute] if compute in (DType.FLOAT64, DType.INT32) else "float"
     return f"""typedef {element} E;
-typedef {total} T;
+typedef {value_type(compute)} T;
 {CONVERSIONS}
 __device__ __forceinline__ void multiply(
     const {C_TYPES[a]}* a, const {C_TYPES[b]}* b, {C_TYPES[y]}* y, long long row, long long column,

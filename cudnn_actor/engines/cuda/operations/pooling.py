@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.index_code import indexing, is_wide, offset_of, split_all, thread_loop
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, grid_over
 from cudnn_actor.engines.cuda.library.libcudnn import (
@@ -129,7 +129,7 @@ def _source(operation: Pooling, tensors: Sequence[GraphTensor], looped: GraphTen
     # Neighbouring threads take elements that are neighbours in memory.
     order = sorted(range(_RANK), key=lambda axis: (strides[axis], dims[axis] > 1 or not axis))
     indices = split_all("rest", [(f"i{axis}", str(dims[axis])) for axis in order])
-    return f"""typedef {_accumulator(tensors[0].dtype)} T;
+    return f"""typedef {value_type(tensors[0].dtype)} T;
 {indexing(wide=is_wide(largest, sums=True))}
 {CONVERSIONS}
 {_COUNT}
@@ -169,12 +169,6 @@ def _products(operation: Pooling, x: GraphTensor, y: GraphTensor) -> tuple[int, 
         return tuple((n + 1) * (m + 1) for n, m in zip(x.dims[2:], y.dims[2:], strict=True))
     extents = (size * dilation for size, dilation in zip(window.size, window.dilation, strict=True))
     return math.prod(window.size), *extents
-
-
-def _accumulator(dtype: DType) -> str:
-    if not dtype.is_floating:
-        return C_TYPES[dtype] if dtype is DType.UINT64 else "long long"
-    return "double" if dtype is DType.FLOAT64 else "float"
 
 
 def _place(number: int, *at: str) -> str:

@@ -20,9 +20,17 @@ from functools import partial
 from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, literal, load, store
+from cudnn_actor.engines.cuda.kernels.element_types import (
+    C_TYPES,
+    literal,
+    load,
+    store,
+    value_dtype,
+    value_type,
+)
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULAS, PREAMBLE
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of, grid_over, parameters_of
+from cudnn_actor.engines.cuda.kernels.reduction_code import over_lanes
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import (
     CellActivation,
@@ -32,7 +40,6 @@ from cudnn_actor.protocol.operations import (
     RecurrentCell,
     RecurrentSteps,
 )
-from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["BY_STEP", "steps_launches", "steps_workspace"]
 
@@ -123,7 +130,7 @@ def _shape(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], *, by
 def steps_workspace(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> int:
     """Bytes for the states before and behind a step, for cells, and for the weights."""
     shape, dtype = _shape(operation, tensors, by_step=False), tensors[0].dtype
-    return shape.kept * shape.states * _wide(dtype).itemsize + shape.weights * dtype.itemsize
+    return shape.kept * shape.states * value_dtype(dtype).itemsize + shape.weights * dtype.itemsize
 
 
 def steps_launches(
@@ -150,11 +157,6 @@ def steps_launches(
     return found
 
 
-def _wide(dtype: DType) -> DType:
-    """What is computed in."""
-    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
-
-
 def _numbers(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> dict[str, int]:
     """The kernels' numbers, by their names: sizes, and the strides of each operand."""
     (steps, batch, _), (directions, _, hidden) = tensors[0].dims, tensors[1].dims
@@ -178,7 +180,7 @@ def _source(
     ]
     parameters = f"{', '.join(pointers)}, char* workspace, {parameters_of(_numbers(operation, tensors))}"
     lines = [
-        f"typedef {C_TYPES[_wide(dtype)]} E;",
+        f"typedef {value_type(dtype)} E;",
         f"typedef {C_TYPES[dtype]} Element;",
         f"#define GATES {operation.cell.gates}",
         f"#define KEPT {kept}",
@@ -186,7 +188,7 @@ def _source(
         *_accesses(operation, operands),
         f"__device__ __forceinline__ E value_of(Element element) {{ return {load(dtype, 'element')}; }}",
         f"__device__ __forceinline__ Element element_of(E value) {{ return {store(dtype, 'value')}; }}",
-        *_functions(operation, tensors[1].dims[0], C_TYPES[_wide(dtype)]),
+        *_functions(operation, tensors[1].dims[0], value_type(dtype)),
     ]
     steps, first_half = (_BY_STEP, _FIRST_HALF_BY_STEP) if by_step else (_AT_ONCE, _FIRST_HALF_AT_ONCE)
     text = _START + steps.replace("FIRST_HALF", first_half if _resets_first(operation) else "")
@@ -370,7 +372,8 @@ _FIRST_HALF_AT_ONCE = """        if (halves & 1) EACH_UNIT {
         }
         __syncthreads();  // the second half reads all units of the block's sequences
 """
-_BY_STEP = """
+_BY_STEP = (
+    """
 // Adds the products of the states of `count` sequences with the unit's rows to the sums of these gates: those
 // of a sequence in the lane that has it. All lanes of a warp call this.
 template <int FROM, int TO> __device__ __forceinline__ void multiply(
@@ -396,7 +399,9 @@ template <int FROM, int TO> __device__ __forceinline__ void multiply(
             #pragma unroll
             for (int gate = FROM; gate < TO; ++gate) {
                 E sum = parts[each][gate - FROM];
-                for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+                """
+    + over_lanes("sum")
+    + """
                 if (threadIdx.x == each) sums[gate] += sum;
             }
 }
@@ -427,6 +432,7 @@ THE_RESULTS
     }
 }
 """
+)
 _FIRST_HALF_BY_STEP = """        if (halves & 1) {
             multiply<0, 2>(before + first, rows, hidden, count, sums);
             if (inside) {

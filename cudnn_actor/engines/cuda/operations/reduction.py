@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
+from cudnn_actor.engines.cuda.kernels.accumulators import Accumulator, accumulator_of, place_of
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, Pointer, arguments_of
 from cudnn_actor.engines.cuda.kernels.lines import (
-    COMBINING,
     Form,
     Lines,
     beginning,
@@ -25,7 +25,12 @@ from cudnn_actor.engines.cuda.kernels.lines import (
     rounded,
     value_of,
 )
-from cudnn_actor.engines.cuda.kernels.reduction_states import RESULTS, state_of
+from cudnn_actor.engines.cuda.kernels.reduction_code import (
+    COMBINING,
+    combined_parts,
+    part_of_line,
+    stored_part,
+)
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, GraphTensor, Reduction, ReductionMode
@@ -118,30 +123,36 @@ def _sources(
 ) -> tuple[str, str]:
     """The kernels in CUDA C++: one that reduces lines, or parts of them, and one that combines parts."""
     x, y = tensors
-    places = isinstance(operation, ArgReduction)
-    if places:
-        state = _PLACE.format(better=">" if operation.mode is _Mode.MAX else "<")
-    else:
-        state = state_of(operation.mode, x.dtype)
-    start = beginning(x.dtype, wide=lines.wide) + state + COMBINING
-    result = "state.place" if places else RESULTS.get(operation.mode, "state.value")
-    stored = f"y[y_base] = {rounded(y, result, exact=places or not x.dtype.is_floating)};"
+    accumulator = _accumulator(operation, x.dtype)
+    start = beginning(x.dtype, wide=lines.wide) + accumulator.struct + COMBINING
+    exact = isinstance(operation, ArgReduction) or not x.dtype.is_floating
+    stored = f"y[y_base] = {rounded(y, accumulator.result.format(state='state'), exact=exact)};"
     from_x, to_y = f"const {C_TYPES[x.dtype]}* x", f"{C_TYPES[y.dtype]}* y"
     body = _REDUCE.format(
         base=lines.base({"x": 0, "y": 1}),
+        part=part_of_line("chunk", lines.vector),
         at=lines.at({"x": 0}),
         element=C_TYPES[x.dtype],
         vector=lines.vector,
         value=value_of(x, "pack.of[v]"),
         form=lines.form.value,
-        result="parts[line * gridDim.y + blockIdx.y] = state;" if cut else stored,
+        result=f"{stored_part('line')} = state;" if cut else stored,
     )
     reduce = lines.kernel("reduce", f"{from_x}, {'State* parts' if cut else to_y}", body, ", long long chunk")
-    body = _FINISH.format(base=lines.base({"y": 1}), result=stored)
+    body = _FINISH.format(
+        base=lines.base({"y": 1}), combine=combined_parts("const State state", "line", "count"), result=stored
+    )
     finish = lines._replace(form=Form.WARP).kernel(
         "finish", f"const State* parts, {to_y}", body, ", long long count"
     )
     return start + reduce, start + finish
+
+
+def _accumulator(operation: AnyReduction, dtype: DType) -> Accumulator:
+    """What elements of a dtype are reduced to."""
+    if isinstance(operation, ArgReduction):
+        return place_of(operation.mode)
+    return accumulator_of(operation.mode, dtype)
 
 
 def _lines(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> Lines:
@@ -160,27 +171,8 @@ def _lines(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> Lines:
     return lines_of(x.dims, (x.strides, of_y), axes, (x.dtype, y.dtype), vectors=(0,))
 
 
-_PLACE = """
-struct State {{
-    T value;
-    long long place;
-    static __device__ State none() {{ return {{0, -1}}; }}
-    __device__ bool before(const State& other) const {{
-        if (other.place < 0 || place < 0) return other.place < 0;
-        const bool nan = value != value, other_nan = other.value != other.value;
-        if (nan != other_nan) return nan;
-        return nan || value == other.value ? place < other.place : value {better} other.value;
-    }}
-    __device__ State with(const State& other) const {{ return before(other) ? *this : other; }}
-    __device__ State from(int apart) const {{
-        return {{__shfl_xor_sync(~0u, value, apart), __shfl_xor_sync(~0u, place, apart)}};
-    }}
-    __device__ void take(T x, long long j) {{ *this = with({{x, j}}); }}
-}};
-"""
 _REDUCE = """{base}
-        const I begin = blockIdx.y * (I)chunk, all = (I)length / {vector};
-        const I end = there ? min(all, begin + (I)chunk) : 0;
+        {part}
         State state = State::none();
         for (I p = begin + lane; p < end; p += lanes) {{
             const I j = p * {vector};
@@ -192,10 +184,7 @@ _REDUCE = """{base}
         state = over_{form}(state);
         if (there && lane == 0) {{ {result} }}"""
 _FINISH = """{base}
-        State state = State::none();
-        const State* own = parts + line * count;
-        for (int part = lane; part < (int)count; part += lanes) state = state.with(own[part]);
-        state = over_warp(state);
+        {combine}
         if (lane == 0) {{ {result} }}"""
 
 

@@ -1,0 +1,166 @@
+"""What reductions accumulate, in CUDA C++: the numbers of a part of the elements, and how two parts join.
+
+An accumulator is described once, by its numbers and what becomes of them. The struct
+`State` of a source follows from that. T is the type that a kernel computes in: float,
+double, or an integer of 64 bits (see `lines.beginning`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cudnn_actor.engines.cuda.kernels.reduction_code import shuffled
+from cudnn_actor.protocol.operations import ReductionMode
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["MOMENTS", "TWO_SUMS", "Accumulator", "accumulator_of", "place_of"]
+
+_Mode = ReductionMode
+
+
+class Number(NamedTuple):
+    """One number of an accumulator: its name, its value where there are no elements, and its C type."""
+
+    name: str
+    none: str
+    kind: str = "T"
+
+
+class Accumulator(NamedTuple):
+    """What elements are reduced to.
+
+    Parameters
+    ----------
+    numbers
+        What there is of each part of the elements.
+    join
+        The C statements that return this part together with `other`.
+    taken
+        The C parameters of what an element adds.
+    take
+        The C statements that add it.
+    result
+        The C expression of the reduction's result, from the accumulator `{state}` of all elements. Empty if
+        it has several.
+    more
+        Further member functions.
+    """
+
+    numbers: tuple[Number, ...]
+    join: str
+    taken: str
+    take: str
+    result: str = ""
+    more: str = ""
+
+    @property
+    def struct(self) -> str:
+        """The struct `State` in C++."""
+        members = " ".join(f"{number.kind} {number.name};" for number in self.numbers)
+        none = ", ".join(number.none for number in self.numbers)
+        return f"""
+struct State {{
+    {members}
+    static __device__ State none() {{ return {{{none}}}; }}{self.more}
+    __device__ State with(const State& other) const {{
+        {self.join}
+    }}
+    __device__ State from(int apart) const {{
+        return {{{", ".join(shuffled(number.name) for number in self.numbers)}}};
+    }}
+    __device__ void take({self.taken}) {{
+        {self.take}
+    }}
+}};
+"""
+
+
+_ELEMENT = "T x, long long j"
+"""What the accumulators of lines take: an element's value, and its place in the line."""
+
+
+def _one(both: str, none: str, taken: str = "x", result: str = "{state}.value") -> Accumulator:
+    """An accumulator with one number: how two are joined, that of no elements, and that of one element."""
+    join = f"const T a = value, b = other.value; return {{{both}}};"
+    return Accumulator((Number("value", none),), join, _ELEMENT, f"*this = with({{{taken}}});", result)
+
+
+def accumulator_of(mode: ReductionMode, dtype: DType) -> Accumulator:
+    """The accumulator of a reduction of elements of a dtype."""
+    if dtype.is_floating:
+        lowest, highest = "-INFINITE", "INFINITE"
+    elif dtype is DType.UINT64:
+        lowest, highest = "0", "~0ull"
+    else:
+        lowest, highest = "-0x7fffffffffffffffll - 1", "0x7fffffffffffffffll"
+    add, larger = "sum(a, b)", "b > a || b != b ? b : a"
+    return {
+        _Mode.SUM: _one(add, "0"),
+        _Mode.PRODUCT: _one("product(a, b)", "1"),
+        _Mode.MIN: _one("b < a || b != b ? b : a", highest),
+        _Mode.MAX: _one(larger, lowest),
+        _Mode.ABSOLUTE_MAX: _one(larger, "0", "magnitude(x)"),
+        _Mode.L1: _one(add, "0", "magnitude(x)"),
+        _Mode.SUM_OF_SQUARES: _one(add, "0", "product(x, x)"),
+        _Mode.L2: _one(add, "0", "product(x, x)", "sqrt({state}.value)"),
+        _Mode.MEAN: _one(add, "0", result="{state}.value / (T)length"),
+        _Mode.LOG_SUM: _one(add, "0", result="log({state}.value)"),
+        _Mode.LOG_SUM_EXP: _POWERS,
+    }[mode]
+
+
+_POWERS = Accumulator(
+    (Number("top", "-INFINITE"), Number("total", "0")),
+    # The sum of exponentials is exp(top) * total. What equals top counts as 1, infinity too.
+    """if (top == other.top) return {top, total + other.total};
+        const bool larger = other.top > top;
+        const State &a = larger ? other : *this, &b = larger ? *this : other;
+        return {a.top, a.total + b.total * exp(b.top - a.top)};""",
+    _ELEMENT,
+    """if (x <= top) total += x == top ? (T)1 : exp(x - top);
+        else { total = total * exp(top - x) + 1; top = x; }""",
+    "{state}.top + log({state}.total)",
+)
+
+
+def place_of(mode: ReductionMode) -> Accumulator:
+    """The accumulator of the place of the largest or smallest element: of several, the first one's.
+
+    NaN counts as larger and as smaller than all numbers.
+    """
+    better = ">" if mode is _Mode.MAX else "<"
+    before = f"""
+    __device__ bool before(const State& other) const {{
+        if (other.place < 0 || place < 0) return other.place < 0;
+        const bool nan = value != value, other_nan = other.value != other.value;
+        if (nan != other_nan) return nan;
+        return nan || value == other.value ? place < other.place : value {better} other.value;
+    }}"""
+    numbers = Number("value", "0"), Number("place", "-1", "long long")
+    join = "return before(other) ? *this : other;"
+    return Accumulator(numbers, join, _ELEMENT, "*this = with({x, j});", "{state}.place", before)
+
+
+MOMENTS = Accumulator(
+    (Number("count", "0"), Number("mean", "0"), Number("squares", "0")),
+    """State both = *this;
+        const T share = other.count / (count + other.count);
+        if (other.count > 0) both.take(other.mean, other.squares, other.count, share);
+        return both;""",
+    "T middle, T apart, T more, T share",
+    """const T delta = middle - mean;
+        squares = fma(delta * delta, count * share, squares + apart);
+        mean = fma(delta, share, mean);
+        count += more;""",
+)
+"""Mean and sum of squared distances from it. It takes several elements at a time: their mean, their sum of
+squares, how many they are, and their share of all so far.
+T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American
+Statistician 37 (1983)."""
+TWO_SUMS = Accumulator(
+    (Number("first", "0"), Number("second", "0")),
+    "return {first + other.first, second + other.second};",
+    "T a, T b",
+    "first += a; second += b;",
+)
+"""Two sums of the same elements."""

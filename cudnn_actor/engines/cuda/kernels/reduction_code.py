@@ -1,0 +1,174 @@
+"""The C++ of reductions across threads: how parts of a result are combined, and in which order.
+
+A thread goes over its own elements in order. What it has then is a part, and parts are
+combined in an order that depends only on how many there are: a result is the same each
+time. There are three orders.
+
+- Lanes of a warp, in registers (`over_lanes`): each lane combines its part with that of
+  the lane 16 apart, then 8, 4, 2 and 1 apart. All lanes get the result.
+- Threads of a block, in shared memory (`over_halves`): the first half of the threads
+  combine their parts with those of the second half, then a quarter of them, and so on.
+- One thread, one part after the other (`in_turn`): those of few warps, or of the blocks
+  of the launch before.
+
+`COMBINING` has the functions for lines whose parts are accumulators: see `kernels.accumulators`.
+A line that is cut has a part for each block with the same x. The first kernel stores
+them (`stored_part`), and a warp of the second one combines them (`combined_parts`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cudnn_actor.engines.cuda.kernels.kernel import MOST_THREADS, THREADS, WARP
+
+__all__ = [
+    "COMBINING",
+    "LARGEST",
+    "OVER_COLUMNS",
+    "STATES",
+    "SUM",
+    "Join",
+    "combined_parts",
+    "in_turn",
+    "over_halves",
+]
+__all__ += ["over_lanes", "part_of_line", "shuffled", "stored_part"]
+
+
+def shuffled(part: str) -> str:
+    """The C expression of what a variable is in the lane that is `apart` from this one."""
+    return f"__shfl_xor_sync(~0u, {part}, apart)"
+
+
+class Join(NamedTuple):
+    """How two parts become one: C expressions in which `{a}` and `{b}` stand for parts.
+
+    Parameters
+    ----------
+    both
+        The parts together. For the same result in all lanes, it must not matter which one is `{a}`.
+    fetched
+        What the lane that is `apart` from this one has as `{a}`.
+    """
+
+    both: str
+    fetched: str = shuffled("{a}")
+
+    def of(self, a: str, b: str) -> str:
+        """The C expression of two parts together."""
+        return self.both.format(a=a, b=b)
+
+
+SUM, LARGEST = Join("{a} + {b}"), Join("max({a}, {b})")
+STATES = Join("{a}.with({b})", "{a}.from(apart)")
+"""Of accumulators."""
+
+
+def over_lanes(part: str, by: Join = SUM, nearest: int = 1) -> str:
+    """A C loop that combines what the lanes of a warp have as `part`. All of them must get there.
+
+    `nearest`: the least distance of two lanes whose parts are combined, a power of two. Each lane gets the
+    result of all lanes that are a multiple of it apart.
+    """
+    both = by.of(part, by.fetched.format(a=part))
+    return f'_Pragma("unroll") for (int apart = {WARP // 2}; apart >= {nearest}; apart /= 2) {part} = {both};'
+
+
+def over_halves(axis: str, part: str, other: str, by: Join = SUM, each: str = "") -> str:
+    """A C loop that combines what the threads along an axis of a block have in shared memory.
+
+    The result is where the part of the first one was. All threads of the block must get there, each with its
+    own part written, and a power of two along the axis; behind the loop they may read any part. There is a
+    barrier between the write of each part and its read by another thread.
+
+    Parameters
+    ----------
+    axis
+        "x" or "y".
+    part, other
+        The part of this thread, and that of the thread which is `apart` behind it.
+    by
+        How two parts become one.
+    each
+        The head of a loop over several parts that each thread has.
+    """
+    return f"""for (int apart = blockDim.{axis} / 2; apart; apart /= 2) {{
+        __syncthreads();
+        {each}if (threadIdx.{axis} < apart) {part} = {by.of(part, other)};
+    }}
+    __syncthreads();"""
+
+
+def in_turn(total: str, part: str, count: str, number: str = "int part", *, unrolled: int = 1) -> str:
+    """C statements by which one thread adds up parts, in the order of their numbers, from 0 below `count`.
+
+    `total`: the type and name of the sum. `number`: those of a part's number. `unrolled`: how many parts may
+    be read before the first is added; 1 leaves that to the compiler.
+    """
+    (_, _, name), (_, _, n) = total.rpartition(" "), number.rpartition(" ")
+    ahead = f'_Pragma("unroll {unrolled}") ' if unrolled > 1 else ""
+    return f"{total} = 0; {ahead}for ({number} = 0; {n} < {count}; ++{n}) {name} = {SUM.of(name, part)};"
+
+
+# Accumulators of lines.
+
+COMBINING = f"""
+template <class S> __device__ __forceinline__ S over_warp(S part) {{
+    {over_lanes("part", STATES)}
+    return part;
+}}
+template <class S> __device__ S over_block(S part) {{
+    __shared__ S parts[{WARP}];
+    __syncthreads();  // nobody still reads the parts of the call before
+    part = over_warp(part);
+    if (threadIdx.x % {WARP} == 0) parts[threadIdx.x / {WARP}] = part;
+    __syncthreads();
+    return over_warp(threadIdx.x % {WARP} < blockDim.x / {WARP} ? parts[threadIdx.x % {WARP}] : S::none());
+}}
+template <class S> __device__ S over_column(S part) {{
+    __shared__ S parts[{MOST_THREADS}];
+    S* mine = parts + threadIdx.y * blockDim.x + threadIdx.x;
+    __syncthreads();
+    *mine = part;
+    {over_halves("y", "(*mine)", "mine[apart * blockDim.x]", STATES)}
+    return parts[threadIdx.x];
+}}
+"""
+"""Combines the parts of a warp's threads, a block's, or of those with the same x; all get the result."""
+
+
+_EACH = '_Pragma("unroll") for (int s = 0; s < N; ++s) '
+OVER_COLUMNS = f"""
+template <int N, class S> __device__ void over_columns(S* state) {{
+    __shared__ S parts[N][{THREADS}];
+    const int me = threadIdx.y * blockDim.x + threadIdx.x;
+    __syncthreads();
+    {_EACH}parts[s][me] = state[s];
+    {over_halves("y", "parts[s][me]", "parts[s][me + apart * blockDim.x]", STATES, _EACH)}
+    {_EACH}state[s] = parts[s][threadIdx.x];
+}}
+"""
+"""As `over_column`, of several lines at once: threads wait for each other once for all of them."""
+
+
+def part_of_line(packs: str, vector: int | str) -> str:
+    """C statements that define `begin` and `end`: the packs of the part of a line that a block goes over.
+
+    `packs`: how many a part has. `vector`: the elements of a pack. A line that is not there has none.
+    """
+    return f"""const I begin = blockIdx.y * (I){packs}, all = (I)length / {vector};
+        const I end = there ? min(all, begin + (I){packs}) : 0;"""
+
+
+def stored_part(line: str) -> str:
+    """The C expression of where the accumulator of such a part is kept, in the workspace `parts`."""
+    return f"parts[{line} * gridDim.y + blockIdx.y]"
+
+
+def combined_parts(to: str, line: str, count: str) -> str:
+    """C statements by which a warp combines the parts of a line, as many as `count`, and defines `to`."""
+    return f"""const State* own = parts + {line} * {count};
+        State all = State::none();
+        for (int part = lane; part < (int){count}; part += lanes) all = {STATES.of("all", "own[part]")};
+        {to} = over_warp(all);"""

@@ -1,0 +1,163 @@
+"""The C++ of reductions: what is accumulated, in which order, and that generated kernels have no other."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cudnn_actor.engines.cuda
+from cudnn_actor.engines.cuda.kernels.accumulators import Accumulator, accumulator_of, place_of
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, value_dtype
+from cudnn_actor.engines.cuda.kernels.lines import beginning
+from cudnn_actor.engines.cuda.kernels.reduction_code import (
+    LARGEST,
+    SUM,
+    Join,
+    in_turn,
+    over_halves,
+    over_lanes,
+)
+from cudnn_actor.protocol import DType, ReductionMode
+
+from . import host_cuda
+from .test_reduction import OF_FLOATS, OF_INTEGERS
+
+DTYPES = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.UINT64)
+PLACES = {f"place of {mode}": mode for mode in (ReductionMode.MIN, ReductionMode.MAX)}
+FOUND = {"place of min": np.argmin, "place of max": np.argmax}
+ELEMENTS = [5, 3, 7, 7, 1, 3, 1, 2]
+OWN_EXCHANGES = {
+    "kernels/reduction_code.py": "all that is described here",
+    "operations/indexing.py": "of elements scattered to a place, the one with the largest number is kept",
+    "operations/reduction.py": "a running sum has a result for each element",
+    "operations/sorting.py": "whole numbers are counted, and a place is found by halves",
+    "checking/self_check_memory.py": "whole numbers are counted",
+}
+"""Files in which lanes exchange values, or threads halve a distance or add to the same place; and why."""
+
+
+def some_values(count: int) -> np.ndarray:
+    """Values whose sum in float32 depends on its order."""
+    return np.random.default_rng(1).standard_normal(count).astype(np.float32)
+
+
+def joined(by: Join, a: np.float32, b: np.float32) -> np.float32:
+    return max(a, b) if by is LARGEST else a + b
+
+
+def launch(body: str, block: tuple[int, ...], values: np.ndarray) -> np.ndarray:
+    """What each thread of a block has in `part` after the statements."""
+    source = f"""extern "C" __global__ void combined(float* values) {{
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    float part = values[thread];
+    {body}
+    values[thread] = part;
+}}
+"""
+    found = values.copy()
+    host_cuda.CUPY.RawKernel(source, "combined")((1,), block, (found,))
+    return found
+
+
+@pytest.mark.parametrize("by", [SUM, LARGEST])
+@pytest.mark.parametrize("nearest", [1, 2, 8])
+def test_lanes_combine_their_parts_with_those_of_lanes_that_are_ever_less_apart(
+    by: Join, nearest: int
+) -> None:
+    values = some_values(64)
+    wanted = [*values]
+    for apart in (16, 8, 4, 2, 1):
+        if apart >= nearest:
+            wanted = [joined(by, part, wanted[lane ^ apart]) for lane, part in enumerate(wanted)]
+    found = launch(over_lanes("part", by, nearest), (64,), values)
+    assert found.tolist() == wanted
+    assert len({*found[:32]}) == nearest
+
+
+@pytest.mark.parametrize(("axis", "block"), [("x", (16, 1)), ("y", (3, 8)), ("y", (5, 1))])
+@pytest.mark.parametrize("by", [SUM, LARGEST])
+def test_the_first_half_of_threads_takes_the_parts_of_the_second(
+    axis: str, block: tuple[int, int], by: Join
+) -> None:
+    columns, rows = block
+    values = some_values(columns * rows)
+    stride = "1" if axis == "x" else "blockDim.x"
+    threads, lines = (columns, rows) if axis == "x" else (rows, columns)
+    text = f"""__shared__ float parts[{values.size}];
+    parts[thread] = part;
+    {over_halves(axis, "parts[thread]", f"parts[thread + apart * {stride}]", by)}
+    part = parts[{"0" if axis == "x" else "threadIdx.x"}];"""
+    wanted = values.reshape(rows, columns).T if axis == "y" else values.reshape(lines, threads)
+    for line, parts in enumerate(map(list, wanted)):
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts[:] = [joined(by, parts[n], parts[n + half]) for n in range(half)]
+        found = launch(text, block, values).reshape(rows, columns)
+        assert {*(found[:, line] if axis == "y" else found[line])} == {*parts}
+
+
+@pytest.mark.parametrize("unrolled", [1, 4])
+def test_one_thread_adds_up_parts_in_the_order_of_their_numbers(unrolled: int) -> None:
+    values = some_values(50)
+    text = in_turn("float total", "values[n]", "50", "long long n", unrolled=unrolled)
+    found = launch(f"{text} part = total;", (1,), values)
+    assert found[0] == functools.reduce(np.add, values, np.float32(0))
+
+
+def accumulators(dtype: DType) -> dict[str, Accumulator]:
+    """Those of elements of a dtype, by name."""
+    modes = [mode for mode in ReductionMode if dtype.is_floating or mode.is_exact]
+    return {mode.value: accumulator_of(mode, dtype) for mode in modes} | {
+        name: place_of(mode) for name, mode in PLACES.items()
+    }
+
+
+def source_of(dtype: DType) -> str:
+    """A kernel for each accumulator: its results of elements that are cut in two."""
+    text = beginning(dtype, wide=False)
+    for n, accumulator in enumerate(accumulators(dtype).values()):
+        text += f"namespace of{n} {{ {accumulator.struct} }}\n"
+        result = accumulator.result.format(state="state")
+        text += f"""extern "C" __global__ void kernel{n}(const {C_TYPES[dtype]}* x, T* y, long long length) {{
+    for (int cut = 0; cut <= length; ++cut)
+        for (int turned = 0; turned < 2; ++turned) {{
+            of{n}::State one = of{n}::State::none(), other = of{n}::State::none();
+            for (int j = 0; j < length; ++j) (j < cut ? one : other).take((T)x[j], j);
+            const of{n}::State state = turned ? other.with(one) : one.with(other);
+            y[cut * 2 + turned] = {result};
+        }}
+}}
+"""
+    return text
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_nan", [False, True])
+def test_elements_may_be_cut_in_two_anywhere(dtype: DType, with_nan: bool) -> None:
+    if with_nan and not dtype.is_floating:
+        elements = np.array([*ELEMENTS[:-1], 9], dtype.numpy)
+    else:
+        elements = np.array([*ELEMENTS[:-1], math.nan if with_nan else ELEMENTS[-1]], dtype.numpy)
+    module = host_cuda.CUPY.RawModule(source_of(dtype))
+    for n, name in enumerate(accumulators(dtype)):
+        y = np.zeros(2 * elements.size + 2, value_dtype(dtype).numpy)
+        module.get_function(f"kernel{n}")((1,), (1,), (elements, y, elements.size))
+        if name in FOUND:
+            wanted = FOUND[name](elements)
+        elif dtype.is_floating:
+            wanted = math.nan if with_nan else OF_FLOATS[ReductionMode(name)](elements.astype(np.float64))
+        else:
+            wanted = OF_INTEGERS[ReductionMode(name)](elements.tolist())
+        np.testing.assert_allclose(y, wanted, 1e-6 if dtype.is_floating else 0, err_msg=name)
+
+
+def test_generated_kernels_combine_what_threads_have_in_no_other_way() -> None:
+    folder = Path(cudnn_actor.engines.cuda.__file__).parent
+    texts = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")}
+    exchanges = re.compile(r"__shfl|atomic[A-Z]|; \w+ /= 2\)")
+    assert {name for name, text in texts.items() if exchanges.search(text)} == {*OWN_EXCHANGES}
