@@ -116,7 +116,7 @@ def test_lines_that_are_cut_have_a_workspace_of_their_parts() -> None:
     (one,) = norm.passes
     parts = norm_kernels._Kernels(norm, one)._parts
     assert 132 <= parts <= 528
-    assert norm_workspace(operation, tensors) == 4 * 64 * (3 * parts + 2)
+    assert norm_workspace(operation, tensors) == 4 * 64 * (3 * parts + 2)  # count, mean and squares
     assert norm_workspace(*made(TRAINING, (2, 8, 5, 4), F32, Layout.NHWC)) == 0
 
 

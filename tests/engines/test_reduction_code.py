@@ -6,12 +6,19 @@ import functools
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import cudnn_actor.engines.cuda
-from cudnn_actor.engines.cuda.kernels.accumulators import Accumulator, accumulator_of, place_of
+from cudnn_actor.engines.cuda.kernels.accumulators import (
+    MOMENTS,
+    TWO_SUMS,
+    Accumulator,
+    accumulator_of,
+    place_of,
+)
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, value_dtype
 from cudnn_actor.engines.cuda.kernels.lines import beginning
 from cudnn_actor.engines.cuda.kernels.reduction_code import (
@@ -118,7 +125,7 @@ def accumulators(dtype: DType) -> dict[str, Accumulator]:
 
 
 def source_of(dtype: DType) -> str:
-    """A kernel for each accumulator: its results of elements that are cut in two."""
+    """A kernel for each accumulator: its bytes, and its results of elements that are cut in two."""
     text = beginning(dtype, wide=False)
     for n, accumulator in enumerate(accumulators(dtype).values()):
         text += f"namespace of{n} {{ {accumulator.struct} }}\n"
@@ -131,6 +138,7 @@ def source_of(dtype: DType) -> str:
             const of{n}::State state = turned ? other.with(one) : one.with(other);
             y[cut * 2 + turned] = {result};
         }}
+    y[2 * length + 2] = sizeof(of{n}::State);
 }}
 """
     return text
@@ -144,16 +152,26 @@ def test_elements_may_be_cut_in_two_anywhere(dtype: DType, with_nan: bool) -> No
     else:
         elements = np.array([*ELEMENTS[:-1], math.nan if with_nan else ELEMENTS[-1]], dtype.numpy)
     module = host_cuda.CUPY.RawModule(source_of(dtype))
-    for n, name in enumerate(accumulators(dtype)):
-        y = np.zeros(2 * elements.size + 2, value_dtype(dtype).numpy)
+    for n, (name, accumulator) in enumerate(accumulators(dtype).items()):
+        y = np.zeros(2 * elements.size + 3, value_dtype(dtype).numpy)
         module.get_function(f"kernel{n}")((1,), (1,), (elements, y, elements.size))
         if name in FOUND:
-            wanted = FOUND[name](elements)
+            wanted: Any = FOUND[name](elements)
         elif dtype.is_floating:
             wanted = math.nan if with_nan else OF_FLOATS[ReductionMode(name)](elements.astype(np.float64))
         else:
             wanted = OF_INTEGERS[ReductionMode(name)](elements.tolist())
-        np.testing.assert_allclose(y, wanted, 1e-6 if dtype.is_floating else 0, err_msg=name)
+        np.testing.assert_allclose(y[:-1], wanted, 1e-6 if dtype.is_floating else 0, err_msg=name)
+        assert y[-1] == accumulator.nbytes(dtype), name
+
+
+def test_norms_keep_as_many_bytes_of_a_part_as_their_accumulators_have() -> None:
+    sizes = [
+        (accumulator.nbytes(dtype), len(accumulator.numbers) * dtype.itemsize)
+        for accumulator in (MOMENTS, TWO_SUMS)
+        for dtype in (DType.FLOAT32, DType.FLOAT64)
+    ]
+    assert sizes == [(12, 12), (24, 24), (8, 8), (16, 16)]
 
 
 def test_generated_kernels_combine_what_threads_have_in_no_other_way() -> None:

@@ -1,14 +1,15 @@
 """What reductions accumulate, in CUDA C++: the numbers of a part of the elements, and how two parts join.
 
 An accumulator is described once, by its numbers and what becomes of them. The struct
-`State` of a source follows from that. T is the type that a kernel computes in: float,
-double, or an integer of 64 bits (see `lines.beginning`).
+`State` of a source follows from that, and so do the bytes of a part. T is the type that
+a kernel computes in: float, double, or an integer of 64 bits (see `lines.beginning`).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from cudnn_actor.engines.cuda.kernels.element_types import value_dtype
 from cudnn_actor.engines.cuda.kernels.reduction_code import shuffled
 from cudnn_actor.protocol.operations import ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
@@ -16,6 +17,8 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["MOMENTS", "TWO_SUMS", "Accumulator", "accumulator_of", "place_of"]
 
 _Mode = ReductionMode
+_LONG_BYTES = 8
+"""Of a long long."""
 
 
 class Number(NamedTuple):
@@ -52,6 +55,15 @@ class Accumulator(NamedTuple):
     take: str
     result: str = ""
     more: str = ""
+
+    def nbytes(self, dtype: DType) -> int:
+        """The bytes of what elements of a dtype are reduced to, as C++ lays them out in memory."""
+        wide = value_dtype(dtype).itemsize
+        sizes = [wide if number.kind == "T" else _LONG_BYTES for number in self.numbers]
+        end = 0
+        for size in sizes:
+            end = -(-end // size) * size + size
+        return -(-end // max(sizes)) * max(sizes)
 
     @property
     def struct(self) -> str:

@@ -38,8 +38,8 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Norm", "Normal", "Operand", "Pass", "launches_of", "workspace_of"]
 
-_STATE_NUMBERS, _VALUES = 3, 2
-"""The most numbers of a part of a line, and those that its elements are changed with."""
+_VALUES = 2
+"""The numbers of a line that its elements are changed with."""
 _VECTOR = 16
 
 
@@ -165,8 +165,9 @@ class _Kernels:
         """Bytes for the parts of lines; 0 if lines are not cut."""
         if not self._cut:
             return 0
-        numbers = _STATE_NUMBERS * self._parts + _VALUES
-        return self._single.total * numbers * self._norm.compute.itemsize
+        compute = self._norm.compute
+        numbers = _VALUES * compute.itemsize
+        return self._single.total * (self._parts * self._accumulator.nbytes(compute) + numbers)
 
     @property
     def _accumulator(self) -> Accumulator:

@@ -41,8 +41,6 @@ __all__ = ["cumulative_launches", "lower_reduction", "reduction_launches", "redu
 AnyReduction = Reduction[int] | ArgReduction[int]
 _Mode = ReductionMode
 
-_STATE_BYTES = 16
-"""The most bytes of a part."""
 _MANY_LINES, _SHORT = 4096, 64
 """A thread scans a line alone if there are so many lines side by side, or they are so short."""
 
@@ -115,7 +113,8 @@ def reduction_workspace(operation: AnyReduction, tensors: Sequence[GraphTensor])
     """Bytes for the parts of lines; 0 if lines are not cut."""
     lines = _lines(operation, tensors)
     parts = lines.parts()
-    return lines.total * parts * _STATE_BYTES if parts > 1 else 0
+    dtype = tensors[0].dtype
+    return lines.total * parts * _accumulator(operation, dtype).nbytes(dtype) if parts > 1 else 0
 
 
 def _sources(
