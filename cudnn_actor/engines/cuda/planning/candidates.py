@@ -82,7 +82,7 @@ def candidates(
         lowered.validate()
         lowered.build_operation_graph()
         lowered.create_execution_plans(modes)
-        lowered.deselect_numeric_notes(_unwanted(graph))
+        lowered.deselect_numeric_notes(_notes_to_avoid(graph))
         if workspace_limit is not None:
             lowered.deselect_workspace_greater_than(workspace_limit)
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
@@ -121,7 +121,7 @@ def _first_line(error: Exception) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
-def _unwanted(graph: OperationGraph) -> list[Any]:
+def _notes_to_avoid(graph: OperationGraph) -> list[Any]:
     """The numeric notes of candidates that are less accurate or deterministic than the numerics ask for."""
     note = libraries().cudnn.numerical_note
     notes = [note.REDUCED_PRECISION_REDUCTION]

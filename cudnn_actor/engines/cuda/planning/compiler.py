@@ -192,7 +192,7 @@ def _first_good(
                 )
                 return CudaPlan(msgspec.structs.replace(plan.recipe, checked=False), plan.graphs)
             if in_passes is None:
-                plan, fault = _checked(plan, check)
+                plan, fault = _checked_plan(plan, check)
             else:
                 fault = check.fault(in_passes)
             if fault is None:
@@ -206,7 +206,7 @@ def _first_good(
     raise Refused(last)
 
 
-def _checked(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
+def _checked_plan(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
     """Returns a plan as it was checked, and its fault, None if it has none.
 
     A plan with the kernel of another size is loaded from its bytes before, so that what is checked is what
@@ -260,7 +260,7 @@ def possible_plans(
     refusals = [] if refusals is None else refusals
     found, telling = False, ""
     if precompiled:
-        whole = _precompiled(graph, handle, limit, refusals, on_refusal)
+        whole = _without_compiling(graph, handle, limit, refusals, on_refusal)
     else:
         whole = _in_one_piece(graph, handle, limit, refusals, kernels)
     steps = _in_steps(graph, handle, limit, on_refusal, precompiled=precompiled)
@@ -401,7 +401,7 @@ def _in_one_piece(
         refusals.append(refusal)
 
 
-def _precompiled(
+def _without_compiling(
     graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], on_refusal: OnRefusal
 ) -> Iterator[_Make]:
     """The graph as a single cuDNN graph, by those of cuDNN's candidates whose kernels need not be compiled.

@@ -32,17 +32,17 @@ def compose(
     for piece in parts.pieces:
         digest = piece.graph.digest()
         if digest not in plans:
-            plans[digest] = _built(piece, build)
+            plans[digest] = _build_piece(piece, build)
     in_order = [(piece, plans[piece.graph.digest()]) for piece in parts.pieces]
     handed = [*handings(parts.kept, [plan.recipe.steps for _, plan in in_order])]
     if handed:
-        plan = _composed(graph, parts, in_order, handed)
+        plan = _compose_pieces(graph, parts, in_order, handed)
         if limit is None or plan.workspace <= limit:
             return plan
-    return _composed(graph, parts._replace(kept=()), in_order, ())
+    return _compose_pieces(graph, parts._replace(kept=()), in_order, ())
 
 
-def _composed(
+def _compose_pieces(
     graph: OperationGraph, parts: Cut, in_order: Sequence[tuple[Piece, CudaPlan]], handed: Sequence[Handing]
 ) -> CudaPlan:
     """The plan of a graph, from the plans of its pieces. `handed`: the reserves that are handed on."""
@@ -121,7 +121,7 @@ def largest(graph: OperationGraph, parts: Cut) -> tuple[int, ...]:
     )
 
 
-def _built(piece: Piece, build: Callable[[OperationGraph], CudaPlan]) -> CudaPlan:
+def _build_piece(piece: Piece, build: Callable[[OperationGraph], CudaPlan]) -> CudaPlan:
     """The plan of a piece. An error names its operations by their numbers in the whole graph."""
     try:
         return build(piece.graph)

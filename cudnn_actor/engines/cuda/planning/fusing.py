@@ -72,7 +72,7 @@ def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
             raise Inapplicable("it has no neighbours to be fused")
     norms = [operation for operation in graph.operations if type(operation) in FUSED]
     if len(norms) == 1:
-        return _normed(graph, norms[0], limit)
+        return _compile_norm(graph, norms[0], limit)
     return _Fuser(graph).plan(limit)
 
 
@@ -82,7 +82,7 @@ def is_lined(graph: OperationGraph, operation: Node) -> bool:
     return found is not None and fits(*found[:2])
 
 
-def _normed(graph: OperationGraph, norm: Node, limit: int | None) -> CudaPlan:
+def _compile_norm(graph: OperationGraph, norm: Node, limit: int | None) -> CudaPlan:
     """The graph as the kernels of its norm. Raises `Refused`."""
     named, apart = dict(norm.named()), beside(norm)
     x = graph.tensor(named["x"])

@@ -210,7 +210,7 @@ def groups_of_the_operands(view: View, candidate: Candidate) -> Fusion | None:
             link = Link(view, candidate, uid, group)
             if any(rule(link) for rule in GROUP_RULES):
                 groups[group.number] = group
-    return _joined(view, candidate, _of_common_lines(candidate, [*groups.values()]))
+    return _join_groups(view, candidate, _of_common_lines(candidate, [*groups.values()]))
 
 
 def group_that_reads_the_same(view: View, candidate: Candidate) -> Fusion | None:
@@ -223,7 +223,7 @@ def group_that_reads_the_same(view: View, candidate: Candidate) -> Fusion | None
         if group.dims == candidate.dims and (candidate.lines is None or group.allows(candidate.lines))
     )
     last = max(groups, key=lambda group: group.number, default=None)
-    return _joined(view, candidate, [] if last is None else [last])
+    return _join_groups(view, candidate, [] if last is None else [last])
 
 
 def _of_common_lines(candidate: Candidate, groups: Sequence[Group]) -> Sequence[Group]:
@@ -237,7 +237,7 @@ def _of_common_lines(candidate: Candidate, groups: Sequence[Group]) -> Sequence[
     return [group for group in groups if group.allows(lines) and (group.lines is None or group.dims == dims)]
 
 
-def _joined(view: View, candidate: Candidate, groups: Sequence[Group]) -> Fusion | None:
+def _join_groups(view: View, candidate: Candidate, groups: Sequence[Group]) -> Fusion | None:
     """An operation and groups as one; None if there are none. If that is too large, a group begins."""
     if not groups:
         return None

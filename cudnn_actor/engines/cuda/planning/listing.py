@@ -145,12 +145,12 @@ def _with_measured(found: _Candidates, tuning: Tuning | None) -> _Candidates:
 
     def with_own(candidate: PlanCandidate) -> PlanCandidate:
         own = measured.get(candidate.name)
-        return candidate if own is None else _measured(candidate, own)
+        return candidate if own is None else _with_measurement(candidate, own)
 
     return tuple(map(with_own, found))
 
 
-def _measured(candidate: PlanCandidate, own: Timed) -> PlanCandidate:
+def _with_measurement(candidate: PlanCandidate, own: Timed) -> PlanCandidate:
     return msgspec.structs.replace(
         candidate, us=own.us, workspace=own.workspace, refused=own.fault or candidate.refused
     )

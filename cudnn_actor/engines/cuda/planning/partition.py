@@ -101,14 +101,14 @@ def cut(graph: OperationGraph, *, layers_apart: bool = False) -> Cut | None:
         groups, kept = layers.groups, layers.kept
     parts = _Partition(whole, groups).cut(kept)
     if whole is not graph:
-        return _numbered(parts, numbers)
+        return _with_numbers(parts, numbers)
     return None if len(parts.pieces[0].graph.operations) == len(graph.operations) else parts
 
 
 _NOTHING = Cut((), {}, ())
 
 
-def _numbered(parts: Cut, numbers: Sequence[int]) -> Cut:
+def _with_numbers(parts: Cut, numbers: Sequence[int]) -> Cut:
     """Pieces whose operations have these numbers in the whole graph."""
     pieces = (
         piece._replace(numbers=tuple(numbers[number] for number in piece.numbers)) for piece in parts.pieces
@@ -124,7 +124,7 @@ class _Partition:
         self._groups = {group.start: group for group in groups}
         self._pieces = Pieces(graph)
         self._read_alike = _read_alike(graph)
-        self._concatenated = _concatenated(graph, self._pieces)
+        self._parts_only_joined = _parts_only_joined(graph, self._pieces)
         self._new_uids = itertools.count(1 + max(self._pieces.forms))
 
     def cut(self, kept: Sequence[Kept]) -> Cut:
@@ -145,7 +145,7 @@ class _Partition:
         in_order = self._pieces.in_order()
         places = {number: place for place, draft in enumerate(in_order) for number in draft.operations}
         pairs = (Kept(places[each.layers], places[each.gradients], each.y) for each in kept)
-        return Cut(tuple(map(self._finished, in_order)), stored, between, tuple(pairs))
+        return Cut(tuple(map(self._as_graph, in_order)), stored, between, tuple(pairs))
 
     # Pointwise operations, and those along lines.
 
@@ -254,7 +254,7 @@ class _Partition:
     def _view(self, number: int, operation: Movement[int]) -> bool:
         """Have the result of a movement be a view, or be computed by the concatenation that reads it."""
         seen = view_of_operand(self._pieces, operation)
-        if seen is None or not (seen.everywhere or operation.y in self._concatenated):
+        if seen is None or not (seen.everywhere or operation.y in self._parts_only_joined):
             return False
         if seen.everywhere:
             self._pieces.add_view(seen.form, operation.x, seen.stored)
@@ -290,7 +290,7 @@ class _Partition:
 
     # The result.
 
-    def _finished(self, draft: Draft) -> Piece:
+    def _as_graph(self, draft: Draft) -> Piece:
         """A piece as a graph, in which what is stored is bound, perhaps over an input of the piece."""
         numbers = tuple(sorted(draft.operations))
         operations = tuple(draft.operations[number] for number in numbers)
@@ -316,7 +316,7 @@ def _read_alike(graph: OperationGraph) -> set[int]:
     }
 
 
-def _concatenated(graph: OperationGraph, pieces: Pieces) -> set[int]:
+def _parts_only_joined(graph: OperationGraph, pieces: Pieces) -> set[int]:
     """What nothing but one concatenation reads."""
     concatenations = (operation for operation in graph.operations if isinstance(operation, Concat))
     return {uid for each in concatenations for uid in each.reads if pieces.readers(uid) == 1}

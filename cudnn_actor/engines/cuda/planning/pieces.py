@@ -208,7 +208,7 @@ class Pieces(View):
         """Begin a group without operations."""
         group = Group(number=next(self._begun), place=place, dims=dims, gathers=gathers)
         self._open.add(group.number)
-        return self._put(group)
+        return self._keep(group)
 
     def add_alone(self, number: int, operation: Node, *, own: bool) -> None:
         """Add a piece with an operation that is not pointwise, and the movements that it computes as well."""
@@ -229,15 +229,15 @@ class Pieces(View):
             anchor=operations[number],
             own=own,
         )
-        self._put(piece)
+        self._keep(piece)
         for each in operations.values():
             self._note_writes(piece, each)
 
     def add(self, piece: D, number: int, operation: Node, lines: Lines | None = None) -> D:
         """Add an operation to a piece, and its lines to a group that has none."""
-        piece = self._grown(piece, {number: operation}, operation.reads)
+        piece = self._grow(piece, {number: operation}, operation.reads)
         if isinstance(piece, Group):
-            piece = self._put(msgspec.structs.replace(piece, place=number, lines=piece.lines or lines))
+            piece = self._keep(msgspec.structs.replace(piece, place=number, lines=piece.lines or lines))
         self._note_writes(piece, operation)
         return piece
 
@@ -247,11 +247,11 @@ class Pieces(View):
         del self._pieces[piece.number]
         for operation in piece.operations.values():
             self._numbers.update(dict.fromkeys(operation.writes, into.number))
-        into = self._grown(into, piece.operations, piece.reads)
+        into = self._grow(into, piece.operations, piece.reads)
         if isinstance(into, Group):
             gathers = into.gathers or piece.gathers
             changed = msgspec.structs.replace(into, lines=into.lines or piece.lines, gathers=gathers)
-            into = self._put(changed)
+            into = self._keep(changed)
         return into
 
     def store(self, uid: int) -> None:
@@ -289,14 +289,14 @@ class Pieces(View):
         self._settled.add(uid)
         self._places[uid] = place
 
-    def _grown(self, piece: D, operations: Mapping[int, Node], reads: Iterable[int]) -> D:
+    def _grow(self, piece: D, operations: Mapping[int, Node], reads: Iterable[int]) -> D:
         if piece.number in self._open:
             for uid in reads:
                 self._reading[uid][piece.number] = None
         both = {**piece.operations, **operations}
-        return self._put(msgspec.structs.replace(piece, operations=both, reads=piece.reads.union(reads)))
+        return self._keep(msgspec.structs.replace(piece, operations=both, reads=piece.reads.union(reads)))
 
-    def _put(self, piece: D) -> D:
+    def _keep(self, piece: D) -> D:
         self._pieces[piece.number] = piece
         return piece
 

@@ -86,7 +86,7 @@ def _meaning(graph: OperationGraph) -> _Meaning | None:
     for each in behind:
         if found is None or not isinstance(each, Pointwise) or not _is_exact(graph, uid):
             return None
-        found, uid = _followed(found, each, uid, graph), each.result
+        found, uid = _with_epilogue(found, each, uid, graph), each.result
     return None if found is None or uid != result or _overwrites_early(found.operands) else found
 
 
@@ -97,7 +97,7 @@ def _is_exact(graph: OperationGraph, uid: int) -> bool:
     return tensor.role is TensorRole.VIRTUAL and exact and reads.count(uid) == 1
 
 
-def _followed(
+def _with_epilogue(
     product: _Meaning, operation: Pointwise[int], uid: int, graph: OperationGraph
 ) -> _Meaning | None:
     """A product with an operation that reads its value, `uid`; None if there is no such epilogue."""

@@ -203,18 +203,20 @@ def as_product(graph: OperationGraph) -> Rearranged | None:
     order = sorted(range(1, len(w.dims)), key=lambda axis: -w.strides[axis])
     channels = _channels(w.dims[1], math.prod(conv.stride))
     sizes = tuple(channels if axis == 1 else w.dims[axis] for axis in order)
-    filters = _seen(w, _of(w.dims, order), _of(w.strides, order))
+    filters = _with_dims(w, _of(w.dims, order), _of(w.strides, order))
     first, *within = _of(x.strides, order)
     outside = (step * by for step, by in zip(x.strides[2:], conv.stride, strict=True))
-    windows = _seen(x, (x.dims[0], *y.dims[2:], *filters.dims[1:]), (first, *outside, *within))
+    windows = _with_dims(x, (x.dims[0], *y.dims[2:], *filters.dims[1:]), (first, *outside, *within))
     (a, of_x), (b, of_w) = (_rows(seen, sizes) for seen in (windows, filters))
     try:
-        folded = {tensor.uid: _folded(tensor, y.dims) for tensor in graph.tensors if tensor not in (x, w)}
+        folded = {
+            tensor.uid: _as_rows_of_pixels(tensor, y.dims) for tensor in graph.tensors if tensor not in (x, w)
+        }
     except Refused:
         return None
-    folded |= {x.uid: a, w.uid: _seen(b, b.dims[::-1], b.strides[::-1])}
+    folded |= {x.uid: a, w.uid: _with_dims(b, b.dims[::-1], b.strides[::-1])}
     product = MatMul(a=x.uid, b=w.uid, y=y.uid)
-    return Rearranged("as a product", _replaced(graph, folded, operation, product), (*of_x, *of_w))
+    return Rearranged("as a product", _with_operation(graph, folded, operation, product), (*of_x, *of_w))
 
 
 def _is_fast_product(graph: OperationGraph, operation: ConvolutionForward[int], product: Rearranged) -> bool:
@@ -251,7 +253,7 @@ def _rows(tensor: GraphTensor, sizes: tuple[int, ...]) -> tuple[GraphTensor, tup
             seen = _as_rows(tensor, len(sizes))
             if 1 in seen.strides[-2:]:
                 return seen, ()
-    form = _packed(tensor, (*tensor.dims[: -len(sizes)], *sizes))
+    form = _packed_like(tensor, (*tensor.dims[: -len(sizes)], *sizes))
     return _as_rows(form, len(sizes)), (Copy(tensor.uid, tensor, form),)
 
 
@@ -262,7 +264,7 @@ def _as_rows(tensor: GraphTensor, columns: int) -> GraphTensor:
     """
     first, *between = _axes(tensor)[:-columns]
     axes = [first, *([_one(between)] if between else []), _one(_axes(tensor)[-columns:])]
-    return _seen(tensor, tuple(size for size, _ in axes), tuple(step for _, step in axes))
+    return _with_dims(tensor, tuple(size for size, _ in axes), tuple(step for _, step in axes))
 
 
 def _one(axes: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -274,18 +276,20 @@ def _one(axes: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return size, step
 
 
-def _folded(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
+def _as_rows_of_pixels(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
     """A tensor of the dims (N, K, P, Q), or broadcast to them, as one of (N, P Q, K). Raises `Refused`."""
     if len(tensor.dims) != len(dims):
         raise Refused("what follows a convolution has another number of dims")
     size = math.prod(tensor.dims[2:])
     wanted = (tensor.dims[0], size, tensor.dims[1])
     if tensor.role is not TensorRole.BOUND:
-        return _seen(tensor, wanted, packed_strides(wanted))
+        return _with_dims(tensor, wanted, packed_strides(wanted))
     if size not in (1, math.prod(dims[2:])):
         raise Refused("what follows a convolution is broadcast to a part of the pixels")
     _, step = _one(_axes(tensor)[2:])
-    return _seen(tensor, wanted, (tensor.strides[0], step if size > 1 else tensor.dims[1], tensor.strides[1]))
+    return _with_dims(
+        tensor, wanted, (tensor.strides[0], step if size > 1 else tensor.dims[1], tensor.strides[1])
+    )
 
 
 # Without strides.
@@ -313,13 +317,13 @@ def without_strides(graph: OperationGraph) -> Rearranged | None:
         return None
     channels = _channels(x.dims[1], math.prod(stride))
     deep = channels * math.prod(stride)
-    padded = _packed(w, (w.dims[0], *(n * by for n, by in zip(filters, stride, strict=True)), channels))
+    padded = _packed_like(w, (w.dims[0], *(n * by for n, by in zip(filters, stride, strict=True)), channels))
     last = (*range(2, len(x.dims)), 1)
-    of_x = _blocks(_seen(x, _of(x.dims, last), _of(x.strides, last)), stride)
+    of_x = _blocks(_with_dims(x, _of(x.dims, last), _of(x.strides, last)), stride)
     copies = [
-        Copy(x.uid, of_x, _packed(x, (*of_x.dims[:-1], channels))),
-        Copy(w.uid, _seen(w, _of(w.dims, last), _of(w.strides, last)), padded, (0, *before, 0)),
-        Copy(w.uid, _blocks(padded, stride), _packed(w, _blocks(padded, stride).dims)),
+        Copy(x.uid, of_x, _packed_like(x, (*of_x.dims[:-1], channels))),
+        Copy(w.uid, _with_dims(w, _of(w.dims, last), _of(w.strides, last)), padded, (0, *before, 0)),
+        Copy(w.uid, _blocks(padded, stride), _packed_like(w, _blocks(padded, stride).dims)),
     ]
     changed = {
         x.uid: _channels_last(x, (x.dims[0], deep, *blocks)),
@@ -327,7 +331,7 @@ def without_strides(graph: OperationGraph) -> Rearranged | None:
     }
     conv = msgspec.structs.replace(conv, pre_padding=pre, post_padding=post, stride=(1,) * len(stride))
     instead = msgspec.structs.replace(operation, conv=conv)
-    return Rearranged("without strides", _replaced(graph, changed, operation, instead), tuple(copies))
+    return Rearranged("without strides", _with_operation(graph, changed, operation, instead), tuple(copies))
 
 
 def _blocks(tensor: GraphTensor, stride: Sequence[int]) -> GraphTensor:
@@ -335,13 +339,13 @@ def _blocks(tensor: GraphTensor, stride: Sequence[int]) -> GraphTensor:
     (first, first_step), *spatial, (channels, channel) = _axes(tensor)
     dims = (first, *(n // by for (n, _), by in zip(spatial, stride, strict=True)), *stride, channels)
     outside = (step * by for (_, step), by in zip(spatial, stride, strict=True))
-    return _seen(tensor, dims, (first_step, *outside, *(step for _, step in spatial), channel))
+    return _with_dims(tensor, dims, (first_step, *outside, *(step for _, step in spatial), channel))
 
 
 # Tensors.
 
 
-def _replaced(
+def _with_operation(
     graph: OperationGraph, tensors: dict[int, GraphTensor], operation: Node, instead: Node
 ) -> OperationGraph:
     """The graph with other tensors of the same uids, and with another operation in the place of one."""
@@ -367,12 +371,12 @@ def _axes(tensor: GraphTensor) -> list[tuple[int, int]]:
     return [*zip(tensor.dims, tensor.strides, strict=True)]
 
 
-def _seen(tensor: GraphTensor, dims: tuple[int, ...], strides: tuple[int, ...]) -> GraphTensor:
+def _with_dims(tensor: GraphTensor, dims: tuple[int, ...], strides: tuple[int, ...]) -> GraphTensor:
     """A tensor's memory with other dims."""
     return msgspec.structs.replace(tensor, dims=dims, strides=strides)
 
 
-def _packed(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
+def _packed_like(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
     """A packed tensor of these dims, in the place of another."""
     spec = TensorSpec.packed(dims, tensor.dtype)
     return msgspec.structs.replace(tensor, dims=dims, strides=spec.strides, alignment=spec.alignment)

@@ -169,7 +169,7 @@ class _Splitter:
         elif isinstance(operation, Movement) and not IMPLEMENTATIONS[type(operation)].ways:
             self._move(operation)
         else:
-            self._run(operation)
+            self._run_operation(operation)
 
     # Convolutions.
 
@@ -179,9 +179,9 @@ class _Splitter:
         forms = next(itertools.islice(_forms(tensors), self._form, None), None)
         if forms is None:
             raise Refused("there is no other form for its tensors")
-        alone, lowered = self._built(operation, tensors, forms)
+        alone, lowered = self._build_convolution(operation, tensors, forms)
         *inputs, (result, form) = zip(tensors, forms, strict=True)
-        sources = {number: self._packed(*pair) for number, pair in enumerate(inputs)}
+        sources = {number: self._source_in_form(*pair) for number, pair in enumerate(inputs)}
         place = self._sources.get(result.uid)
         target = place if place is not None and _serves(result, form) else self._take(form)
         self._steps.append(graph_step(alone, lowered, {**sources, len(inputs): target}))
@@ -191,7 +191,7 @@ class _Splitter:
         elif place != target:
             self._copy(form, target, result, place)
 
-    def _built(
+    def _build_convolution(
         self, operation: Convolution[int], tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
     ) -> tuple[OperationGraph, Any]:
         """A convolution of those forms as its own graph, and cuDNN's built graph. Raises `Refused`.
@@ -228,7 +228,7 @@ class _Splitter:
             left -= 1
         raise Refused(f"cuDNN has no candidate {choice} for {alone.operations[0].kind}")
 
-    def _packed(self, tensor: GraphTensor, form: GraphTensor) -> Source:
+    def _source_in_form(self, tensor: GraphTensor, form: GraphTensor) -> Source:
         """Where an input lies in the wanted form: its own place, or that of a copy, whose step is added."""
         if _serves(tensor, form):
             return self._sources[tensor.uid]
@@ -238,7 +238,7 @@ class _Splitter:
 
     # Other operations.
 
-    def _run(self, operation: Node) -> None:
+    def _run_operation(self, operation: Node) -> None:
         """Add the steps that run an operation, in the chosen way. Raises `Refused`."""
         implementation = IMPLEMENTATIONS[type(operation)]
         for uid in operation.writes:
@@ -254,7 +254,7 @@ class _Splitter:
     def _by_graph(self, operation: Node, *, packed: bool) -> None:
         """Add an operation as a graph of cuDNN's of its own."""
         computed = computed_first(self._graph, operation)
-        with self._placed(operation, packed=packed) as placed:
+        with self._operands_in_form(operation, packed=packed) as placed:
             # Each operand is a tensor of its own here, even if two are one in the graph: see `check_whole`.
             names = (*placed, *(name for name in computed if name not in placed))
             numbers = {name: number for number, name in enumerate(names)}
@@ -273,7 +273,7 @@ class _Splitter:
             changes = {name: numbers[name] for name in computed}
             alone = OperationGraph(
                 tensors=tuple(
-                    msgspec.structs.replace(_given(form), uid=numbers[name], overwrites=None)
+                    msgspec.structs.replace(_as_bound(form), uid=numbers[name], overwrites=None)
                     for name, (form, _) in operands.items()
                 ),
                 operations=(
@@ -289,7 +289,7 @@ class _Splitter:
     def _by_step(self, operation: Node, *, launcher: str) -> None:
         """Add an operation as a step of its own."""
         found = IMPLEMENTATIONS[type(operation)].launchers[launcher]
-        with self._placed(operation, packed=found.packed) as placed:
+        with self._operands_in_form(operation, packed=found.packed) as placed:
             numbers = {name: number for number, name in enumerate(placed)}
             alone = msgspec.structs.replace(
                 operation.with_operands(numbers.__getitem__), numerics=self._graph.numerics
@@ -333,7 +333,9 @@ class _Splitter:
         return (self._workspaces[nbytes],) if nbytes else ()
 
     @contextlib.contextmanager
-    def _placed(self, operation: Node, *, packed: bool) -> Iterator[dict[str, tuple[GraphTensor, Source]]]:
+    def _operands_in_form(
+        self, operation: Node, *, packed: bool
+    ) -> Iterator[dict[str, tuple[GraphTensor, Source]]]:
         """An operation's operands by name, each in the wanted form and where it is stored.
 
         Inputs are copied before where they must be packed, and results afterwards.
@@ -342,9 +344,9 @@ class _Splitter:
         written = frozenset(operation.writes)
         for name, uid in operation.named():
             tensor = self._forms[uid]
-            form = _repacked(tensor, Layout.NCHW) if packed else tensor
+            form = _packed_in(tensor, Layout.NCHW) if packed else tensor
             copied = uid in written and not _serves(tensor, form)
-            placed[name] = form, self._take(form) if copied else self._packed(tensor, form)
+            placed[name] = form, self._take(form) if copied else self._source_in_form(tensor, form)
         yield placed
         for name, uid in operation.named(operation.outputs):
             form, source = placed[name]
@@ -364,12 +366,12 @@ class _Splitter:
             self._forms[result.uid] = msgspec.structs.replace(seen, uid=result.uid)
             return
         if placed is None:  # a reshape: packed, its elements lie as the result's
-            packed = _repacked(tensor, Layout.NCHW)
+            packed = _packed_in(tensor, Layout.NCHW)
             if result.strides == packed_strides(result.dims):  # so it is the operand, packed
                 packed = msgspec.structs.replace(packed, dtype=result.dtype)
                 self._copy(tensor, source, packed, self._sources[result.uid])
                 return
-            tensor, source = packed, self._packed(tensor, packed)
+            tensor, source = packed, self._source_in_form(tensor, packed)
             placed = operation.view(tensor.dims, tensor.strides)
             assert placed is not None
         seen, start = _part_of(tensor, source, result.dims, placed)
@@ -425,7 +427,7 @@ class _Splitter:
         for tensor in stored:
             if tensor.uid not in self._sources:
                 self._sources[tensor.uid] = self._take(tensor)
-        copied = self._copied(operations, stored[0]) if len(stored) == 1 else None
+        copied = self._copied_tensor(operations, stored[0]) if len(stored) == 1 else None
         if copied is not None:
             (result,) = stored
             self._copy(copied, self._sources[copied.uid], result, self._sources[result.uid])
@@ -461,7 +463,7 @@ class _Splitter:
                 wanted.update(operation.reads)
         return operations[::-1]
 
-    def _copied(self, operations: Sequence[Node], result: GraphTensor) -> GraphTensor | None:
+    def _copied_tensor(self, operations: Sequence[Node], result: GraphTensor) -> GraphTensor | None:
         """The tensor that operations only bring into another layout, or broadcast, as the result sees it.
 
         None if they do something else.
@@ -544,19 +546,19 @@ def _forms(tensors: Sequence[GraphTensor]) -> Iterator[list[GraphTensor]]:
 
     In order: as given; packed; packed with a wider result; packed with all tensors wider.
     """
-    bound = [_given(tensor) for tensor in tensors]
+    bound = [_as_bound(tensor) for tensor in tensors]
     narrow = tensors[0].dtype not in (DType.FLOAT32, DType.FLOAT64)
     wider = DType.FLOAT32 if tensors[0].dtype.is_floating else DType.INT32
     if takes_bytes(bound):
         yield bound
     for layout in (Layout.NHWC, Layout.NCHW) if narrow else (Layout.NCHW, Layout.NHWC):
-        packed = [_repacked(tensor, layout) for tensor in bound]
+        packed = [_packed_in(tensor, layout) for tensor in bound]
         if takes_bytes(packed):
             yield packed
             if packed[-1].dtype not in (wider, DType.FLOAT64):
-                yield [*packed[:-1], _repacked(packed[-1], layout, wider)]
+                yield [*packed[:-1], _packed_in(packed[-1], layout, wider)]
     for dtype, layout in itertools.product(_wider(tensors) if narrow else (), (Layout.NCHW, Layout.NHWC)):
-        yield [_repacked(tensor, layout, dtype) for tensor in bound]
+        yield [_packed_in(tensor, layout, dtype) for tensor in bound]
 
 
 def _wider(tensors: Sequence[GraphTensor]) -> Sequence[DType]:
@@ -568,12 +570,12 @@ def _wider(tensors: Sequence[GraphTensor]) -> Sequence[DType]:
     return (DType.FLOAT32, DType.FLOAT64) if exact else (DType.FLOAT64,)
 
 
-def _given(tensor: GraphTensor) -> GraphTensor:
+def _as_bound(tensor: GraphTensor) -> GraphTensor:
     """A tensor as a bound tensor of a separate graph."""
     return msgspec.structs.replace(tensor, role=TensorRole.BOUND)
 
 
-def _repacked(tensor: GraphTensor, layout: Layout, dtype: DType | None = None) -> GraphTensor:
+def _packed_in(tensor: GraphTensor, layout: Layout, dtype: DType | None = None) -> GraphTensor:
     """A tensor packed in a layout, perhaps of another dtype."""
     spec = TensorSpec.packed(tensor.dims, dtype or tensor.dtype, layout)
     return GraphTensor(

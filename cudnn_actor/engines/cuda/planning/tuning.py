@@ -102,11 +102,11 @@ class _Tuner:
         first = self._chosen.copy()
         contest = Contest(self._graph, self._context.handle, self._context.stream)
         try:
-            return self._contested(contest, first)
+            return self._fastest_in_whole(contest, first)
         finally:
             contest.close()
 
-    def _contested(self, contest: Contest, first: Mapping[str, CudaPlan]) -> CudaPlan:
+    def _fastest_in_whole(self, contest: Contest, first: Mapping[str, CudaPlan]) -> CudaPlan:
         """The plan that is the fastest in the whole. `first`: the first choices, by digest."""
         times = self._times(contest.pieces_us(self._whole(first)))
         wanted = worth_tuning(times)
@@ -132,7 +132,7 @@ class _Tuner:
             instead_of=self._of_single.instead_of,
             candidates=self._of_single.candidates,
         )
-        return _tuned(self._whole(self._chosen), found)
+        return _with_tuning(self._whole(self._chosen), found)
 
     @property
     def _of_single(self) -> Tuning:
@@ -154,7 +154,7 @@ class _Tuner:
         first, piece_us = self._chosen[digest], sum(each_us) / len(each_us)
         candidates, rivals = self._finalists(digest, place)
         entered = [
-            (rival, run) for rival in rivals if (run := self._entered(contest, digest, rival)) is not None
+            (rival, run) for rival in rivals if (run := self._enter_rival(contest, digest, rival)) is not None
         ]
         saved_us, best = 0.0, first
         if entered:
@@ -171,9 +171,9 @@ class _Tuner:
             instead_of="" if best is first else _name(first),
             candidates=tuple(candidates),
         )
-        self._chosen[digest] = _tuned(best, found)
+        self._chosen[digest] = _with_tuning(best, found)
 
-    def _entered(self, contest: Contest, digest: str, rival: CudaPlan) -> Entered | None:
+    def _enter_rival(self, contest: Contest, digest: str, rival: CudaPlan) -> Entered | None:
         """The whole with a piece's plan in place of the present one; None if it does not run."""
         with self._context.journal.trying(rival.tag):
             try:
@@ -195,7 +195,7 @@ class _Tuner:
         try:
             first_us = self._alone(check, first)
             candidates.append(Timed(_configuration(first) or _name(first), first_us, first.workspace))
-            for name, plan in self._built(piece, first, place):
+            for name, plan in self._build_candidates(piece, first, place):
                 us = None
                 if (fault := check.fault(plan)) is not None:
                     log.info("plan.discarded", plan=plan.tag, reason=fault)
@@ -211,7 +211,7 @@ class _Tuner:
         best = finalists(first_us, [us for _, us in found], _FINALISTS)
         return candidates, [found[number][0] for number in best]
 
-    def _built(
+    def _build_candidates(
         self, piece: OperationGraph, first: CudaPlan, place: tuple[int, int]
     ) -> Iterator[tuple[str, CudaPlan]]:
         """Yields the candidates for a piece that can be built, with their names, each once, without the
@@ -258,14 +258,14 @@ class _Tuner:
 
     def _in_order(self, graph: OperationGraph) -> Iterator[OperationGraph]:
         """Yields the pieces of a graph, and those that they are cut into themselves, in order."""
-        parts = self._cut(graph)
+        parts = self._cut_of(graph)
         if parts is None:
             yield graph
             return
         for piece in parts.pieces:
             yield from self._in_order(piece.graph)
 
-    def _cut(self, graph: OperationGraph) -> Cut | None:
+    def _cut_of(self, graph: OperationGraph) -> Cut | None:
         digest = graph.digest()
         if digest not in self._cuts:
             self._cuts[digest] = cut(graph)
@@ -275,7 +275,7 @@ class _Tuner:
         """The plan of the whole with these plans of its pieces, by digest. Raises `OutOfMemory`."""
 
         def plan_of(graph: OperationGraph) -> CudaPlan:
-            parts = self._cut(graph)
+            parts = self._cut_of(graph)
             if parts is None:
                 return plans[graph.digest()]
             return in_pieces(graph, parts, self._limit, plan_of)
@@ -323,7 +323,7 @@ def _excuse(error: Exception) -> str:
     return str(known)
 
 
-def _tuned(plan: CudaPlan, found: Tuning) -> CudaPlan:
+def _with_tuning(plan: CudaPlan, found: Tuning) -> CudaPlan:
     """A plan that says how it was chosen."""
     return CudaPlan(msgspec.structs.replace(plan.recipe, tuning=found), plan.graphs)
 
@@ -333,7 +333,7 @@ def _with_first(plan: CudaPlan, first: CudaPlan) -> CudaPlan:
     found = plan.tuning
     if found is None:
         return first
-    return _tuned(first, msgspec.structs.replace(found, tuned_us=found.heuristic_us, instead_of=""))
+    return _with_tuning(first, msgspec.structs.replace(found, tuned_us=found.heuristic_us, instead_of=""))
 
 
 def _name(plan: CudaPlan) -> str:

@@ -31,7 +31,7 @@ _LEAST_BYTES = 1 << 20
 
 def is_widened(graph: OperationGraph) -> bool:
     """Whether a graph is a convolution of so few channels, perhaps with pointwise operations behind it."""
-    return bool(_widened(graph))
+    return bool(_widened_tensors(graph))
 
 
 def compile_widened(
@@ -41,7 +41,7 @@ def compile_widened(
 
     Raises `Refused`. `precompiled`: as for `build_candidate`.
     """
-    forms = _widened(graph)
+    forms = _widened_tensors(graph)
     wide = OperationGraph(
         tensors=tuple(forms.get(tensor.uid, tensor) for tensor in graph.tensors),
         operations=graph.operations,
@@ -67,7 +67,7 @@ def compile_widened(
     return finish(graph, steps, [lowered], scratch, limit)
 
 
-def _widened(graph: OperationGraph) -> dict[int, GraphTensor]:
+def _widened_tensors(graph: OperationGraph) -> dict[int, GraphTensor]:
     """The tensors that have the convolution's channels, with 8 of them, by uid; none for other graphs."""
     match [each for each in graph.operations if not isinstance(each, Pointwise)]:
         case [Convolution() as operation] if operation.conv.groups == 1:
