@@ -215,7 +215,7 @@ class OnHost:
         long.
         """
         packed = packed_nbytes(tensor.spec) == tensor.spec.nbytes
-        data = np.empty(tensor.spec.nbytes, np.uint8) if packed else cls._copied(tensor, address)
+        data = np.empty(tensor.spec.nbytes, np.uint8) if packed else cls._bytes_of(tensor, address)
         if tensor.dtype.is_floating:
             _elements(data, tensor)[...] = values
         else:
@@ -228,10 +228,10 @@ class OnHost:
     @classmethod
     def load(cls, tensor: GraphTensor, address: int) -> Array:
         """Returns a tensor's values."""
-        return exact(_elements(cls._copied(tensor, address), tensor))
+        return exact(_elements(cls._bytes_of(tensor, address), tensor))
 
     @staticmethod
-    def _copied(tensor: GraphTensor, address: int) -> np.ndarray:
+    def _bytes_of(tensor: GraphTensor, address: int) -> np.ndarray:
         """The bytes of a tensor."""
         data = np.empty(tensor.spec.nbytes, np.uint8)
         stream = libraries().cupy.cuda.get_current_stream()
@@ -339,7 +339,7 @@ class EvaluatedReference:
         would be compared with what follows from another sign.
         `address` locates each bound tensor. Raises CuPy's `OutOfMemoryError`.
         """
-        wanted = self._wanted(address, scalars)
+        wanted = self._evaluated_results(address, scalars)
         return {
             uid: self._place.compared(values, self._load(uid, address), Accuracy.of(self._graph, uid))
             for uid, values in wanted.items()
@@ -347,13 +347,13 @@ class EvaluatedReference:
 
     def uncertainties(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, np.ndarray]:
         """`result_uncertainties` of what is compared. The parameters are those of `compare`. Blocks."""
-        wanted = self._wanted(address, scalars)
+        wanted = self._evaluated_results(address, scalars)
         found = result_uncertainties(
             self._part, self._place, lambda uid: self._load(uid, address), scalars, wanted
         )
         return {uid: some(values) for uid, values in found.items()}
 
-    def _wanted(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Array]:
+    def _evaluated_results(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Array]:
         """The results, evaluated."""
         return evaluated(self._part, self._place, lambda uid: self._load(uid, address), scalars, stored=True)
 
@@ -485,14 +485,14 @@ def sampled(graph: OperationGraph, work: int, elements: int) -> tuple[OperationG
         return whole
     found: list[_Sampled] = []
     for least, dims in ((_LEAST_PLACES, None), (1, 1)):
-        part = _narrowed(graph, least, dims, work, elements)
+        part = _largest_part(graph, least, dims, work, elements)
         if part is not None and not _is_more(part[0], work, elements):
             return part
         found += [] if part is None else [part]
     return min(found, key=lambda each: _elements_of(each[0]), default=whole)
 
 
-def _narrowed(
+def _largest_part(
     graph: OperationGraph, least: int, dims: int | None, work: int, elements: int
 ) -> _Sampled | None:
     """The largest part with so much work and so many elements, or that of the `least` places of each dim.
@@ -540,11 +540,11 @@ def _places(size: int, most: int) -> slice:
 
 def _part_of(graph: OperationGraph, found: Mapping[int, Region]) -> OperationGraph:
     """The graph on parts of its tensors. Which buffers are shared does not matter: it is only evaluated."""
-    tensors = (_cut(tensor, found.get(tensor.uid)) for tensor in graph.tensors)
+    tensors = (_cut_tensor(tensor, found.get(tensor.uid)) for tensor in graph.tensors)
     return OperationGraph(tensors=tuple(tensors), operations=graph.operations, numerics=graph.numerics)
 
 
-def _cut(tensor: GraphTensor, region: Region | None) -> GraphTensor:
+def _cut_tensor(tensor: GraphTensor, region: Region | None) -> GraphTensor:
     """A part of a tensor, as a tensor."""
     if region is None:
         return msgspec.structs.replace(tensor, overwrites=None)

@@ -137,7 +137,7 @@ class Rehearsals:
                 try:
                     self._await_pause()
                     context = context or self._context()
-                    _rehearse(graph, context, self._slowed(device_place(graph)))
+                    _rehearse(graph, context, self._with_pauses(device_place(graph)))
                     self._ready.update(_kinds(graph))
                 except _Closed:
                     return
@@ -148,7 +148,7 @@ class Rehearsals:
         if self._closed:
             raise _Closed
 
-    def _slowed(self, place: type[OnDevice]) -> type[OnDevice]:
+    def _with_pauses(self, place: type[OnDevice]) -> type[OnDevice]:
         """The place, with functions that wait while something is built."""
         library, await_pause = place.xp, self._await_pause
 

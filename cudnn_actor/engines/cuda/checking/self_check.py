@@ -146,7 +146,7 @@ class SelfCheck:
     def rehearse(self) -> None:
         """Compute what results are compared with, and compare, without a plan: see `Rehearsals`. Blocks."""
         with self._working():
-            self._computed(lambda reference: reference.compare)
+            self._reference_results(lambda reference: reference.compare)
 
     def close(self) -> None:
         """Wait for running work and free the memory. A pool of the context keeps some for the next check."""
@@ -212,13 +212,13 @@ class SelfCheck:
             return "it writes outside its outputs and its workspace"
         if self._input_sums() != self._sums:
             return "it writes to its inputs"
-        compared = self._computed(lambda reference: reference.compare)
+        compared = self._reference_results(lambda reference: reference.compare)
         if nan and not any(np.isnan(wanted).any() for wanted, _ in compared.values()):
             return "it leaves NaN in its outputs"
         suspected = {uid: compared[uid] for uid in self._faults(compared)}
         if not suspected:
             return None
-        uncertainties = self._computed(lambda reference: reference.uncertainties)
+        uncertainties = self._reference_results(lambda reference: reference.uncertainties)
         return next(iter(self._faults(suspected, uncertainties).values()), None)
 
     def _faults(
@@ -231,7 +231,7 @@ class SelfCheck:
         }
         return {uid: fault for uid, fault in found.items() if fault is not None}
 
-    def _computed(self, of: Callable[[References | EvaluatedReference], _Said[V]]) -> dict[int, V]:
+    def _reference_results(self, of: Callable[[References | EvaluatedReference], _Said[V]]) -> dict[int, V]:
         """What the reference says of each result; nothing without a reference, or without room for it."""
         if self._reference is None:
             return {}

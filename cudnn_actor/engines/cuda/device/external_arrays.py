@@ -55,11 +55,11 @@ def adopt(array: object, ordinal: int) -> DeviceArray:
         with cupy.cuda.Device(ordinal):
             taken, ready = _take_in(array, ordinal)
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise _failed(error) from error
+        raise _runtime_error(error) from error
     except InvalidRequest:  # it is a ValueError too, so it must not reach the next clause
         raise
     except _REFUSALS as error:
-        raise _refused(array, error) from error
+        raise _refusal_of(array, error) from error
     return DeviceArray(
         dims=tuple(taken.shape),
         dtype=_dtype(taken),
@@ -158,7 +158,7 @@ def _dtype(taken: Any) -> DType:
     return found
 
 
-def _failed(error: Any) -> CudnnActorError:
+def _runtime_error(error: Any) -> CudnnActorError:
     """The caller's error for an error of the CUDA runtime."""
     status, _, detail = str(error).partition(": ")
     if error.status in STICKY:
@@ -166,7 +166,7 @@ def _failed(error: Any) -> CudnnActorError:
     return ExecutionFailed(status=status, detail=detail, plan="upload")
 
 
-def _refused(array: Any, error: Exception) -> InvalidRequest:
+def _refusal_of(array: Any, error: Exception) -> InvalidRequest:
     fix = "pass a dense array, or one on the host"
     if getattr(array, "requires_grad", False):
         fix = "pass x.detach()"

@@ -127,7 +127,7 @@ def _wrong_majors(found: Inventory) -> Iterator[Problem]:
     if cupy and bindings and cupy[0].cuda not in (None, bindings[0].cuda):
         yield Problem(
             what="CuPy and cuda-bindings are for different CUDA versions",
-            detail=_listed((*cupy, *bindings)),
+            detail=_names_of((*cupy, *bindings)),
             fix=f'pip install "cuda-bindings=={cupy[0].cuda}.*"',
             prevents=False,
         )
@@ -141,7 +141,7 @@ def _driver_too_old(found: Inventory, late: list[Package]) -> Problem:
         remedy += f", or: pip uninstall {names} && {install_command('cuda12')}"
     return Problem(
         what=f"the NVIDIA driver is too old for packages of CUDA {wanted}",
-        detail=f"it {found.driver.detail}; {_listed(late)}",
+        detail=f"it {found.driver.detail}; {_names_of(late)}",
         fix=remedy,
     )
 
@@ -153,7 +153,7 @@ def _twins(found: Inventory) -> Iterator[Problem]:
         if len(twins) > 1:
             yield Problem(
                 what=f"{what} is installed twice",
-                detail=f"{_listed(twins)} overwrite each other's files",
+                detail=f"{_names_of(twins)} overwrite each other's files",
                 fix=f"pip uninstall {' '.join(p.name for p in twins)} && {_install(found)}",
                 prevents=False,
             )
@@ -240,7 +240,7 @@ def _loading_problems(found: Inventory) -> Iterator[Problem]:
     if loading.cuda and cupy and cupy[0].cuda not in (None, loading.cuda):
         yield Problem(
             what="cuDNN and CuPy are for different CUDA versions",
-            detail=f"cuDNN {loading.version} in {main.folder} is for CUDA {loading.cuda}; {_listed(cupy)}",
+            detail=f"cuDNN {loading.version} in {main.folder} is for CUDA {loading.cuda}; {_names_of(cupy)}",
             fix=_install(found),
             prevents=False,
         )
@@ -288,5 +288,5 @@ def _one_only(found: Inventory) -> str:
     return "let LD_LIBRARY_PATH name one folder that has all of cuDNN, and remove the others"
 
 
-def _listed(packages: Sequence[Package]) -> str:
+def _names_of(packages: Sequence[Package]) -> str:
     return " and ".join(f"{package.name} {package.version}" for package in packages)

@@ -44,10 +44,10 @@ class Depthwise(Geometry, frozen=True, tag="depthwise"):
         """One, or one for parts of sums and one for the sums of these."""
         if self.of is Pass.FILTER:
             return _parts_of_filter(self), _sums_of_filter(self)
-        return (_gathered(self),)
+        return (_gather_launch(self),)
 
 
-def _gathered(kernel: Depthwise) -> Launch:
+def _gather_launch(kernel: Depthwise) -> Launch:
     """The launch of forward or backward data."""
     behind = _Behind(kernel, ("n", "first", "h0 + i", "w0 + j"), kernel.tile.vector)
     w = kernel.strides[1]
@@ -440,32 +440,32 @@ class _Behind:
     def _pack(self, tensor: int) -> str:
         return f"Pack<{C_TYPES[self._kernel.dtypes[tensor]]}, {self._vector}>"
 
-    def _packed(self, tensor: int) -> bool:
+    def _is_packed(self, tensor: int) -> bool:
         return self._vector > 1 and self._kernel.packs(tensor, self._vector)
 
     def _single(self, tensor: int) -> bool:
         """Whether a tensor has one element for all channels that a thread computes together."""
         return self._vector == 1 or not self._kernel.strides[tensor][1]
 
-    def _read(self, tensor: int) -> str | None:
+    def _read_statement(self, tensor: int) -> str | None:
         """The statement that reads an operand once for all channels; None if each channel's is read alone."""
         dtype = self._kernel.dtypes[tensor]
         if self._single(tensor):
             element = load(dtype, f"in{tensor}[{self._place(tensor)}]")
             return f"const {value_type(dtype)} v{tensor - 1} = {element};"
-        if self._packed(tensor):
+        if self._is_packed(tensor):
             pack = self._pack(tensor)
             return f"const {pack} p{tensor} = *(const {pack}*)&in{tensor}[{self._place(tensor)}];"
         return None
 
-    def _fixed(self, tensor: int) -> bool:
+    def _is_fixed(self, tensor: int) -> bool:
         """Whether an operand is the same at all places of a thread."""
         steps = self._kernel.strides[tensor]
         return self._vector > 1 and not any(step for axis, step in enumerate(steps) if axis != 1)
 
     def before(self) -> Iterator[str]:
         """The statements that run once, before a thread's places."""
-        reads = (self._read(tensor) for tensor in self._leaves if self._fixed(tensor))
+        reads = (self._read_statement(tensor) for tensor in self._leaves if self._is_fixed(tensor))
         yield from (f"    {read}" for read in reads if read is not None)
 
     def each(self, value: str) -> Iterator[str]:
@@ -473,12 +473,12 @@ class _Behind:
         kernel, several = self._kernel, self._vector > 1
         steps: list[str] = [f"const float v0 = {value};"]
         for tensor in self._leaves:
-            dtype, read = kernel.dtypes[tensor], self._read(tensor)
-            if read is not None and not self._fixed(tensor):
+            dtype, read = kernel.dtypes[tensor], self._read_statement(tensor)
+            if read is not None and not self._is_fixed(tensor):
                 yield f"                {read}"
             if not self._single(tensor):
                 far = f"in{tensor}[{self._place(tensor)} + v * (I)s{tensor}_1]"
-                element = f"p{tensor}.of[v]" if self._packed(tensor) else far
+                element = f"p{tensor}.of[v]" if self._is_packed(tensor) else far
                 steps.append(f"const {value_type(dtype)} v{tensor - 1} = {load(dtype, element)};")
         known: dict[int, tuple[str, str]] = {}
         for n, node in enumerate(kernel.body):

@@ -369,7 +369,7 @@ struct {name} {{
     def _body(self, together: int, ends: str = "") -> str:
         """The statements for the pack of number `i`. `ends`: what keeps its results."""
         before, inside, after = self._accesses(together, packed=bool(ends))
-        block = "\n            ".join([*inside, *self._computed(together, packed=bool(ends))])
+        block = "\n            ".join([*inside, *self._element_statements(together, packed=bool(ends))])
         if ends:
             after = [ends]
         if together > 1 or ends:
@@ -389,7 +389,7 @@ struct {name} {{
             step, alike = self._kernel.strides[tensor][-1], together > 1 and self._kernel.selects_alike(leaf)
             at = self._walk.offset(f"in{i}") + (f" + {leaf.offset}" if leaf.offset else "")
             if leaf.selects:
-                (before if alike else inside).extend(self._selected(leaf, together))
+                (before if alike else inside).extend(self._selection_statements(leaf, together))
                 at += f" + at{i}"
             place, filled = f"in{i}[{at}]", ""
             if leaf.filling is not None:
@@ -414,7 +414,7 @@ struct {name} {{
                 after.append(f"*({pack}*)&out{i}[{self._walk.offset(f'out{i}')}] = r{i};")
         return before, inside, after
 
-    def _computed(self, together: int, *, packed: bool) -> list[str]:
+    def _element_statements(self, together: int, *, packed: bool) -> list[str]:
         """The statements that compute one element of each result."""
         steps: list[str] = []
         known: dict[int, tuple[str, str]] = {}
@@ -430,7 +430,7 @@ struct {name} {{
             steps.append(f"{target} = {stored};")
         return steps
 
-    def _selected(self, leaf: Leaf, together: int) -> list[str]:
+    def _selection_statements(self, leaf: Leaf, together: int) -> list[str]:
         """The statements that define how far the indices select in a leaf, and whether one is below 0."""
         statements, names = [], [f"index{leaf.number}_{n}" for n in range(len(leaf.selects))]
         for n, (name, select) in enumerate(zip(names, leaf.selects, strict=True)):

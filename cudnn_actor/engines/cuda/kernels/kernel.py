@@ -180,7 +180,7 @@ AHEAD = Ahead()
 
 def compiled(launches: Iterable[Launch]) -> Run:
     """The run of some launches in order, compiled for the current device. Blocks for up to seconds."""
-    runs = [_compiled(launch) for launch in launches if math.prod(launch.grid)]
+    runs = [_compile_launch(launch) for launch in launches if math.prod(launch.grid)]
     if len(runs) == 1:
         return runs[0]
 
@@ -191,7 +191,7 @@ def compiled(launches: Iterable[Launch]) -> Run:
     return run
 
 
-def _compiled(launch: Launch) -> Run:
+def _compile_launch(launch: Launch) -> Run:
     """A launch, compiled."""
     cupy = libraries().cupy
     AHEAD.wait_for(launch)

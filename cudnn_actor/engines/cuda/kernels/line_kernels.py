@@ -258,7 +258,7 @@ class _Source:
         if elements:
             yield from self._store(elements)
         stored = [
-            f"out{n}[out{n}_base] = {self._stored(result, self._steps)};"
+            f"out{n}[out{n}_base] = {self._stored_value(result, self._steps)};"
             for n, result in enumerate(kernel.results)
             if n not in elements
         ]
@@ -305,7 +305,7 @@ class _Source:
         """Add the statements of an expression, and note its name."""
         known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
 
-    def _needed(self, values: Iterable[Value]) -> tuple[list[int], list[int]]:
+    def _dependencies(self, values: Iterable[Value]) -> tuple[list[int], list[int]]:
         """The expressions of elements that values depend on, in order, and the operands that these read."""
         nodes: set[int] = set()
         leaves: set[int] = set()
@@ -329,7 +329,7 @@ class _Source:
         `results`: the numbers of the results that are written.
         """
         kernel, vector = self._kernel, self._lines.vector
-        nodes, leaves = self._needed(values)
+        nodes, leaves = self._dependencies(values)
         tensors = {} if self._held else {f"in{n}": n for n in leaves}
         tensors |= {f"out{n}": len(kernel.operands) + n for n in results}
         before = [self._lines.at(tensors)] if tensors else []
@@ -396,7 +396,7 @@ class _Source:
             yield f"const {kind} x{n} = {result};"
             self._known[n] = f"x{n}", kind
 
-    def _stored(self, result: Result, steps: list[str]) -> str:
+    def _stored_value(self, result: Result, steps: list[str]) -> str:
         """The C expression of what is stored for a result."""
         return store(result.dtype, formula(result.value, steps, known=self._known))
 

@@ -163,7 +163,7 @@ class _Kernels:
     @property
     def workspace(self) -> int:
         """Bytes for the parts of lines; 0 if lines are not cut."""
-        if not self._cut:
+        if not self._is_cut:
             return 0
         compute = self._norm.compute
         numbers = _VALUES * compute.itemsize
@@ -187,7 +187,7 @@ class _Kernels:
         return THREADS if self._parts > 1 else MOST_THREADS
 
     @property
-    def _cut(self) -> bool:
+    def _is_cut(self) -> bool:
         """Whether lines are cut into parts."""
         return self._pass.reduces and self._parts > 1
 
@@ -210,7 +210,7 @@ class _Kernels:
             )
 
         of_line = (self._values(), self._results())
-        if not self._cut:
+        if not self._is_cut:
             yield of_lines("whole", _RANGE, self._reduce(), *of_line, self._change())
             return
         yield of_lines("reduce", _RANGE, self._reduce(), _KEEP)
@@ -251,13 +251,15 @@ class _Kernels:
 
     def _of_lines(self) -> str:
         """The statements that read what all elements of a line share."""
-        names = [n for n, operand in self._norm.operands.items() if not operand.written and self._shared(n)]
+        names = [
+            n for n, operand in self._norm.operands.items() if not operand.written and self._is_shared(n)
+        ]
         if not names:
             return ""
         declared = " ".join(f"{self._kind(name)} {name}_of[W];" for name in names)
         reads = " ".join(
             f"{name}_of[s] = 0; "
-            f"if (there) {name}_of[s] = {self._loaded(name, f'{name}_base + s * {self._apart[name]}')};"
+            f"if (there) {name}_of[s] = {self._load(name, f'{name}_base + s * {self._apart[name]}')};"
             for name in names
         )
         return f"{declared}{_each(reads)}"
@@ -276,7 +278,7 @@ class _Kernels:
             element.steps.append(f"state[s].take({element.text(sums[0])}, {element.text(sums[1])});")
             loop = self._loop(element, "", element.of_each())
         total = _each(f"state[s] = over_{self.lines.form.value}(state[s]);")
-        if self.lines.form is Form.COLUMN and self._cut:
+        if self.lines.form is Form.COLUMN and self._is_cut:
             total = "over_columns<W>(state);"
         none = _each("state[s] = State::none();")
         return f"State state[W];{none}\n        T count = 0;\n        {loop}{total}"
@@ -315,7 +317,7 @@ class _Kernels:
         """A loop over the packs of a part of a line, which reads what the element reads."""
         names = [*element.names, *(self._norm.results if after else ())]
         operands = {name: self._norm.operands[name] for name in self._norm.operands if name in names}
-        at = self.lines.at({name: self._places[name] for name in operands if not self._shared(name)})
+        at = self.lines.at({name: self._places[name] for name in operands if not self._is_shared(name)})
         loads = " ".join(
             f"const {pack} of_{name} = *(const {pack}*)({name} + {name}_at);"
             for name, pack in ((name, self._pack(name)) for name in operands)
@@ -325,7 +327,7 @@ class _Kernels:
 
     # Values in C.
 
-    def _shared(self, name: str) -> bool:
+    def _is_shared(self, name: str) -> bool:
         """Whether an operand has one element for each line."""
         dims, (_, strides, whole, _) = self._norm.dims, self._norm.operands[name]
         return not whole and all(dims[axis] == 1 or strides[axis] == 0 for axis in self._pass.axes)
@@ -336,7 +338,7 @@ class _Kernels:
         kind, place, vector = C_TYPES[operand.dtype], self._places[name], self.lines.vector
         if operand.whole:
             return f"Pack<{kind}, V * W>"
-        if vector == 1 or self._width > 1 or self._shared(name) or last[1][place] != 1:
+        if vector == 1 or self._width > 1 or self._is_shared(name) or last[1][place] != 1:
             return ""
         aligned = all(steps[place] % vector == 0 for _, steps in (*slow, *self.lines.across))
         return f"Beside<{kind}, V>" if aligned else ""
@@ -351,16 +353,16 @@ class _Kernels:
         if self._pack(name):
             value = load(self._norm.operands[name].dtype, f"of_{name}.of[s + v]")
             return f"({self._kind(name)})({value})"
-        if self._shared(name):
+        if self._is_shared(name):
             return f"{name}_of[s]"
         if self._width > 1 or self.lines.vector == 1:
-            return self._loaded(name, f"{name}_at + s * {self._apart[name]}")
+            return self._load(name, f"{name}_at + s * {self._apart[name]}")
         last = len(self.lines.along) - 1
         if not self.lines.along[last][1][self._places[name]]:
-            return self._loaded(name, f"{name}_at")
-        return self._loaded(name, f"{name}_at + v * e{last}_step{self._places[name]}")
+            return self._load(name, f"{name}_at")
+        return self._load(name, f"{name}_at + v * e{last}_step{self._places[name]}")
 
-    def _loaded(self, name: str, place: str) -> str:
+    def _load(self, name: str, place: str) -> str:
         """The C expression of an operand's value at a place."""
         return f"({self._kind(name)})({load(self._norm.operands[name].dtype, f'{name}[{place}]')})"
 
@@ -405,7 +407,7 @@ class _Element:
 
     def value(self, value: Value) -> str:
         """The C expression of a value of the body. Adds the statements that it needs."""
-        for n in sorted(self._needed([value])):
+        for n in sorted(self._expressions_to_compute([value])):
             node = self._norm.body[n]
             assert isinstance(node, Expression), "a norm is computed before what follows it"
             self._known[n] = (
@@ -414,7 +416,7 @@ class _Element:
             )
         return formula(value, self.steps, known=self._known)
 
-    def _needed(self, values: Iterable[Value]) -> set[int]:
+    def _expressions_to_compute(self, values: Iterable[Value]) -> set[int]:
         """The indices of the expressions that must still be computed. Adds the reads of their leaves."""
         found: set[int] = set()
         waiting = list(values)

@@ -121,11 +121,11 @@ def _lengths(operation: AnyAttention, tensors: Mapping[str, GraphTensor]) -> dic
     if not given and not (isinstance(operation, AttentionBackward) and uneven):
         return {}
     first, second = Leaf(0, DType.INT32), Leaf(1, DType.INT32)
-    of_q: Value = _clipped(first, 0, q.dims[2]) if "lengths_q" in given else Constant(q.dims[2])
+    of_q: Value = _clip(first, 0, q.dims[2]) if "lengths_q" in given else Constant(q.dims[2])
     of_kv: Value = Constant(k.dims[2])
     if "lengths_kv" in given:
-        of_kv = _clipped(first, 1, k.dims[2])
-        some = _clipped(second if "lengths_q" in given else first, 0, 1)
+        of_kv = _clip(first, 1, k.dims[2])
+        some = _clip(second if "lengths_q" in given else first, 0, 1)
         of_q = Expression(PointwiseMode.MUL, (of_q, some), compute=DType.INT64)
     dims, of_keys = (q.dims[0],), tuple(name for name in given if name == "lengths_kv")
     return {
@@ -134,7 +134,7 @@ def _lengths(operation: AnyAttention, tensors: Mapping[str, GraphTensor]) -> dic
     }
 
 
-def _clipped(value: Value, least: int, most: int) -> Value:
+def _clip(value: Value, least: int, most: int) -> Value:
     return Expression(PointwiseMode.CLIP, (value,), (least, most), DType.INT64)
 
 

@@ -229,7 +229,7 @@ def lt_product(
     if bias is not None and not by_rows:
         raise Refused("cuBLASLt adds a bias to the columns of a result by rows")
     order = [*((_B, _A) if by_rows else (_A, _B)), *range(_Y, len(tensors))]
-    matrices = [_stored(product.matrices[of], tensors[of].dtype, steps[of]) for of in order]
+    matrices = [_stored_matrix(product.matrices[of], tensors[of].dtype, steps[of]) for of in order]
     flags = [product.matrices[of].leading[0] != by_rows for of in order[:_Y]]
     epilogue = Epilogue.DEFAULT if activation is None else ACTIVATIONS[activation]
     if bias is not None:
@@ -246,7 +246,7 @@ def lt_product(
     return found, [*(tensors[of] for of in order), *([] if bias is None else [bias])]
 
 
-def _stored(matrix: Any, dtype: DType, step: int) -> LtMatrix:
+def _stored_matrix(matrix: Any, dtype: DType, step: int) -> LtMatrix:
     """A matrix as it is stored: one by rows is its transpose by columns. Raises `Refused`."""
     by_rows, leading = matrix.leading
     rows, columns = (matrix.columns, matrix.rows) if by_rows else (matrix.rows, matrix.columns)

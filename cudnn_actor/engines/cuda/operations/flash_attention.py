@@ -100,13 +100,13 @@ def attention_workspace(operation: AnyAttention, tensors: Sequence[GraphTensor])
     """For gradients, the sum of dy * y of each query."""
     if isinstance(operation, Attention):
         return 0
-    q = _given(operation, tensors)["q"]
+    q = _tensors_by_name(operation, tensors)["q"]
     return math.prod(q.dims[:3]) * (8 if q.dtype is DType.FLOAT64 else 4)
 
 
 def attention_launches(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launches of attention. The order counts: the first writes what others read of the workspace."""
-    given = _given(operation, tensors)
+    given = _tensors_by_name(operation, tensors)
     q, tiles = given["q"], _tiles(operation, given)
     text = _source(operation, given, tiles)
     number = np.float64 if q.dtype is DType.FLOAT64 else np.float32
@@ -126,7 +126,7 @@ def attention_launches(operation: AnyAttention, tensors: Sequence[GraphTensor]) 
     ]
 
 
-def _given(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> dict[str, GraphTensor]:
+def _tensors_by_name(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> dict[str, GraphTensor]:
     named = operation.named()
     return {name: tensors[number] for name, number in named}
 

@@ -115,10 +115,10 @@ def _gather(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> _Gathe
     walk = Walk.over("t", y.dims, y=y.strides, x=of_x, indices=of_indices)
     selects = tuple((x.dims[axis], x.strides[axis]) for axis in places.selected)
     component = indices.strides[-1] if places.stacked else 0
-    return _packed(_Gather(walk, selects, component, x.dtype.itemsize), math.gcd(x.alignment, y.alignment))
+    return _in_packs(_Gather(walk, selects, component, x.dtype.itemsize), math.gcd(x.alignment, y.alignment))
 
 
-def _packed(gather: _Gather, alignment: int) -> _Gather:
+def _in_packs(gather: _Gather, alignment: int) -> _Gather:
     """The gather with neighbours moved at once as one element, if there are any."""
     *slow, (size, steps) = gather.walk.axes
     if steps != (1, 1, 0):

@@ -127,10 +127,10 @@ def lower_matmul(graph: FrontendGraph, operation: MatMul[int]) -> None:
     inputs = graph.tensor(operation.a, *shape(_A)), graph.tensor(operation.b, *shape(_B))
     output = graph.pygraph.matmul(*inputs, compute_data_type=graph.compute(operation))
     graph.write(operation.y, output, *shape(_Y))
-    graph.fold = partial(_folded, dims=given[_Y].dims, rows=product.matrices[_Y].rows)
+    graph.fold = partial(_folded_axes, dims=given[_Y].dims, rows=product.matrices[_Y].rows)
 
 
-def _folded(tensor: GraphTensor, dims: tuple[int, ...], rows: int) -> tuple[list[int], list[int]]:
+def _folded_axes(tensor: GraphTensor, dims: tuple[int, ...], rows: int) -> tuple[list[int], list[int]]:
     """The three dims and their strides of a tensor that is broadcast to the product's dims.
 
     `rows`: the product of those dims that have become rows. Raises `Refused` if the tensor has no such form.

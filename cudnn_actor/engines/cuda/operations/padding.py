@@ -174,7 +174,7 @@ def _columns(mode: str, found: _Padding) -> str:
         #pragma unroll
         for (int v = 0; v < {found.together}; ++v) {{
             const I i = (first + k * BESIDE) * {found.together} + v;
-            columns[k][v] = {_mapped(mode, found, len(found.axes) - 1, "i")};
+            columns[k][v] = {_source_index(mode, found, len(found.axes) - 1, "i")};
         }}"""
 
 
@@ -182,7 +182,7 @@ def _row(mode: str, found: _Padding, *, fills: bool) -> str:
     """The statements that find where a row comes from: `base`, and whether it is `inside` x."""
     checked = "inside &= m >= 0; " if fills else ""
     return " ".join(
-        f"{{ const I m = {_mapped(mode, found, n, f'i{n}')}; {checked}base += m * (I)from_step{n}; }}"
+        f"{{ const I m = {_source_index(mode, found, n, f'i{n}')}; {checked}base += m * (I)from_step{n}; }}"
         for n in range(len(found.axes) - 1)
     )
 
@@ -214,7 +214,7 @@ def _units(found: _Padding, *, fills: bool) -> str:
         }}"""
 
 
-def _mapped(mode: str, found: _Padding, n: int, place: str) -> str:
+def _source_index(mode: str, found: _Padding, n: int, place: str) -> str:
     """The C expression of where a place along an axis comes from, as an index of x."""
     axis = found.axes[n]
     if not axis.padded:

@@ -275,7 +275,7 @@ def _max_backward(operation: MaxPoolBackward[int], tensors: Sequence[GraphTensor
     )
 
 
-def _counted(operation: AvgPool[int] | AvgPoolBackward[int], places: Sequence[str]) -> str:
+def _count_of_window(operation: AvgPool[int] | AvgPoolBackward[int], places: Sequence[str]) -> str:
     """The C expression of how many elements a window counts; `places`: its place in each spatial dim."""
     axes = range(2, _RANK)
     if isinstance(operation.window, AdaptiveWindow):
@@ -295,13 +295,13 @@ def _average(operation: AvgPool[int], tensors: Sequence[GraphTensor]) -> str:
     return (
         f"T sum = 0;{_loop_over_window(operation, f'sum += (T){value};')}\n"
         f"        t1[{_place(1, 'i0', 'i1', *_I)}] = "
-        f"{store(tensors[1].dtype, f'sum / (T){_counted(operation, _I)}')};"
+        f"{store(tensors[1].dtype, f'sum / (T){_count_of_window(operation, _I)}')};"
     )
 
 
 def _average_backward(operation: AvgPoolBackward[int], tensors: Sequence[GraphTensor]) -> str:
     value = load(tensors[0].dtype, f"t0[{_place(0, 'i0', 'i1', *_Q)}]")
-    body = f"sum += (T){value} / (T){_counted(operation, _Q)};"
+    body = f"sum += (T){value} / (T){_count_of_window(operation, _Q)};"
     return (
         f"T sum = 0;{_loop_over_windows_of(operation, body)}\n"
         f"        t1[{_place(1, 'i0', 'i1', *_I)}] = {store(tensors[1].dtype, 'sum')};"

@@ -93,11 +93,11 @@ def _numbers(operation: Randomness[int]) -> _Numbers:
         case RandomBernoulli(probability=probability):
             return (keeping(probability),)
         case RandomIntegers(low=low, high=high):
-            return _signed(high - low), _signed(low)
+            return _as_signed(high - low), _as_signed(low)
     raise AssertionError(operation)
 
 
-def _signed(number: int) -> int:
+def _as_signed(number: int) -> int:
     """The int64 with the same bits as an uint64: 0 for 2**64."""
     return (number + _SIGNED) % (2 * _SIGNED) - _SIGNED
 

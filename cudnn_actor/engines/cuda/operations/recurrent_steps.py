@@ -241,13 +241,13 @@ def _functions(operation: RecurrentSteps[int], directions: int, kind: str) -> It
     for number, name in zip(range(count), "fgk", strict=False):
         texts = [_text(each, kind) for each in every[number::count]]
         text = texts[0] if len(set(texts)) == 1 else f"way ? {texts[1]} : {texts[0]}"
-        bound = "" if operation.clip is None or name == "k" else _bound(operation.clip, kind)
+        bound = "" if operation.clip is None or name == "k" else _clip_statement(operation.clip, kind)
         yield f"__device__ __forceinline__ E {name}_of(E x, long long way) {{ {bound}return {text}; }}"
     forget = "1 - i" if operation.coupled else "f_of(IN(1) + sums[1] + PEEPHOLES(1) * c, way)"
     yield f"#define FORGET ({forget})"
 
 
-def _bound(clip: float, kind: str) -> str:
+def _clip_statement(clip: float, kind: str) -> str:
     return f"x = clip(x, {literal(-clip, kind)}, {literal(clip, kind)}); "
 
 

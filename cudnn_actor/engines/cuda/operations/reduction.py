@@ -192,7 +192,7 @@ _FINISH = """{base}
 
 def cumulative_launches(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launch of a running sum or product; none if there are no elements."""
-    lines = _scanned(operation, tensors)
+    lines = _scan_lines(operation, tensors)
     if not lines.total * lines.length:
         return []
     launched = lines._replace(along=()) if lines.form is Form.COLUMN else lines
@@ -219,7 +219,7 @@ def _scan_source(operation: Cumulative[int], tensors: Sequence[GraphTensor], lin
     return beginning(x.dtype, wide=lines.wide) + lines.kernel("scan", pointers, body)
 
 
-def _scanned(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> Lines:
+def _scan_lines(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> Lines:
     """The lines, a block for each; or, as a form of columns, a thread for each."""
     x, y = tensors
     axis = operation.axis % len(x.dims)

@@ -286,14 +286,14 @@ def _walk(
     places = {f"n{n}": [int(axis == of) for axis in range(len(y.dims))] for n, of in enumerate(resized)}
     walk = Walk.over("t", y.dims, y=y.strides, x=own, **places)
     axes = [*walk.axes]
-    axes[-1] = _grouped(axes[-1], together, columns, -1)
+    axes[-1] = _in_groups(axes[-1], together, columns, -1)
     if rows is not _ALONE:
         row = next(n for n, (_, steps) in enumerate(axes) if steps[-2])
-        axes[row] = _grouped(axes[row], len(rows.places), rows, -2)
+        axes[row] = _in_groups(axes[row], len(rows.places), rows, -2)
     return walk._replace(axes=tuple(axes))
 
 
-def _grouped(axis: Axis, count: int, pattern: _Pattern | None, own: int) -> Axis:
+def _in_groups(axis: Axis, count: int, pattern: _Pattern | None, own: int) -> Axis:
     """An axis of the walk in groups of so many. `own`: which of its steps is the coordinate's."""
     size, steps = axis
     ahead = [step * count for step in steps]
@@ -349,7 +349,7 @@ def _source(made: _Kernel) -> str:
     )
     tables += "".join(f"long long size{n}, long long step{n}, long long ahead{n}, " for n in made.known)
     nearest = made.forward and made.operation.mode is ResampleMode.NEAREST
-    body = _copied(made) if nearest else _summed(made)
+    body = _copy_body(made) if nearest else _sum_body(made)
     rows = range(len(made.rows.places))
     ahead = [f" + {row} * (I)ahead{made.count - 2}" if row else "" for row in rows]
     packed = " ".join(f"*(Packed*)(y + y_at{ahead[row]}) = packs[{row}];" for row in rows)
@@ -425,7 +425,7 @@ def _window(made: _Kernel, columns: _Pattern, start: str) -> str:
     for (int r = 0; r < {made.rows.window}; ++r) {{ const I row = {start}; {read} }}"""
 
 
-def _copied(made: _Kernel) -> str:
+def _copy_body(made: _Kernel) -> str:
     """The body of a resampling to the nearest, which moves bits."""
     places = [f"places{n}[{_number(made, n)}]" for n in range(made.count) if n not in made.known]
     at, outside, pack = " + ".join(["x_at", *places]), _outside(made), _pack(made)
@@ -445,7 +445,7 @@ def _copied(made: _Kernel) -> str:
     return _each(made, f"{filled} {pack} = x[{at}];")
 
 
-def _summed(made: _Kernel) -> str:
+def _sum_body(made: _Kernel) -> str:
     """The body of a resampling that adds up weighted elements, the dimensions nested, the last innermost."""
     alike = made.together > 1 and made.alike
     weight, at = _before(made.count)
@@ -455,12 +455,12 @@ def _summed(made: _Kernel) -> str:
             f"const Packed some = *(const Packed*)(x + {at}); {_each(made, f'sums[v] += {weight}{value};')}"
         )
     elif made.columns is not None:
-        inner = _patterned(made, made.columns)
+        inner = _pattern_source(made, made.columns)
     else:
         inner = f"sums[v] += {weight}{value_of(made.x, f'x[{at}]')};"
     for n in reversed(range(made.count)):
         if n not in made.known:
-            inner = _tabled(made, n, inner)
+            inner = _loop_over_table(made, n, inner)
     outside, filled = _outside(made), f"{_pack(made)} = {stored(made.y, 'sums[v]')};"
     clear = _each(made, "sums[v] = 0;")
     if alike or made.columns is not None:
@@ -477,7 +477,7 @@ def _before(n: int) -> tuple[str, str]:
     return (f"weight{n - 1} * ", f"at{n - 1}") if n else ("", "x_at")
 
 
-def _tabled(made: _Kernel, n: int, inner: str) -> str:
+def _loop_over_table(made: _Kernel, n: int, inner: str) -> str:
     """A C loop over the taps along a dimension that has a table."""
     before, start = _before(n)
     number = _number(made, n)
@@ -507,7 +507,7 @@ def _products(made: _Kernel, columns: _Pattern) -> Iterator[list[tuple[str, str]
         ]
 
 
-def _patterned(made: _Kernel, columns: _Pattern) -> str:
+def _pattern_source(made: _Kernel, columns: _Pattern) -> str:
     """The C++ of sums whose places and weights are part of the source."""
     before, start = _before(made.count - len(made.known))
     sums = "".join(

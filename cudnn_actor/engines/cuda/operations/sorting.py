@@ -93,7 +93,7 @@ def _source(operation: TopK[int], tensors: Sequence[GraphTensor], walk: Walk) ->
         stored=stored,
         bits=bits,
         mask=f"{(1 << bits) - 1}ull",
-        ordered=_ordered(x.dtype, bits),
+        ordered=_sort_key(x.dtype, bits),
         inverted="~" if operation.largest else "",
         in_order="true" if operation.in_order else "false",
         indices="long long* indices, " if with_indices else "",
@@ -107,7 +107,7 @@ def _source(operation: TopK[int], tensors: Sequence[GraphTensor], walk: Walk) ->
     )
 
 
-def _ordered(dtype: DType, bits: int) -> str:
+def _sort_key(dtype: DType, bits: int) -> str:
     """The C expression of a number that is larger where the element of the bits `raw` is."""
     sign = f"{1 << bits - 1}ull"
     if dtype is DType.BOOL:

@@ -65,13 +65,13 @@ class Contest:
 
         Raises `MemoryError` if its workspace does not fit, and whatever the libraries raise.
         """
-        run = self._entered(plan)
+        run = self._runner_of(plan)
         run()
         return lambda: run()[0]
 
     def pieces_us(self, plan: CudaPlan) -> tuple[float, ...]:
         """Microseconds of each piece in a run of the whole. Blocks. Raises as `enter`."""
-        whole, pieces = self._entered(plan), self._entered(plan, pieces=True)
+        whole, pieces = self._runner_of(plan), self._runner_of(plan, pieces=True)
         run_us, *found = medians(lambda: (*whole(), *pieces()))
         return without_overhead(run_us, found)
 
@@ -88,7 +88,7 @@ class Contest:
             found.append(tuple(run() for run in entered))
         return found
 
-    def _entered(self, plan: CudaPlan, *, pieces: bool = False) -> Callable[[], Sequence[float]]:
+    def _runner_of(self, plan: CudaPlan, *, pieces: bool = False) -> Callable[[], Sequence[float]]:
         """What runs a plan once, and returns the microseconds: of each piece, or of the whole."""
         with self._stream:
             workspace = self._pool.malloc(max(plan.workspace, 1))

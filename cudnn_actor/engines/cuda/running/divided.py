@@ -97,7 +97,7 @@ def divided(recipe: Recipe, constant: Collection[int]) -> Divided | None:
         for step in steps:
             number = next(numbers)
             half = once if number in found.steps else each
-            half[-1][1].append(_changed(step, found.in_place_of(number, moved)))
+            half[-1][1].append(_with_sources(step, found.in_place_of(number, moved)))
     whole = msgspec.structs.replace(recipe, buffers=recipe.buffers + len(kept))
     values = tuple(value.kept() for value in kept)
     return Divided(values, _with(whole, once), _with(whole, each), frozenset(found.steps))
@@ -218,7 +218,7 @@ class _Constants:
             return None
         reads = list[_Read]()
         for each in step.reads:
-            if (read := self._read(step.sources[each], part)) is None:
+            if (read := self._weight_in(step.sources[each], part)) is None:
                 return None
             reads.append(read)
         if not reads:
@@ -234,7 +234,7 @@ class _Constants:
             values.append(_Value((number, place), source, parts, _computation(step), reads))
         return values
 
-    def _read(self, source: Source, part: int) -> _Read | None:
+    def _weight_in(self, source: Source, part: int) -> _Read | None:
         """What a source is, if it is a weight or made of weights."""
         if isinstance(source, Buffer):
             return (source.number, source.offset) if source.number in self._constant else None
@@ -351,7 +351,7 @@ def _by_part(recipe: Recipe) -> Iterator[tuple[Part, Sequence[Step]]]:
         yield part, tuple(itertools.islice(steps, part.steps))
 
 
-def _changed(step: Step, moved: Mapping[int, Source]) -> Step:
+def _with_sources(step: Step, moved: Mapping[int, Source]) -> Step:
     """A step with other sources, by their places."""
     changed: Step = msgspec.structs.replace(
         step, sources=tuple(moved.get(place, source) for place, source in enumerate(step.sources))

@@ -55,7 +55,7 @@ def explanation(recipe: Recipe, graph: OperationGraph) -> Explanation:
         ),
         scratch_bytes=max((one.offset + one.nbytes for one in recipe.between), default=0),
         workspace=recipe.workspace,
-        tuned=_gained(recipe),
+        tuned=_gain_of(recipe),
     )
 
 
@@ -75,7 +75,7 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
             why=part.refused,
             workspace=part.workspace,
             checked=part.checked,
-            measured=_measured(part),
+            measured=_measurement_of(part),
             reserve=sum(map(_kept, own)),
         )
 
@@ -101,7 +101,7 @@ def _runs(step: Step) -> str:
             return step.kernel.title
 
 
-def _measured(part: Part) -> Measured | None:
+def _measurement_of(part: Part) -> Measured | None:
     """What tuning measured of a piece; None if it was not tuned."""
     found = part.tuning
     if found is None:
@@ -114,7 +114,7 @@ def _measured(part: Part) -> Measured | None:
     )
 
 
-def _gained(recipe: Recipe) -> Tuned | None:
+def _gain_of(recipe: Recipe) -> Tuned | None:
     """What tuning has gained on the whole; None if it was not tuned."""
     found = recipe.tuning
     if found is None:

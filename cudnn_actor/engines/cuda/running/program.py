@@ -232,7 +232,7 @@ class Program:
         self, key: tuple[float, ...], pointers: Sequence[int], scalars: Sequence[float], workspace: int
     ) -> None:
         """Enqueue a run that has no replay yet. Count it, and capture it at its `_CAPTURE_AT`th time."""
-        self._put(scalars)
+        self._store_scalars(scalars)
         times = self._times.get(key, 0) + 1
         if key in self._expected and (times > 1 or self.is_loaded):
             times = _CAPTURE_AT
@@ -267,7 +267,7 @@ class Program:
         on_piece: Callable[[], object],
     ) -> None:
         """Enqueue a run that is neither counted nor captured. Call `on_piece` behind each piece."""
-        self._put(scalars)
+        self._store_scalars(scalars)
         bases = (*pointers, self._number_address, workspace)
         if self._waits_at_start:
             with self.stream:
@@ -278,7 +278,7 @@ class Program:
                 step(bases, scalars)
             on_piece()
 
-    def _put(self, scalars: Sequence[float]) -> None:
+    def _store_scalars(self, scalars: Sequence[float]) -> None:
         """Store the scalars where cuDNN reads them. It has read them when the launch returns."""
         for number, double in self._doubles.items():
             if double:
@@ -319,11 +319,11 @@ class Program:
     def _capture(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> Any:
         """The run as a CUDA graph, not launched; None if the plan cannot be captured, now or later."""
         mode = libraries().runtime.streamCaptureModeThreadLocal
-        graph = self._recorded(pointers, scalars, workspace, mode)
+        graph = self._record(pointers, scalars, workspace, mode)
         self._capturable = graph is not None
         return graph
 
-    def _recorded(
+    def _record(
         self, pointers: Sequence[int], scalars: Sequence[float], workspace: int, mode: int
     ) -> Any | None:
         """The run as a CUDA graph; None if the plan does anything that a capture forbids."""
@@ -350,9 +350,9 @@ class Program:
         if self.is_loaded:
             return
         numbers = (1.0,) * self.recipe.scalars
-        self._put(numbers)
+        self._store_scalars(numbers)
         mode = libraries().runtime.streamCaptureModeRelaxed  # loading may allocate
-        graph = self._recorded((address,) * self.recipe.buffers, numbers, address, mode)
+        graph = self._record((address,) * self.recipe.buffers, numbers, address, mode)
         self.is_loaded = graph is not None
 
     def forget_replays(self) -> None:

@@ -143,7 +143,7 @@ def replayed(
         if not pieces:
             record(next(behind))
 
-    graph = _captured(stream, enqueue)
+    graph = _capture(stream, enqueue)
 
     def run() -> Sequence[float]:
         if graph is None:
@@ -156,7 +156,7 @@ def replayed(
     return run
 
 
-def _captured(stream: Any, enqueue: Callable[[Callable[[Any], object]], None]) -> Any:
+def _capture(stream: Any, enqueue: Callable[[Callable[[Any], object]], None]) -> Any:
     """What is enqueued, with its events, as a CUDA graph; None if it cannot be captured."""
     driver = libraries().driver
     external = int(driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
