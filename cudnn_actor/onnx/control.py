@@ -56,7 +56,7 @@ def _scan(node: Node, inline: Inliner) -> list[Value]:
         steps = [_one_step(inline, value, axis) for value, axis in zip(inputs, axes, strict=True)]
         return states + _of_no_turn(node, inline, [*states, *steps], behind)
     ordered = (each[::-1] if back else each for each, back in zip(found, towards, strict=True))
-    return states + [_stacked(inline, each, axis) for each, axis in zip(ordered, behind, strict=True)]
+    return states + [_stack(inline, each, axis) for each, axis in zip(ordered, behind, strict=True)]
 
 
 def _batches(node: Node, inline: Inliner) -> list[Value]:
@@ -74,8 +74,8 @@ def _batches(node: Node, inline: Inliner) -> list[Value]:
         own = [_part(inline, value, 0, sample) for value in values]
         along = [(value, 0, back) for value, back in zip(own[-scanned:], backwards, strict=True)]
         states, found = _scanned(node, inline, own[:-scanned], along)
-        samples.append(states + [_stacked(inline, each, 0) for each in found])
-    return [_stacked(inline, each, 0) for each in zip(*samples, strict=True)]
+        samples.append(states + [_stack(inline, each, 0) for each in found])
+    return [_stack(inline, each, 0) for each in zip(*samples, strict=True)]
 
 
 def _scanned(
@@ -127,7 +127,7 @@ def _loop(node: Node, inline: Inliner) -> list[Value]:
     if not step:
         begin = [inline.constant(np.array(0, np.int64)), inline.constant(np.array(True))]
         return states + _of_no_turn(node, inline, [*begin, *states], [0] * outputs)
-    return states + [_stacked(inline, each, 0) for each in found]
+    return states + [_stack(inline, each, 0) for each in found]
 
 
 def _of_no_turn(node: Node, inline: Inliner, given: Sequence[Value], axes: Sequence[int]) -> list[Value]:
@@ -164,7 +164,7 @@ def _part(inline: Inliner, value: Value, axis: int, step: int) -> Value:
     return inline.computed("Squeeze", inline.computed("Slice", value, *bounds), bounds[2])
 
 
-def _stacked(inline: Inliner, values: Sequence[Value], axis: int) -> Value:
+def _stack(inline: Inliner, values: Sequence[Value], axis: int) -> Value:
     """Values along a new axis."""
     if not values:
         raise Declined("has no samples")

@@ -70,12 +70,12 @@ class PartImport:
         own = self.place.names
         for name in names:
             if name in of.place.names and name not in own:
-                own[name] = self.taken(of.place.names[name], of, name)
+                own[name] = self.bring(of.place.names[name], of, name)
 
-    def taken(self, value: Value | Unknown | None, of: PartImport, name: str) -> Value | Unknown | None:
+    def bring(self, value: Value | Unknown | None, of: PartImport, name: str) -> Value | Unknown | None:
         """A value of an earlier graph, in this one."""
         if isinstance(value, Listed):
-            found = [self.taken(each, of, name) for each in value.values]
+            found = [self.bring(each, of, name) for each in value.values]
             return Listed([each for each in found if isinstance(each, Value)])
         if not isinstance(value, Value):
             return value
@@ -110,7 +110,7 @@ class PartImport:
         self._lies_in(made, cell)
         return made
 
-    def fed(self, name: str, dims: tuple[int, ...], dtype: DType) -> tuple[str, Value]:
+    def feed(self, name: str, dims: tuple[int, ...], dtype: DType) -> tuple[str, Value]:
         """The port and the value of what each turn of a loop is given."""
         port = self.new_name(name)
         made = Value(

@@ -129,7 +129,7 @@ class _Cutting:
             raise NeedsValues(undecided)
         if len(self._parts) == 1:
             return self._first.outputs.finished(self._parts[0].place.names)
-        return self._finished()
+        return self._finish()
 
     # Nodes.
 
@@ -181,7 +181,7 @@ class _Cutting:
         """Add a node as a loop. Returns why it is none; None if it is, or will be for known values."""
         imports, names, node = self._part.imports, self._part.place.names, self._file.nodes[number]
         try:
-            self._cut(number)
+            self._end_at_loop(number)
         except InvalidModel:  # which is a ValueError
             raise
         except Contradiction as error:
@@ -195,7 +195,7 @@ class _Cutting:
             self.cut_by_data |= unrolled.by_data
         return None
 
-    def _cut(self, number: int) -> None:
+    def _end_at_loop(self, number: int) -> None:
         """End the graph at a node, which becomes a loop, and begin the next one."""
         if self._file.swappable:
             raise NotALoop("weights cannot be overwritten between its turns; load it without swappable=True")
@@ -241,7 +241,7 @@ class _Cutting:
 
     # The end.
 
-    def _finished(self) -> Specialised:
+    def _finish(self) -> Specialised:
         outputs, constants = self._outputs()
         wanted = {*outputs.values(), *(each.number for each in self._rows.values())}
         steps: list[Step] = []

@@ -69,7 +69,7 @@ def slices(
     return tuple(found)
 
 
-def _sliced(_: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
+def _slice(_: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
     x, *numbers = arrays
     if not numbers or x is None:  # of a version whose steps are 1
         return None
@@ -79,13 +79,13 @@ def _sliced(_: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
     return x[slices(x.shape, starts, ends, axes, lists[3] or [1] * len(starts))]
 
 
-def _unsqueezed(node: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
+def _unsqueeze(node: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
     axes = [each.ints for each in node.attribute if each.name == "axes"]
     x = arrays[0]
     return np.expand_dims(x, tuple(axes[0])) if axes and x is not None else None
 
 
-def _tiled(_: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
+def _check_repeats(_: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
     x, repeats = arrays[:2]
     if len(arrays) == 2 and x is not None and repeats is not None and repeats.shape != (x.ndim,):
         raise Declined(f"has repeats of dims {repeats.shape} for {x.ndim} dims")
@@ -93,9 +93,9 @@ def _tiled(_: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
 
 
 _OWN: dict[str, Callable[[onnx.NodeProto, _Arrays], np.ndarray | None]] = {
-    "Slice": _sliced,
-    "Tile": _tiled,
-    "Unsqueeze": _unsqueezed,
+    "Slice": _slice,
+    "Tile": _check_repeats,
+    "Unsqueeze": _unsqueeze,
 }
 """Operators that are computed here where the reference implementation errs: None where it does not."""
 _DEFAULTS: dict[str, _Arrays] = {
@@ -113,12 +113,12 @@ def fold(
     allocated if they would be over the budget.
     """
     budget.check(*cost_of(node, arrays))
-    results = _folded(node, arrays, opsets)
+    results = _compute(node, arrays, opsets)
     budget.keep(sum(each.nbytes for each in results if each is not None))
     return results
 
 
-def _folded(
+def _compute(
     node: onnx.NodeProto, arrays: _Arrays, opsets: Mapping[str, int]
 ) -> tuple[np.ndarray | None, ...]:
     if not domain_of(node):
@@ -186,7 +186,7 @@ def misfit(
 
     `ranks_alone`: whether it is to know no more of what is computed than how many dims it has.
     """
-    known = _known(node, values)
+    known = _known_inputs(node, values)
     if known is None:
         return ""
     types, data = known
@@ -197,7 +197,7 @@ def misfit(
     return infer(node, types, data, opsets)[1]
 
 
-def _known(
+def _known_inputs(
     node: onnx.NodeProto, values: Sequence[Value | None]
 ) -> tuple[Mapping[str, onnx.TypeProto], Mapping[str, onnx.TensorProto]] | None:
     """The types of a node's inputs, and the elements of short constants; None if ONNX has no such type."""
@@ -214,7 +214,7 @@ def inferred(
     node: onnx.NodeProto, values: Sequence[Value | None], opsets: Mapping[str, int]
 ) -> list[tuple[tuple[int, ...], np.dtype[Any]] | None] | None:
     """The dims and dtypes of a node's results, None for one left out; None if ONNX cannot infer them."""
-    known = _known(node, values)
+    known = _known_inputs(node, values)
     if known is None:
         return None
     found, _ = infer(node, *known, opsets)

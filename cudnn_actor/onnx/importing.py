@@ -182,7 +182,7 @@ class Import:
         if problem := self._misfit(node, inputs, place):
             raise self._unfit(node, inputs, place, reason if refused else problem)
         self.problems[f"{label}: {reason}"] = None
-        return self._assumed(node, inputs, place) or [UNKNOWN] * count
+        return self._stand_ins(node, inputs, place) or [UNKNOWN] * count
 
     def _without(self, error: Exception, label: str, count: int) -> Sequence[Unknown]:
         """What stands for the results of a node for which values are missing, or which has too many turns."""
@@ -233,7 +233,7 @@ class Import:
             inputs.append(value)
         return inputs
 
-    def _assumed(
+    def _stand_ins(
         self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: Place
     ) -> list[Value | Unknown | None] | None:
         """Inputs in the place of the results of a node that cannot be run, so that those behind it are tried.
@@ -288,7 +288,7 @@ class Import:
             nodes = self._constants.read_once(own, lambda: in_order(own.node, set(own.input)))
             attributes = resolved(node, place.attributes)
             place = replace(place, label=place.label or label_of(node))
-            return self._expanded(own, nodes, attributes, inputs, place)
+            return self._run_function(own, nodes, attributes, inputs, place)
         schema = schema_for(node, place.opsets)
         if schema is None:
             raise Declined(operators.unknown(node, place.opsets))
@@ -337,7 +337,7 @@ class Import:
             return CONTROL[domain_of(node), node.op_type](view, Inline(self, inner))
         found = self._constants.folded(view, place.opsets)
         if found is None:
-            found = self._added(view, place, label)
+            found = self._run_handler(view, place, label)
         if found is None:
             body = body_of(proto, schema, inputs, place.opsets.get("", 1))
             if body is None:
@@ -348,7 +348,7 @@ class Import:
             attributes = {**defaults(schema), **attributes}
             nodes = in_order(body.node, set(body.input))
             inner = replace(place, label=label, as_written=True)
-            return self._expanded(body, nodes, attributes, inputs, inner)
+            return self._run_function(body, nodes, attributes, inputs, inner)
         return found
 
     def _agreeing(
@@ -372,14 +372,14 @@ class Import:
                 found[number] = self._constants.in_half(value, dtype, node.input[number])
         return found
 
-    def _added(self, view: Node, place: Place, label: str) -> Sequence[Value | None] | None:
+    def _run_handler(self, view: Node, place: Place, label: str) -> Sequence[Value | None] | None:
         """The results of a node that its handler added; None if the operator's function is to be tried."""
         handler = operators.handler_of(domain_of(view.proto), view.op, view.version)
         if handler is None:
             return None
         self.g.place = label
         try:
-            return self._handled(handler, view, place)
+            return self._call_handler(handler, view, place)
         except Empty:  # then nothing is computed but what follows from dims and axes
             fixed = all(value is None or value.fixed for value in view.inputs)
             try:
@@ -396,7 +396,7 @@ class Import:
                 raise
             return None
 
-    def _handled(self, handler: operators.Handler, view: Node, place: Place) -> Sequence[Value | None]:
+    def _call_handler(self, handler: operators.Handler, view: Node, place: Place) -> Sequence[Value | None]:
         inputs = view.inputs
         results = handler(view, self.g)
         found = results if isinstance(results, tuple) else (results,)
@@ -427,7 +427,7 @@ class Import:
 
         return [value_of(number, result) for number, result in enumerate(found)]
 
-    def _expanded(
+    def _run_function(
         self,
         function: onnx.FunctionProto,
         nodes: Sequence[onnx.NodeProto],

@@ -285,12 +285,12 @@ class _Joining:
         port = self._name(f"{factors[0].port} and {len(factors) - 1} more")
         key = f"side by side along {axis}: {'; '.join(key for key, _ in parts)}"
         arrays = [array for _, array in parts]
-        self._weights[port] = key, functools.partial(_concatenated, arrays, axis)
+        self._weights[port] = key, functools.partial(_concatenate, arrays, axis)
         origins = [self._origins.get(key) for key, _ in parts]
         known = [each for each in origins if each is not None]
         names = frozenset[str]().union(*(each.names for each in known))
         if names:
-            compute = functools.partial(_derived, [*zip(origins, arrays, strict=True)], axis)
+            compute = functools.partial(_derive, [*zip(origins, arrays, strict=True)], axis)
             self._origins[key] = Origin(key=key, names=names, compute=compute, parts=known)
         made = msgspec.structs.replace(
             first, uid=next(self._new_uids), dims=dims, strides=spec.strides, name=port
@@ -325,11 +325,11 @@ def _reads_parts(operation: Node, uid: int, tensors: Mapping[int, GraphTensor]) 
     return rows in itertools.accumulate(operation.dims, int.__mul__, initial=1)
 
 
-def _concatenated(arrays: Sequence[Weight], axis: int) -> np.ndarray:
+def _concatenate(arrays: Sequence[Weight], axis: int) -> np.ndarray:
     return np.concatenate([values_of(each) for each in arrays], axis)
 
 
-def _derived(
+def _derive(
     parts: Sequence[tuple[Origin | None, Weight]],
     axis: int,
     tensors: Mapping[str, np.ndarray],

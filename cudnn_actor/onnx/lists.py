@@ -39,7 +39,7 @@ class Listed(Value):
     __slots__ = ("values",)
 
     def __init__(self, values: Sequence[Value]) -> None:
-        super().__init__((), np.dtype(object), _refused, _refused)
+        super().__init__((), np.dtype(object), _refuse, _refuse)
         self.values = list(values)
 
     @property
@@ -50,7 +50,7 @@ class Listed(Value):
         return onnx.helper.make_sequence_type_proto(element)
 
 
-def _refused() -> NoReturn:
+def _refuse() -> NoReturn:
     raise Refused("has a list where it needs a tensor")
 
 

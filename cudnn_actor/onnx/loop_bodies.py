@@ -82,12 +82,12 @@ class BodyImport:
     def made(self) -> LoopMade | frozenset[int]:
         """The loop; or the states that have to be in `kept`. Raises `NotALoop`, and `Undecided`."""
         turns, part = self.turns, self.part
-        number = _Fed(*part.fed(_NUMBER, (), DType.INT64), np.array(0))
-        goes_on = _Fed(*part.fed(_GOES_ON, (), DType.BOOL), self._condition())
+        number = _Fed(*part.feed(_NUMBER, (), DType.INT64), np.array(0))
+        goes_on = _Fed(*part.feed(_GOES_ON, (), DType.BOOL), self._condition())
         names = [each.name for each in turns.body.input[2 * turns.numbered :]]
         count = len(turns.states)
-        states = [self._fed(*each) for each in zip(names, turns.states, strict=False)]
-        rows = [self._fed(*each, row=True) for each in zip(names[count:], turns.rows, strict=False)]
+        states = [self._feed(*each) for each in zip(names, turns.states, strict=False)]
+        rows = [self._feed(*each, row=True) for each in zip(names[count:], turns.rows, strict=False)]
         begin = [number.value, goes_on.value] if turns.numbered else []
         results = self._turn([*begin, *(each.value for each in (*states, *rows))])
         decides = turns.numbered and self._decides(results[0], goes_on)
@@ -104,7 +104,7 @@ class BodyImport:
             self._carry(number, part.inline.computed("Add", number.value, one))
         self._hand_on(results, states, goes_on.value)
         ports = list(self._outputs)[-len(results) :] if results else []
-        return self._finished(number, goes_on, states, rows, ports, decides=decides, counts=counts)
+        return self._loop_of(number, goes_on, states, rows, ports, decides=decides, counts=counts)
 
     # What a turn is given.
 
@@ -121,13 +121,13 @@ class BodyImport:
             raise NotALoop("has no turn")
         return np.array(True)
 
-    def _fed(self, name: str, of: Value, *, row: bool = False) -> _Fed:
+    def _feed(self, name: str, of: Value, *, row: bool = False) -> _Fed:
         precision = self.outer.imports.precision
         first = of if precision is None or of.is_constant else precision.wide(of)
         dtype = first.known if precision is None else precision.dtype_in_loops(first)
         if dtype is None:
             raise NotALoop(f"has {name!r} of {of.dtype}, which no tensor has")
-        return _Fed(*self.part.fed(name, first.dims[row:], dtype), first)
+        return _Fed(*self.part.feed(name, first.dims[row:], dtype), first)
 
     def _turn(self, given: list[Value | None]) -> list[Value]:
         """The results of the body."""
@@ -198,7 +198,7 @@ class BodyImport:
 
     # The end.
 
-    def _finished(
+    def _loop_of(
         self,
         number: _Fed,
         goes_on: _Fed,
@@ -209,7 +209,7 @@ class BodyImport:
         decides: bool,
         counts: bool,
     ) -> LoopMade | frozenset[int]:
-        made = self._built()
+        made = self._part_of_turn()
         read = {port.name for port in made.graph.inputs}
         missing = {place for place, state in enumerate(states) if state.port not in read}
         if missing - self.kept:
@@ -242,7 +242,7 @@ class BodyImport:
             count=self._carried[number.port] if counts else "",
         )
 
-    def _built(self) -> Part:
+    def _part_of_turn(self) -> Part:
         g = self.part.imports.g
         outputs = {port: g.to_layout(value.tensor, Layout.NCHW) for port, value in self._outputs.items()}
         made = self.part.imports.outputs.part(outputs)

@@ -101,7 +101,7 @@ def _of_scan(node: Node, computing: Computing) -> Turns:
     axes = node.attribute("scan_input_axes") or (0,) * scanned
     backwards = node.attribute("scan_input_directions") or (0,) * scanned
     rows = [
-        _reversed(computing, _moved(computing, value, from_front(axis, value.rank), 0), back)
+        _rows_in_order(computing, _with_axis_at(computing, value, from_front(axis, value.rank), 0), back)
         for value, axis, back in zip(inputs, axes, backwards, strict=True)
     ]
     counts = {value.dims[0] for value in rows}
@@ -134,12 +134,12 @@ def scan_inputs(node: Node) -> int:
 
 def _finish(axis: int, back: int) -> Callable[[Computing, Value], Value]:
     def finish(computing: Computing, rows: Value) -> Value:
-        return _moved(computing, _reversed(computing, rows, back), 0, from_front(axis, rows.rank))
+        return _with_axis_at(computing, _rows_in_order(computing, rows, back), 0, from_front(axis, rows.rank))
 
     return finish
 
 
-def _moved(computing: Computing, value: Value, axis: int, to: int) -> Value:
+def _with_axis_at(computing: Computing, value: Value, axis: int, to: int) -> Value:
     """A value with one axis at another place."""
     if axis == to:
         return value
@@ -148,7 +148,7 @@ def _moved(computing: Computing, value: Value, axis: int, to: int) -> Value:
     return computing.computed("Transpose", value, perm=order)
 
 
-def _reversed(computing: Computing, value: Value, back: int) -> Value:
+def _rows_in_order(computing: Computing, value: Value, back: int) -> Value:
     """A value whose rows are in the opposite order, if they are wanted so."""
     if not back:
         return value

@@ -109,14 +109,14 @@ class _Check:
         constant = all(each is None or isinstance(each, Value) for each in inputs)
         if constant and any(each is not None and each.size > _SHORT for each in inputs):  # type: ignore[union-attr]
             inputs = [_Type(each.dims, each.dtype) if isinstance(each, Value) else each for each in inputs]
-        trial = self._tried(node, inputs)
+        trial = self._try_sizes(node, inputs)
         if trial is not None:
             self._note(node, inputs, trial)
 
-    def _tried(self, node: onnx.NodeProto, inputs: Sequence[_Known]) -> Trial | None:
+    def _try_sizes(self, node: onnx.NodeProto, inputs: Sequence[_Known]) -> Trial | None:
         """A trial that ended well; None if there is none, or nothing is known of its results."""
         failed: list[Trial] = []
-        types, data = _told(node, inputs)
+        types, data = _facts_for_onnx(node, inputs)
         problem, same = "", True
         for sizes in _sizes(node, inputs):
             check_wanted()
@@ -131,7 +131,7 @@ class _Check:
                 return None  # it may be that another size fits
         first, others, where = failed[0], failed[1:], label_of(node)
         if problem and not same:
-            dims = ", ".join(_shown(each.dims) for each in inputs if each is not None)
+            dims = ", ".join(_text_of_dims(each.dims) for each in inputs if each is not None)
             raise InvalidModel(where=where, problem=f"has inputs of dims {dims}: {problem}")
         if problem or (same and (first.telling or not others)):
             if problem or first.unfit:
@@ -161,7 +161,7 @@ class _Check:
             other = self._trial(node, inputs, itertools.repeat(_SIZES[-1] + 1)) if is_open else trial
             if other is None or other.problem:
                 return
-        types, data = _told(node, inputs)
+        types, data = _facts_for_onnx(node, inputs)
         inferred = {} if other else infer(node, types, data, self._file.opsets)[0]
         for number, name in enumerate(node.output):
             made = trial.results[number] if number < len(trial.results) else None
@@ -199,7 +199,7 @@ def _sizes(node: onnx.NodeProto, inputs: Sequence[_Known]) -> Iterator[tuple[int
         yield from itertools.islice(itertools.product(numbers, repeat=count), _MOST_TRIALS)
 
 
-def _told(
+def _facts_for_onnx(
     node: onnx.NodeProto, inputs: Sequence[_Known]
 ) -> tuple[Mapping[str, onnx.TypeProto], Mapping[str, onnx.TensorProto]]:
     """What ONNX is told of a node's inputs: their types, and the elements of short constants."""
@@ -231,7 +231,7 @@ def _same_dims(made: Value, other: Trial, number: int) -> _Dims:
     return tuple(a if a == b else None for a, b in itertools.zip_longest(made.dims, dims))
 
 
-def _shown(dims: _Dims) -> str:
+def _text_of_dims(dims: _Dims) -> str:
     return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
 
 
@@ -243,7 +243,7 @@ def _problem_of_dims(node: onnx.NodeProto, inputs: Sequence[_Known]) -> str:
     if node.op_type not in _BROADCAST or not dims:
         return ""
     narrow = [each for each in dims[1:] if _differ(dims[0], each)]
-    return f"{_shown(narrow[0])} is not broadcast to {_shown(dims[0])}" if narrow else ""
+    return f"{_text_of_dims(narrow[0])} is not broadcast to {_text_of_dims(dims[0])}" if narrow else ""
 
 
 def _differ(wide: _Dims, narrow: _Dims) -> bool:

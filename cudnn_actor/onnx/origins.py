@@ -39,7 +39,7 @@ def origins_of(
     if not names or node.op_type in _OF_DIMS:
         return [None] * count
     parts = [None if each is None else each.origin or each.elements for each in inputs]
-    compute = functools.partial(_computed, node, parts, opsets)
+    compute = functools.partial(_compute, node, parts, opsets)
     known = [each for each in parts if isinstance(each, Origin)]
     whole = Origin(key=_key(node, inputs, opsets), names=names, compute=compute, parts=known)
 
@@ -69,7 +69,7 @@ def keys_of(node: onnx.NodeProto, inputs: Sequence[Value | None], opsets: Mappin
     return [f"{key} {number}" for number in range(len(node.output))]
 
 
-def _computed(
+def _compute(
     node: onnx.NodeProto,
     parts: Sequence[Origin | np.ndarray | None],
     opsets: Mapping[str, int],

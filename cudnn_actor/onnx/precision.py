@@ -144,7 +144,7 @@ class Precision:
         of_statistics = Standing.STATISTIC in standings or not self._summed.isdisjoint(node.output)
         if family in _OF_WIDE or (family == "pointwise" and of_statistics):
             return self._wide(values), None
-        return [self._taken(schema, number, value) for number, value in enumerate(values)], None
+        return [self._input_in_dtype(schema, number, value) for number, value in enumerate(values)], None
 
     def result(self, value: Value | None, standing: Standing | None) -> Value | None:
         """A result of a node."""
@@ -184,7 +184,7 @@ class Precision:
             for number, value in enumerate(values)
         ]
 
-    def _taken(self, schema: Schema, number: int, value: Value | None) -> Value | None:
+    def _input_in_dtype(self, schema: Schema, number: int, value: Value | None) -> Value | None:
         """An input in the dtype, or in float32 where the operator takes no other."""
         of = formal(schema, number)
         if value is None or of is None or of.dtypes is None or not _is_floating(value):
@@ -208,14 +208,16 @@ class Precision:
     def _cast(self, value: Value, dtype: DType) -> Value:
         def tensor() -> Tensor:
             exact = value.standing is Standing.EXACT and largest(dtype) < largest(value.tensor.dtype)
-            return _bounded(self._g, value.tensor, dtype) if exact else self._g.astype(value.tensor, dtype)
+            return (
+                _within_limits(self._g, value.tensor, dtype) if exact else self._g.astype(value.tensor, dtype)
+            )
 
         made = Value(value.dims, dtype.numpy, tensor, Pending([value], lambda: value.array))
         made.made_by = value.made_by
         return made
 
 
-def _bounded(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
+def _within_limits(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
     """x in a dtype, of whose limits what is finite stays within: see `rounded`."""
     limit = largest(dtype)
     return g.astype(g.where(g.isinf(x), x, g.clip(x, -limit, limit)), dtype)

@@ -139,7 +139,7 @@ def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
         It is over a limit, or `model` is none of these.
     """
     limits = limits or ModelLimits()
-    proto, folder = _opened(model, limits)
+    proto, folder = _open(model, limits)
     try:
         return _read_proto(proto, folder, limits)
     except UnicodeDecodeError as error:
@@ -163,12 +163,12 @@ def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits
     functions = {(each.domain, each.name, each.overload): each for each in bare.functions}
     opsets = versions(bare.opset_import)
     _check(bare, nodes, proto.graph.initializer)
-    nbytes += sum(array.nbytes for array in tensors.values()) + _encoded(proto)
+    nbytes += sum(array.nbytes for array in tensors.values()) + _encoded_bytes(proto)
     declared, limits = declared_in(proto.graph), _of_import(limits, nbytes)
     return ModelFile(inputs, defaults, outputs, opsets, tensors, nodes, functions, declared, limits)
 
 
-def _encoded(proto: onnx.ModelProto) -> int:
+def _encoded_bytes(proto: onnx.ModelProto) -> int:
     """Bytes of the nodes, in which constants are, too."""
     parts = [*proto.graph.node, *proto.functions]
     try:
@@ -317,7 +317,7 @@ def _all_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
     return found
 
 
-def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | None]:
+def _open(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | None]:
     """The model's proto, and the folder that its external data is in."""
     if isinstance(model, onnx.ModelProto):
         return model, None

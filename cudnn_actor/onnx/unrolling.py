@@ -69,7 +69,7 @@ class Unrolling:
             count = "many" if self._turns is None else f"{self._turns:,}"
             raise TooManyTurns(
                 f"has {count} turns, which are {needed:,} operations of the graph or more, where the limit "
-                f"is {self._most:,}; raise it: spawn(graph_limits=GraphLimits(operations={_rounded(needed)}))"
+                f"is {self._most:,}; raise it: spawn(graph_limits=GraphLimits(operations={_roundly(needed)}))"
             )
         self._check_nodes()
 
@@ -85,6 +85,6 @@ class Unrolling:
             )
 
 
-def _rounded(count: int) -> int:
+def _roundly(count: int) -> int:
     """A tenth more, in thousands."""
     return -(-count * 11 // 10_000) * 1000

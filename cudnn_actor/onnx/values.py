@@ -176,7 +176,7 @@ class Value:
         weight = functools.partial(self._weight, dtype=dtype)
 
         def bounded() -> np.ndarray:
-            return _bounded(self.elements, dtype)
+            return _within_limits(self.elements, dtype)
 
         made = Value(self.dims, dtype.numpy, weight, bounded, fixed=True, weight=weight)
         if (origin := self.origin) is not None:
@@ -184,7 +184,7 @@ class Value:
             made.origin = Origin(
                 key=key,
                 names=origin.names,
-                compute=lambda *given: _bounded(origin.derive(*given), dtype),
+                compute=lambda *given: _within_limits(origin.derive(*given), dtype),
                 parts=(origin,),
             )
             made.looked_at = self.looked_at
@@ -221,7 +221,7 @@ class Value:
         """Its elements. Raises `Undecided` with all inputs whose values are needed for them."""
         if isinstance(self._array, np.ndarray):
             return self._array
-        needed = self._needed()
+        needed = self._sources_in_order()
         arrays = [value._array for value in needed]
         undecided = [array.names for array in arrays if isinstance(array, Undecided)]
         if undecided:
@@ -236,7 +236,7 @@ class Value:
         assert isinstance(elements, np.ndarray), "the last of those that are needed is it itself"
         return elements
 
-    def _needed(self) -> list[Value]:
+    def _sources_in_order(self) -> list[Value]:
         """It and all that its elements are computed from, as far as they are not there, itself last.
 
         Each comes after those that it is computed from. A chain of many nodes would be too deep for a call in
@@ -292,7 +292,7 @@ class Value:
         return self.known is not None and self.known.is_half
 
 
-def _bounded(array: np.ndarray, dtype: DType) -> np.ndarray:
+def _within_limits(array: np.ndarray, dtype: DType) -> np.ndarray:
     """An array whose finite elements are within a dtype's limits."""
     limit = largest(dtype)
     beyond = np.isfinite(array) & (np.abs(array) > limit)

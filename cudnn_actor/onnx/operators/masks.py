@@ -43,7 +43,7 @@ _LEAST = 1e38
 def read_mask(mask: Value, rows: int, columns: int) -> Mask:
     """What a mask of attention says, of truth values or of what is added to scores."""
     seen, hidden = _choice(mask)
-    return _read(seen, hidden, rows, columns) or Mask(mask)
+    return _mask_of_truth(seen, hidden, rows, columns) or Mask(mask)
 
 
 def read_fill(fill: Node, rows: int, columns: int, dtype: DType) -> tuple[Value, Mask] | None:
@@ -56,22 +56,22 @@ def read_fill(fill: Node, rows: int, columns: int, dtype: DType) -> tuple[Value,
         if math.isfinite(hidden) and largest(dtype) < -_HIDDEN:
             return None  # in a row that sees nothing, all keys weigh alike: a sum would keep their scores
         if not hides:
-            mask = _read(chosen, hidden, rows, columns)
+            mask = _mask_of_truth(chosen, hidden, rows, columns)
         elif (turned := chosen.made_by) is not None and turned.op == "Not":
-            mask = _read(turned.value(0), hidden, rows, columns)
+            mask = _mask_of_truth(turned.value(0), hidden, rows, columns)
         else:
-            says = _known(chosen, rows, columns)
+            says = _what_constant_says(chosen, rows, columns)
             known = {"none": Mask(None), "later": Mask(None, causal=True)}
             mask = known.get(says, Mask(chosen, hidden=hidden, hides=True))
         return None if mask is None else (scores, mask)
     return None
 
 
-def _read(seen: Value, hidden: float, rows: int, columns: int) -> Mask | None:
+def _mask_of_truth(seen: Value, hidden: float, rows: int, columns: int) -> Mask | None:
     """What truth values say; None if they are not there for each key."""
     parts, causal, left = _parts(seen), False, list[Value]()
     for part in parts:
-        match _known(part, rows, columns):
+        match _what_constant_says(part, rows, columns):
             case "causal":
                 causal = True
             case "all":
@@ -111,7 +111,7 @@ def _parts(mask: Value) -> list[Value]:
     return parts + waiting
 
 
-def _known(part: Value, rows: int, columns: int) -> str:
+def _what_constant_says(part: Value, rows: int, columns: int) -> str:
     """What a constant says of each key: see `_what_is_seen`."""
     if not part.fixed or part.origin is not None:
         return ""

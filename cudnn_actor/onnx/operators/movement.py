@@ -56,10 +56,10 @@ def reshape(node: Node, g: GraphBuilder) -> Result:
         wanted = [each or dims[axis] for axis, each in enumerate(wanted)]
     if -1 not in wanted and math.prod(wanted) != math.prod(dims) and node.value(1).fixed:
         raise Unfit(f"has the shape {tuple(wanted)} for the {math.prod(dims):,} elements of dims {dims}")
-    return _reshaped(node, g, wanted)
+    return _reshape(node, g, wanted)
 
 
-def _reshaped(node: Node, g: GraphBuilder, wanted: Sequence[int]) -> Result:
+def _reshape(node: Node, g: GraphBuilder, wanted: Sequence[int]) -> Result:
     rest = math.prod(each for each in wanted if each != -1)
     if list(wanted).count(-1) == 1 and rest and node.value(0).size % rest == 0:
         wanted = [node.value(0).size // rest if each == -1 else each for each in wanted]
@@ -69,7 +69,7 @@ def _reshaped(node: Node, g: GraphBuilder, wanted: Sequence[int]) -> Result:
 @operator("Flatten", since=1)
 def flatten(node: Node, g: GraphBuilder) -> Result:
     dims, axis = node.dims(0), node.axis()
-    return _reshaped(node, g, (math.prod(dims[:axis]), math.prod(dims[axis:])))
+    return _reshape(node, g, (math.prod(dims[:axis]), math.prod(dims[axis:])))
 
 
 @operator("Squeeze", since=1)
@@ -79,7 +79,7 @@ def squeeze(node: Node, g: GraphBuilder) -> Result:
     axes = set(given) if given is not None else {a for a, d in enumerate(dims) if d == 1}
     if any(dims[axis] != 1 for axis in axes):
         raise Declined(f"axes {given} of dims {dims} are not of size 1")
-    return _reshaped(node, g, [d for a, d in enumerate(dims) if a not in axes])
+    return _reshape(node, g, [d for a, d in enumerate(dims) if a not in axes])
 
 
 @operator("Unsqueeze", since=1)
@@ -90,7 +90,7 @@ def unsqueeze(node: Node, g: GraphBuilder) -> Result:
         raise Declined(f"axes {tuple(axes)} name one twice")
     for axis in axes:
         dims.insert(axis, 1)
-    return _reshaped(node, g, dims)
+    return _reshape(node, g, dims)
 
 
 @operator("Transpose", since=1)

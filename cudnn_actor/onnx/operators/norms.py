@@ -68,11 +68,11 @@ def group_norm(node: Node, g: GraphBuilder) -> Result:
         return node.value(0)
     x, scale, bias = node.tensors()
     if node.version < 21:  # one number for each group
-        scale, bias = (_repeated(g, each, x.dims[1] // groups) for each in (scale, bias))
+        scale, bias = (_repeat(g, each, x.dims[1] // groups) for each in (scale, bias))
     return g.group_norm(x, groups, scale, bias, epsilon=node.attribute("epsilon"))
 
 
-def _repeated(g: GraphBuilder, x: Tensor, count: int) -> Tensor:
+def _repeat(g: GraphBuilder, x: Tensor, count: int) -> Tensor:
     wide = g.broadcast_to(g.reshape(x, (*x.dims, 1)), (*x.dims, count))
     return g.reshape(wide, (x.dims[0] * count,))
 

@@ -90,7 +90,7 @@ def _zero_point(node: Node, number: int) -> bool:
     return not value.fixed or bool(np.any(value.array))
 
 
-def _moved(node: Node, g: GraphBuilder, number: int, zero: Tensor | None, terms: int) -> Tensor:
+def _minus_zero_point(node: Node, g: GraphBuilder, number: int, zero: Tensor | None, terms: int) -> Tensor:
     """Bytes minus their zero point, as floats in which sums of that many products are exact."""
     if node.dtype(number) not in _BYTES:
         raise Declined(f"a product of integers of {node.dtype(number)}")
@@ -126,7 +126,7 @@ def _product(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
     rows = _spread(g, node.tensor(a_zero), 1) if of_a else None
     columns = node.tensor(b_zero) if of_b else None
     terms = node.dims(a)[-1]
-    return g.matmul(_moved(node, g, a, rows, terms), _moved(node, g, b, columns, terms))
+    return g.matmul(_minus_zero_point(node, g, a, rows, terms), _minus_zero_point(node, g, b, columns, terms))
 
 
 def _convolution(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
@@ -138,8 +138,8 @@ def _convolution(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
         return g._result(ConvolutionForward(x=node.tensor(x), w=node.tensor(w), conv=spec))
     terms = math.prod(node.dims(w)[1:])
     zero = _spread(g, node.tensor(w_zero), *[1] * (node.rank(w) - 1)) if of_w else None
-    moved = _moved(node, g, x, g.reshape(node.tensor(x_zero), ()) if of_x else None, terms)
-    return g._result(ConvolutionForward(x=moved, w=_moved(node, g, w, zero, terms), conv=spec))
+    moved = _minus_zero_point(node, g, x, g.reshape(node.tensor(x_zero), ()) if of_x else None, terms)
+    return g._result(ConvolutionForward(x=moved, w=_minus_zero_point(node, g, w, zero, terms), conv=spec))
 
 
 @operator("MatMulInteger", since=10)
@@ -152,7 +152,7 @@ def conv_integer(node: Node, g: GraphBuilder) -> Result:
     return node.cast(_convolution(node, g, (0, 2, 1, 3)), DType.INT32)
 
 
-def _rescaled(node: Node, g: GraphBuilder, total: Tensor, channels: int | None) -> Tensor:
+def _requantise(node: Node, g: GraphBuilder, total: Tensor, channels: int | None) -> Tensor:
     """Sums of products as quantised numbers. `channels`: the axis that a scale of several numbers is for."""
     behind = [1] * (0 if channels is None else total.rank - channels - 1)
     b = _spread(g, node.tensor(4), *behind)
@@ -165,10 +165,10 @@ def _rescaled(node: Node, g: GraphBuilder, total: Tensor, channels: int | None) 
 
 @operator("QLinearMatMul", since=10)
 def qlinear_mat_mul(node: Node, g: GraphBuilder) -> Result:
-    return _rescaled(node, g, _product(node, g, (0, 2, 3, 5)), None)
+    return _requantise(node, g, _product(node, g, (0, 2, 3, 5)), None)
 
 
 @operator("QLinearConv", since=10)
 def qlinear_conv(node: Node, g: GraphBuilder) -> Result:
     total = _convolution(node, g, (0, 2, 3, 5))
-    return _rescaled(node, g, with_bias(g, total, node.tensor_or_none(8)), 1)
+    return _requantise(node, g, with_bias(g, total, node.tensor_or_none(8)), 1)

@@ -21,15 +21,15 @@ __all__: list[str] = []
 
 @operator("RandomNormal", "RandomUniform")
 def random(node: Node, g: GraphBuilder) -> Result:
-    return _drawn(node, g, node.attribute("shape"), wanted_dtype(node, DType.FLOAT32))
+    return _draw(node, g, node.attribute("shape"), wanted_dtype(node, DType.FLOAT32))
 
 
 @operator("RandomNormalLike", "RandomUniformLike")
 def random_like(node: Node, g: GraphBuilder) -> Result:
-    return _drawn(node, g, node.dims(0), wanted_dtype(node, node.dtype(0)))
+    return _draw(node, g, node.dims(0), wanted_dtype(node, node.dtype(0)))
 
 
-def _drawn(node: Node, g: GraphBuilder, dims: Sequence[int], dtype: DType) -> Result:
+def _draw(node: Node, g: GraphBuilder, dims: Sequence[int], dtype: DType) -> Result:
     if 0 in dims:
         return np.empty(dims, dtype.numpy)
     state = node.random_state(dims)

@@ -54,7 +54,7 @@ def bias_add(node: Node, g: GraphBuilder) -> Result:
 # Products and convolutions with what follows them.
 
 
-def _activated(node: Node, g: GraphBuilder, x: Tensor, parameters: tuple[float, ...]) -> Tensor:
+def _activate(node: Node, g: GraphBuilder, x: Tensor, parameters: tuple[float, ...]) -> Tensor:
     name, (a, b, *_) = node.attribute("activation"), (*parameters, 0.0, 0.0)
     if name == "Clip":
         return g.clip(x, a, b)
@@ -71,22 +71,22 @@ def _activated(node: Node, g: GraphBuilder, x: Tensor, parameters: tuple[float, 
 @microsoft("FusedConv")
 def fused_conv(node: Node, g: GraphBuilder) -> Result:
     y = _plus(node, g, conv(node, g), 3)
-    return _activated(node, g, y, node.attribute("activation_params") or ())
+    return _activate(node, g, y, node.attribute("activation_params") or ())
 
 
 @microsoft("FusedGemm")
 def fused_gemm(node: Node, g: GraphBuilder) -> Result:
     parameters = (node.attribute("activation_alpha"), node.attribute("activation_beta"))
-    return _activated(node, g, gemm(node, g), parameters)
+    return _activate(node, g, gemm(node, g), parameters)
 
 
 @microsoft("FusedMatMul", "TransposeMatMul")
 def fused_mat_mul(node: Node, g: GraphBuilder) -> Result:
-    a, b = (_turned(node, g, number, side) for number, side in enumerate("AB"))
+    a, b = (_operand_of_product(node, g, number, side) for number, side in enumerate("AB"))
     return g.matmul(a, b) * node.attribute("alpha")
 
 
-def _turned(node: Node, g: GraphBuilder, number: int, side: str) -> Tensor:
+def _operand_of_product(node: Node, g: GraphBuilder, number: int, side: str) -> Tensor:
     """An operand, whose first dim may be one of its matrices', and whose matrices may be turned."""
     x = node.tensor(number)
     if node.attribute(f"transBatch{side}") and x.rank > 2:
@@ -102,11 +102,13 @@ def mat_mul_n_bits(node: Node, g: GraphBuilder) -> Result:
     if bits not in (2, 4, 8) or node.has(4) or node.attribute("weight_prepacked"):
         raise Declined(f"filters of {bits} bits" if bits not in (2, 4, 8) else "filters in another order")
     blocks = -(-k // size)
-    codes = _unpacked(g, packed, bits, (n, blocks, size), scales.dtype)
+    codes = _unpack_bits(g, packed, bits, (n, blocks, size), scales.dtype)
     zero: Any = float(1 << (bits - 1))
     if node.has(3):
         points = node.tensor(3)
-        wide = points if points.dtype.is_floating else _unpacked(g, points, bits, (n, blocks), scales.dtype)
+        wide = (
+            points if points.dtype.is_floating else _unpack_bits(g, points, bits, (n, blocks), scales.dtype)
+        )
         zero = g.reshape(wide, (n, blocks, 1))
     w = g.multiply(g.subtract(codes, zero), g.reshape(scales, (n, blocks, 1)))
     rows = g.reshape(w, (n, blocks * size))
@@ -114,7 +116,7 @@ def mat_mul_n_bits(node: Node, g: GraphBuilder) -> Result:
     return _plus(node, g, y, 5)
 
 
-def _unpacked(g: GraphBuilder, x: Tensor, bits: int, dims: tuple[int, ...], dtype: DType) -> Tensor:
+def _unpack_bits(g: GraphBuilder, x: Tensor, bits: int, dims: tuple[int, ...], dtype: DType) -> Tensor:
     """Numbers of so many bits, which lie in bytes, as floats. Each row begins in a byte of its own."""
     rows = g.reshape(x, (dims[0], -1))
     parts = [g.bitwise_and(g.right_shift(rows, place), (1 << bits) - 1) for place in range(0, 8, bits)]
@@ -200,7 +202,7 @@ def multi_head_attention(node: Node, g: GraphBuilder) -> Result:
             for each, end in zip((q, k, v), ends, strict=True)
         )
     past = (node.tensor(6), node.tensor(7)) if node.has(6) else None
-    y, keys, values = _attended(node, g, (q, k, v), past, mask=4, added=5)
+    y, keys, values = _attend(node, g, (q, k, v), past, mask=4, added=5)
     return y, keys if node.wants(1) else None, values if node.wants(2) else None
 
 
@@ -209,11 +211,11 @@ def attended(
 ) -> Result:
     """Attention of operands of dims (B, S, heads * size), with keys and values of before in one tensor."""
     before = (node.tensor(past)[0], node.tensor(past)[1]) if node.has(past) else None
-    y, keys, values = _attended(node, g, operands, before, mask=mask, added=added)
+    y, keys, values = _attend(node, g, operands, before, mask=mask, added=added)
     return y, g.stack([keys, values]) if node.wants(1) else None
 
 
-def _attended(
+def _attend(
     node: Node,
     g: GraphBuilder,
     operands: tuple[Tensor, Tensor, Tensor],

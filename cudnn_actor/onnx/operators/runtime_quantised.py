@@ -41,11 +41,11 @@ def _one(g: GraphBuilder, x: Tensor) -> Tensor:
 
 def _floats(node: Node, g: GraphBuilder, number: int) -> Tensor:
     """An input as the floats that it stands for: its scale and its zero point follow it."""
-    x = _moved(node, g, number, number + 2)
+    x = _minus_zero_point(node, g, number, number + 2)
     return g.multiply(x, _one(g, node.tensor(number + 1)))
 
 
-def _moved(node: Node, g: GraphBuilder, number: int, zero: int) -> Tensor:
+def _minus_zero_point(node: Node, g: GraphBuilder, number: int, zero: int) -> Tensor:
     """An input minus its zero point."""
     x = g.astype(node.tensor(number), DType.FLOAT32)
     return g.subtract(x, g.astype(_one(g, node.tensor(zero)), DType.FLOAT32)) if node.has(zero) else x
@@ -145,7 +145,7 @@ def _product(g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:
     return g.astype(g.matmul(a, b), DType.FLOAT32)
 
 
-def _scaled(node: Node, g: GraphBuilder, product: Tensor, a: int, b: int) -> Tensor:
+def _times_scales(node: Node, g: GraphBuilder, product: Tensor, a: int, b: int) -> Tensor:
     """A product of whole numbers times the scales of both, which are inputs."""
     return g.multiply(product, g.multiply(_one(g, node.tensor(a)), _one(g, node.tensor(b))))
 
@@ -161,20 +161,22 @@ def _dynamic(g: GraphBuilder, x: Tensor) -> tuple[Tensor, Tensor]:
 @microsoft("DynamicQuantizeMatMul")
 def dynamic_mat_mul(node: Node, g: GraphBuilder) -> Result:
     codes, scale = _dynamic(g, node.tensor(0))
-    y = _product(g, codes, _moved(node, g, 1, 3))
+    y = _product(g, codes, _minus_zero_point(node, g, 1, 3))
     y = g.multiply(y, g.multiply(_one(g, node.tensor(2)), scale))
     return g.add(y, node.tensor(4)) if node.has(4) else y
 
 
 @microsoft("MatMulIntegerToFloat")
 def mat_mul_to_floats(node: Node, g: GraphBuilder) -> Result:
-    y = _scaled(node, g, _product(g, _moved(node, g, 0, 4), _moved(node, g, 1, 5)), 2, 3)
+    y = _times_scales(
+        node, g, _product(g, _minus_zero_point(node, g, 0, 4), _minus_zero_point(node, g, 1, 5)), 2, 3
+    )
     return g.add(y, node.tensor(6)) if node.has(6) else y
 
 
 @microsoft("QGemm")
 def gemm(node: Node, g: GraphBuilder) -> Result:
-    a, b = _moved(node, g, 0, 2), _moved(node, g, 3, 5)
+    a, b = _minus_zero_point(node, g, 0, 2), _minus_zero_point(node, g, 3, 5)
     a = g.transpose(a, (1, 0)) if node.attribute("transA") else a
     b = g.transpose(b, (1, 0)) if node.attribute("transB") else b
     y = _product(g, a, b)
@@ -189,7 +191,9 @@ def gemm(node: Node, g: GraphBuilder) -> Result:
 def attention(node: Node, g: GraphBuilder) -> Result:
     if node.attribute("do_rotary") or node.attribute("past_present_share_buffer"):
         raise Declined("has a cache that it changes, or rotates positions")
-    y = _scaled(node, g, _product(g, _moved(node, g, 0, 6), _moved(node, g, 1, 7)), 3, 4)
+    y = _times_scales(
+        node, g, _product(g, _minus_zero_point(node, g, 0, 6), _minus_zero_point(node, g, 1, 7)), 3, 4
+    )
     y = g.add(y, node.tensor(2))
     width = y.dims[2] // 3
     q, k, v = (y[..., n * width : (n + 1) * width] for n in range(3))

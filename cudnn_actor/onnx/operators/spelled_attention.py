@@ -35,11 +35,11 @@ def spelled_out_attention(node: Node, g: GraphBuilder) -> Tensor | None:
     if masked is None:
         return None
     scores, mask = masked
-    scores, scale = _unscaled(scores)
+    scores, scale = _scale_and_value(scores)
     of_keys = made_by(scores, "MatMul")
     if of_keys is None:
         return None
-    (q, of_q), (k, of_k) = (_unscaled(of_keys.value(number)) for number in (0, 1))
+    (q, of_q), (k, of_k) = (_scale_and_value(of_keys.value(number)) for number in (0, 1))
     scale *= of_q * of_k
     if not (
         q.rank == k.rank == 4
@@ -88,17 +88,17 @@ def shared_heads(value: Value, g: GraphBuilder) -> Tensor:
     return g.reshape(once.tensor, (batch, groups, *rest))
 
 
-def _unscaled(value: Value) -> tuple[Value, float]:
+def _scale_and_value(value: Value) -> tuple[Value, float]:
     """What a value is a multiple of, and by how much."""
     scale = 1.0
     for _ in range(MOST_STEPS):
-        if (scaled := _scaled(value)) is None:
+        if (scaled := _constant_factor_and_value(value)) is None:
             break
         value, scale = scaled[0], scale * scaled[1]
     return value, scale
 
 
-def _scaled(value: Value) -> tuple[Value, float] | None:
+def _constant_factor_and_value(value: Value) -> tuple[Value, float] | None:
     """What a value is a multiple of by a constant, and the constant; None if it is none."""
     for op, place in (("Mul", 1), ("Mul", 0), ("Div", 1)):
         made = made_by(value, op)
@@ -110,7 +110,7 @@ def _scaled(value: Value) -> tuple[Value, float] | None:
 
 def _keys_and_values(k: Value, v: Value, g: GraphBuilder) -> tuple[Tensor, Tensor]:
     """Keys (B, H, S, D) of their transpose, and values, of as few heads as there are."""
-    of = _transposed(k)
+    of = _transposed_value(k)
     if of is not None and of.known is k.known:
         keys, values = shared_heads(of, g), shared_heads(v, g)
         if keys.dims[1] == values.dims[1]:
@@ -119,7 +119,7 @@ def _keys_and_values(k: Value, v: Value, g: GraphBuilder) -> tuple[Tensor, Tenso
     return g.transpose(k.tensor, (0, 1, 3, 2)), v.tensor
 
 
-def _transposed(k: Value) -> Value | None:
+def _transposed_value(k: Value) -> Value | None:
     """What a value is the transpose of, in its last two dims, perhaps with the dims before them as one."""
     made = k.made_by
     if made is None:

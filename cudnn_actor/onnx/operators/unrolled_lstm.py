@@ -78,7 +78,7 @@ class _Unrolled:
         weights = turned(g, weights)
         bias = None if bias is None else g.slice(bias, slice(4 * of.hidden, None))
         f, c, h = (_function(g, each) for each in of.activations[3 * direction : 3 * direction + 3])
-        f, c = self._clipped(f), self._clipped(c)
+        f, c = self._clip_input(f), self._clip_input(c)
         peepholes = self._part(7, direction)
         p = [None if peepholes is None else self._gate(peepholes, n) for n in range(3)]
 
@@ -99,7 +99,7 @@ class _Unrolled:
 
         return step
 
-    def _clipped(self, function: _Function) -> _Function:
+    def _clip_input(self, function: _Function) -> _Function:
         """An activation behind the bounds that the network has for what its gates are computed from."""
         clip = self._of.clip
         return (lambda x: function(self._g.clip(x, -clip, clip))) if clip else function
