@@ -44,7 +44,7 @@ _LEAST = {
 _MOST = {"threads": MOST_THREADS}
 """The largest value of those that have one."""
 _REQUIRED = ("mailbox", "max_restarts", "cache_limit", "plan_capacity")
-"""Those of them that may not be None."""
+"""The options that may not be None."""
 OnGiveUp = Literal["raise", "exit"] | Callable[[Escalated], object]
 """The values of `Options.on_give_up`."""
 

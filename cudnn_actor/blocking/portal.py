@@ -42,7 +42,7 @@ class Portal:
         handler that raises leaves it released."""
         self._open, self._forked = True, False
         self._calls: set[_Call] = set()
-        """Those that have begun and not ended. Touched by the loop's thread alone."""
+        """The calls that have begun and not ended. Touched by the loop's thread alone."""
         self._ending: _Call | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

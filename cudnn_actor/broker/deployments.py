@@ -245,7 +245,7 @@ class Deployments:
         return known is not None and known.of is graph
 
     def deployed(self, ref: ModelRef, graphs: Iterable[ModelGraph]) -> tuple[Deployed, ...]:
-        """Those of these graphs that a model has. Raises `NotDeployed`."""
+        """The graphs that a model has, of the given ones. Raises `NotDeployed`."""
         model = self._model(ref)
         return tuple(model.graphs[each.name] for each in graphs if self._has(model, each))
 

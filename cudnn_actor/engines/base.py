@@ -352,7 +352,7 @@ class Engine(Protocol):
         """
 
     def keeps(self, plan: Plan, constant: Collection[int]) -> frozenset[int]:
-        """Those of these buffers, by their places, that a run which is expected would read only once.
+        """The places of the constant buffers that a run which is expected would read only once.
 
         `expect` must be told again after a write to one of these. An engine whose work is enqueued reads them
         in the order of that work.

@@ -58,7 +58,7 @@ class _Samples:
     def __init__(self) -> None:
         self._by_name: dict[str, dict[Labels, float]] = defaultdict(dict)
         self._buckets: dict[str, dict[Labels, list[tuple[float, int]]]] = defaultdict(dict)
-        """Those of histograms, without the label `le`: each upper bound with the count up to it."""
+        """Histograms, without the label `le`: each upper bound with the count up to it."""
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Note a sample."""

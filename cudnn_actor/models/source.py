@@ -167,12 +167,12 @@ class Step:
 
     @property
     def inputs(self) -> Mapping[str, TensorSpec]:
-        """Those of its inputs."""
+        """The specs of its inputs, by name."""
         return {port.name: self.specs[port.name] for port in self.graph.inputs}
 
     @property
     def outputs(self) -> Mapping[str, TensorSpec]:
-        """Those of its outputs, which are the cells that it fills."""
+        """The specs of its outputs, by name. The outputs are the cells that it fills."""
         return {port.name: self.specs[port.name] for port in self.graph.outputs}
 
 

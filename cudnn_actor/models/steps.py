@@ -55,7 +55,7 @@ class StepsRun:
         self._cells: dict[str, BufferRef] = {}
         """What is there now."""
         self._made: dict[str, BufferRef] = {}
-        """Those of them that this run has allocated, and frees."""
+        """The buffers that this run has allocated, and frees."""
         outputs = {*of.outputs.values(), *of.rows.values()}
         self._last = {cell: number for number, step in enumerate(of.steps) for cell in step.reads.values()}
         """Cells → the step behind which nothing reads them, but for what the results need."""

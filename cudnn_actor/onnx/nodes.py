@@ -158,7 +158,7 @@ class Node:
     def check(self) -> None:
         """Raise `Contradiction` for axes and names that there are not, and counts that cannot be.
 
-        Those that inputs of the model say are checked where they are read.
+        What inputs of the model say is checked where it is read.
         """
         for name, takes in choices_of(self.schema).items():
             if self.given(name):

@@ -1,7 +1,7 @@
 """How constants follow from initialisers: by which nodes, so that these can compute them again, and need not.
 
-Those of initialisers that may be overwritten are computed again with the new values. The others are known by
-their keys in the next import of the file, for other dims: their elements need not be read for that.
+Constants of initialisers that may be overwritten are computed again with the new values. The others are known
+by their keys in the next import of the file, for other dims: their elements need not be read for that.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class PortNames:
 
     def __init__(self) -> None:
         self._names = {SCRATCH}
-        """Those that are taken. No body of a loop may have a port of this name."""
+        """The names that are taken. No body of a loop may have a port of this name."""
         self._numbered: Counter[str] = Counter()
         """Names → the last number that was given to a port of that name."""
 
@@ -54,7 +54,7 @@ class Ports:
     file
         The model.
     specs
-        Those of the model's inputs, by name.
+        The specs of the model's inputs, by name.
     values
         The values of the inputs that decide over shapes.
     names

@@ -88,7 +88,7 @@ class Precision:
     g
         The builder of the graph.
     nodes
-        Those of the model.
+        The nodes of the model.
     """
 
     def __init__(self, dtype: DType, g: GraphBuilder, nodes: Iterable[onnx.NodeProto]) -> None:

@@ -141,7 +141,7 @@ def size_of(path: Path) -> int:
 
 
 def bytes_of(path: Path, offset: int, count: int) -> bytes:
-    """So many bytes of a file. Raises `OSError` if there are fewer."""
+    """`count` bytes of a file, from `offset` on. Raises `OSError` if there are fewer."""
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read(count)

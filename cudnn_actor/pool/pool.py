@@ -85,7 +85,7 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     members
-        Those of each member.
+        The statistics of each member.
     waiting
         Requests that wait for a member to be up.
     moved

@@ -19,7 +19,7 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["SharedSource", "shared"]
 
 _MOST_KEPT = 64
-"""So many imports are kept for members that start later."""
+"""The most imports that are kept for members that start later."""
 
 
 def shared(source: Source) -> Source:

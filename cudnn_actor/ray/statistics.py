@@ -54,7 +54,7 @@ class RayPoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     members
-        Those of each replica.
+        The statistics of each replica.
     waiting
         Requests that wait for a replica to be up.
     moved

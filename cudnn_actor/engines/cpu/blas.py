@@ -92,7 +92,7 @@ def _set(library: Any, count: int) -> None:
 def _libraries() -> tuple[Any, ...]:
     """The BLAS libraries that were loaded at the first call, which takes some milliseconds.
 
-    Those that are loaded later are not limited.
+    A library that is loaded later is not limited.
     """
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
     return tuple(blas.lib_controllers)

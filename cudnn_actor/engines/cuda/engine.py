@@ -301,7 +301,7 @@ class CudaEngine:
         return PreparedRun(once, runs)
 
     def keeps(self, plan: Plan, constant: Collection[int]) -> frozenset[int]:
-        """Those of these buffers of which an expected run keeps values: see `Engine.keeps`."""
+        """The buffers of which an expected run keeps values: see `Engine.keeps`."""
         found = self._divided(plan, constant)
         kept = () if found is None else found.kept
         return frozenset(place for each in kept for place in each.reads)

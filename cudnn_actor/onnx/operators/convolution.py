@@ -74,7 +74,7 @@ def with_bias(g: GraphBuilder, y: Tensor, bias: Tensor | None) -> Tensor:
 def _layout(node: Node) -> Layout | None:
     """The layout that a convolution runs in; None for that of its operands.
 
-    Those of half types need their channels last to be fused with what follows them.
+    Operands of half types need their channels last to be fused with what follows them.
     """
     return (
         Layout.NHWC

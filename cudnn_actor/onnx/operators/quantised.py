@@ -105,7 +105,7 @@ def _spread(g: GraphBuilder, x: Tensor, *behind: int) -> Tensor:
 
 
 def _dims_of_product(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """Those of a product of matrices. Raises `Unfit`."""
+    """The dims of a product of matrices of these dims. Raises `Unfit`."""
     try:
         batch = np.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
     except ValueError:

@@ -183,7 +183,7 @@ class Network:
         return self.g.reshape(self.in_order(7, (0, 2, 1)), (self.directions, 3, self.hidden))
 
     def _first_states(self) -> dict[str, Any]:
-        """Those that are given, by the operations' names."""
+        """The first states that are given, by the operations' names."""
         return {
             name: self.g.transpose(self.node.tensor(number), (1, 0, 2))
             if self.batch_first

@@ -43,7 +43,7 @@ class Crowd:
     settings
         Determines which callers there are.
     attached
-        Those that are attached.
+        The callers that are attached.
     """
 
     def __init__(self, ground: Ground, settings: Settings, attached: AttachedCallers) -> None:

@@ -34,7 +34,7 @@ class LoopComputation:
 
     @functools.cached_property
     def specs(self) -> dict[str, TensorSpec]:
-        """Those of all buffers, by name."""
+        """The specs of all buffers, by name."""
         return {**self.loop.specs(self.turns), SCRATCH: self.loop.scratch}
 
     @property

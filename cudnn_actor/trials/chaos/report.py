@@ -55,7 +55,7 @@ class LifeTimes(msgspec.Struct, frozen=True, kw_only=True):
     """All of them together."""
     p50_s: float
     idle: int
-    """Those that lasted over half a second and answered nothing."""
+    """How many incarnations lasted over half a second and answered nothing."""
     first_p50_ms: float | None
     first_p90_ms: float | None
     first_max_ms: float | None

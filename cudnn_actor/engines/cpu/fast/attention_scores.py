@@ -47,7 +47,7 @@ class Masks:
         return self._found[at]
 
     def seen(self, rows: range, keys: range) -> range:
-        """Those of `keys` that a position of `rows` may see."""
+        """The part of `keys` that a position of `rows` may see."""
         start = keys.start if self._left is None else max(keys.start, rows[0] - self._left)
         stop = keys.stop if self._right is None else min(keys.stop, rows[-1] + self._right + 1)
         return range(start, max(start, stop))

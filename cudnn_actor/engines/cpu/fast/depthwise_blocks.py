@@ -38,7 +38,7 @@ class DepthwiseBlocks:
     geometry
         The convolution.
     dims
-        Those of the tensor whose boxes are blocks.
+        The dims of the tensor whose boxes are blocks.
     dtype
         That of all arrays.
     """

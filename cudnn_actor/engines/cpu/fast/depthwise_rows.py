@@ -158,7 +158,7 @@ class _Phase(NamedTuple):
     number
         The phase.
     taps
-        Those of these rows: (channels, outer dims, rows, columns).
+        The taps of these rows: (channels, outer dims, rows, columns).
     rows
         For each row, in that order, where in the phase's copies the first row of y meets it.
     """

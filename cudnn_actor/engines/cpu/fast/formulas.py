@@ -201,7 +201,7 @@ FORMULAS: Mapping[PointwiseMode, Any] = {
 }
 """The formula of each mode: NumPy's own function where the definition is one.
 
-Those of whole numbers hold for integers, too: in 64 bits, modulo 2**64.
+The formulas of whole numbers hold for integers, too: in 64 bits, modulo 2**64.
 """
 
 FLOAT32_ONLY = {_M.ERF, _M.GELU}

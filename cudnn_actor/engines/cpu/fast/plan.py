@@ -227,7 +227,7 @@ class FastProgram:
     Parameters
     ----------
     buffers
-        Those that it is bound to.
+        The buffers that it is bound to.
     scalars
         Where the numbers of a run are written.
     pieces

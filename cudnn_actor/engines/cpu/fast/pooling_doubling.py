@@ -35,7 +35,7 @@ Array = npt.NDArray[Any]
 _LEAST = 16
 """Windows of fewer elements are reduced element by element, or one by one."""
 _MANY = 64
-"""So many windows of any length are doubled, if each has its own."""
+"""From this many windows on, windows of any length are doubled, if each has its own."""
 
 
 def is_long(axis: Axis) -> bool:

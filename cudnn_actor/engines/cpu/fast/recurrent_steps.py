@@ -85,7 +85,7 @@ class _Walk:
     Parameters
     ----------
     functions
-        Those of the direction.
+        The functions of the direction.
     own
         What the direction has: its weights, its bias, its peepholes; of the task's sequences the state, the
         lengths, and what is read and written step by step, in the order of the walk.

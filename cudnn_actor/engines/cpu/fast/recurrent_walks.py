@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, node: Any, w_hh: tuple[int, ...], batch: int) -> Sizes:
-        """Those of a layer with weights of these dims."""
+        """The sizes of a layer with recurrent weights of dims `w_hh`."""
         directions, rows, state = w_hh
         return cls(directions, batch, rows, state, rows // node.mode.gates)
 

@@ -24,8 +24,8 @@ Sessions = Literal["never", "where it pays", "wherever it can"]
 """Which graphs ONNX Runtime runs, of those that it has all operations of."""
 _MANY_OPERATIONS = 16
 _MANY_MULTIPLICATIONS = 1 << 20
-"""So many take a tenth of a millisecond. A session takes some milliseconds to be made, and each run of it
-some 10 us beside its work; NumPy takes 5 us for each operation."""
+"""That many operations, or multiplications, take a tenth of a millisecond. A session takes some milliseconds
+to be made, and each run of it some 10 us beside its work; NumPy takes 5 us for each operation."""
 
 
 def wants_session(graph: OperationGraph, sessions: Sessions) -> bool:

@@ -156,8 +156,8 @@ def emit_attention(draft: Draft, operation: Attention[int]) -> None:
 def _mask(draft: Draft, operation: Attention[int]) -> tuple[str, str]:
     """What is added to the scores, and which positions see nothing; empty for nothing and for none.
 
-    Those see everything here, and their results are multiplied by 0, so that NaN stays NaN. The softmax of
-    scores that are all -infinity would be NaN.
+    A position that sees nothing sees everything here, and its results are multiplied by 0, so that NaN stays
+    NaN. The softmax of scores that are all -infinity would be NaN.
     """
     mask = ""
     if operation.causal:

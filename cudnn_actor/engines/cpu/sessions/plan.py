@@ -290,7 +290,7 @@ class SessionRun:
         return sum(buffer.nbytes for buffer in moved) >= LEAST_BYTES
 
     def results(self, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Those of its buffers that a run writes."""
+        """The buffers that a run writes."""
         return [buffer for port, buffer in zip(self._ports, buffers, strict=True) if port and port.written]
 
     @functools.cached_property

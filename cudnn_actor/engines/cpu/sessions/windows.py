@@ -64,7 +64,7 @@ def emit_avg_pool(draft: Draft, operation: AvgPool[int]) -> None:
 
 
 _MOST_TAPS = 4
-"""Those of a cubic resampling without antialiasing."""
+"""The taps of a cubic resampling without antialiasing."""
 
 
 def emit_resample(draft: Draft, operation: Resample[int]) -> None:

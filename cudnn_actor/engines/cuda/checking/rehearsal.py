@@ -69,8 +69,8 @@ class Rehearsals:
         self._known: set[Any] = set()
         """The kinds of operations that have been asked for."""
         self._ready: set[Any] = set()
-        """Those that have been evaluated on the device. Only the threads add to it. Who looks too early has a
-        part of a graph evaluated on the host once more."""
+        """The kinds that have been evaluated on the device. Only the threads add to it. Who looks too early
+        has a part of a graph evaluated on the host once more."""
         self._evaluated: set[Any] = set()
         """The forms of graphs that builds have evaluated on the device. Only the builder's thread uses it."""
         self._may_go_on = threading.Event()

@@ -42,7 +42,7 @@ class CompiledAttention:
 
 
 COMPILED_ATTENTION = CompiledAttention()
-"""Those of this process."""
+"""The compiled attention of this process."""
 
 
 def _kind(graph: OperationGraph) -> Hashable:

@@ -192,7 +192,7 @@ class _Source:
         self._keeping = self._costly() if self._held else set()
         """The expressions of elements whose values stay in registers."""
         self._kept: set[int] = set()
-        """Those of them that have been computed."""
+        """The expressions of `_keeping` that have been computed."""
 
     def _level_of(self, value: Value) -> int:
         """How many reductions must end, one after the other, before a value is known."""

@@ -79,7 +79,7 @@ class Pass(NamedTuple):
     sums
         The two expressions whose sums are wanted; empty if nothing is reduced.
     values
-        Those two numbers.
+        The two numbers, `{low}` and `{high}`.
     results
         Operand → what is stored once for each line.
     changed
@@ -105,7 +105,7 @@ class Norm(NamedTuple):
     Parameters
     ----------
     dims
-        Those of x, of which some may be parts.
+        The dims of x, some of which may be cut into parts.
     operands
         By name, in the order of their addresses; the first is whole. Those of the body's leaves are "in0",
         "in1", ...

@@ -61,9 +61,9 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
     together
         The elements of a unit. Every row of the result begins at a multiple of it, and has a multiple of it.
     parts
-        Those of a row, side by side.
+        The parts of a row, side by side.
     axes
-        Those of the rows, slowest first: the size, and the strides of the result and of each operand.
+        The axes of the rows, slowest first: the size, and the strides of the result and of each operand.
     """
 
     itemsize: int

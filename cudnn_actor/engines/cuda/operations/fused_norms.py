@@ -44,7 +44,7 @@ __all__ = ["FUSED", "Normed", "alone", "beside", "elements", "norm_launches", "n
 _LOWERED: tuple[type[Node], ...] = (BatchNormTraining, BatchNormBackward, InstanceNorm, GenStats)
 """The norms of channels that cuDNN has, too."""
 _OWN: tuple[type[Node], ...] = (BatchNorm, InstanceNormBackward, GroupNorm, GroupNormBackward)
-"""Those that it lacks. Of InstanceNormBackward, cuDNN 9.19 gives other results from run to run."""
+"""The others. Of InstanceNormBackward, cuDNN 9.19 gives other results from run to run."""
 FUSED = frozenset((*_LOWERED, *_OWN))
 """The norms that are fused with what is around them.
 

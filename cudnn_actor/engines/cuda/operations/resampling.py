@@ -56,9 +56,9 @@ class _Pattern(NamedTuple):
     first
         The first element of x that a group may be made of, from its number times the step on.
     places
-        Of each neighbour's taps, after the first one.
+        The places of each neighbour's taps, after the first one.
     weights
-        Theirs.
+        The weights of these taps.
     """
 
     groups: int

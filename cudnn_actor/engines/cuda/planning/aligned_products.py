@@ -176,7 +176,7 @@ class _Aligning:
         return seen[self._result.uid]
 
     def _columns_of(self, tensor: GraphTensor, start: int, size: int) -> GraphTensor:
-        """So many columns of a tensor that is computed or read behind the product."""
+        """`size` columns of a tensor that is computed or read behind the product, from `start` on."""
         if tensor.uid in self._graph.written:
             return self._new(tensor, (*tensor.dims[:-1], size))
         if tensor.dims[-1] == 1 or size == self._columns:

@@ -36,7 +36,7 @@ class Body:
     graph
         The graph.
     operations
-        Those that the kernel computes.
+        The operations that the kernel computes.
     dims
         The places that it goes over.
     form

@@ -227,7 +227,7 @@ def group_that_reads_the_same(view: View, candidate: Candidate) -> Fusion | None
 
 
 def _of_common_lines(candidate: Candidate, groups: Sequence[Group]) -> Sequence[Group]:
-    """Those groups that may be one: of those with lines, all that have the lines of the latest one."""
+    """The groups that may be one. Of groups with lines, all have the lines of the latest one."""
     lined = [group for group in groups if group.lines is not None]
     if not lined:
         return groups

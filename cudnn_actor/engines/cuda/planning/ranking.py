@@ -30,7 +30,7 @@ _ROWS = range(128, 257)
 def ranked(graph: OperationGraph, names: Sequence[str]) -> list[int]:
     """The indices of cuDNN's candidates of these names, in the order in which they are to be tried.
 
-    Those that the graph's numerics prefer are the first.
+    The candidates that the graph's numerics prefer are the first.
     """
     wanted = _first(graph)
 

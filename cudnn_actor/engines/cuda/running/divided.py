@@ -70,7 +70,7 @@ class Divided(NamedTuple):
     each
         The steps of each run.
     numbers
-        Those that the steps which run once have in the undivided recipe.
+        The numbers of the steps which run once, in the undivided recipe.
     """
 
     kept: tuple[Kept, ...]
@@ -283,7 +283,7 @@ class _Constants:
         return True
 
     def in_place_of(self, number: int, moved: Mapping[_Value, int]) -> dict[int, Buffer]:
-        """Those of a step's sources, by their places, that lie in buffers of their own.
+        """The sources of a step that lie in buffers of their own, by their places.
 
         `moved`: the numbers of these buffers.
         """

@@ -244,7 +244,7 @@ class Part(msgspec.Struct, frozen=True):
     steps
         How many of the recipe's steps run it.
     tag, workspace, checked, tuning
-        Those of its own plan.
+        The piece's own plan has these.
     refused
         Why what would have been preferred to this plan does not run.
     own

@@ -27,9 +27,9 @@ class Warming:
         self._building: tuple[str, ...] = ()
         """Digests of the plans that the standby is building now."""
         self._built: set[str] = set()
-        """Those of the recent plans that it has built."""
+        """Digests of the recent plans that the standby has built."""
         self._failed: dict[str, int] = {}
-        """Those that it could not build → how often it has tried, with others first and then alone."""
+        """Plans that it could not build → how often it has tried, with others first and then alone."""
 
     def next_request(self, recent: Mapping[str, RecentPlan]) -> bytes | None:
         """The next `Warm` for the standby, encoded; None while it builds, or if it lacks nothing.
