@@ -72,7 +72,9 @@ def over_lanes(part: str, by: Join = SUM, nearest: int = 1) -> str:
     result of all lanes that are a multiple of it apart.
     """
     both = by.of(part, by.fetched.format(a=part))
-    return f'_Pragma("unroll") for (int apart = {WARP // 2}; apart >= {nearest}; apart /= 2) {part} = {both};'
+    # NVRTC unrolls the loops around one that ends with `apart >= 1` further, which makes a kernel larger.
+    more = "apart" if nearest == 1 else f"apart >= {nearest}"
+    return f'_Pragma("unroll") for (int apart = {WARP // 2}; {more}; apart /= 2) {part} = {both};'
 
 
 def over_halves(axis: str, part: str, other: str, by: Join = SUM, each: str = "") -> str:
