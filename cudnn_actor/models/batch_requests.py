@@ -38,10 +38,19 @@ class Request:
 
 
 class Batch:
-    """A batch that runs: how many of its requests are still waited for, and the task that runs it."""
+    """A batch that runs: how many of its requests are still waited for, and the task that runs it.
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    Parameters
+    ----------
+    requests
+        Those that it runs.
+    taken
+        How many were taken for it, with those that were answered before it began.
+    """
+
+    def __init__(self, requests: Sequence[Request], taken: int) -> None:
         self.requests = requests
+        self.taken = taken
         self.awaited = len(requests)
         self.task: asyncio.Task[None] | None = None
         self._begun = self._cancelled = False

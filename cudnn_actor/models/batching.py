@@ -404,9 +404,9 @@ class BatchedModel:
             return
         while (requests := self._forming.take(self._loop.time())) is not None:
             # Of a future that is done already, `_withdraw` is on its way, which finds nothing more to do.
-            batch = Batch([each for each in requests if not each.future.done()])
+            batch = Batch([each for each in requests if not each.future.done()], taken=len(requests))
             if not batch.requests:
-                self._forming.end()
+                self._forming.end(batch.taken)
                 continue
             for request in batch.requests:
                 request.batch = batch
@@ -427,7 +427,7 @@ class BatchedModel:
             self._fail(batch.requests, error)
         finally:
             self._batches.discard(batch)
-            self._forming.end()
+            self._forming.end(batch.taken)
             if self._open:
                 self._wake()
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -39,12 +40,17 @@ class FormingBatches(Generic[R]):
 
     A batch starts
 
-    - at once, if a device has none to run;
-    - else if it is full, which is when its size is reached or the next request of its group does not fit;
+    - if it is full, which is when its size is reached or the next request of its group does not fit;
     - else if its first request has waited for `max_delay`;
+    - else if a device has none to run, and no more requests are near;
 
     and in no case while `most_running` batches run. Of several groups, the one whose first request came first
     starts. Requests of one group are taken in order.
+
+    More requests are near if fewer are under way than lately, and the latest came less than half of
+    `max_delay` ago. A server gets its requests one by one. If the first of them started alone each time, a
+    fast device would be idle again when the second comes, and all would run in batches of one: the server
+    would be busy with batches, and its clients would wait in their connections, where nobody counts them.
 
     A full batch may start before it can run, so that its inputs are put together meanwhile: so many more as
     there are devices, and only if its first request has waited the longest of all.
@@ -54,7 +60,7 @@ class FormingBatches(Generic[R]):
     sizes
         How many samples batches may have, ascending. The last is the most.
     max_delay
-        How long a request waits for others while another batch runs, in the unit of the times given.
+        How long a request waits for others, in the unit of the times given.
     most_running
         How many batches may run at a time.
     devices
@@ -66,10 +72,16 @@ class FormingBatches(Generic[R]):
         self._max_delay = max_delay
         self._most_running = most_running
         self._devices = devices
+        self._near = max_delay / 2
         self._groups: dict[Hashable, _Group[R]] = {}
         self._sizes_left: dict[Hashable, tuple[int, ...]] = {}
         """Of groups for which some are left out."""
         self._numbers = 0
+        self._latest = -math.inf
+        """When the latest request came."""
+        self._requests_running = 0
+        self._usual = 0
+        """How many requests were under way lately: the most, less an eighth with each batch that starts."""
         self.running = 0
         """How many batches have started, and not ended."""
 
@@ -78,8 +90,13 @@ class FormingBatches(Generic[R]):
         return sum(len(group.requests) for group in self._groups.values())
 
     @property
+    def under_way(self) -> int:
+        """How many requests wait, or are in batches that have started and not ended."""
+        return len(self) + self._requests_running
+
+    @property
     def samples(self) -> int:
-        """How many samples they have together."""
+        """How many samples those have together that wait."""
         return sum(group.samples for group in self._groups.values())
 
     @property
@@ -105,6 +122,8 @@ class FormingBatches(Generic[R]):
         self._numbers += 1
         waiting.requests[request] = _Waiting(samples, now, self._numbers)
         waiting.samples += samples
+        self._latest = now
+        self._usual = max(self._usual, self.under_way)
 
     def remove(self, request: R, group: Hashable) -> bool:
         """Let a request wait no more. Returns whether it did."""
@@ -112,6 +131,7 @@ class FormingBatches(Generic[R]):
         if waiting is None or request not in waiting.requests:
             return False
         self._forget(group, waiting, [request])
+        self._usual -= 1  # it is not expected again
         return True
 
     def take(self, now: float) -> list[R] | None:
@@ -124,18 +144,23 @@ class FormingBatches(Generic[R]):
         group = min(due, key=self._came)
         if self.running >= self._most_running and not self._may_be_ahead(group):
             return None
+        self._usual = max(self.under_way, self._usual * 7 // 8)
         self.running += 1
-        return self._taken(group)
+        taken = self._taken(group)
+        self._requests_running += len(taken)
+        return taken
 
     def next_at(self) -> float | None:
         """When `take` may give a batch that it does not give now, if nothing else happens; None for never."""
         if not self._groups or self.running >= self._most_running:
             return None
-        return min(group.first.since for group in self._groups.values()) + self._max_delay
+        at = min(group.first.since for group in self._groups.values()) + self._max_delay
+        return min(at, self._latest + self._near) if self.running < self._devices else at
 
-    def end(self) -> None:
-        """Note that a batch has ended."""
+    def end(self, requests: int) -> None:
+        """Note that a batch has ended that was taken with so many requests."""
         self.running -= 1
+        self._requests_running -= requests
 
     def leave_out(self, group: Hashable, size: int) -> list[R]:
         """Form no more batches of a size. Returns the requests that fit into no other, and wait no more."""
@@ -165,9 +190,13 @@ class FormingBatches(Generic[R]):
         return self._groups[group].samples >= self.sizes(group)[-1]
 
     def _may_start(self, group: Hashable, now: float) -> bool:
-        if self.running < self._devices or self._is_full(group):
+        if self._is_full(group) or now >= self._groups[group].first.since + self._max_delay:
             return True
-        return now >= self._groups[group].first.since + self._max_delay
+        return self.running < self._devices and not self._more_are_near(now)
+
+    def _more_are_near(self, now: float) -> bool:
+        """Whether requests that were under way lately are expected again within moments."""
+        return self.under_way < self._usual and now < self._latest + self._near
 
     def _may_be_ahead(self, group: Hashable) -> bool:
         """Whether a group's batch may start before it can run. What came earlier must not wait for it."""

@@ -13,6 +13,8 @@ from cudnn_actor.models.forming import FormingBatches
 
 SIZES = (1, 2, 4, 8)
 DELAY = 10.0
+NEAR = DELAY / 2
+"""How long after the latest request others are waited for that were under way lately."""
 
 
 def forming(sizes: Sequence[int] = SIZES, most_running: int = 2) -> FormingBatches[str]:
@@ -36,8 +38,8 @@ def test_while_a_batch_runs_requests_wait_until_the_next_is_full_or_the_first_ha
     assert batches.next_at() == 11.0
     assert batches.take(10.9) is None
     assert batches.take(11.0) == ["b", "c"]
-    batches.end()
-    batches.end()
+    batches.end(1)
+    batches.end(2)
     assert batches.next_at() is None
 
 
@@ -50,7 +52,7 @@ def test_a_full_batch_starts_beside_another() -> None:
     assert batches.take(0.0) == list("bcdefghi")
     assert batches.take(100.0) is None, "two run"
     assert batches.next_at() is None
-    batches.end()
+    batches.end(1)
     assert batches.take(9.0) is None
     assert batches.take(10.0) == ["j"]
 
@@ -72,7 +74,7 @@ def test_no_batch_starts_ahead_of_one_that_came_first_and_waits_for_its_run() ->
     batches.add("full", 2, 8, now=2.0)
     assert batches.take(3.0) is None, "while the first may wait for others, too"
     assert batches.take(100.0) is None
-    batches.end()
+    batches.end(1)
     assert batches.take(100.0) == ["first"]
     assert batches.take(100.0) == ["full"]
 
@@ -112,8 +114,8 @@ def test_a_request_that_does_not_fit_goes_first_in_the_next_batch() -> None:
     for name, samples in (("a", 5), ("b", 4), ("c", 3)):
         batches.add(name, "group", samples, now=0.0)
     assert batches.take(0.0) == ["a"]
-    batches.end()
-    assert batches.take(0.0) == ["b", "c"]
+    batches.end(1)
+    assert batches.take(NEAR) == ["b", "c"]
 
 
 def test_requests_of_other_dims_make_other_batches_and_the_first_come_starts() -> None:
@@ -121,8 +123,63 @@ def test_requests_of_other_dims_make_other_batches_and_the_first_come_starts() -
     for name, group in (("a", 1), ("b", 2), ("c", 1), ("d", 2)):
         batches.add(name, group, 1, now=0.0)
     assert batches.take(0.0) == ["a", "c"]
-    batches.end()
-    assert batches.take(0.0) == ["b", "d"]
+    batches.end(2)
+    assert batches.take(NEAR) == ["b", "d"]
+
+
+def test_a_device_waits_for_as_many_as_were_under_way_lately_while_they_come() -> None:
+    batches = forming()
+    for name in "abc":
+        batches.add(name, "group", 1, now=0.0)
+    assert batches.take(0.0) == ["a", "b", "c"]
+    batches.end(3)
+    batches.add("d", "group", 1, now=1.0)
+    assert batches.take(1.0) is None
+    assert batches.next_at() == 1.0 + NEAR
+    batches.add("e", "group", 1, now=3.0)
+    assert batches.take(1.0 + NEAR) is None, "another has come since"
+    assert batches.next_at() == 3.0 + NEAR
+    batches.add("f", "group", 1, now=7.0)
+    assert batches.take(7.0) == ["d", "e", "f"], "as many as before"
+
+
+def test_a_device_waits_for_the_others_no_longer_than_the_delay() -> None:
+    batches = forming()
+    for number in range(8):
+        batches.add(f"first {number}", "group", 1, now=0.0)
+    assert batches.take(0.0) is not None
+    batches.end(8)
+    for number in range(6):
+        batches.add(str(number), "group", 1, now=1.0 + 2 * number)
+        assert batches.take(1.0 + 2 * number) == (list("012345") if number == 5 else None)
+    assert batches.next_at() is None
+
+
+def test_requests_that_come_one_after_another_start_at_once_soon_after_many_came_together() -> None:
+    batches = forming()
+    for number in range(8):
+        batches.add(f"first {number}", "group", 1, now=0.0)
+    assert batches.take(0.0) is not None
+    batches.end(8)
+    now, waited = 0.0, []
+    for number in range(12):
+        batches.add(str(number), "group", 1, now)
+        begun = now
+        while batches.take(now) is None:
+            now = batches.next_at() or now
+        waited.append(now - begun)
+        batches.end(1)
+    assert waited == [*[NEAR] * 7, *[0.0] * 5]
+
+
+def test_without_a_delay_nothing_is_waited_for() -> None:
+    batches = FormingBatches[str](SIZES, 0.0, 2)
+    for name in "abc":
+        batches.add(name, "group", 1, now=0.0)
+    assert batches.take(0.0) == ["a", "b", "c"]
+    batches.end(3)
+    batches.add("d", "group", 1, now=0.0)
+    assert batches.take(0.0) == ["d"]
 
 
 def test_what_was_removed_is_in_no_batch() -> None:
@@ -162,12 +219,16 @@ class Batching(RuleBasedStateMachine):
         self.batches: FormingBatches[int] = FormingBatches(SIZES, DELAY, 2)
         self.waiting: dict[int, tuple[int, int, float]] = {}
         """By number: group, samples and time of those that have not been taken or removed."""
+        self.sent: list[int] = []
+        """How many requests each batch has that runs."""
+        self.latest = 0.0
 
     @rule(group=st.integers(0, 2), samples=st.integers(1, 8))
     def request(self, group: int, samples: int) -> None:
         self.batches.add(self.number, group, samples, self.now)
         self.waiting[self.number] = group, samples, self.now
         self.number += 1
+        self.latest = self.now
 
     @rule(passing=st.floats(0, 2 * DELAY))
     def time_passes(self, passing: float) -> None:
@@ -181,9 +242,9 @@ class Batching(RuleBasedStateMachine):
         assert self.batches.remove(number, group)
 
     @precondition(lambda self: self.batches.running)
-    @rule()
-    def a_batch_ends(self) -> None:
-        self.batches.end()
+    @rule(data=st.data())
+    def a_batch_ends(self, data: st.DataObject) -> None:
+        self.batches.end(self.sent.pop(data.draw(st.integers(0, len(self.sent) - 1))))
 
     @rule()
     def start(self) -> None:
@@ -191,7 +252,9 @@ class Batching(RuleBasedStateMachine):
         ahead = running == 2 and self._first_is_full()
         taken = self.batches.take(self.now)
         if taken is None:
-            assert not self.waiting or (running >= 2 and not ahead) or (running and self._none_is_due())
+            others_may_be_near = self.now < self.latest + NEAR
+            may_wait = (running or others_may_be_near) and self._none_is_due()
+            assert not self.waiting or (running >= 2 and not ahead) or may_wait
             assert self.batches.running == running
             assert told is None or told > self.now
             return
@@ -208,6 +271,7 @@ class Batching(RuleBasedStateMachine):
         assert due or self.now >= self.waiting[taken[0]][2] + DELAY
         for number in taken:
             del self.waiting[number]
+        self.sent.append(len(taken))
 
     def _first_is_full(self) -> bool:
         """Whether the group of the request that came first has enough for the largest batch."""
@@ -227,6 +291,7 @@ class Batching(RuleBasedStateMachine):
     def it_counts(self) -> None:
         assert len(self.batches) == len(self.waiting)
         assert self.batches.samples == sum(samples for _, samples, _ in self.waiting.values())
+        assert self.batches.under_way == len(self.waiting) + sum(self.sent)
 
 
 TestBatching = Batching.TestCase
