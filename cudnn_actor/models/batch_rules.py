@@ -33,7 +33,7 @@ class BatchRules:
     dims
         The sizes of the other named dims.
     max_delay_us
-        Microseconds that a request waits for others while another batch runs.
+        Microseconds that a request waits for others at most, unless `in_flight` batches run.
     max_waiting
         How many requests may wait before `submit` is refused.
     in_flight

@@ -42,6 +42,9 @@ log = Log("cudnn_actor")
 _ON_LOOP_BYTES = 2 << 20
 """More than this is not copied on the event loop, but on a thread."""
 
+_NEAR_S = 1e-3
+"""For how long a device with nothing to run waits for a further request. A server gets one in some 300 us."""
+
 _DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
 """After these, the requests of a batch run one by one: one may be the cause, or smaller sizes may fit."""
 
@@ -111,7 +114,11 @@ class BatchedModel:
         self._name = name
         self._timeout = timeout
         self._forming: FormingBatches[Request] = FormingBatches(
-            rules.sizes, rules.max_delay_us / 1e6, rules.in_flight, devices
+            rules.sizes,
+            rules.max_delay_us / 1e6,
+            rules.in_flight,
+            devices,
+            near=min(rules.max_delay_us / 2e6, _NEAR_S),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
@@ -187,6 +194,7 @@ class BatchedModel:
         if self._loop not in (None, running_loop()):
             raise self._error("belongs to another event loop", "close it there")
         self._open = False
+        self._forming.expect_no_more()
         self._start()  # from now on the end of each batch starts the next
         try:
             while self._batches:

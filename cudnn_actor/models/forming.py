@@ -47,8 +47,8 @@ class FormingBatches(Generic[R]):
     and in no case while `most_running` batches run. Of several groups, the one whose first request came first
     starts. Requests of one group are taken in order.
 
-    More requests are near if fewer are under way than lately, and the latest came less than half of
-    `max_delay` ago. A server gets its requests one by one. If the first of them started alone each time, a
+    More requests are near if fewer are under way than lately, and the latest came less than `near`
+    ago. A server gets its requests one by one. If the first of them started alone each time, a
     fast device would be idle again when the second comes, and all would run in batches of one: the server
     would be busy with batches, and its clients would wait in their connections, where nobody counts them.
 
@@ -65,14 +65,23 @@ class FormingBatches(Generic[R]):
         How many batches may run at a time.
     devices
         How many devices run them.
+    near
+        For how long after the latest request another one is expected that was under way lately.
     """
 
-    def __init__(self, sizes: Sequence[int], max_delay: float, most_running: int, devices: int = 1) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        max_delay: float,
+        most_running: int,
+        devices: int = 1,
+        near: float = 0.0,
+    ) -> None:
         self._sizes = tuple(sizes)
         self._max_delay = max_delay
         self._most_running = most_running
         self._devices = devices
-        self._near = max_delay / 2
+        self._near = near
         self._groups: dict[Hashable, _Group[R]] = {}
         self._sizes_left: dict[Hashable, tuple[int, ...]] = {}
         """Of groups for which some are left out."""
@@ -161,6 +170,10 @@ class FormingBatches(Generic[R]):
         """Note that a batch has ended that was taken with so many requests."""
         self.running -= 1
         self._requests_running -= requests
+
+    def expect_no_more(self) -> None:
+        """Have batches start without a wait for requests that may come."""
+        self._near = 0.0
 
     def leave_out(self, group: Hashable, size: int) -> list[R]:
         """Form no more batches of a size. Returns the requests that fit into no other, and wait no more."""

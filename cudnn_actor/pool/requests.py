@@ -279,8 +279,8 @@ class PoolRequests:
         """Run requests of many tasks together: `async with pool.batched(model) as endpoint`.
 
         See `CudnnRef.batched`, which has the same parameters. Batches are formed for the pool as a whole, and
-        each runs on one of the members; on another one if that is lost. One starts at once while fewer run
-        than there are members. A batch of several requests that was lost twice is divided, and its requests
+        each runs on one of the members; on another one if that is lost. While fewer run than there are
+        members, one starts as soon as no more requests are expected. A batch of several requests that was lost twice is divided, and its requests
         run one by one. Entering warms the model on all members; one that is started later is warmed before it
         gets requests.
 

@@ -782,8 +782,9 @@ class Requests:
         """Run requests of many tasks together: `async with gpu.batched(model) as endpoint`.
 
         Then `await endpoint(image=x)` runs one sample, or a few, in a batch with those of others. A batch
-        starts at once if none runs; else when it is full, or its first request has waited for `max_delay_us`.
-        It is filled up to the next of `sizes`. Entering warms all of these, and runs each once on zeros.
+        starts when it is full, or its first request has waited for `max_delay_us`; if none runs, as soon as
+        no more requests are expected, which for one that is alone is at once. It is filled up to the next of
+        `sizes`. Entering warms all of these, and runs each once on zeros.
 
         Parameters
         ----------
@@ -793,7 +794,7 @@ class Requests:
         max_batch
             The most samples in a batch: the largest of `sizes`, and 32 without these.
         max_delay_us
-            Microseconds that a request waits for others while another batch runs.
+            Microseconds that a request waits for others at most, unless `in_flight` batches run.
         sizes
             How many samples batches have. Powers of two up to `max_batch`, and that, unless given.
         dims

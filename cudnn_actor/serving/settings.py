@@ -25,7 +25,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sizes
         How many samples batches have; None for powers of two up to `max`.
     delay_us
-        Microseconds that a request waits for others while another batch runs.
+        Microseconds that a request waits for others at most, unless `in_flight` batches run.
     """
 
     max: int | None = None

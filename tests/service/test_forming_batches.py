@@ -18,7 +18,7 @@ NEAR = DELAY / 2
 
 
 def forming(sizes: Sequence[int] = SIZES, most_running: int = 2) -> FormingBatches[str]:
-    return FormingBatches(sizes, DELAY, most_running)
+    return FormingBatches(sizes, DELAY, most_running, near=NEAR)
 
 
 def test_the_first_request_starts_at_once() -> None:
@@ -172,13 +172,15 @@ def test_requests_that_come_one_after_another_start_at_once_soon_after_many_came
     assert waited == [*[NEAR] * 7, *[0.0] * 5]
 
 
-def test_without_a_delay_nothing_is_waited_for() -> None:
-    batches = FormingBatches[str](SIZES, 0.0, 2)
+def test_where_no_more_is_expected_nothing_is_waited_for() -> None:
+    batches = forming()
     for name in "abc":
         batches.add(name, "group", 1, now=0.0)
     assert batches.take(0.0) == ["a", "b", "c"]
     batches.end(3)
     batches.add("d", "group", 1, now=0.0)
+    assert batches.take(0.0) is None
+    batches.expect_no_more()
     assert batches.take(0.0) == ["d"]
 
 
@@ -216,7 +218,7 @@ class Batching(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.number = 0
-        self.batches: FormingBatches[int] = FormingBatches(SIZES, DELAY, 2)
+        self.batches: FormingBatches[int] = FormingBatches(SIZES, DELAY, 2, near=NEAR)
         self.waiting: dict[int, tuple[int, int, float]] = {}
         """By number: group, samples and time of those that have not been taken or removed."""
         self.sent: list[int] = []
