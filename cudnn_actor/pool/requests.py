@@ -280,9 +280,9 @@ class PoolRequests:
 
         See `CudnnRef.batched`, which has the same parameters. Batches are formed for the pool as a whole, and
         each runs on one of the members; on another one if that is lost. While fewer run than there are
-        members, one starts as soon as no more requests are expected. A batch of several requests that was lost twice is divided, and its requests
-        run one by one. Entering warms the model on all members; one that is started later is warmed before it
-        gets requests.
+        members, one starts as soon as no more requests are expected. A batch of several requests that was
+        lost twice is divided, and its requests run one by one. Entering warms the model on all members; one
+        that is started later is warmed before it gets requests.
 
         Parameters
         ----------

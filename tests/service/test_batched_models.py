@@ -409,6 +409,14 @@ async def test_it_answers_what_it_has_accepted_and_then_refuses() -> None:
             await gpu.batched(model)(x=rows(1.0))
 
 
+async def test_a_request_that_waits_for_others_to_come_is_answered_at_a_close() -> None:
+    async with batched(max_delay_us=FOR_EVER_US) as (_, endpoint):
+        await asyncio.gather(*(endpoint(x=rows(n)) for n in range(3)))
+        alone = endpoint.submit(x=rows(3.0))
+        await endpoint.aclose()
+        check(await alone, 3.0)
+
+
 async def test_a_close_that_is_cancelled_leaves_nobody_waiting() -> None:
     async with held(max_batch=1, max_delay_us=0) as (_, endpoint, gate, first):
         waiting = [endpoint.submit(x=rows(n)) for n in range(5)]
