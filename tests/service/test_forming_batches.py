@@ -103,7 +103,7 @@ def test_what_starts_ahead_is_what_would_have_started_anyhow(
         started = ahead.take(now)
         if started is None:
             break
-        behind.end()  # a place becomes free
+        behind.end(1)  # a place becomes free
         assert behind.take(now) == started
     if ahead.running == ahead.most_started:
         assert ahead.take(now) is None
