@@ -11,7 +11,7 @@ import pytest
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.planning.concatenated_reads import read_in_parts
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.protocol import Graph, GraphBuilder, Tensor
+from cudnn_actor.protocol import Concat, Graph, GraphBuilder, Tensor
 
 from .test_partition import check
 
@@ -62,6 +62,9 @@ IN_PARTS: dict[str, Make] = {
     "one negated for others, too": lambda g, x: {
         "y": g.relu(g.concatenate([n := -x, x], 3)),
         "n": g.exp(n),
+    },
+    "along a dim counted from the last": lambda g, x: {
+        "y": g.relu(g.apply(Concat(operands=(x, g.input("z", (B, 1, S, D))), axis=-3)))
     },
     "along the first dim": lambda g, x: {"y": g.concatenate([x, -x], 0) * 2.0},
 }

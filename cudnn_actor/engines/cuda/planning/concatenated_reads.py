@@ -128,8 +128,8 @@ class _Reading:
         return [*zip(parts, starts, strict=True)]
 
     def _pad(self, part: GraphTensor, y: GraphTensor, axis: int, start: int, value: float = -0.0) -> Pad[int]:
-        """A part as large as the whole."""
-        before = tuple(start if at == axis else 0 for at in range(len(y.dims)))
+        """A part as large as the whole. `axis`: also counted from the last one, below 0."""
+        before = tuple(start if at == axis % len(y.dims) else 0 for at in range(len(y.dims)))
         after = tuple(
             whole - size - first for whole, size, first in zip(y.dims, part.dims, before, strict=True)
         )
