@@ -15,8 +15,14 @@ from ..pool.chaos import chaos
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[Pool]:
-    gpus, _ = visible_gpus()
+def gpus() -> list[str]:
+    """The devices of this machine: a look at its files, which no event loop should wait for."""
+    found, _ = visible_gpus()
+    return [*found]
+
+
+@pytest.fixture
+async def pool(gpus: list[str]) -> AsyncIterator[Pool]:
     async with spawn_pool([*gpus, *gpus][:2], isolation="process", max_restarts=100) as members:
         yield members
 
@@ -39,9 +45,10 @@ async def test_buffers_move_both_ways_between_devices(pool: Pool) -> None:
     assert found.direct_moves + found.host_moves == 4  # it depends on the machine which
 
 
-async def test_buffers_go_directly_between_two_members_of_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_buffers_go_directly_between_two_members_of_one_gpu(
+    gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(moving, "DIRECT_BYTES", 0)
-    gpus, _ = visible_gpus()
     async with spawn_pool([gpus[0]] * 2, isolation="process", max_restarts=100) as pool:
         for values in (
             np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4),
