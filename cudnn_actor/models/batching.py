@@ -43,7 +43,8 @@ _ON_LOOP_BYTES = 2 << 20
 """More than this is not copied on the event loop, but on a thread."""
 
 _NEAR_S = 1e-3
-"""For how long a device with nothing to run waits for a further request. A server gets one in some 300 us."""
+"""For how long a device with nothing to run waits for a further request, and half of how long for all that
+may come. A server gets one in some 300 us."""
 
 _DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
 """After these, the requests of a batch run one by one: one may be the cause, or smaller sizes may fit."""

@@ -12,6 +12,9 @@ __all__ = ["FormingBatches"]
 
 R = TypeVar("R", bound=Hashable)
 
+_MOST_NEAR = 2
+"""How many times `near` a request waits at most for those that are near."""
+
 
 class _Waiting(NamedTuple):
     samples: int
@@ -47,10 +50,12 @@ class FormingBatches(Generic[R]):
     and in no case while `most_running` batches run. Of several groups, the one whose first request came first
     starts. Requests of one group are taken in order.
 
-    More requests are near if fewer are under way than lately, and the latest came less than `near`
-    ago. A server gets its requests one by one. If the first of them started alone each time, a
-    fast device would be idle again when the second comes, and all would run in batches of one: the server
-    would be busy with batches, and its clients would wait in their connections, where nobody counts them.
+    More requests are near if fewer are under way than lately, the latest came less than `near` ago, and the
+    first less than twice that. A server gets its requests one by one. If the first of them started alone each
+    time, a fast device would be idle again when the second comes, and all would run in batches of one: the
+    server would be busy with batches, and its clients would wait in their connections, where nobody counts
+    them. But where requests come one by one by themselves, each soon after the last, a device must not wait
+    until as many are there as once came together: it would again for the next batch, for ever.
 
     A full batch may start before it can run, so that its inputs are put together meanwhile: so many more as
     there are devices, and only if its first request has waited the longest of all.
@@ -163,8 +168,11 @@ class FormingBatches(Generic[R]):
         """When `take` may give a batch that it does not give now, if nothing else happens; None for never."""
         if not self._groups or self.running >= self._most_running:
             return None
-        at = min(group.first.since for group in self._groups.values()) + self._max_delay
-        return min(at, self._latest + self._near) if self.running < self._devices else at
+        since = min(group.first.since for group in self._groups.values())
+        at = since + self._max_delay
+        if self.running >= self._devices:
+            return at
+        return min(at, since + _MOST_NEAR * self._near, self._latest + self._near)
 
     def end(self, requests: int) -> None:
         """Note that a batch has ended that was taken with so many requests."""
@@ -203,13 +211,16 @@ class FormingBatches(Generic[R]):
         return self._groups[group].samples >= self.sizes(group)[-1]
 
     def _may_start(self, group: Hashable, now: float) -> bool:
-        if self._is_full(group) or now >= self._groups[group].first.since + self._max_delay:
+        since = self._groups[group].first.since
+        if self._is_full(group) or now >= since + self._max_delay:
             return True
-        return self.running < self._devices and not self._more_are_near(now)
+        return self.running < self._devices and not self._more_are_near(since, now)
 
-    def _more_are_near(self, now: float) -> bool:
-        """Whether requests that were under way lately are expected again within moments."""
-        return self.under_way < self._usual and now < self._latest + self._near
+    def _more_are_near(self, since: float, now: float) -> bool:
+        """Whether requests that were under way lately are expected again within moments, for a batch whose
+        first request came at `since`."""
+        may_wait = now < self._latest + self._near and now < since + _MOST_NEAR * self._near
+        return may_wait and self.under_way < self._usual
 
     def _may_be_ahead(self, group: Hashable) -> bool:
         """Whether a group's batch may start before it can run. What came earlier must not wait for it."""

@@ -172,6 +172,26 @@ def test_requests_that_come_one_after_another_start_at_once_soon_after_many_came
     assert waited == [*[NEAR] * 7, *[0.0] * 5]
 
 
+def test_requests_that_come_one_by_one_do_not_keep_a_device_waiting_until_a_long_delay() -> None:
+    """Not even if each comes soon after the last, so that as many as once came together are there at last."""
+    batches = FormingBatches[str](SIZES, 100 * NEAR, 2, near=NEAR)
+    for name in "abcdefgh":
+        batches.add(name, "group", 1, now=0.0)
+    assert batches.take(0.0) is not None
+    batches.end(8)
+    waited = []
+    for number in range(200):
+        now = NEAR * (1 + 0.9 * number)
+        if batches.next_at() is None:
+            first = now
+        batches.add(str(number), "group", 1, now)
+        starts_at = min(now + 0.9 * NEAR, batches.next_at() or now)
+        if (taken := batches.take(starts_at)) is not None:
+            waited.append(starts_at - first)
+            batches.end(len(taken))
+    assert max(waited) == pytest.approx(2 * NEAR)
+
+
 def test_where_no_more_is_expected_nothing_is_waited_for() -> None:
     batches = forming()
     for name in "abc":
@@ -254,7 +274,8 @@ class Batching(RuleBasedStateMachine):
         ahead = running == 2 and self._first_is_full()
         taken = self.batches.take(self.now)
         if taken is None:
-            others_may_be_near = self.now < self.latest + NEAR
+            first = min(since for _, _, since in self.waiting.values()) if self.waiting else self.now
+            others_may_be_near = self.now < min(self.latest + NEAR, first + 2 * NEAR)
             may_wait = (running or others_may_be_near) and self._none_is_due()
             assert not self.waiting or (running >= 2 and not ahead) or may_wait
             assert self.batches.running == running
