@@ -415,7 +415,7 @@ class BatchedModel:
             # Of a future that is done already, `_withdraw` is on its way, which finds nothing more to do.
             batch = Batch([each for each in requests if not each.future.done()], taken=len(requests))
             if not batch.requests:
-                self._forming.end(batch.taken)
+                self._forming.end(batch.taken, self._loop.time())
                 continue
             for request in batch.requests:
                 request.batch = batch
@@ -425,6 +425,8 @@ class BatchedModel:
             self._timer = self._loop.call_at(at, self._wake)
 
     async def _run(self, batch: Batch) -> None:
+        loop = self._loop
+        assert loop is not None
         try:
             batch.begin()
             await self._answer(batch.requests)
@@ -436,7 +438,7 @@ class BatchedModel:
             self._fail(batch.requests, error)
         finally:
             self._batches.discard(batch)
-            self._forming.end(batch.taken)
+            self._forming.end(batch.taken, loop.time())
             if self._open:
                 self._wake()
             else:

@@ -14,6 +14,8 @@ R = TypeVar("R", bound=Hashable)
 
 _MOST_NEAR = 2
 """How many times `near` a request waits at most for those that are near."""
+_LATELY = 100
+"""How many times `near` with nothing under way are so long that what was before tells nothing any more."""
 
 
 class _Waiting(NamedTuple):
@@ -93,9 +95,12 @@ class FormingBatches(Generic[R]):
         self._numbers = 0
         self._latest = -math.inf
         """When the latest request came."""
+        self._latest_end = -math.inf
+        """When the latest batch ended."""
         self._requests_running = 0
         self._usual = 0
-        """How many requests were under way lately: the most, less an eighth with each batch that starts."""
+        """How many requests were under way lately: the most, less an eighth with each batch that starts. None
+        behind a long time with nothing under way."""
         self.running = 0
         """How many batches have started, and not ended."""
 
@@ -130,6 +135,8 @@ class FormingBatches(Generic[R]):
 
     def add(self, request: R, group: Hashable, samples: int, now: float) -> None:
         """Let a request wait. Its samples must fit into a batch (`size_for`)."""
+        if not self.under_way and now - self._latest_end > _LATELY * self._near:
+            self._usual = 0
         waiting = self._groups.get(group)
         if waiting is None:
             waiting = self._groups[group] = _Group()
@@ -174,8 +181,9 @@ class FormingBatches(Generic[R]):
             return at
         return min(at, since + _MOST_NEAR * self._near, self._latest + self._near)
 
-    def end(self, requests: int) -> None:
+    def end(self, requests: int, now: float) -> None:
         """Note that a batch has ended that was taken with so many requests."""
+        self._latest_end = now
         self.running -= 1
         self._requests_running -= requests
 

@@ -38,8 +38,8 @@ def test_while_a_batch_runs_requests_wait_until_the_next_is_full_or_the_first_ha
     assert batches.next_at() == 11.0
     assert batches.take(10.9) is None
     assert batches.take(11.0) == ["b", "c"]
-    batches.end(1)
-    batches.end(2)
+    batches.end(1, 0.0)
+    batches.end(2, 0.0)
     assert batches.next_at() is None
 
 
@@ -52,7 +52,7 @@ def test_a_full_batch_starts_beside_another() -> None:
     assert batches.take(0.0) == list("bcdefghi")
     assert batches.take(100.0) is None, "two run"
     assert batches.next_at() is None
-    batches.end(1)
+    batches.end(1, 0.0)
     assert batches.take(9.0) is None
     assert batches.take(10.0) == ["j"]
 
@@ -74,7 +74,7 @@ def test_no_batch_starts_ahead_of_one_that_came_first_and_waits_for_its_run() ->
     batches.add("full", 2, 8, now=2.0)
     assert batches.take(3.0) is None, "while the first may wait for others, too"
     assert batches.take(100.0) is None
-    batches.end(1)
+    batches.end(1, 0.0)
     assert batches.take(100.0) == ["first"]
     assert batches.take(100.0) == ["full"]
 
@@ -103,7 +103,7 @@ def test_what_starts_ahead_is_what_would_have_started_anyhow(
         started = ahead.take(now)
         if started is None:
             break
-        behind.end(1)  # a place becomes free
+        behind.end(1, now)  # a place becomes free
         assert behind.take(now) == started
     if ahead.running == ahead.most_started:
         assert ahead.take(now) is None
@@ -114,7 +114,7 @@ def test_a_request_that_does_not_fit_goes_first_in_the_next_batch() -> None:
     for name, samples in (("a", 5), ("b", 4), ("c", 3)):
         batches.add(name, "group", samples, now=0.0)
     assert batches.take(0.0) == ["a"]
-    batches.end(1)
+    batches.end(1, 0.0)
     assert batches.take(NEAR) == ["b", "c"]
 
 
@@ -123,7 +123,7 @@ def test_requests_of_other_dims_make_other_batches_and_the_first_come_starts() -
     for name, group in (("a", 1), ("b", 2), ("c", 1), ("d", 2)):
         batches.add(name, group, 1, now=0.0)
     assert batches.take(0.0) == ["a", "c"]
-    batches.end(2)
+    batches.end(2, 0.0)
     assert batches.take(NEAR) == ["b", "d"]
 
 
@@ -132,7 +132,7 @@ def test_a_device_waits_for_as_many_as_were_under_way_lately_while_they_come() -
     for name in "abc":
         batches.add(name, "group", 1, now=0.0)
     assert batches.take(0.0) == ["a", "b", "c"]
-    batches.end(3)
+    batches.end(3, 0.0)
     batches.add("d", "group", 1, now=1.0)
     assert batches.take(1.0) is None
     assert batches.next_at() == 1.0 + NEAR
@@ -148,7 +148,7 @@ def test_a_device_waits_for_the_others_no_longer_than_the_delay() -> None:
     for number in range(8):
         batches.add(f"first {number}", "group", 1, now=0.0)
     assert batches.take(0.0) is not None
-    batches.end(8)
+    batches.end(8, 0.0)
     for number in range(6):
         batches.add(str(number), "group", 1, now=1.0 + 2 * number)
         assert batches.take(1.0 + 2 * number) == (list("012345") if number == 5 else None)
@@ -160,7 +160,7 @@ def test_requests_that_come_one_after_another_start_at_once_soon_after_many_came
     for number in range(8):
         batches.add(f"first {number}", "group", 1, now=0.0)
     assert batches.take(0.0) is not None
-    batches.end(8)
+    batches.end(8, 0.0)
     now, waited = 0.0, []
     for number in range(12):
         batches.add(str(number), "group", 1, now)
@@ -168,7 +168,7 @@ def test_requests_that_come_one_after_another_start_at_once_soon_after_many_came
         while batches.take(now) is None:
             now = batches.next_at() or now
         waited.append(now - begun)
-        batches.end(1)
+        batches.end(1, now)
     assert waited == [*[NEAR] * 7, *[0.0] * 5]
 
 
@@ -178,7 +178,7 @@ def test_requests_that_come_one_by_one_do_not_keep_a_device_waiting_until_a_long
     for name in "abcdefgh":
         batches.add(name, "group", 1, now=0.0)
     assert batches.take(0.0) is not None
-    batches.end(8)
+    batches.end(8, 0.0)
     waited = []
     for number in range(200):
         now = NEAR * (1 + 0.9 * number)
@@ -188,8 +188,20 @@ def test_requests_that_come_one_by_one_do_not_keep_a_device_waiting_until_a_long
         starts_at = min(now + 0.9 * NEAR, batches.next_at() or now)
         if (taken := batches.take(starts_at)) is not None:
             waited.append(starts_at - first)
-            batches.end(len(taken))
+            batches.end(len(taken), starts_at)
     assert max(waited) == pytest.approx(2 * NEAR)
+
+
+@pytest.mark.parametrize(("pause", "waits"), [(99 * NEAR, True), (101 * NEAR, False)])
+def test_long_after_many_were_under_way_a_request_starts_at_once(pause: float, waits: bool) -> None:
+    batches = forming()
+    for name in "abc":
+        batches.add(name, "group", 1, now=0.0)
+    assert batches.take(0.0) == ["a", "b", "c"]
+    ended = 1000 * NEAR  # however long a batch runs, its clients may send again behind it
+    batches.end(3, ended)
+    batches.add("d", "group", 1, ended + pause)
+    assert (batches.take(ended + pause) is None) == waits
 
 
 def test_where_no_more_is_expected_nothing_is_waited_for() -> None:
@@ -197,7 +209,7 @@ def test_where_no_more_is_expected_nothing_is_waited_for() -> None:
     for name in "abc":
         batches.add(name, "group", 1, now=0.0)
     assert batches.take(0.0) == ["a", "b", "c"]
-    batches.end(3)
+    batches.end(3, 0.0)
     batches.add("d", "group", 1, now=0.0)
     assert batches.take(0.0) is None
     batches.expect_no_more()
@@ -266,7 +278,7 @@ class Batching(RuleBasedStateMachine):
     @precondition(lambda self: self.batches.running)
     @rule(data=st.data())
     def a_batch_ends(self, data: st.DataObject) -> None:
-        self.batches.end(self.sent.pop(data.draw(st.integers(0, len(self.sent) - 1))))
+        self.batches.end(self.sent.pop(data.draw(st.integers(0, len(self.sent) - 1))), self.now)
 
     @rule()
     def start(self) -> None:
