@@ -49,8 +49,9 @@ def deployment(
     name
         The deployment's name, and that of its replicas' services.
     max_batch, max_delay_us
-        The most samples in a batch, and how many microseconds a request waits for others while another batch
-        runs. None: each request runs by itself. Models that cannot be batched run theirs so, too.
+        The most samples in a batch, and how many microseconds a request waits for others at most, unless as
+        many batches run as may. None: each request runs by itself. Models that cannot be batched run theirs
+        so, too.
     num_gpus, num_cpus, runtime_env
         What a replica takes of a node, and Ray's environment for it. With `num_gpus=0` it runs on the CPU.
     max_ongoing_requests
