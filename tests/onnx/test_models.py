@@ -34,6 +34,7 @@ from cudnn_actor.errors import UnsupportedModel
 from cudnn_actor.messages import Allocate, RunModel
 from cudnn_actor.models import keeping as models
 from cudnn_actor.models import preparing
+from cudnn_actor.models.inputs import Alike
 from cudnn_actor.models.sizes import require_sizes_or_inputs
 from cudnn_actor.models.source import Feature
 from cudnn_actor.onnx import OnnxModel
@@ -426,6 +427,20 @@ async def test_inputs_that_do_not_fit_are_refused(given: dict[str, Any], problem
             await gpu.run(model, image=np.zeros((1, 3, 8, 8), np.float32))
             with pytest.raises(InvalidRequest, match=problem):
                 await gpu.run(model, given)
+
+
+def test_inputs_like_those_of_the_run_before_keep_their_shape_if_the_caller_changes_his() -> None:
+    alike = Alike.to({"image": images(2)})
+    x = images(2)
+    assert alike is not None
+    views = alike.views({"image": x})
+    assert views is not None
+    x.shape = (1, 6, 8, 8)
+    view = views["image"]
+    assert isinstance(view, np.ndarray)
+    assert view.shape == (2, 3, 8, 8)
+    assert np.shares_memory(view, x)
+    assert alike.views({"image": x}) is None
 
 
 async def test_an_output_that_is_a_constant_is_the_caller_s_own_array() -> None:
