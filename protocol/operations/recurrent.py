@@ -294,9 +294,18 @@ class RecurrentBackwardData(RecurrentLayer[T], tag=True):
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         """y and the reserve are what follows from the others."""
-        values = self._scaled(xp, specs, draw, *self.inputs)
+        values = self._scaled(
+            xp, specs, draw, *(name for name in self.inputs if name not in ("y", "reserve"))
+        )
         found = self.forward(xp, values)
-        return values | {name: found[name] for name in ("y", "reserve") if name in values}
+        if "reserve" in specs and is_bytes(specs["reserve"]):
+            found["reserve"] = self._bytes_of(xp, found["reserve"], specs)
+        return values | {name: found[name] for name in ("y", "reserve") if name in specs}
+
+    def _bytes_of(self, xp: Any, reserve: Array, specs: Specs) -> Array:
+        """As many bytes as the reserve has: another engine may keep fewer than its numbers take."""
+        wide, nbytes = self.compute((specs["y"].dtype,)), specs["reserve"].size
+        return as_bytes(xp, reserve, wide, max(nbytes, reserve.size * wide.itemsize))[:nbytes]
 
     def layer(self) -> Recurrent[Any]:
         """The forward pass, with operands that stand for nothing: for its mode and lengths alone."""

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, NumPy
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.operations.recurrent_calls import (
     LayerBackwardData,
@@ -160,6 +160,24 @@ def test_a_graph_without_bytes_is_checked_itself() -> None:
     g = GraphBuilder()
     y = g.rnn(g.input("x", (5, 3, 6)), [[g.input(name, (6, 6)) for name in "ih"]]).y
     assert closed(g.build(y=y).body) is None
+
+
+@each_layer
+@pytest.mark.parametrize("nbytes", [100, 100_000])
+def test_operands_that_tuning_draws_are_as_large_as_their_buffers(layer: Layer, nbytes: int) -> None:
+    """On the device, a store of fewer elements would read behind them."""
+    rng = np.random.default_rng(3)
+    for kind in KINDS:
+        messages = Messages(layer, nbytes)
+        graph = messages.graph(kind)
+        found = graph.samples(NumPy(), lambda spec: rng.integers(-3, 5, spec.dims).astype(np.float64))
+        assert {uid: array.shape for uid, array in found.items()} == {
+            uid: graph.tensor(uid).dims for uid in found
+        }
+        if kind is RecurrentBackwardData:
+            reserve = found[messages.refs["reserve"].slot]
+            assert reserve.dtype == np.uint8
+            assert reserve.any()
 
 
 @pytest.mark.parametrize(
