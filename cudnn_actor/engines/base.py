@@ -209,8 +209,12 @@ class PieceByPiece(ABC):
     def load_piece(self, data: bytes) -> None:
         """Load what `on_piece` was given, perhaps in another process, for a `restore` that follows.
 
-        It need not follow. Blocks for milliseconds. Does not raise: `restore` meets again what is wrong.
+        Blocks for milliseconds. Does not raise: `restore` meets again what is wrong.
         """
+
+    @abstractmethod
+    def forget_pieces(self) -> None:
+        """Drop what `load_piece` has loaded and `restore` has not taken: the build has ended."""
 
 
 class RunAnywhere(ABC):

@@ -145,6 +145,19 @@ def test_a_piece_that_cannot_be_loaded_is_left_to_the_whole(seen: list[bytes]) -
     assert seen == [b"good", b"other"]
 
 
+def test_pieces_of_a_build_that_has_failed_are_not_kept_for_another(
+    seen: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_kernels = []
+    monkeypatch.setattr(CudaBuilder, "_load_kernels", lambda _, plan: with_kernels.append(len(plan.graphs)))
+    builder = CudaBuilder(0)
+    builder.load_piece(exported(b"one"))
+    builder.forget_pieces()
+    builder.restore(NOTHING, exported(b"one", b"other"))
+    assert seen == [b"one", b"one", b"other"]
+    assert with_kernels == [1, 2], "a stored plan's kernels are loaded, too"
+
+
 def test_only_so_many_pieces_are_kept(seen: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_builder, "_MOST_LOADED", 2)
     builder = CudaBuilder(0)

@@ -234,7 +234,10 @@ class RemoteBuilder:
             raise EngineFailure(DIED, died)
         connection = self._ready_connection(None)
         if connection is not None:
-            plan = self._restored(request.graph, self._answer(connection, request, progress))
+            try:
+                plan = self._restored(request.graph, self._answer(connection, request, progress))
+            finally:
+                self._forget_pieces()
             if plan is not None:
                 return plan
         elif self._killed[digest]:
@@ -267,6 +270,11 @@ class RemoteBuilder:
     def _load_piece(self, data: bytes) -> None:
         if isinstance(self._local, PieceByPiece):
             self._local.load_piece(data)
+
+    def _forget_pieces(self) -> None:
+        """Pieces of a build that has failed take memory, and are of no whole that is restored later."""
+        if isinstance(self._local, PieceByPiece):
+            self._local.forget_pieces()
 
     def _restored(self, graph: OperationGraph, built: Built) -> Plan | None:
         """The received plan; None if it could not be exported or restored. Raises `StickyError`."""

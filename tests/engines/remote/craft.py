@@ -209,6 +209,8 @@ class PieceCraft(Craft, PieceByPiece):
     def __init__(self, *arguments: str) -> None:
         super().__init__(*arguments)
         self.loaded: list[bytes] = []
+        self.held: list[bytes] = []
+        """Those of `loaded` that have not been forgotten."""
 
     def build(
         self,
@@ -227,6 +229,10 @@ class PieceCraft(Craft, PieceByPiece):
 
     def load_piece(self, data: bytes) -> None:
         self.loaded.append(data)
+        self.held.append(data)
+
+    def forget_pieces(self) -> None:
+        self.held.clear()
 
 
 class Player:

@@ -51,6 +51,14 @@ def test_each_piece_is_loaded_before_the_whole_is_restored(pieces: Pieces, stage
     assert len(pieces.local.loaded) == len(PIECES), "nobody waits for the others"
 
 
+@pytest.mark.parametrize("command", ["go", "alien", "mute"])
+def test_no_piece_is_kept_behind_its_build(pieces: Pieces, stage: Stage, command: str) -> None:
+    ready(pieces.builder, stage, command)
+    pieces.builder.build(GRAPH, workspace_limit=None)
+    assert pieces.local.loaded == [*PIECES]
+    assert not pieces.local.held
+
+
 def test_a_builder_that_loads_no_pieces_needs_none(stage: Stage, host: BuilderHost) -> None:
     builder = Pieces.with_local(Craft(), stage, host)
     player = ready(builder, stage, "go")

@@ -64,7 +64,7 @@ class CudaBuilder(PieceByPiece):
         self._pieces: dict[tuple[str, int], CudaPlan] = {}
         """The latest plans of pieces, by digest and limit."""
         self._loaded: dict[bytes, Any] = {}
-        """cuDNN's plans that `load_piece` has loaded, by their bytes, until the next `restore`."""
+        """cuDNN's plans that `load_piece` has loaded, by their bytes, until `restore` or `forget_pieces`."""
         self._nowhere: Any = None
         """Device memory that kernels which are only loaded are given, once there are some."""
         self._rehearsals = Rehearsals(self._apart)
@@ -231,6 +231,10 @@ class CudaBuilder(PieceByPiece):
                 steps = (step for step in recipe.steps if isinstance(step, GraphStep))
                 self._loaded |= {step.plan: graph for step, graph in zip(steps, plan.graphs, strict=True)}
                 self._load_kernels(plan)
+
+    def forget_pieces(self) -> None:
+        """See `PieceByPiece.forget_pieces`."""
+        self._loaded.clear()
 
     def _load(self, data: bytes) -> Any:
         return load(data, self.context.handle, self.context.stream)
