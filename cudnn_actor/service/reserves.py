@@ -32,8 +32,8 @@ def keeping(layer: Recurrent[BufferRef]) -> OperationGraph:
             problem="keeps nothing for its gradients",
             fix="ask about the layer: Recurrent(x=x, w_ih=w_ih, w_hh=w_hh, mode=mode)",
         )
-    checked = check_inputs(layer)
-    refs = dict(layer.named(layer.inputs))
+    checked: Any = check_inputs(layer)  # with a mode and lengths that are what `ask` takes these for
+    refs = dict(checked.named(checked.inputs))
     specs = {name: ref.spec for name, ref in refs.items()}
     inferred = checked.infer(specs)
     kept = TensorSpec.packed((inferred["reserve"].nbytes,), DType.UINT8)
@@ -41,7 +41,7 @@ def keeping(layer: Recurrent[BufferRef]) -> OperationGraph:
     bound = {**specs, "y": inferred["y"]}
     tensors = [tensor_of(uids[name], spec, name=name) for name, spec in bound.items()]
     tensors.append(tensor_of(uids["reserve"], kept, role=TensorRole.VIRTUAL))
-    operation = Recurrent(**uids, mode=layer.mode, lengths=layer.lengths)
+    operation = Recurrent(**uids, mode=checked.mode, lengths=checked.lengths)
     return OperationGraph(
-        tensors=tuple(tensors), operations=(operation,), numerics=layer.numerics or Numerics()
+        tensors=tuple(tensors), operations=(operation,), numerics=checked.numerics or Numerics()
     )

@@ -115,6 +115,17 @@ async def test_a_layer_without_sequences_keeps_nothing() -> None:
         assert not (await gpu.download(dw[0])).any()
 
 
+@pytest.mark.parametrize(
+    "changes", [{"mode": "lstm"}, {"lengths": [5, 0, 3, 1]}, {"lengths": tuple(np.array([5, 0, 3, 1]))}]
+)
+async def test_a_layer_that_can_be_sent_can_be_asked_about(changes: dict[str, Any]) -> None:
+    async with spawn(device="cpu") as gpu:
+        on = await LAYERS["lstm"].on(gpu)
+        layer = msgspec.structs.replace(on.forward, **changes)
+        await gpu.ask(layer)
+        assert await gpu.reserve_nbytes(layer) == on.data.reserve.spec.size  # type: ignore[union-attr]
+
+
 async def test_only_a_layer_has_a_reserve() -> None:
     async with spawn(device="cpu") as gpu:
         on = await LAYERS["lstm"].on(gpu)
