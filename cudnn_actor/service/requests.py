@@ -951,6 +951,8 @@ class Requests:
             It is no layer, or its inputs do not fit together.
         UnsupportedGraph
             The engine cannot run the layer.
+        OutOfMemory
+            The plan's workspace, which has the reserve, finds no room. On CUDA, also over `workspace_limit`.
         CudnnActorError
             As `ask`.
         """

@@ -148,7 +148,7 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         these pieces has the candidates for all of them, and the others have none.
     reserve
         Bytes that recurrent layers keep for their gradients, of those that keep bytes: what
-        `CudnnRef.reserve_nbytes` gives.
+        `CudnnRef.reserve_nbytes` gives. On CUDA, of a reserve in a buffer those of the buffer.
     """
 
     operations: tuple[int, ...]
