@@ -230,13 +230,16 @@ class MemoryTable:
     def lose_imports(self) -> None:
         """End every imported buffer, because the engine that had mapped it has ended. Nothing is unmapped.
 
-        They are not mapped again: an arena that cannot be read any more would end each engine that tries.
+        They are not mapped again: an arena that cannot be read any more would end each engine that tries. So
+        those that were freed under a copy are lost, too: the copy must not run again on bytes held for it.
         """
         numbers = self._pool.take_imports()
-        if numbers:
-            for slot in tuple(self._live.values()):
-                if slot.arena.number in numbers:
-                    self.tear(slot, StaleReason.CONTEXT_LOST)
+        for slot in tuple(self._slots) if numbers else ():
+            if not (slot.live or slot.users) or slot.arena.number not in numbers:
+                continue
+            if not slot.live and _was_freed(slot):
+                self._revive(slot)
+            self.tear(slot, StaleReason.CONTEXT_LOST)
 
     def close(self) -> None:
         """Free every buffer, even held ones, and close every descriptor. Safe to call twice."""
@@ -308,10 +311,13 @@ class MemoryTable:
         slot = self._slots[ref.slot]
         if not self.is_withheld(ref) or slot.why_ended(ref.generation) is not StaleReason.FREED:
             return False
+        self._revive(slot)
+        return True
+
+    def _revive(self, slot: Slot) -> None:
         self._live[slot.index] = slot  # first: any thread that sees the slot as live also finds it there
         slot.revive()
         self.live_bytes += slot.nbytes
-        return True
 
     def is_live(self, ref: BufferRef) -> bool:
         """Whether a reference still resolves that this table has issued, or that of an earlier life."""

@@ -98,6 +98,26 @@ def test_the_next_worker_knows_nothing_of_it(office: Office, theirs: ExportedRan
         office.memory.resolve(ref)
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_copy_of_one_that_was_freed_behind_it_does_not_run_again(
+    office: Office, theirs: ExportedRange, begun: bool
+) -> None:
+    """The next worker has not mapped it. This is what a move whose caller has gone leaves."""
+    ref, own = imported(office, theirs), office.ask(Allocate(spec=SPEC, data=np.zeros(SPEC.dims, "float32")))
+    copying, freeing = office.send(Copy(src=ref, dst=own)), office.send(Free(buffer=ref))
+    office.turn()
+    if begun:
+        office.worker.begin()
+    office.host.recovery.reclaim(office.crash())
+    office.attach()
+    office.settle()
+    assert office.answer(freeing) is None
+    _, error = office.answers[copying.number]
+    assert isinstance(error, OutcomeUnknown if begun else StaleBufferError)
+    assert "its memory is lost" in str(error)
+    assert set(office.worker.arenas) == {arena.number for arena in office.memory.arenas()}
+
+
 def test_what_waits_behind_one_that_is_refused_goes_on(office: Office, theirs: ExportedRange) -> None:
     bad = ExportedRange(os.memfd_create("test", os.MFD_CLOEXEC), NBYTES, 0)
     refused = office.send(Import(memory=bad, spec=SPEC))

@@ -41,15 +41,16 @@ def test_an_import_is_unmapped_once_it_was_freed_and_no_work_uses_it(table: Memo
 
 
 def test_imports_end_with_the_engine_that_has_mapped_them(table: MemoryTable) -> None:
-    ref, held = (table.seat_import(number, 1 << 21, 256, SPEC) for number in (0, 1))
-    slot = table.resolve(held)
-    table.hold(slot)
+    ref, held, freed = (table.seat_import(number, 1 << 21, 256, SPEC) for number in (0, 1, 2))
+    slots = [table.resolve(held), table.resolve(freed)]
+    table.hold_all(slots)
+    table.free(freed)
     table.lose_imports()
-    for each in (ref, held):
+    for each in (ref, held, freed):
         with pytest.raises(StaleBufferError) as stale:
             table.resolve(each)
         assert stale.value.reason is StaleReason.CONTEXT_LOST
-    table.release(slot)
+    table.release_all(slots)
     assert table.take_idle_imports() == ()  # nobody has them mapped
     assert table.live_bytes == 0
     with pytest.raises(ValueError, match="used before"):
