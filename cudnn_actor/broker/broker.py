@@ -31,7 +31,7 @@ from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.broker.deployments import Deployed, ModelRun, not_deployed
 from cudnn_actor.broker.footprints import overwritten
 from cudnn_actor.broker.held_back import HeldBack
-from cudnn_actor.broker.recovery import Verdict, graph_is_cause, judge
+from cudnn_actor.broker.recovery import MOST_CRASHES, Verdict, graph_is_cause, judge
 from cudnn_actor.broker.request_checks import (
     bound,
     check_allocate,
@@ -678,6 +678,7 @@ class Broker(Generic[W]):
             write there any more.
         """
         self.memory.lose_imports()
+        self._count_for_import(begun, cause)
         if may_still_write:
             for work in begun:
                 if work.run is not None:
@@ -700,6 +701,21 @@ class Broker(Generic[W]):
                 lost.append(work)
                 self.lose(work, error)
         return again, lost
+
+    def _count_for_import(self, begun: Sequence[W], cause: str) -> None:
+        """Count a crash for the import under way, and refuse it at the second: no worker after that maps it.
+
+        A host on whose thread it is done has it among those that had begun, which are judged.
+        """
+        if not self.importing or any(work.envelope is self.awaiting_arena[0] for work in begun):
+            return
+        envelope = self.awaiting_arena[0]
+        envelope.crashes += 1
+        if envelope.crashes >= MOST_CRASHES:
+            self.awaiting_arena.popleft()
+            kind = type(envelope.message).__name__
+            error = QuarantinedRequest(request_id=envelope.number, digest="", cause=cause, message=kind)
+            self.fail(envelope, error)
 
     def _count_for_graphs(self, begun: Sequence[W], cause: str) -> None:
         """Count a crash for the models' graphs that were running, and quarantine those that have had too

@@ -16,7 +16,13 @@ from typing import Any
 
 from cudnn_actor.actors import Deadline
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, ExecutionFailed, ServiceStopped
+from cudnn_actor.protocol.errors import (
+    CudnnActorError,
+    DeadlineExceeded,
+    ExecutionFailed,
+    QuarantinedRequest,
+    ServiceStopped,
+)
 from cudnn_actor.protocol.messages.messages import Allocate, Copy
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -91,7 +97,7 @@ async def _copied(buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadlin
     except (ServiceStopped, DeadlineExceeded):
         raise
     except CudnnActorError as error:
-        raise _Refused(for_good=isinstance(error, ExecutionFailed)) from error
+        raise _Refused(for_good=isinstance(error, ExecutionFailed | QuarantinedRequest)) from error
     finally:
         memory.close()  # the mapping keeps the memory
     try:

@@ -15,7 +15,7 @@ from cudnn_actor.isolation.process.parent.in_flight import Violation
 from cudnn_actor.isolation.process.wire import ArenaImported, ArenaMade
 from cudnn_actor.memory import ExportedRange
 from cudnn_actor.protocol import Allocate, BufferRef, Copy, Download, Fill, Free, StaleBufferError, TensorSpec
-from cudnn_actor.protocol.errors import OutcomeUnknown, StaleReason
+from cudnn_actor.protocol.errors import OutcomeUnknown, QuarantinedRequest, StaleReason
 
 from .simulated import Office
 
@@ -77,6 +77,23 @@ def test_a_worker_that_ends_while_it_maps_is_followed_by_one_that_does(
     office.hear(office.worker.import_arena())
     office.settle()
     assert isinstance(office.answer(envelope), BufferRef)
+    assert isinstance(office.answer(behind), BufferRef)
+
+
+def test_what_has_ended_two_workers_is_mapped_by_no_third(office: Office, theirs: ExportedRange) -> None:
+    envelope = office.send(Import(memory=theirs, spec=SPEC))
+    behind = office.send(Allocate(spec=SPEC))
+    office.turn()
+    for _ in range(2):
+        assert envelope.number not in office.answers
+        office.host.recovery.reclaim(office.crash())
+        office.attach()
+        office.turn()
+    assert not office.worker.imports
+    _, error = office.answers[envelope.number]
+    assert isinstance(error, QuarantinedRequest)
+    assert "Import" in str(error)
+    office.settle()
     assert isinstance(office.answer(behind), BufferRef)
 
 
