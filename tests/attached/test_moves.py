@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -26,7 +28,13 @@ from cudnn_actor.attached.wire import FROM_CLIENT, ExportBuffer, ImportBuffer
 from cudnn_actor.broker.service_state import Import
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu.arenas import Arenas
-from cudnn_actor.errors import ExecutionFailed, InvalidRequest, OutOfMemory, StaleBufferError
+from cudnn_actor.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    OutOfDescriptors,
+    OutOfMemory,
+    StaleBufferError,
+)
 from cudnn_actor.memory import ExportedRange
 from cudnn_actor.messages import Copy, Download, Fill, Upload
 from cudnn_actor.processes.channel import Channel, channel_pair
@@ -189,6 +197,41 @@ def test_an_engine_cannot_write_to_what_it_maps_for_reading() -> None:
         reader.map_for_reading(6, other, 1 << 21)
     os.close(other)
     reader.clear()
+
+
+async def test_a_server_without_a_descriptor_refuses_one_and_keeps_its_client(
+    mover: CudnnRef, other: CudnnRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = await exported(other, await other.upload(X))
+    take = Channel.take_descriptor
+
+    def no_room(channel: Channel) -> int:
+        os.close(take(channel))
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Channel, "take_descriptor", no_room)
+        with pytest.raises(OutOfDescriptors):
+            await imported(mover, given)
+    await mover.free(await imported(mover, given))
+    given.close()
+
+
+async def test_a_worker_without_a_descriptor_refuses_one_and_lives(
+    gpu: CudnnRef, mover: CudnnRef, other: CudnnRef
+) -> None:
+    worker = service_behind(gpu).worker_pid
+    if worker is None:
+        pytest.skip("without isolation, there is no worker")
+    given, generation = await exported(other, await other.upload(X)), await mover.ping()
+    soft, hard = resource.prlimit(worker, resource.RLIMIT_NOFILE)
+    resource.prlimit(worker, resource.RLIMIT_NOFILE, (0, hard))
+    with pytest.raises(OutOfDescriptors):
+        await imported(mover, given)
+    resource.prlimit(worker, resource.RLIMIT_NOFILE, (soft, hard))
+    await mover.free(await imported(mover, given))
+    assert await mover.ping() == generation
+    given.close()
 
 
 async def test_a_client_has_so_many_at_a_time(mover: CudnnRef, other: CudnnRef) -> None:

@@ -58,6 +58,7 @@ from cudnn_actor.attached.wire import (
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.service_state import Import
 from cudnn_actor.memory import ExportedRange
+from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import (
@@ -308,8 +309,13 @@ class Session:
 
     def _take_move(self, frame: ExportBuffer | ImportBuffer) -> None:
         """Take a request to move a buffer, of the one client that may: arenas have those of others, too."""
-        message = message_of(frame, self.channel)
         self._count_request(frame.number)
+        try:
+            message = message_of(frame, self.channel)
+        except OSError as error:  # there was no room for the descriptor
+            refusal = exhaustion(error, requested=frame.spec.nbytes, in_use=0)
+            self._answer(failed(frame.number, refusal or error))
+            return
         imports = isinstance(message, Import)
         try:
             require_mover(self.pid, self._server.mover, message)

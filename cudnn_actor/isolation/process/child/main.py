@@ -185,7 +185,14 @@ class _Process:
             os.close(descriptor)
 
     def _import_arena(self, frame: ImportArena) -> None:
-        descriptor = self._channel.take_descriptor()
+        try:
+            descriptor = self._channel.take_descriptor()
+        except OSError as error:
+            refusal = exhaustion(error, requested=frame.nbytes, in_use=0)
+            if refusal is None:
+                raise
+            self._outbox.say(ArenaRefused(frame.number, refusal.to_record()))
+            return
         try:
             self._loop.import_arena(frame.number, frame.nbytes, descriptor)
         except CudnnActorError as error:
