@@ -22,6 +22,7 @@ from cudnn_actor.protocol.errors import (
     ExecutionFailed,
     QuarantinedRequest,
     ServiceStopped,
+    StaleBufferError,
 )
 from cudnn_actor.protocol.messages.messages import Allocate, Copy
 from cudnn_actor.protocol.types.buffers import BufferRef
@@ -91,7 +92,12 @@ async def _copied(buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadlin
     """A copy by way of the memory itself. Raises `_Refused` if it cannot be made, and what `move` raises."""
     lender: Any = source._service
     reader: Any = target._service
-    memory = await lender.export_buffer(buffer, deadline.left_s)
+    try:
+        memory = await lender.export_buffer(buffer, deadline.left_s)
+    except (ServiceStopped, DeadlineExceeded, StaleBufferError):
+        raise
+    except CudnnActorError as error:  # no descriptor is left, for example
+        raise _Refused(for_good=False) from error
     try:
         theirs: BufferRef = await reader.import_buffer(memory, buffer.spec, deadline.left_s)
     except (ServiceStopped, DeadlineExceeded):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import errno
+import mmap
 import os
 import resource
 import signal
@@ -231,6 +232,42 @@ async def test_a_worker_without_a_descriptor_refuses_one_and_lives(
     resource.prlimit(worker, resource.RLIMIT_NOFILE, (soft, hard))
     await mover.free(await imported(mover, given))
     assert await mover.ping() == generation
+    given.close()
+
+
+def test_what_a_process_has_no_room_to_map_is_not_called_unreadable() -> None:
+    """A pool would never try again."""
+    lender, reader = Arenas(), Arenas()
+    descriptor = lender.create(0, 1 << 21)
+    with pytest.MonkeyPatch.context() as patched:
+
+        def no_room(*_: object, **_options: object) -> None:
+            raise OSError(errno.EMFILE, "too many open files")
+
+        patched.setattr(mmap, "mmap", no_room)
+        with pytest.raises(OutOfDescriptors):
+            reader.map_for_reading(0, descriptor, 1 << 21)
+    reader.map_for_reading(0, descriptor, 1 << 21)
+    os.close(descriptor)
+    lender.clear()
+    reader.clear()
+
+
+async def test_a_client_without_a_descriptor_is_told_so(
+    mover: CudnnRef, other: CudnnRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, send = await exported(other, await other.upload(X)), Channel.send
+
+    def no_room(channel: Channel, frame: Any, descriptors: tuple[int, ...] = ()) -> None:
+        if isinstance(frame, ImportBuffer):
+            raise OSError(errno.EMFILE, "too many open files")
+        send(channel, frame, descriptors)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Channel, "send", no_room)
+        with pytest.raises(OutOfDescriptors):
+            await imported(mover, given)
+    await mover.free(await imported(mover, given))
     given.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor.attached.client.attached_service import AttachedService
-from cudnn_actor.errors import ServiceStopped, StaleBufferError
+from cudnn_actor.errors import OutOfDescriptors, ServiceStopped, StaleBufferError
 from cudnn_actor.memory import ExportedRange
 from cudnn_actor.messages import Fill
 from cudnn_actor.pool import Pool, moving, spawn_pool
@@ -107,6 +107,24 @@ async def test_what_cannot_be_mapped_goes_through_the_host(
     (why,) = through_host(logs)  # it is not tried again between these devices
     assert "not sealed" in why
     assert (pool.statistics().direct_moves, pool.statistics().host_moves) == (0, 3)
+
+
+async def test_a_source_without_a_descriptor_moves_through_the_host(
+    pool: Pool, logs: list[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_room(_: AttachedService, *_given: Any) -> ExportedRange:
+        raise OutOfDescriptors(limit=4)
+
+    x = some(4)
+    ref = await pool.on(0).upload(x)
+    with monkeypatch.context() as patched:
+        patched.setattr(AttachedService, "export_buffer", no_room)
+        ref = await pool.move(ref, to=1)
+    (why,) = through_host(logs)
+    assert "out of file descriptors" in why
+    ref = await pool.move(ref, to=0)  # and the next one does not
+    np.testing.assert_array_equal(await pool.download(ref), x)
+    assert (pool.statistics().direct_moves, pool.statistics().host_moves) == (1, 1)
 
 
 async def test_a_buffer_that_was_freed_meanwhile_has_not_moved(

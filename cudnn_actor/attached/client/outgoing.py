@@ -10,6 +10,7 @@ import numpy as np
 from cudnn_actor.attached.wire import LONGEST_MESSAGE, ExportBuffer, ImportBuffer, Place
 from cudnn_actor.broker.service_state import Export, Import
 from cudnn_actor.isolation.staging import Block
+from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import InvalidRequest, OutOfMemory, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -54,7 +55,7 @@ def check_length(what: str, nbytes: int) -> None:
 
 
 def as_answer(error: Exception) -> Exception:
-    """The error of a message that could not be encoded."""
+    """The error of a message that could not be encoded, or whose descriptor could not be sent."""
     if isinstance(error, TypeError):
         return InvalidRequest(
             field="message",
@@ -64,4 +65,6 @@ def as_answer(error: Exception) -> Exception:
         )
     if isinstance(error, MemoryError) and not isinstance(error, OutOfMemory):
         return OutOfMemory(requested=0, in_use=0, limit=None)
+    if isinstance(error, OSError):
+        return exhaustion(error, requested=0, in_use=0) or error
     return error

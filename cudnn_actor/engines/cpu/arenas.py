@@ -67,13 +67,15 @@ class Arenas:
         """Map memory of which nothing is known, for reading. The caller keeps the descriptor.
 
         Raises `EngineFailure` unless it is memory that cannot be truncated: reading it cannot fail then.
+        Raises `OutOfMemory`, `OutOfDescriptors` if this process has no room: a later try may succeed.
         """
         if not is_whole(fd, nbytes):
             raise EngineFailure("NOT_AN_ARENA", f"it is not sealed memory of {nbytes:,} bytes")
         try:
             self._mapped[arena] = _map(fd, nbytes, mmap.PROT_READ)
         except OSError as error:
-            raise EngineFailure("NOT_MAPPED", str(error)) from error
+            failure = EngineFailure("NOT_MAPPED", str(error))
+            raise exhaustion(error, requested=nbytes, in_use=0) or failure from error
 
     def unmap(self, arena: int) -> None:
         """Drop an arena. Raises `KeyError` if there is none with that number.
