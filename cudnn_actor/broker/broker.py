@@ -575,12 +575,20 @@ class Broker(Generic[W]):
 
     @property
     def has_due(self) -> bool:
-        """Whether any message that waits for earlier ones can go on now: `settle_waiting` has it do so."""
+        """Whether any message that waits for earlier ones can go on now, or another service's memory is no
+        longer read: call `settle_waiting`."""
+        if self.memory.has_idle_imports:
+            return True
         return bool(self._drains or self.held) and (self.has_drains_due or self.held.are_due)
 
     def settle_waiting(self) -> None:
-        """Answer each `Drain` that can be answered, and return what was held back to the mailbox if a write
-        can begin. Call it after requests have been answered."""
+        """Answer each `Drain` that can be answered, return what was held back to the mailbox if a write can
+        begin, and have imported arenas unmapped that no copy reads.
+
+        Call it after requests have been answered.
+        """
+        if self.memory.has_idle_imports:
+            self._drop_imports()
         if self.held.are_due:
             self.state.mailbox.restore(self.held.take())
         self.settle_drains()

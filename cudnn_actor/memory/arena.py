@@ -26,7 +26,7 @@ class Arena:
         that, an engine's mapping alone keeps the memory.
     """
 
-    __slots__ = ("_open", "fd", "free", "nbytes", "number")
+    __slots__ = ("_open", "fd", "free", "imported", "nbytes", "number")
 
     def __init__(self, number: int, nbytes: int, fd: int | None) -> None:
         self.number = number
@@ -34,6 +34,7 @@ class Arena:
         self.fd = -1 if fd is None else fd
         self.free = FreeList(nbytes)
         self._open = fd is not None
+        self.imported = fd is None
 
     def __repr__(self) -> str:
         return f"<arena {self.number}: {self.free.free_bytes:,} of {self.nbytes:,} bytes free>"

@@ -88,6 +88,8 @@ class MemoryTable:
         """Bytes of host memory that staging arrays may take altogether; None for no limit."""
         self.losses = 0
         """How many buffers have been torn or lost so far."""
+        self.has_idle_imports = False
+        """Whether an imported arena may have become idle since `take_idle_imports`."""
         self._pool = ArenaPool(arena_bytes=arena_bytes, limit=limit)
         self._first = nonce << 32 | 1
         self._slots: list[Slot] = []
@@ -223,6 +225,7 @@ class MemoryTable:
 
     def take_idle_imports(self) -> tuple[int, ...]:
         """Forget the imported arenas whose buffer has ended, and return their numbers: unmap them."""
+        self.has_idle_imports = False
         numbers = self._pool.idle_imports()
         self._pool.drop_imports(numbers)
         return numbers
@@ -247,6 +250,8 @@ class MemoryTable:
             self._end(slot, StaleReason.FREED)
         self.forget_bindings()  # else the bindings of held buffers would keep their arenas mapped
         self._leave_mirror()
+        self._pool.take_imports()
+        self.has_idle_imports = False  # nobody is left who could unmap one
         self._pool.close()
 
     # Buffers
@@ -429,6 +434,7 @@ class MemoryTable:
             self._mirror.vacate(slot.index)
         slot.binding = None
         slot.arena.free.release(slot.offset)
+        self.has_idle_imports |= slot.arena.imported
         # No generation may be used twice, so a slot that has used up its generations is not used again.
         if slot.generation < self._first - 1 + _COUNTS:
             self._vacant.append(slot.index)

@@ -60,9 +60,8 @@ def test_an_imported_buffer_is_copied_and_unmapped(office: Office, theirs: Expor
     office.settle()
     assert office.answer(freeing) is None
     office.answer(copying)
+    assert number not in office.worker.arenas  # at once: it may be much of another device's memory
     assert (office.ask(Download(src=own)) == 5).all()
-    office.ask(Free(buffer=own))
-    assert number not in office.worker.arenas
 
 
 def test_a_worker_that_ends_while_it_maps_is_followed_by_one_that_does(
