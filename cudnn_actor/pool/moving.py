@@ -63,9 +63,7 @@ class Moving:
         try:
             await source.free(buffer, timeout=deadline.left_s)
         except BaseException as error:
-            # If its process has ended, so has the buffer. Values that were downloaded are its values in any
-            # case; but nobody can say of what was copied directly that the buffer was live until then.
-            if directly or not isinstance(error, ServiceStopped):
+            if not _has_ended(error, directly=directly):
                 target._discard(copied)
                 raise
         self.direct += directly
@@ -125,6 +123,15 @@ async def _copied_here(
             raise _Refused(for_good=False) from error
         raise
     return own
+
+
+def _has_ended(error: BaseException, *, directly: bool) -> bool:
+    """Whether the copy is all that is left of a buffer, though its free was not answered in time."""
+    if isinstance(error, DeadlineExceeded):
+        return error.started  # a free ends the buffer where it starts; one of a stale buffer never starts
+    # If its process has ended, so has the buffer. Values that were downloaded are its values in any case; but
+    # nobody can say of what was copied directly that the buffer was live until then.
+    return isinstance(error, ServiceStopped) and not directly
 
 
 class _Refused(Exception):

@@ -435,7 +435,7 @@ class PoolRequests:
         to
             The number of the member that gets it.
         timeout
-            Seconds for all of it.
+            Seconds for all of it. Who cancels a call instead may find the buffer freed, and has no other.
 
         Returns
         -------

@@ -22,6 +22,7 @@ from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, connect, spawn
 from cudnn_actor.attached import ServedSocket, serve_socket
+from cudnn_actor.attached.client.link import Link
 from cudnn_actor.attached.server import holdings
 from cudnn_actor.attached.server.holdings import MOST_IMPORTS
 from cudnn_actor.attached.server.moves import message_of
@@ -30,6 +31,7 @@ from cudnn_actor.broker.service_state import Import
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.errors import (
+    DeadlineExceeded,
     ExecutionFailed,
     InvalidRequest,
     OutOfDescriptors,
@@ -269,6 +271,25 @@ async def test_a_client_without_a_descriptor_is_told_so(
             await imported(mover, given)
     await mover.free(await imported(mover, given))
     given.close()
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_a_free_that_is_late_has_started_only_if_it_was_of_a_live_buffer(
+    mover: CudnnRef, gpu: CudnnRef, monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    """So a pool knows whether what it has copied was the buffer's until then."""
+    ref, take = await mover.upload(X), Link._take_answer
+    if not live:
+        await gpu.free(ref)  # the client does not know
+
+    def late(link: Link, answer: Any, bridges: Any) -> None:
+        link._sent[answer.number].envelope.timed_out = True
+        take(link, answer, bridges)
+
+    monkeypatch.setattr(Link, "_take_answers", lambda link, answers, bridges: late(link, answers[0], bridges))
+    with pytest.raises(DeadlineExceeded) as late_error:
+        await mover.free(ref, timeout=100)
+    assert late_error.value.started is live
 
 
 async def test_a_client_has_so_many_at_a_time(mover: CudnnRef, other: CudnnRef) -> None:

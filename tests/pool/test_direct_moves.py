@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from structlog.typing import EventDict
 
+from cudnn_actor import CudnnRef
 from cudnn_actor.attached.client.attached_service import AttachedService
-from cudnn_actor.errors import OutOfDescriptors, ServiceStopped, StaleBufferError
+from cudnn_actor.errors import DeadlineExceeded, OutOfDescriptors, ServiceStopped, StaleBufferError
 from cudnn_actor.memory import ExportedRange
 from cudnn_actor.messages import Fill
 from cudnn_actor.pool import Pool, moving, spawn_pool
@@ -141,6 +142,32 @@ async def test_a_buffer_that_was_freed_meanwhile_has_not_moved(
     with pytest.raises(StaleBufferError):
         await pool.move(ref, to=1)
     assert await live(pool, 1) == 0
+
+
+@pytest.mark.parametrize("bound", [0, 1 << 40])
+@pytest.mark.parametrize("started", [True, False])
+async def test_a_timeout_at_the_end_leaves_one_buffer(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, started: bool, bound: int
+) -> None:
+    """The source says of its free whether it has started, and so whether the buffer has ended."""
+    monkeypatch.setattr(moving, "DIRECT_BYTES", bound)
+    x, free = some(4), CudnnRef.free
+    ref = await pool.on(0).upload(x)
+
+    async def late(service: CudnnRef, buffer: BufferRef, **_options: Any) -> None:
+        if started:
+            await free(service, buffer)
+        raise DeadlineExceeded(timeout_s=1.0, started=started)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CudnnRef, "free", late)
+        if started:
+            ref = await pool.move(ref, to=1)
+        else:
+            with pytest.raises(DeadlineExceeded):
+                await pool.move(ref, to=1)
+    np.testing.assert_array_equal(await pool.download(ref), x)
+    assert [await live(pool, member) for member in (0, 1)] == [not started, started]
 
 
 @pytest.mark.parametrize("step", ["export_buffer", "import_buffer"])

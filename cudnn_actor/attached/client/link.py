@@ -63,6 +63,7 @@ from cudnn_actor.protocol.errors import (
     DeadlineExceeded,
     ErrorRecord,
     MalformedMessage,
+    StaleBufferError,
 )
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.codec import decode_reply
@@ -432,7 +433,9 @@ class Link(Mailbox):
         envelope.elsewhere = None
         value, error = self._outcome(sent, answer)
         if envelope.timed_out:  # answered before the server has heard of it
-            started = error.started if isinstance(error, DeadlineExceeded) else type(answer) is not Dropped
+            started = type(answer) is not Dropped and not isinstance(error, StaleBufferError)
+            if isinstance(error, DeadlineExceeded):
+                started = error.started
             self._end_expired(envelope, started)
         self._note(envelope.message, value, error)
         self._reply(envelope, value, error, bridges)
