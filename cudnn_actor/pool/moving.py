@@ -12,6 +12,7 @@ worker maps that memory, for reading alone, and copies it to a buffer of its own
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from cudnn_actor.actors import Deadline
@@ -36,6 +37,10 @@ log = Log("cudnn_actor.pool")
 DIRECT_BYTES = 4 << 20
 """Buffers of fewer bytes go through the host: to map memory takes 2 ms, and to copy so little twice less."""
 
+_MOST_FAILURES = 2
+"""After so many copies in a row that have failed, the copies may be what ends the target's workers: a third
+would be one restart more of the three that a service has by default."""
+
 
 class Moving:
     """Moves buffers between members. Used on the pool's event loop."""
@@ -47,6 +52,8 @@ class Moving:
         """How many have gone through the host."""
         self._refused: set[tuple[str, str]] = set()
         """Pairs of devices of which the second cannot read the memory of the first."""
+        self._failed: Counter[tuple[str, str]] = Counter()
+        """How many copies, one after the other, have failed since one has not, by pairs of devices."""
 
     async def move(
         self, buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadline: Deadline
@@ -77,13 +84,18 @@ class Moving:
         pair = source.device, target.device
         if buffer.nbytes < DIRECT_BYTES or pair in self._refused or _kind(pair[0]) != _kind(pair[1]):
             return None
+        failed = self._failed[pair]
         try:
-            return await _copied(buffer, source, target, deadline)
+            copied = await _copied(buffer, source, target, deadline)
         except _Refused as refused:
-            if refused.for_good:
+            if refused.in_copy:  # of several at a time, one worker's end has been the end of all
+                self._failed[pair] = failed + 1
+            if refused.for_good or self._failed[pair] >= _MOST_FAILURES:
                 self._refused.add(pair)
             log.info("move.through_host", source=pair[0], target=pair[1], why=str(refused.__cause__))
             return None
+        self._failed[pair] = 0
+        return copied
 
 
 async def _copied(buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadline: Deadline) -> BufferRef:
@@ -120,7 +132,7 @@ async def _copied_here(
     except BaseException as error:
         target._discard(own)
         if isinstance(error, CudnnActorError) and not isinstance(error, ServiceStopped | DeadlineExceeded):
-            raise _Refused(for_good=False) from error
+            raise _Refused(for_good=False, in_copy=True) from error
         raise
     return own
 
@@ -137,12 +149,13 @@ def _has_ended(error: BaseException, *, directly: bool) -> bool:
 class _Refused(Exception):
     """Raised when a buffer cannot go from device to device: so it goes through the host.
 
-    `for_good`: whether the next one between the same devices cannot either. The cause is the error.
+    `for_good`: whether the next one between the same devices cannot either. `in_copy`: whether the target had
+    mapped the memory. The cause is the error.
     """
 
-    def __init__(self, *, for_good: bool) -> None:
+    def __init__(self, *, for_good: bool, in_copy: bool = False) -> None:
         super().__init__()
-        self.for_good = for_good
+        self.for_good, self.in_copy = for_good, in_copy
 
 
 def _kind(device: str) -> str:

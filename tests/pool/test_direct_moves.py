@@ -255,6 +255,46 @@ async def test_the_targets_worker_ends(
     assert (await workers.on(1).statistics()).restarts == ends  # and nothing else has ended one
 
 
+async def test_copies_that_end_worker_after_worker_are_not_tried_again(
+    workers: Pool, logs: list[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = some(4)
+    for direct in (True, True, False):
+        ref = await workers.on(0).upload(x)
+        with monkeypatch.context() as patched:
+            after(patched, "import_buffer", end_worker(workers, 1))
+            ref = await workers.move(ref, to=1)
+        np.testing.assert_array_equal(await workers.download(ref), x)
+        assert bool(through_host(logs)) is direct
+        logs.clear()
+    assert (await workers.on(1).statistics()).restarts == 2
+
+
+async def test_one_worker_that_ends_under_many_copies_counts_once(
+    workers: Pool, logs: list[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = [await workers.on(0).upload(some(4)) for _ in range(4)]
+    last, ended, original = refs.pop(), asyncio.Event(), AttachedService.import_buffer
+    mapped = 0
+
+    async def replaced(service: AttachedService, *given: Any) -> BufferRef:
+        nonlocal mapped
+        found = await original(service, *given)
+        mapped += 1
+        if mapped == len(refs):
+            await end_worker(workers, 1)()
+            ended.set()
+        await ended.wait()
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AttachedService, "import_buffer", replaced)
+        await asyncio.gather(*(workers.move(ref, to=1) for ref in refs))
+    assert len(through_host(logs)) == len(refs)
+    await workers.move(last, to=1)
+    assert workers.statistics().direct_moves == 1
+
+
 async def test_many_move_at_a_time(pool: Pool, logs: list[EventDict]) -> None:
     refs: list[BufferRef] = [await pool.on(0).upload(np.full(100, number)) for number in range(40)]
     moved = await asyncio.gather(*(pool.move(ref, to=1) for ref in refs))
