@@ -313,7 +313,7 @@ class Session:
         try:
             message = message_of(frame, self.channel)
         except OSError as error:  # there was no room for the descriptor
-            refusal = exhaustion(error, requested=frame.spec.nbytes, in_use=0)
+            refusal = exhaustion(error, requested=0, in_use=0)
             self._answer(failed(frame.number, refusal or error))
             return
         imports = isinstance(message, Import)
