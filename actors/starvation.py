@@ -35,7 +35,7 @@ _BUSY = 0.75
 _RAREST_BUSY_S = 0.002
 _RAREST_IDLE_S = 0.016
 _FORGET_S = 0.1
-"""Seconds without a check behind which nothing that was seen before tells about the loop of now."""
+"""After so many seconds without a check, what earlier checks found says nothing about the loop any more."""
 
 
 class StarvationWatch:

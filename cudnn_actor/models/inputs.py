@@ -35,7 +35,7 @@ def named_once(inputs: object, named: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Alike(NamedTuple):
-    """What inputs have in common that fit a model as those of an earlier run do: they need no more checks.
+    """What inputs must share with those of an earlier run to need no more checks.
 
     Parameters
     ----------

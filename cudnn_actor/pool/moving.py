@@ -35,7 +35,7 @@ __all__ = ["DIRECT_BYTES", "Moving"]
 log = Log("cudnn_actor.pool")
 
 DIRECT_BYTES = 4 << 20
-"""Buffers of fewer bytes go through the host: to map memory takes 2 ms, and to copy so little twice less."""
+"""Buffers of fewer bytes go through the host: to map memory takes longer than to copy so little twice."""
 
 _MOST_FAILURES = 2
 """After so many copies in a row that have failed, the copies may be what ends the target's workers: a third

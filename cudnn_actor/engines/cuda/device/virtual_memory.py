@@ -36,7 +36,7 @@ def rounded(ordinal: int, nbytes: int) -> int:
 
 
 def require_access(ordinal: int, memory: Any) -> None:
-    """Raise `EngineFailure` unless a device can read memory, of which it is not known where it lies."""
+    """Raise `EngineFailure` unless a device can read memory of another service, perhaps of another device."""
     driver = libraries().driver
     owner = int(check(driver.cuMemGetAllocationPropertiesFromHandle(memory)).location.id)
     if owner == ordinal:
