@@ -8,6 +8,9 @@ from types import CodeType
 import pytest
 
 import cudnn_actor
+from cudnn_actor.actors.logs import Log
+
+from .conftest import LINES
 
 OURS = Path(cudnn_actor.__file__).with_name("made_up.py")
 
@@ -26,3 +29,8 @@ async def test_a_call_of_ours_that_can_block_raises_where_an_event_loop_runs() -
 
 def test_a_call_of_ours_may_block_where_none_runs() -> None:
     exec(sleeping(OURS))
+
+
+def test_lines_that_a_test_logs_are_kept_for_its_report(request: pytest.FixtureRequest) -> None:
+    Log("cudnn_actor.test").info("guards.checked", number=7)
+    assert "guards.checked number=7" in "\n".join(request.node.stash[LINES])
