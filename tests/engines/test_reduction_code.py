@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import cudnn_actor.engines.cuda
+from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.kernels.accumulators import (
     MOMENTS,
     TWO_SUMS,
@@ -34,7 +35,7 @@ from cudnn_actor.protocol import DType, ReductionMode
 from . import host_cuda
 from .test_reduction import OF_FLOATS, OF_INTEGERS
 
-DTYPES = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.UINT64)
+DTYPES = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT64)
 PLACES = {f"place of {mode}": mode for mode in (ReductionMode.MIN, ReductionMode.MAX)}
 FOUND = {"place of min": np.argmin, "place of max": np.argmax}
 ELEMENTS = [5, 3, 7, 7, 1, 3, 1, 2]
@@ -163,6 +164,23 @@ def test_elements_may_be_cut_in_two_anywhere(dtype: DType, with_nan: bool) -> No
             wanted = OF_INTEGERS[ReductionMode(name)](elements.tolist())
         np.testing.assert_allclose(y[:-1], wanted, 1e-6 if dtype.is_floating else 0, err_msg=name)
         assert y[-1] == accumulator.nbytes(dtype), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_least_and_the_greatest_of_all_values_are_found_beside_no_elements(dtype: DType) -> None:
+    if dtype.is_floating:
+        extremes: list[Any] = [-math.inf, math.inf]
+    else:
+        extremes = [*integer_range(dtype.numpy)]
+    module = host_cuda.CUPY.RawModule(source_of(dtype))
+    for n, name in enumerate(accumulators(dtype)):
+        if name not in (ReductionMode.MIN.value, ReductionMode.MAX.value):
+            continue
+        for extreme in extremes:
+            elements = np.full(2, extreme, dtype.numpy)
+            y = np.zeros(2 * elements.size + 3, value_dtype(dtype).numpy)
+            module.get_function(f"kernel{n}")((1,), (1,), (elements, y, elements.size))
+            assert {*y[:-1].tolist()} == {extreme}, name
 
 
 def test_norms_keep_as_many_bytes_of_a_part_as_their_accumulators_have() -> None:
