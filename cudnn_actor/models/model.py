@@ -190,7 +190,8 @@ class Model:
     ) -> dict[str, Any]:
         """See `CudnnRef.run`: `run(image=x)`, or `run({"image": x})`."""
         given = named_once(inputs, named)
-        alike = None if keep else self._alike
+        # Not `if keep`: an array, meant for an input of that name, has no truth value. It is refused by name.
+        alike = self._alike if isinstance(keep, tuple) and not keep else None
         views = None if alike is None else alike.views(given)
         if views is None:
             views = self.validated(given, keep)
