@@ -11,7 +11,7 @@ import pytest
 
 from cudnn_actor import CudnnRef, DeadlineExceeded, GraphBuilder, InvalidRequest, Loop
 from cudnn_actor.models import Feature
-from cudnn_actor.operations import MaxPool, Window
+from cudnn_actor.operations import MaxPool, Recurrent, RecurrentMode, Window
 from cudnn_actor.protocol import DType
 
 from .rigs import Gate, Trio, in_thread, outcome, spawn, spawn_gated
@@ -46,8 +46,9 @@ CALLS: dict[str, Call] = {
     "drain": lambda gpu, t, s: gpu.drain(timeout=s),
     "staging": lambda gpu, t, s: gpu.staging(FEATURE, N=2, timeout=s),
 }
-ELSEWHERE = {"ask", "submit", "aclose", "load", "run", "ping", "statistics", "view"}
-"""Calls that are tested in other files; those that overtake what waits; and the one of thread isolation."""
+ELSEWHERE = {"ask", "submit", "aclose", "load", "run", "ping", "statistics", "view", "reserve_nbytes"}
+"""Calls that are tested in other files or below; those that overtake what waits; and the one of thread
+isolation."""
 
 BOOKKEEPING = {"upload", "empty", "free", "staging"}
 
@@ -81,6 +82,24 @@ async def test_a_call_that_cannot_start_ends_with_its_timeout_and_leaves_nothing
         await first
         await gpu.drain()
         assert (await gpu.statistics()).live_buffers == 3
+
+
+async def test_a_question_about_a_reserve_ends_with_its_timeout() -> None:
+    gate = Gate()
+    async with spawn_gated(gate) as gpu:
+        trio = await Trio.on(gpu)
+        x, w = (
+            await gpu.upload(np.ones((2, 1, 3), np.float32)),
+            await gpu.upload(np.ones((1, 3, 3), np.float32)),
+        )
+        layer = Recurrent(x=x, w_ih=w, w_hh=w, mode=RecurrentMode.TANH)
+        with gate.closed():
+            first = gpu.submit(trio.product())
+            await in_thread(gate.wait_for_arrival)
+            error = await outcome(gpu.reserve_nbytes(layer, timeout=0.02))
+        assert isinstance(error, DeadlineExceeded)
+        await first
+        assert await gpu.reserve_nbytes(layer, timeout=60) > 0
 
 
 async def test_a_timeout_that_is_no_number_sends_nothing() -> None:
