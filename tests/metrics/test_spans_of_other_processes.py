@@ -50,7 +50,7 @@ async def test_requests_of_an_attached_handle_have_spans_where_they_are_sent(
                 left.cancel()
                 with pytest.raises(InvalidRequest, match="already"):
                     RequestSpans(attached)
-            await attached.ask(Ping())  # outside of a span; what was sent before it is answered
+            await attached.drain()  # outside of a span; what was sent before it is answered
         await gpu.ask(Ping())
     spans: list[Any] = [span for span in exporter.get_finished_spans() if span.name != "caller"]
     assert [span.name for span in spans] == ["Allocate", "Fill", "Fill", "Fill"]
