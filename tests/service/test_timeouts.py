@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,7 @@ async def test_a_question_about_a_reserve_ends_with_its_timeout() -> None:
         with gate.closed():
             first = gpu.submit(trio.product())
             await in_thread(gate.wait_for_arrival)
-            error = await outcome(gpu.reserve_nbytes(layer, timeout=0.02))
+            error = await outcome(asyncio.ensure_future(gpu.reserve_nbytes(layer, timeout=0.02)))
         assert isinstance(error, DeadlineExceeded)
         await first
         assert await gpu.reserve_nbytes(layer, timeout=60) > 0
