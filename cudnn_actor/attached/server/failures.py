@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cudnn_actor.attached.wire import Answer, Dropped, Refused
+from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import CudnnActorError
 
 __all__ = ["failed", "kind_of"]
@@ -26,8 +27,13 @@ def kind_of(body: bytes) -> str:
 
 
 def failed(number: int, error: BaseException | None) -> Answer:
-    """The answer of a request that has failed, or, without an error, was withdrawn."""
+    """The answer of a request that has failed, or, without an error, was withdrawn.
+
+    A refusal of the system is named: there was no room for a descriptor, for example.
+    """
     if error is None:
         return Dropped(number)
-    known = error if isinstance(error, CudnnActorError) else CudnnActorError(str(error))
+    known = exhaustion(error, requested=0, in_use=0) if isinstance(error, OSError) else error
+    if not isinstance(known, CudnnActorError):
+        known = CudnnActorError(str(error))
     return Refused(number, known.to_record())

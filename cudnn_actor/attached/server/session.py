@@ -58,7 +58,6 @@ from cudnn_actor.attached.wire import (
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.service_state import Import
 from cudnn_actor.memory import ExportedRange
-from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import (
@@ -313,8 +312,7 @@ class Session:
         try:
             message = message_of(frame, self.channel)
         except OSError as error:  # there was no room for the descriptor
-            refusal = exhaustion(error, requested=0, in_use=0)
-            self._answer(failed(frame.number, refusal or error))
+            self._answer(failed(frame.number, error))
             return
         imports = isinstance(message, Import)
         try:
