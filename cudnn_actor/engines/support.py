@@ -19,6 +19,7 @@ from cudnn_actor.protocol.operations import (
     RecurrentBackwardWeights,
     TensorRole,
 )
+from cudnn_actor.protocol.operations.reserves import lack_of_bytes
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -71,10 +72,7 @@ def check_reserves(graph: OperationGraph, engine: str) -> None:
         given = {name: graph.tensor(uid).spec for name, uid in operation.named()}
         for name, kept in operation.kept_specs(given).items():
             if given[name].size < kept.nbytes:
-                detail = (
-                    f"{name} has {given[name].size:,} of the {kept.nbytes:,} bytes that are needed: "
-                    "ask for their number, as in gpu.reserve_nbytes(layer)"
-                )
+                detail = lack_of_bytes(name, given[name].size, kept.nbytes)
                 raise unsupported(graph, engine, detail, (number,))
 
 

@@ -14,7 +14,7 @@ from cudnn_actor.protocol.operations.base import Array, Specs
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["as_bytes", "from_bytes", "is_bytes", "require_bytes"]
+__all__ = ["as_bytes", "from_bytes", "is_bytes", "lack_of_bytes", "require_bytes"]
 
 
 def is_bytes(spec: TensorSpec) -> bool:
@@ -35,6 +35,14 @@ def require_bytes(specs: Specs, name: str) -> None:
     else:
         return
     raise InvalidRequest(field=name, value=spec.dims, problem=problem, fix=fix)
+
+
+def lack_of_bytes(name: str, given: int, needed: int) -> str:
+    """Why an engine cannot take a reserve, or slopes, of too few bytes."""
+    return (
+        f"{name} has {given:,} of the {needed:,} bytes that are needed: "
+        "ask for their number, as in gpu.reserve_nbytes(layer)"
+    )
 
 
 def as_bytes(xp: Any, numbers: Array, dtype: DType, nbytes: int) -> Array:

@@ -45,6 +45,7 @@ from cudnn_actor.protocol.operations import (
     RecurrentBackwardWeights,
     RecurrentMode,
 )
+from cudnn_actor.protocol.operations.reserves import lack_of_bytes
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import packed_strides
 
@@ -529,10 +530,7 @@ def room_for_reserve(network: Network, *names: str) -> dict[str, int]:
             if not nbytes:
                 held[name] = network.reserve
             elif nbytes < network.reserve:
-                raise Refused(
-                    f"{name} has {nbytes:,} of the {network.reserve:,} bytes that libcudnn needs here: "
-                    "ask for their number, as in gpu.reserve_nbytes(layer)"
-                )
+                raise Refused(lack_of_bytes(name, nbytes, network.reserve))
     return held
 
 
