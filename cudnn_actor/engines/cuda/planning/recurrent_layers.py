@@ -38,7 +38,7 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["Kept", "Together", "layered", "together"]
 
 _RECURRENT: Any = Recurrent | RecurrentBackwardData | RecurrentBackwardWeights
-_OF_LAYERS = ("w_ih", "w_hh", "bias", "w_hr", "h0", "c0")
+_OF_LAYERS = (*LayerWeights.inputs, "h0", "c0")
 _HANDED_ON = frozenset(("x", "y", "reserve", "slopes", "dy"))
 """Operands that the library hands on from one operation of a group to another."""
 

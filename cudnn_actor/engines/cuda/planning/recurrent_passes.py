@@ -203,7 +203,7 @@ class _Closing:
     def _slopes_of(self, weights: RecurrentBackwardWeights[int]) -> dict[str, int]:
         """Adds a layer with such weights, and its gradients by data. Returns its y, and their slopes."""
         given: dict[str, Any] = {name: getattr(weights, name) for name in ("x", "h0", "mode", "lengths")}
-        for name in ("w_ih", "w_hh", "bias", "w_hr"):
+        for name in LayerWeights.inputs:
             uid = getattr(weights, f"d{name}")
             given[name] = None if uid is None else self._input(self._tensors[uid].spec)
         specs = {name: self._tensors[uid].spec for name, uid in weights.named()}
