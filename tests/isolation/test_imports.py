@@ -23,14 +23,6 @@ SPEC = TensorSpec.packed((1, 1, 1, 16), "float32")
 NBYTES = 1 << 21
 
 
-@pytest.fixture(params=[True, False], ids=["host arenas", "device arenas"])
-def office(request: pytest.FixtureRequest) -> Iterator[Office]:
-    office = Office(host=request.param)
-    office.attach()
-    yield office
-    office.close()
-
-
 @pytest.fixture
 def theirs() -> Iterator[ExportedRange]:
     """A buffer of another service, full of fives."""

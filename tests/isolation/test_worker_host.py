@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,14 +46,6 @@ from .simulated import GARBAGE, Office
 SPEC = TensorSpec.packed((1, 1, 1, 16), "float32")
 WEIGHT = TensorSpec.packed((1, 1, 1, 1), "float32")
 CONV = ConvSpec.symmetric(2)
-
-
-@pytest.fixture(params=[True, False], ids=["host arenas", "device arenas"])
-def office(request: pytest.FixtureRequest) -> Iterator[Office]:
-    office = Office(host=request.param)
-    office.attach()
-    yield office
-    office.close()
 
 
 def buffer(office: Office, value: float = 3.0, spec: TensorSpec = SPEC) -> BufferRef:
