@@ -28,10 +28,10 @@ import numpy as np
 
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
-from cudnn_actor.broker.deployments import Deployed, ModelRun, not_deployed
-from cudnn_actor.broker.footprints import overwritten
+from cudnn_actor.broker.deployments import Deployed
 from cudnn_actor.broker.held_back import HeldBack
-from cudnn_actor.broker.recovery import MOST_CRASHES, Verdict, graph_is_cause, judge
+from cudnn_actor.broker.interrupted import InterruptedRequests
+from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.broker.request_checks import (
     bound,
     check_allocate,
@@ -40,21 +40,16 @@ from cudnn_actor.broker.request_checks import (
     require_asker,
     slots_of,
 )
-from cudnn_actor.broker.service_state import Discard, Export, Forget, Import, ServiceState, quarantined
+from cudnn_actor.broker.service_state import Discard, Export, Forget, Import, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import ExportedRange, MemoryTable
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import (
-    ContextLost,
     CudnnActorError,
     DeadlineExceeded,
-    ExecutionFailed,
     InvalidRequest,
-    OutcomeUnknown,
     OutOfMemory,
     QuarantinedRequest,
-    StaleBufferError,
-    StaleReason,
     Words,
 )
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -83,7 +78,6 @@ from cudnn_actor.protocol.messages.messages import (
     WriteWeights,
 )
 from cudnn_actor.protocol.messages.model_messages import ModelRef
-from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_type
 from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
@@ -185,6 +179,8 @@ class Broker(Generic[W]):
         self._drains: deque[Envelope] = deque()
         self.held = HeldBack(state)
         """Messages that wait for a write of weights, which waits for runs."""
+        self.interrupted: InterruptedRequests[W] = InterruptedRequests(state, self)
+        """Decides what becomes of requests that were running at a crash."""
         self._handlers: dict[type, Callable[[Envelope, Any], W | None]] = {
             **dict.fromkeys(COMPUTE, self.prepared),
             Allocate: self._allocate,
@@ -324,7 +320,7 @@ class Broker(Generic[W]):
     def _warm_model(self, envelope: Envelope, message: WarmModel) -> W:
         for each in message.graphs:
             self.state.check_graph(each.graph)
-        self._ended(self.state.models.add(message.model, message.graphs))
+        self.forget_ended(self.state.models.add(message.model, message.graphs))
         graphs = tuple(each.graph for each in message.graphs)
         warm = Warm(graphs=graphs, tune=message.tune, soon=message.soon)
         work = self._warm(envelope, warm)
@@ -355,11 +351,12 @@ class Broker(Generic[W]):
             self.succeed(envelope, None)
 
     def _remove_model(self, ref: ModelRef, graphs: tuple[str, ...] | None) -> None:
-        self._ended(self.state.models.remove(ref, graphs))
+        self.forget_ended(self.state.models.remove(ref, graphs))
         if graphs is None:
             self.state.counters.forget_model(ref.number)
 
-    def _ended(self, graphs: Sequence[Deployed]) -> None:
+    def forget_ended(self, graphs: Sequence[Deployed]) -> None:
+        """Have the host drop what it keeps of models' graphs that have ended."""
         for deployed in graphs:
             self._host.forget_deployed(deployed)
 
@@ -665,7 +662,7 @@ class Broker(Generic[W]):
     def crashed(
         self, begun: Sequence[W], cause: str, *, may_still_write: bool, memory_survives: bool = True
     ) -> tuple[list[W], list[W]]:
-        """Judge the requests that had begun at a crash.
+        """Answer the requests that had begun at a crash, except those that must run again.
 
         Parameters
         ----------
@@ -687,33 +684,14 @@ class Broker(Generic[W]):
         """
         self.memory.lose_imports()
         self._count_for_import(begun, cause)
-        if may_still_write:
-            for work in begun:
-                if work.run is not None:
-                    self._spoil(work.run)
-        self._count_for_graphs(begun, cause)
-        spoiled = overwritten([work.footprint(self.state.lowered) for work in begun])
-        again, lost = [], []
-        for work, is_spoiled in zip(begun, spoiled, strict=True):
-            error = self._judge(
-                work,
-                cause,
-                is_spoiled=is_spoiled,
-                memory_survives=memory_survives,
-                may_still_write=may_still_write,
-            )
-            if error is None:
-                work.suspect = work.alone = True
-                again.append(work)
-            else:
-                lost.append(work)
-                self.lose(work, error)
-        return again, lost
+        return self.interrupted.settle(
+            begun, cause, may_still_write=may_still_write, memory_survives=memory_survives
+        )
 
     def _count_for_import(self, begun: Sequence[W], cause: str) -> None:
         """Count a crash for the import under way, and refuse it at the second: no worker after that maps it.
 
-        A host on whose thread it is done has it among those that had begun, which are judged.
+        A host on whose thread it is done has it among those that had begun, which get a verdict.
         """
         if not self.importing or any(work.envelope is self.awaiting_arena[0] for work in begun):
             return
@@ -724,136 +702,3 @@ class Broker(Generic[W]):
             kind = type(envelope.message).__name__
             error = QuarantinedRequest(request_id=envelope.number, digest="", cause=cause, message=kind)
             self.fail(envelope, error)
-
-    def _count_for_graphs(self, begun: Sequence[W], cause: str) -> None:
-        """Count a crash for the models' graphs that were running, and quarantine those that have had too
-        many."""
-        for deployed in {work.run.deployed for work in begun if work.run is not None}:
-            assert deployed is not None
-            deployed.crashes += 1
-            if graph_is_cause(crashes=deployed.crashes, finished=deployed.finished):
-                self.state.quarantined[deployed.cached.lowered.graph.digest()] = cause
-
-    def _judge(
-        self, work: W, cause: str, *, is_spoiled: bool, memory_survives: bool, may_still_write: bool
-    ) -> CudnnActorError | None:
-        """The error for a request that was running at a crash; None if it runs again.
-
-        `is_spoiled`: a later request that was running too may have overwritten its input.
-        """
-        envelope, message = work.envelope, work.message
-        lowered = self.state.lowered(message) if type(message) in COMPUTE else None
-        if work.run is not None:
-            lowered = work.run.cached.lowered
-        envelope.crashes += 1
-        crashes, again = envelope.crashes, True
-        if work.run is not None:
-            crashes, again = crashes + message.crashes, message.again
-        writes = lowered is not None or hasattr(message, "dst") or type(message) is WriteWeights
-        verdict = judge(
-            repeatable=again and (lowered is None or lowered.graph.pure) and not is_spoiled,
-            crashes=crashes,
-            outlives_context=memory_survives,
-            may_still_write=may_still_write and writes,
-        )
-        log.warning("request.interrupted", request=work.number, verdict=verdict.value, cause=cause)
-        match verdict:
-            case Verdict.RUN_AGAIN:
-                self.state.replayed += 1
-                if (observer := self.state.counters.observer) is not None:
-                    observer.replayed(envelope, cause)
-                return None
-            case Verdict.QUARANTINE:
-                if lowered is None:
-                    kind = type(message).__name__
-                    return QuarantinedRequest(request_id=work.number, digest="", cause=cause, message=kind)
-                if work.run is not None:  # whether its graph is, too, was decided before
-                    return quarantined(lowered.graph, work.number, cause)
-                self.state.quarantined[lowered.graph.digest()] = cause
-                return self.state.why_quarantined(lowered.graph, work.number)
-            case Verdict.CONTEXT_LOST:
-                return ContextLost(status="context lost", detail=cause)
-        why = "it may still be written" if may_still_write else "it accumulates"
-        if not again:
-            why = "it was sent with again=False"
-        if is_spoiled and not may_still_write:
-            why = "a later request may have overwritten its input"
-        return self.outcome_unknown(work, cause, why)
-
-    def outcome_unknown(self, work: W, cause: str, why: str) -> OutcomeUnknown:
-        """The error for a request that had begun and does not run again: it tears the buffers it writes."""
-        torn = not work.injects and bool(work.footprint(self.state.lowered).writes)
-        return OutcomeUnknown(request_id=work.number, cause=cause, why=why, torn=torn)
-
-    def lose(self, work: W, error: CudnnActorError) -> None:
-        """Fail a request that had begun and does not run again. Its output is torn."""
-        reason = StaleReason.CONTEXT_LOST if isinstance(error, ContextLost) else StaleReason.TORN
-        self._tear_output(work, reason)
-        self.end_unreceived(work)
-        self.fail(work.envelope, error)
-
-    def _spoil(self, run: ModelRun) -> None:
-        """Forget a model's graph whose places an ended worker may still write. Its runs are refused."""
-        deployed = run.deployed
-        assert deployed is not None
-        deployed.spoiled = True
-        if self.state.models.forget(deployed):
-            self._ended([deployed])
-
-    def _tear_output(self, work: W, reason: StaleReason = StaleReason.TORN) -> None:
-        """Mark the output of a request that does not run again as torn.
-
-        If a later message has freed that buffer, the buffer is revived first: a request that was sent before
-        the free, and has yet to read the buffer, must find it torn.
-        """
-        if work.injects:
-            return
-        written = set(work.footprint(self.state.lowered).writes)
-        for ref in operands(work.message).values():
-            if ref.slot in written:
-                self.memory.revive(ref)
-                if self.memory.is_live(ref):
-                    self.memory.tear(self.memory.resolve(ref), reason)
-
-    def why_not_again(self, work: W) -> CudnnActorError | None:
-        """Why a request cannot run again: its input is torn, or its plan is quarantined. None if it can."""
-        if work.injects:  # its message has not been checked yet
-            return None
-        for name, ref in operands(work.message).items():
-            try:
-                self.memory.resolve(ref, name)
-            except StaleBufferError as error:
-                # A later message has freed it. The bytes are held for this request, so it still runs on them.
-                if error.reason is not StaleReason.FREED or not self.memory.is_withheld(ref):
-                    return error
-        if (run := work.run) is not None:
-            assert run.deployed is not None
-            if run.spoiled:
-                specs = run.deployed.of.specs.items()
-                return not_deployed(
-                    work.message.model, ((name, spec.dims, spec.dtype) for name, spec in specs)
-                )
-            try:
-                self.state.models.check_whole(run.deployed)
-            except StaleBufferError as error:  # a write of its weights, sent before it, has torn them
-                return error
-        cached = work.cached if work.run is None else work.run.cached
-        return None if cached is None else self.state.why_quarantined(cached.lowered.graph, work.number)
-
-    def refused_again(self, work: W, error: CudnnActorError) -> CudnnActorError:
-        """The error for a request whose first run was interrupted and whose second run failed.
-
-        The first run may have left its output half-written, so the caller must learn that the output holds
-        no result. `ExecutionFailed` and `QuarantinedRequest` say so themselves; any other error is replaced.
-        Weights are torn in any case: a run that did not know of the error would read some old, some new.
-        """
-        writes = not work.injects and work.footprint(self.state.lowered).writes
-        if not writes:
-            return error
-        if isinstance(error, ExecutionFailed) and type(work.message) is not WriteWeights:
-            return error
-        self._tear_output(work)
-        if isinstance(error, ExecutionFailed | QuarantinedRequest):
-            return error
-        why = f"its second run was refused: {error}"
-        return OutcomeUnknown(request_id=work.number, cause="a worker that has died", why=why)

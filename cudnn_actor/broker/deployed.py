@@ -42,7 +42,7 @@ class Deployed(msgspec.Struct, eq=False):
         The slot numbers of the buffers that each run writes.
     ended
         Whether it was unloaded.
-    spoiled
+    has_lost_places
         Whether an ended worker may still write its places for inputs and outputs, so that no run may use
         them.
     checked_losses
@@ -62,7 +62,7 @@ class Deployed(msgspec.Struct, eq=False):
     state: int | None
     writes: frozenset[int]
     ended: bool = False
-    spoiled: bool = False
+    has_lost_places: bool = False
     checked_losses: int = -1
     finished: bool = False
     crashes: int = 0
@@ -236,9 +236,9 @@ class ModelRun(msgspec.Struct, eq=False):
         return {name: place for name, place in outputs.items() if name not in kept}
 
     @property
-    def spoiled(self) -> bool:
+    def has_lost_places(self) -> bool:
         """Whether its graph's places may not be used any more."""
-        return self.deployed is not None and self.deployed.spoiled
+        return self.deployed is not None and self.deployed.has_lost_places
 
     @property
     def hazards(self) -> Footprint:

@@ -9,7 +9,14 @@ from cudnn_actor.protocol.messages.lowering import Lowered
 from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Copy, Download, RunModel
 from cudnn_actor.protocol.messages.operands import operands, operands_named
 
-__all__ = ["NOTHING", "Footprint", "compute_footprint", "footprint", "memory_footprint", "overwritten"]
+__all__ = [
+    "NOTHING",
+    "Footprint",
+    "are_inputs_overwritten",
+    "compute_footprint",
+    "footprint",
+    "memory_footprint",
+]
 
 
 class Footprint(NamedTuple):
@@ -56,8 +63,8 @@ def footprint(message: Any, lowered: Callable[[Compute], Lowered]) -> Footprint:
     return memory_footprint(message)
 
 
-def overwritten(footprints: Iterable[Footprint]) -> list[bool]:
-    """For each of several requests that were running together: whether a later one writes what it reads.
+def are_inputs_overwritten(footprints: Iterable[Footprint]) -> list[bool]:
+    """For each of the requests that were running at a crash: whether a later one writes what it reads.
 
     Such a request cannot run again, because its input may have been overwritten.
     """

@@ -1,18 +1,29 @@
-"""What happens to a request that was running at a crash, as a pure function.
+"""The verdict on a request that was running at a crash, as a pure function of what is known of it.
 
-==========================  ======================  ==============================  ===============
-request                     crashes before this     answer                          what it writes
-==========================  ======================  ==============================  ===============
-not started                 any                     none yet: runs later            untouched
-pure (output not read)      0                       none yet: runs again, first     kept
-not pure                    0                       `OutcomeUnknown`                torn
-any                         1                       `QuarantinedRequest`            torn
-writes, may still write     0                       `OutcomeUnknown`                torn, withheld
-a run with `again=False`    0                       `OutcomeUnknown`                torn
-==========================  ======================  ==============================  ===============
+The first row that holds decides:
 
-A run of a model (`RunModel`) counts the crashes before it that it was sent with. So a batch that is divided
-after a crash costs one more crash for each part that is a cause, and no other part is blamed.
+=====================================================  ======================  ======================
+what is known of the request                           its answer              what it writes
+=====================================================  ======================  ======================
+memory does not outlive the device context             `ContextLost`           lost, as every buffer
+it was running at a crash before                       `QuarantinedRequest`    torn
+it writes, and the process may still write             `OutcomeUnknown`        torn, and withheld
+it has staging memory, and the process may still       `OutcomeUnknown`        torn, and withheld
+write
+a later running request writes what it reads           `OutcomeUnknown`        torn
+it is a run with `again=False`                         `OutcomeUnknown`        torn
+it is not pure: it reads what it writes                `OutcomeUnknown`        torn
+none of these                                          it runs again, first    stays valid
+                                                       and alone
+=====================================================  ======================  ======================
+
+It is `InterruptedRequests` that asks for the verdict and carries it out. The host of the broker hands it the
+requests that were running. Those that had not begun run later, and those that had finished are answered:
+`isolation.process.parent.crash` tells them apart by the status page of the worker that has ended. A thread
+that does not end keeps the memory table, so `CudnnActor.on_crash` answers its requests without a verdict.
+
+A run of a model (`RunModel`) counts also the crashes that it was sent with. So a batch that is divided after
+a crash costs one more crash for each part that is a cause, and no other part is blamed.
 
 What becomes of the graph that was running:
 
@@ -27,26 +38,23 @@ of a model, and a run of it has finished    at the third such crash with no fini
 A graph whose runs have finished is rarely the cause: one sample is. The third crash is the last that the
 default restart intensity allows, so a graph that kills every worker is stopped before the service ends.
 
-A worker that the kernel has not ended in time (`monitor.KILLED_S`) may
-still write. The outputs of its last requests are torn, and no other buffer gets
-their bytes until it has ended.
-
-If memory does not outlive the device context (`outlives_context` is False),
-every request fails with `ContextLost` and every buffer is lost.
+A process may still write if the kernel has not ended it in time (`monitor.KILLED_S`). The buffers and the
+staging memory of requests that do not run again are withheld from all others until it has ended.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
-__all__ = ["MOST_CRASHES", "Verdict", "graph_is_cause", "judge"]
+__all__ = ["MOST_CRASHES", "Interrupted", "Outcome", "Verdict", "graph_is_cause", "verdict_on"]
 
 MOST_CRASHES = 2
 """A request that was running at this many crashes is assumed to be their cause."""
 
 
-class Verdict(enum.Enum):
-    """What to do with a request that was running at a crash."""
+class Outcome(enum.Enum):
+    """What becomes of a request that was running at a crash."""
 
     RUN_AGAIN = "run again"
     OUTCOME_UNKNOWN = "outcome unknown"
@@ -54,20 +62,64 @@ class Verdict(enum.Enum):
     CONTEXT_LOST = "context lost"
 
 
-def graph_is_cause(*, crashes: int, finished: bool) -> bool:
-    """Whether a model's graph is quarantined after so many crashes in a row. `finished`: it ran before."""
-    return crashes >= MOST_CRASHES + finished
+class Verdict(NamedTuple):
+    """What becomes of a request, and why its outcome is unknown; "" for the other outcomes."""
+
+    outcome: Outcome
+    why: str = ""
 
 
-def judge(*, repeatable: bool, crashes: int, outlives_context: bool, may_still_write: bool) -> Verdict:
-    """The verdict on a request that was running at a crash, its `crashes`-th, counted from 1.
+class Interrupted(NamedTuple):
+    """What is known of a request that was running at a crash.
 
-    `repeatable`: it is pure, and its sender did not want to be told instead.
+    Attributes
+    ----------
+    crashes
+        At how many crashes it was running, this one included: 1 at its first.
+    pure
+        Whether a second run gives the same: it reads nothing that it writes.
+    again
+        Whether its sender lets it run again.
+    writes
+        Whether it writes a buffer, or weights, or places of a model's graph.
+    has_staging
+        Whether it has staging memory, which its worker reads or writes.
+    is_input_overwritten
+        Whether a later request that was running, too, may have overwritten its input.
     """
-    if not outlives_context:
-        return Verdict.CONTEXT_LOST
-    if crashes >= MOST_CRASHES:
-        return Verdict.QUARANTINE
-    if may_still_write:
-        return Verdict.OUTCOME_UNKNOWN
-    return Verdict.RUN_AGAIN if repeatable else Verdict.OUTCOME_UNKNOWN
+
+    crashes: int = 1
+    pure: bool = True
+    again: bool = True
+    writes: bool = True
+    has_staging: bool = False
+    is_input_overwritten: bool = False
+
+
+def verdict_on(request: Interrupted, *, memory_survives: bool, may_still_write: bool) -> Verdict:
+    """The verdict on a request: the table above, row by row.
+
+    `memory_survives`: memory outlives the device context. `may_still_write`: the process that ran the request
+    could not be ended.
+    """
+    if not memory_survives:
+        return Verdict(Outcome.CONTEXT_LOST)
+    if request.crashes >= MOST_CRASHES:
+        return Verdict(Outcome.QUARANTINE)
+    unknown = (
+        (may_still_write and request.writes, "it may still be written"),
+        (may_still_write and request.has_staging, "its process may still use its place in staging memory"),
+        (request.is_input_overwritten, "a later request may have overwritten its input"),
+        (not request.again, "it was sent with again=False"),
+        (not request.pure, "it accumulates"),
+    )
+    for holds, why in unknown:
+        if holds:
+            return Verdict(Outcome.OUTCOME_UNKNOWN, why)
+    return Verdict(Outcome.RUN_AGAIN)
+
+
+def graph_is_cause(*, crashes: int, finished: bool) -> bool:
+    """Whether a model's graph is quarantined that was running at this many crashes since its last finished
+    run. `finished`: a run of it has finished."""
+    return crashes >= MOST_CRASHES + finished

@@ -75,6 +75,11 @@ class Work(msgspec.Struct, eq=False):
         return self.envelope.withdrawn and not self.envelope.crashes
 
     @property
+    def has_staging(self) -> bool:
+        """Whether it has staging memory, which a worker reads or writes."""
+        return False
+
+    @property
     def message(self) -> Any:
         """The message as it was sent."""
         return self.envelope.message

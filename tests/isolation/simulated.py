@@ -519,10 +519,10 @@ class Office:
         return worker
 
     def crash(self, *, may_still_write: bool = False) -> PendingReclaim:
-        """Have the worker die at once; what it had sent is heard, and what it had is judged."""
+        """Have the worker die at once; what it had sent is heard, and what it had is taken over."""
         self.hear(self.worker.take_sent())
         self.worker.die()
-        return self.host.recovery.judge("it died", may_still_write=may_still_write)
+        return self.host.recovery.take_over_requests("it died", may_still_write=may_still_write)
 
     def hear(self, frame: Any) -> None:
         """Have the host take what the worker says."""

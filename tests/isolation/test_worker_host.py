@@ -118,7 +118,7 @@ def test_what_a_process_may_still_write_is_withheld_until_it_has_gone(office: Of
 
 
 @pytest.mark.parametrize("may_still_write", [False, True])
-def test_values_that_were_not_copied_when_a_worker_died_are_copied_before_its_requests_are_judged(
+def test_values_that_were_not_copied_when_a_worker_died_are_copied_before_its_requests_are_taken_over(
     may_still_write: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Later, the memory might be another request's."""
@@ -138,6 +138,22 @@ def test_values_that_were_not_copied_when_a_worker_died_are_copied_before_its_re
         assert isinstance(error_of(office, upload), OutcomeUnknown)
     else:
         assert (office.ask(Download(src=ref)) == 2.0).all()
+    office.close()
+
+
+def test_a_request_whose_staging_memory_may_still_be_used_does_not_run_again() -> None:
+    office = Office(host=False)
+    office.attach()
+    ref = buffer(office)
+    (download,) = begun(office, Download(src=ref))
+    office.host.recovery.reclaim(office.crash(may_still_write=True))
+    office.attach()
+    office.settle()
+    error = error_of(office, download)
+    assert isinstance(error, OutcomeUnknown)
+    assert "its process may still use its place in staging memory" in str(error)
+    assert not error.torn
+    assert office.state.replayed == 0
     office.close()
 
 
@@ -355,6 +371,6 @@ def test_a_half_written_buffer_is_half_written(office: Office) -> None:
     (task,) = office.worker.running
     office.worker.die()
     assert office.worker._array(task, ref).reshape(-1)[0] == GARBAGE
-    office.host.recovery.reclaim(office.host.recovery.judge("it died", may_still_write=False))
+    office.host.recovery.reclaim(office.host.recovery.take_over_requests("it died", may_still_write=False))
     office.attach()
     office.settle()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudnn_actor.broker.footprints import NOTHING, Footprint, overwritten
+from cudnn_actor.broker.footprints import NOTHING, Footprint, are_inputs_overwritten
 from cudnn_actor.execution.hazards import Entry, HazardQueue
 
 
@@ -223,9 +223,9 @@ def test_every_order_of_running_keeps_conflicting_requests_in_order_and_none_wai
 
 
 @given(st.lists(FOOTPRINTS, max_size=12))
-def test_a_request_is_spoiled_when_a_later_one_writes_what_it_reads(footprints: list[Footprint]) -> None:
+def test_an_input_is_overwritten_when_a_later_request_writes_it(footprints: list[Footprint]) -> None:
     expected = [
         any(set(mine.reads) & set(later.writes) for later in footprints[place + 1 :])
         for place, mine in enumerate(footprints)
     ]
-    assert overwritten(footprints) == expected
+    assert are_inputs_overwritten(footprints) == expected

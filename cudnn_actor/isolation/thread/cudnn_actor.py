@@ -139,10 +139,10 @@ class CudnnActor(Actor):
         self._close_staging()
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
-        """Judge every request that was running, and leave the others, in order, to the successor.
+        """Answer every request that was running, or have it run again; leave the others to the successor.
 
-        There is no successor in two cases. If the memory died with the context, everything pending fails with
-        `ContextLost`. If the thread does not end, the service stops.
+        All are left in order. There is no successor in two cases. If the memory died with the context,
+        everything pending fails with `ContextLost`. If the thread does not end, the service stops.
         """
         runner, mailbox = self._runner, self._state.mailbox
         if self.lost:
@@ -386,7 +386,7 @@ class CudnnActor(Actor):
             error = self._state.completed(error, envelope.message)
         self._broker.end_unreceived(work)
         if envelope.crashes and isinstance(error, CudnnActorError):
-            return self._broker.refused_again(work, error)
+            return self._broker.interrupted.error_of_second_run(work, error)
         return error
 
     # As the host of the broker.

@@ -1,7 +1,7 @@
 """The worker's answers: each one is checked, and completes the request that it names.
 
 An answer that does not fit is a `Violation`: the worker is replaced. So every check comes before the first
-change. Then the request is still in flight, and is judged at the crash with all the others.
+change. Then the request is still in flight, and is taken over at the crash with all the others.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class AnswerTaker:
         value = self._decoded(request, answer)
         self.in_flight.complete(request)
         if request.suspect and type(answer) is Refused:
-            value = self.broker.refused_again(request, value)
+            value = self.broker.interrupted.error_of_second_run(request, value)
         memory.release_all(request.slots)
         self._settle(request, answer, value)
 

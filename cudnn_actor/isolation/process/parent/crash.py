@@ -1,8 +1,8 @@
 """The end of a worker: what becomes of its requests and of their memory.
 
-A worker may end anywhere in a request. `CrashRecovery.judge` decides for each request that it had: answer it,
-dispatch it again before all others, or lose it. Which of these is right depends on what the status page says
-about the request, and on what its second run would read and write (`broker.recovery`).
+A worker may end anywhere in a request. The status page tells which of its requests had finished: they are
+answered. It tells which had not begun: they are dispatched again. The broker decides about the others, which
+were running: they run again before all others, or are lost (`broker.recovery`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PendingReclaim:
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class CrashRecovery:
-    """Judges the requests of workers that have ended. Used with the host held.
+    """Takes over the requests of workers that have ended. Used with the host held.
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ class CrashRecovery:
     sender: Sender
     answers: AnswerTaker
 
-    def judge(self, cause: str, *, may_still_write: bool) -> PendingReclaim:
-        """Judge every request that the worker had. Those that may run again are dispatched first.
+    def take_over_requests(self, cause: str, *, may_still_write: bool) -> PendingReclaim:
+        """Answer every request that the worker had, or have it dispatched again, before all others.
 
         Returns the memory of lost requests, to which the process may still write. Pass it to `reclaim` once
         the process has certainly ended.
@@ -75,12 +75,6 @@ class CrashRecovery:
         self.sender.copies.make_all()  # their blocks may soon be another request's
         begun, others = self._take_back()
         again, lost = self.broker.crashed(begun, cause, may_still_write=may_still_write)
-        if may_still_write:
-            for request in [each for each in again if each.held_blocks]:
-                why = "its process may still use its place in staging memory"
-                again.remove(request)
-                lost.append(request)
-                self.broker.lose(request, self.broker.outcome_unknown(request, cause, why))
         pending = PendingReclaim()
         for request in lost:
             pending.add(request)
@@ -98,9 +92,10 @@ class CrashRecovery:
         pending.blocks.clear()
 
     def retire(self) -> None:
-        """After `judge`, give all unfinished requests back to the mailbox, because no worker may follow.
+        """Give all unfinished requests back to the mailbox, because no worker may follow.
 
-        If a request that had begun does not run again, its `ServiceStopped` says that it had begun.
+        Call it after `take_over_requests`. If a request that had begun does not run again, its
+        `ServiceStopped` says that it had begun.
         """
         left = self.in_flight.give_up()
         for request in left:
@@ -145,7 +140,7 @@ class CrashRecovery:
                 continue
             try:
                 self.answers.complete(Done(request.number, request.place, *found))
-            except Violation as violation:  # the page is wrong: the request is judged as one that has begun
+            except Violation as violation:  # the page is wrong: the request counts as running
                 log.warning("worker.broke_the_protocol", why=str(violation))
         return unanswered
 

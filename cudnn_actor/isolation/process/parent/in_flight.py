@@ -168,6 +168,11 @@ class WorkerRequest(Work, eq=False):
         return [*self.blocks, *(() if self.staged is None else self.staged.blocks)]
 
     @property
+    def has_staging(self) -> bool:
+        """Whether it has staging memory."""
+        return bool(self.held_blocks)
+
+    @property
     def sent_ns(self) -> int:
         """`sent_s` on the clock of `time.perf_counter_ns`, which on Linux is the same; not before it was
         admitted."""

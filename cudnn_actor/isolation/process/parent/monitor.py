@@ -10,13 +10,14 @@ How a worker ends, and what the monitor does:
 ==================================  ===========================================================
 it sends `Dying`: its context is    its successor starts at once, since nothing of the worker
 dead                                runs any more
-its process ends                    its requests are judged, and a successor starts
+its process ends                    its requests are taken over; a successor starts
 it breaks the protocol, or the      it is killed. When its process has ended, as above
 supervisor gives it up because it
 makes no progress
 ==================================  ===========================================================
 
-Answers that the worker sent before its end count. The monitor reads all of them before it judges any request.
+Answers that the worker sent before its end count. The monitor reads all of them before it takes over what is
+left.
 """
 
 from __future__ import annotations
@@ -443,7 +444,9 @@ class WorkerMonitor(Actor):
             self._read_to_the_end(worker)
             self._dispatcher.disconnect()
             gone = worker.child.wait(0.0)
-            pending = host.recovery.judge("it was killed while it stopped", may_still_write=not gone)
+            pending = host.recovery.take_over_requests(
+                "it was killed while it stopped", may_still_write=not gone
+            )
             if gone:
                 host.recovery.reclaim(pending)
             host.recovery.retire()
@@ -468,7 +471,7 @@ class WorkerMonitor(Actor):
         return True
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
-        """Kill the process, wait for its end unless its context is dead, then judge its requests."""
+        """Kill the process, wait for its end unless its context is dead, then take over its requests."""
         super().on_crash(error, current, waiting)
         worker = self.worker
         if worker is None:
@@ -481,7 +484,7 @@ class WorkerMonitor(Actor):
         if not gone:
             log.error("worker.not_killed", pid=worker.pid)
         with self._dispatcher.held() as host:
-            pending = self._judge(host, worker, str(error) or repr(error), may_still_write=not gone)
+            pending = self._take_over_from(host, worker, str(error) or repr(error), may_still_write=not gone)
             if not worker.child.wait(0.0):
                 self._source.let_die(worker, pending)
                 self.worker = None
@@ -491,9 +494,10 @@ class WorkerMonitor(Actor):
             self._close(worker)
         self._wake_event.close()
 
-    def _judge(
+    def _take_over_from(
         self, host: WorkerHost, worker: Worker, cause: str, *, may_still_write: bool
     ) -> PendingReclaim:
+        """Take over what a worker had that has ended. Returns the memory that its process may still write."""
         if not self._serving:
             host.workers.starting = None
             pending = PendingReclaim()
@@ -507,7 +511,7 @@ class WorkerMonitor(Actor):
             host.state.blame_build(last.digest, cause)
         self._dispatcher.disconnect()
         self._serving = False
-        return host.recovery.judge(cause, may_still_write=may_still_write)
+        return host.recovery.take_over_requests(cause, may_still_write=may_still_write)
 
     def _read_to_the_end(self, worker: Worker) -> None:
         """Read every answer that the worker has sent. With the host held."""
@@ -515,7 +519,7 @@ class WorkerMonitor(Actor):
             self._dispatcher.read_to_the_end(worker.channel)
         except (Violation, BadFrame) as error:
             log.warning("worker.broke_the_protocol", pid=worker.pid, why=str(error))
-        except Exception:  # a bug in this library: the requests must still be judged
+        except Exception:  # a bug in this library: the requests must still be taken over
             log.exception("worker.last_words_failed", pid=worker.pid)
 
     def _close(self, worker: Worker) -> None:

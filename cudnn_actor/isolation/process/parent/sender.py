@@ -194,9 +194,9 @@ class Sender:
         elif not request.suspect and envelope.expired:
             broker.expire(envelope)
             self.release(request)
-        elif (error := broker.why_not_again(request)) is not None:
+        elif (error := broker.interrupted.why_not_again(request)) is not None:
             if request.suspect:
-                error = broker.refused_again(request, error)
+                error = broker.interrupted.error_of_second_run(request, error)
             self.release(request)
             broker.fail(envelope, error)
         elif not envelope.hand_over(request):
