@@ -1,4 +1,4 @@
-"""Models: what `CudnnRef.load` gives, and the errors of what it is given."""
+"""Models: what `CudnnRef.load` gives, its batching (`gpu.batched`), and the errors of what it is given."""
 
 from __future__ import annotations
 

@@ -42,9 +42,9 @@ log = Log("cudnn_actor")
 _ON_LOOP_BYTES = 2 << 20
 """More than this is not copied on the event loop, but on a thread."""
 
-_NEAR_S = 1e-3
-"""For how long a device with nothing to run waits for a further request, and half of how long for all that
-may come. A server gets one in some 300 us."""
+_EXPECTED_WITHIN_S = 1e-3
+"""The most seconds that a device with nothing to run waits for one more request; it waits twice as long for
+all that come. A server gets one in some 300 us."""
 
 _DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
 """After these, the requests of a batch run one by one: one may be the cause, or smaller sizes may fit."""
@@ -119,7 +119,7 @@ class BatchedModel:
             rules.max_delay_us / 1e6,
             rules.in_flight,
             devices,
-            near=min(rules.max_delay_us / 2e6, _NEAR_S),
+            expected_within=min(rules.max_delay_us / 2e6, _EXPECTED_WITHIN_S),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False

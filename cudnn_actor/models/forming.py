@@ -12,10 +12,10 @@ __all__ = ["FormingBatches"]
 
 R = TypeVar("R", bound=Hashable)
 
-_MOST_NEAR = 2
-"""How many times `near` a request waits at most for those that are near."""
+_LONGEST_WAIT = 2
+"""The first request of a batch waits for expected ones at most so many times `expected_within`."""
 _LATELY = 100
-"""How many times `near` with nothing under way are so long that what was before tells nothing any more."""
+"""What was under way counts as lately until nothing has been for so many times `expected_within`."""
 
 
 class _Waiting(NamedTuple):
@@ -25,55 +25,64 @@ class _Waiting(NamedTuple):
 
 
 class _Group(Generic[R]):
-    """Requests that can share a batch, in order. One at least."""
+    """Requests that can share a batch, in order: at least one."""
 
     __slots__ = ("requests", "samples")
 
     def __init__(self) -> None:
         self.requests: OrderedDict[R, _Waiting] = OrderedDict()
         self.samples = 0
-        """How many they have together."""
+        """How many samples the requests have together."""
 
     @property
     def first(self) -> _Waiting:
-        """The one that came first."""
+        """The request that came first."""
         return next(iter(self.requests.values()))
 
 
 class FormingBatches(Generic[R]):
     """Requests that wait for a batch, in groups that can share one.
 
-    A batch starts
+    Another request is **expected** while all of these hold:
 
-    - if it is full, which is when its size is reached or the next request of its group does not fit;
-    - else if its first request has waited for `max_delay`;
-    - else if a device has none to run, and no more requests are near;
+    - fewer requests are under way than were lately;
+    - the latest request came less than `expected_within` ago;
+    - the first request of the batch came less than twice `expected_within` ago.
 
-    and in no case while `most_running` batches run. Of several groups, the one whose first request came first
-    starts. Requests of one group are taken in order.
+    A batch may start
 
-    More requests are near if fewer are under way than lately, the latest came less than `near` ago, and the
-    first less than twice that. A server gets its requests one by one. If the first of them started alone each
-    time, a fast device would be idle again when the second comes, and all would run in batches of one: the
-    server would be busy with batches, and its clients would wait in their connections, where nobody counts
-    them. But where requests come one by one by themselves, each soon after the last, a device must not wait
-    until as many are there as once came together: it would again for the next batch, for ever.
+    - when it is full: its size is reached, or the next request of its group does not fit;
+    - when its first request has waited for `max_delay`;
+    - when a device has no batch to run, and no other request is expected.
 
-    A full batch may start before it can run, so that its inputs are put together meanwhile: so many more as
-    there are devices, and only if its first request has waited the longest of all.
+    It starts while fewer than `most_running` batches have started and not ended. One that is full may start
+    although it has to wait for a device, so that its inputs are put together meanwhile: up to one more for
+    each device, and only the one whose first request has waited the longest of all.
+
+    Of several groups, the one whose first request came first starts. Requests of one group are taken in
+    order.
+
+    Why a device without a batch waits for expected requests: a server gets its requests one by one. If the
+    first of them started alone each time, a fast device would be idle again when the second comes, and all
+    would run in batches of one. The server would be busy with batches, and its clients would wait in their
+    connections, where nobody counts them. Why it waits so shortly: where requests come one by one by
+    themselves, each soon after the last, it must not wait until as many are there as once came together. It
+    would wait again for the next batch, for ever.
 
     Parameters
     ----------
     sizes
         How many samples batches may have, ascending. The last is the most.
     max_delay
-        How long a request waits for others, in the unit of the times given.
+        How long a request waits for others at most, in the unit of the times given. It waits longer if
+        `most_running` batches run.
     most_running
-        How many batches may run at a time.
+        The most batches that may have started and not ended, without full ones that wait for a device.
     devices
         How many devices run them.
-    near
-        For how long after the latest request another one is expected that was under way lately.
+    expected_within
+        Within this time after the latest request, another one is expected, if fewer are under way than
+        lately. `BatchedModel` gives half of `max_delay`, and 1 ms at most.
     """
 
     def __init__(
@@ -82,16 +91,16 @@ class FormingBatches(Generic[R]):
         max_delay: float,
         most_running: int,
         devices: int = 1,
-        near: float = 0.0,
+        expected_within: float = 0.0,
     ) -> None:
         self._sizes = tuple(sizes)
         self._max_delay = max_delay
         self._most_running = most_running
         self._devices = devices
-        self._near = near
+        self._expected_within = expected_within
         self._groups: dict[Hashable, _Group[R]] = {}
         self._sizes_left: dict[Hashable, tuple[int, ...]] = {}
-        """Of groups for which some are left out."""
+        """The sizes of groups for which some are left out."""
         self._numbers = 0
         self._latest = -math.inf
         """When the latest request came."""
@@ -99,8 +108,8 @@ class FormingBatches(Generic[R]):
         """When the latest batch ended."""
         self._requests_running = 0
         self._usual = 0
-        """How many requests were under way lately: the most, less an eighth with each batch that starts. None
-        behind a long time with nothing under way."""
+        """How many requests were under way lately: the most, less an eighth with each batch that starts; 0
+        after a long time with nothing under way."""
         self.running = 0
         """How many batches have started, and not ended."""
 
@@ -115,12 +124,12 @@ class FormingBatches(Generic[R]):
 
     @property
     def samples(self) -> int:
-        """How many samples those have together that wait."""
+        """How many samples the waiting requests have together."""
         return sum(group.samples for group in self._groups.values())
 
     @property
     def most_started(self) -> int:
-        """How many batches may have started at a time, with those that cannot run yet."""
+        """The most batches that may have started and not ended, with those that wait for a device."""
         return self._most_running + self._devices
 
     def sizes(self, group: Hashable) -> tuple[int, ...]:
@@ -128,14 +137,14 @@ class FormingBatches(Generic[R]):
         return self._sizes_left.get(group, self._sizes)
 
     def size_for(self, group: Hashable, samples: int) -> int | None:
-        """The size of a batch of so many samples: the next one; None if there is none so large."""
+        """The smallest size of a batch that holds this many samples; None if there is none."""
         sizes = self.sizes(group)
         place = bisect.bisect_left(sizes, samples)
         return sizes[place] if place < len(sizes) else None
 
     def add(self, request: R, group: Hashable, samples: int, now: float) -> None:
         """Let a request wait. Its samples must fit into a batch (`size_for`)."""
-        if not self.under_way and now - self._latest_end > _LATELY * self._near:
+        if not self.under_way and now - self._latest_end > _LATELY * self._expected_within:
             self._usual = 0
         waiting = self._groups.get(group)
         if waiting is None:
@@ -179,17 +188,17 @@ class FormingBatches(Generic[R]):
         at = since + self._max_delay
         if self.running >= self._devices:
             return at
-        return min(at, since + _MOST_NEAR * self._near, self._latest + self._near)
+        return min(at, since + _LONGEST_WAIT * self._expected_within, self._latest + self._expected_within)
 
     def end(self, requests: int, now: float) -> None:
-        """Note that a batch has ended that was taken with so many requests."""
+        """Note the end of a batch. `requests`: how many it had."""
         self._latest_end = now
         self.running -= 1
         self._requests_running -= requests
 
     def expect_no_more(self) -> None:
         """Have batches start without a wait for requests that may come."""
-        self._near = 0.0
+        self._expected_within = 0.0
 
     def leave_out(self, group: Hashable, size: int) -> list[R]:
         """Form no more batches of a size. Returns the requests that fit into no other, and wait no more."""
@@ -222,12 +231,13 @@ class FormingBatches(Generic[R]):
         since = self._groups[group].first.since
         if self._is_full(group) or now >= since + self._max_delay:
             return True
-        return self.running < self._devices and not self._more_are_near(since, now)
+        return self.running < self._devices and not self._is_another_expected(since, now)
 
-    def _more_are_near(self, since: float, now: float) -> bool:
-        """Whether requests that were under way lately are expected again within moments, for a batch whose
-        first request came at `since`."""
-        may_wait = now < self._latest + self._near and now < since + _MOST_NEAR * self._near
+    def _is_another_expected(self, since: float, now: float) -> bool:
+        """Whether another request is expected for a batch whose first request came at `since`."""
+        may_wait = (
+            now < self._latest + self._expected_within and now < since + _LONGEST_WAIT * self._expected_within
+        )
         return may_wait and self.under_way < self._usual
 
     def _may_be_ahead(self, group: Hashable) -> bool:

@@ -16,7 +16,7 @@ _MOST_BYTES = 64 << 10
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How requests are put together: arguments of `CudnnRef.batched`.
+    """How requests are put together: arguments of `CudnnRef.batched`. `models.forming` has the rules.
 
     Parameters
     ----------

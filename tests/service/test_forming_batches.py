@@ -13,12 +13,12 @@ from cudnn_actor.models.forming import FormingBatches
 
 SIZES = (1, 2, 4, 8)
 DELAY = 10.0
-NEAR = DELAY / 2
+WITHIN = DELAY / 2
 """How long after the latest request others are waited for that were under way lately."""
 
 
 def forming(sizes: Sequence[int] = SIZES, most_running: int = 2) -> FormingBatches[str]:
-    return FormingBatches(sizes, DELAY, most_running, near=NEAR)
+    return FormingBatches(sizes, DELAY, most_running, expected_within=WITHIN)
 
 
 def test_the_first_request_starts_at_once() -> None:
@@ -115,7 +115,7 @@ def test_a_request_that_does_not_fit_goes_first_in_the_next_batch() -> None:
         batches.add(name, "group", samples, now=0.0)
     assert batches.take(0.0) == ["a"]
     batches.end(1, 0.0)
-    assert batches.take(NEAR) == ["b", "c"]
+    assert batches.take(WITHIN) == ["b", "c"]
 
 
 def test_requests_of_other_dims_make_other_batches_and_the_first_come_starts() -> None:
@@ -124,7 +124,7 @@ def test_requests_of_other_dims_make_other_batches_and_the_first_come_starts() -
         batches.add(name, group, 1, now=0.0)
     assert batches.take(0.0) == ["a", "c"]
     batches.end(2, 0.0)
-    assert batches.take(NEAR) == ["b", "d"]
+    assert batches.take(WITHIN) == ["b", "d"]
 
 
 def test_a_device_waits_for_as_many_as_were_under_way_lately_while_they_come() -> None:
@@ -135,10 +135,10 @@ def test_a_device_waits_for_as_many_as_were_under_way_lately_while_they_come() -
     batches.end(3, 0.0)
     batches.add("d", "group", 1, now=1.0)
     assert batches.take(1.0) is None
-    assert batches.next_at() == 1.0 + NEAR
+    assert batches.next_at() == 1.0 + WITHIN
     batches.add("e", "group", 1, now=3.0)
-    assert batches.take(1.0 + NEAR) is None, "another has come since"
-    assert batches.next_at() == 3.0 + NEAR
+    assert batches.take(1.0 + WITHIN) is None, "another has come since"
+    assert batches.next_at() == 3.0 + WITHIN
     batches.add("f", "group", 1, now=7.0)
     assert batches.take(7.0) == ["d", "e", "f"], "as many as before"
 
@@ -169,36 +169,36 @@ def test_requests_that_come_one_after_another_start_at_once_soon_after_many_came
             now = batches.next_at() or now
         waited.append(now - begun)
         batches.end(1, now)
-    assert waited == [*[NEAR] * 7, *[0.0] * 5]
+    assert waited == [*[WITHIN] * 7, *[0.0] * 5]
 
 
 def test_requests_that_come_one_by_one_do_not_keep_a_device_waiting_until_a_long_delay() -> None:
     """Not even if each comes soon after the last, so that as many as once came together are there at last."""
-    batches = FormingBatches[str](SIZES, 100 * NEAR, 2, near=NEAR)
+    batches = FormingBatches[str](SIZES, 100 * WITHIN, 2, expected_within=WITHIN)
     for name in "abcdefgh":
         batches.add(name, "group", 1, now=0.0)
     assert batches.take(0.0) is not None
     batches.end(8, 0.0)
     waited = []
     for number in range(200):
-        now = NEAR * (1 + 0.9 * number)
+        now = WITHIN * (1 + 0.9 * number)
         if batches.next_at() is None:
             first = now
         batches.add(str(number), "group", 1, now)
-        starts_at = min(now + 0.9 * NEAR, batches.next_at() or now)
+        starts_at = min(now + 0.9 * WITHIN, batches.next_at() or now)
         if (taken := batches.take(starts_at)) is not None:
             waited.append(starts_at - first)
             batches.end(len(taken), starts_at)
-    assert max(waited) == pytest.approx(2 * NEAR)
+    assert max(waited) == pytest.approx(2 * WITHIN)
 
 
-@pytest.mark.parametrize(("pause", "waits"), [(99 * NEAR, True), (101 * NEAR, False)])
+@pytest.mark.parametrize(("pause", "waits"), [(99 * WITHIN, True), (101 * WITHIN, False)])
 def test_long_after_many_were_under_way_a_request_starts_at_once(pause: float, waits: bool) -> None:
     batches = forming()
     for name in "abc":
         batches.add(name, "group", 1, now=0.0)
     assert batches.take(0.0) == ["a", "b", "c"]
-    ended = 1000 * NEAR  # however long a batch runs, its clients may send again behind it
+    ended = 1000 * WITHIN  # however long a batch runs, its clients may send again behind it
     batches.end(3, ended)
     batches.add("d", "group", 1, ended + pause)
     assert (batches.take(ended + pause) is None) == waits
@@ -250,7 +250,7 @@ class Batching(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.number = 0
-        self.batches: FormingBatches[int] = FormingBatches(SIZES, DELAY, 2, near=NEAR)
+        self.batches: FormingBatches[int] = FormingBatches(SIZES, DELAY, 2, expected_within=WITHIN)
         self.waiting: dict[int, tuple[int, int, float]] = {}
         """By number: group, samples and time of those that have not been taken or removed."""
         self.sent: list[int] = []
@@ -287,8 +287,8 @@ class Batching(RuleBasedStateMachine):
         taken = self.batches.take(self.now)
         if taken is None:
             first = min(since for _, _, since in self.waiting.values()) if self.waiting else self.now
-            others_may_be_near = self.now < min(self.latest + NEAR, first + 2 * NEAR)
-            may_wait = (running or others_may_be_near) and self._none_is_due()
+            another_is_expected = self.now < min(self.latest + WITHIN, first + 2 * WITHIN)
+            may_wait = (running or another_is_expected) and self._none_is_due()
             assert not self.waiting or (running >= 2 and not ahead) or may_wait
             assert self.batches.running == running
             assert told is None or told > self.now
