@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cudnn_actor.protocol.operations.functions import SELU, SELU_ALPHA, PointwiseMode
+from cudnn_actor.protocol.operations.functions import FUNCTIONS, SELU, SELU_ALPHA, PointwiseMode
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.operations.pointwise import Pointwise
 
-__all__ = ["GRADIENTS", "gradients"]
+__all__ = ["GRADIENTS", "gradients", "require_all"]
 
 Apply = Callable[..., Any]
 """Adds a function: from its mode, its operands (values or numbers) and its parameters by name, its value."""
@@ -175,6 +175,13 @@ def _hard_swish(d: _Value, x: _Value) -> _Value:
     return d * (x > -3.0).chosen(inner, 0.0)
 
 
+_CONSTANT = {
+    *(_M.SIGN, _M.CEIL, _M.FLOOR, _M.ROUND, _M.TRUNC, _M.EQ, _M.NE, _M.LT, _M.LE, _M.GT, _M.GE),
+    *(_M.LOGICAL_AND, _M.LOGICAL_OR, _M.LOGICAL_XOR, _M.LOGICAL_NOT, _M.IS_NAN, _M.IS_INF),
+}
+"""Functions that are constant between their jumps: their gradients are 0."""
+
+
 GRADIENTS: Mapping[PointwiseMode, Gradient] = {
     _M.IDENTITY: lambda d, y, x: (d,),
     _M.ABS: lambda d, y, x: (d * x.of(_M.SIGN),),
@@ -228,3 +235,13 @@ GRADIENTS: Mapping[PointwiseMode, Gradient] = {
     _M.SELECT: lambda d, y, a, b, c: (None, a.chosen(d, 0.0), a.chosen(0.0, d)),
 }
 """Functions without a row are constant between their jumps, or of integers."""
+
+
+def require_all(rows: Mapping[PointwiseMode, Gradient]) -> None:
+    """Raise `NotImplementedError` if a function has no row, though it is of numbers, and not constant."""
+    without = [mode for mode in _M if mode not in rows and mode not in _CONSTANT and not FUNCTIONS[mode].bits]
+    if without:
+        raise NotImplementedError(f"GRADIENTS has no row for {', '.join(without)}")
+
+
+require_all(GRADIENTS)

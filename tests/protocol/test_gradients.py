@@ -11,7 +11,7 @@ import pytest
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol import TensorSpec
 from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
-from cudnn_actor.protocol.operations.gradients import GRADIENTS, gradients
+from cudnn_actor.protocol.operations.gradients import GRADIENTS, gradients, require_all
 
 JUMPS = {
     *("sign", "ceil", "floor", "round", "trunc", "eq", "ne", "lt", "le", "gt", "ge"),
@@ -68,6 +68,13 @@ def test_every_function_without_a_gradient_is_constant_between_jumps_or_of_integ
     without = {mode for mode in PointwiseMode if mode not in GRADIENTS}
     assert without == {mode for mode in PointwiseMode if mode in JUMPS or FUNCTIONS[mode].bits}
     assert found_for(PointwiseMode.LT, inputs(PointwiseMode.LT), np.ones(60)) == (None, None)
+
+
+def test_a_function_that_has_neither_a_gradient_nor_jumps_is_refused() -> None:
+    rows = dict(GRADIENTS)
+    del rows[PointwiseMode.SOFTSIGN]
+    with pytest.raises(NotImplementedError, match="no row for softsign"):
+        require_all(rows)
 
 
 @pytest.mark.parametrize(("mode", "parameters"), PARAMETERS, ids=str)
