@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cudnn_actor.trials.chaos import attached_program, injector, processes
+from cudnn_actor.trials.chaos import attached_program, processes, strikes
 from cudnn_actor.trials.chaos.answers import Answers
 from cudnn_actor.trials.chaos.attached import AttachedCallers
-from cudnn_actor.trials.chaos.injector import Injector
 from cudnn_actor.trials.chaos.load import Ground
 from cudnn_actor.trials.chaos.oracle import Oracle
 from cudnn_actor.trials.chaos.processes import Found
 from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings
+from cudnn_actor.trials.chaos.strikes import Striker
 from cudnn_actor.trials.chaos.tally import Tally
 
 from .chaos_rigs import Asked, buffer, download
@@ -108,11 +108,11 @@ async def test_a_client_that_starts_after_its_turn_is_killed_as_soon_as_it_is_th
         return True
 
     monkeypatch.setattr(processes, "send_signal", note)
-    monkeypatch.setattr(injector, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(strikes, "_PATIENCE_S", 0.0)
     both = (FaultKind.KILL_CLIENT, FaultKind.KILL_SERVER)
     gpu: Any = SimpleNamespace(generation=1, worker_pid=None)
     victims = Victims()
-    striker = Injector(gpu, Tally(), Settings(kill_every=0.001, faults=both), victims)
+    striker = Striker(gpu, Tally(), Settings(kill_every=0.001, faults=both), victims)
     monkeypatch.setattr(striker._chance, "choices", lambda *_: [FaultKind.KILL_SERVER])
     striking = asyncio.create_task(striker.run())
     async with asyncio.timeout(PATIENCE_S):

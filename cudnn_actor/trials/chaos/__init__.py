@@ -22,7 +22,7 @@ from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.harness import Harness
 from cudnn_actor.trials.chaos.report import Report, print_report
 from cudnn_actor.trials.chaos.settings import (
-    NEEDED,
+    NEEDED_LOAD,
     OF_A_MODEL,
     FaultKind,
     LoadKind,
@@ -146,17 +146,17 @@ def _settings(args: argparse.Namespace) -> Settings:
             raise UserError(f"--load {kind}: there is no model; give one with --model FILE")
     load = tuple(callers) if args.load is None else args.load
     load = tuple(kind for kind in load if kind not in args.without)
-    for kind, needed in NEEDED.items():
+    for kind, needed in NEEDED_LOAD.items():
         if kind in (args.faults or ()) and needed not in load:
             raise UserError(f"--faults {kind}: nothing feels it; add {needed} to --load, or leave {kind} out")
-    felt = [kind for kind in faults if kind not in NEEDED or NEEDED[kind] in load]
+    selected = [kind for kind in faults if kind not in NEEDED_LOAD or NEEDED_LOAD[kind] in load]
     settings = Settings(
         seconds=args.seconds,
         engine=args.engine,
         isolation=args.isolation,
         standby=args.standby,
         kill_every=args.kill_every,
-        faults=tuple(kind for kind in felt if kind not in args.without),
+        faults=tuple(kind for kind in selected if kind not in args.without),
         load=load,
         tasks=args.tasks,
         model="" if args.model is None else str(args.model),

@@ -25,11 +25,11 @@ from cudnn_actor.processes.launching import close_launchers
 from cudnn_actor.protocol import InvalidRequest
 from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.crowd import run_under_alarms
-from cudnn_actor.trials.chaos.injector import injected_errors
 from cudnn_actor.trials.chaos.load import Ground
 from cudnn_actor.trials.chaos.one_run import Interrupted, Outcome, run_once
 from cudnn_actor.trials.chaos.report import Report, report_of
 from cudnn_actor.trials.chaos.settings import LoadKind, Settings
+from cudnn_actor.trials.chaos.strikes import injected_errors
 from cudnn_actor.trials.chaos.tally import Tally
 from cudnn_actor.trials.chaos.watchdog import Watchdog
 
@@ -94,7 +94,7 @@ class Harness:
                 threading.Thread(target=self._run_trial, name="chaos", daemon=True).start()
                 self._be_a_caller()
                 _wait_for(self._over)
-            return self._conclude()
+            return self._close_and_report()
 
     def _announce(self) -> None:
         faults, load = (", ".join(kinds) or "none" for kinds in (self._settings.faults, self._settings.load))
@@ -171,7 +171,8 @@ class Harness:
         self._interrupted = True
         self._ending.set()
 
-    def _conclude(self) -> int:
+    def _close_and_report(self) -> int:
+        """End what is left of the run, and report it. Returns the exit status. Raises `UserError`."""
         result = self._result
         closing = threading.Thread(target=close_launchers, name="chaos-closing", daemon=True)
         closing.start()

@@ -39,12 +39,12 @@ from cudnn_actor.trials.chaos.batches import BatchedLoad
 from cudnn_actor.trials.chaos.computations import Problem, accumulates, message
 from cudnn_actor.trials.chaos.crowd import Crowd
 from cudnn_actor.trials.chaos.graphs import LOAD
-from cudnn_actor.trials.chaos.injector import Injector, fault_plan, injected_errors, watch
 from cudnn_actor.trials.chaos.load import Ground, Task
 from cudnn_actor.trials.chaos.models import LeftOut, LoadOfModel, ModelLoad, cases_of
 from cudnn_actor.trials.chaos.oracle import Oracle
 from cudnn_actor.trials.chaos.senders import LoopSender
 from cudnn_actor.trials.chaos.settings import OF_A_MODEL, LoadKind, Settings
+from cudnn_actor.trials.chaos.strikes import Striker, fault_plan, injected_errors, watch
 from cudnn_actor.trials.chaos.swaps import SwapLoad
 from cudnn_actor.trials.chaos.tally import LostRequest, Tally
 from cudnn_actor.trials.chaos.task_program import bursts, problems_of
@@ -254,20 +254,18 @@ class _Run:
             watch(self._gpu, self._tally, pauses=self._settings.isolation == "thread")
         )
         load = asyncio.create_task(self._load())
-        injector = asyncio.create_task(
-            Injector(self._gpu, tally, self._settings, self._attached.victims).run()
-        )
+        striker = asyncio.create_task(Striker(self._gpu, tally, self._settings, self._attached.victims).run())
         try:
             await self._watch(load, lambda: self._ending.is_set() or tally.now_s > self._settings.seconds)
             seconds = tally.now_s
-            await _end(injector)
+            await _end(striker)
             self._ending.set()
             await self._watch(load, lambda: tally.unmoved_s(seconds) > deadline_s)
-            return await self._conclude(load, seconds)
+            return await self._outcome(load, seconds)
         finally:
             self._ending.set()
             self._ground.abandoned.set()
-            for task in (injector, load, watcher):
+            for task in (striker, load, watcher):
                 await _end(task)
             tally.give_up(LoadKind.TASKS, *OF_A_MODEL)
 
@@ -336,7 +334,8 @@ class _Run:
             await asyncio.wait([load], timeout=min(left, _LOOK_S))
             self._show()
 
-    async def _conclude(self, load: asyncio.Task[None], seconds: float) -> Outcome:
+    async def _outcome(self, load: asyncio.Task[None], seconds: float) -> Outcome:
+        """The outcome of a run whose load has ended, or makes no progress."""
         lost = [] if load.done() else self._tally.lost()
         if load.done():
             load.result()  # an error here is a bug of the harness

@@ -101,7 +101,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """Whether the service behaved correctly."""
+        """Whether the run shows no fault of the service.
+
+        No request was lost, or stalled, no answer was wrong, the service did not end before its time, and
+        all that the run had begun ended in time. The other counts are reported only. Two of them look like
+        faults: `unrecovered` counts the last faults of a run, after which nothing was sent any more (what
+        does not recover loses requests, or stalls them), and `buffers_left` those whose references were lost
+        with a call that an alarm interrupted.
+        """
         counts = self.counts
         return not (counts["lost"] or counts["wrong"] or counts["stalls"] or self.stopped or self.stuck)
 

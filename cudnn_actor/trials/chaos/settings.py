@@ -8,7 +8,7 @@ import msgspec
 
 from cudnn_actor.options import Isolation
 
-__all__ = ["NEEDED", "OF_A_MODEL", "STALL_S", "FaultKind", "LoadKind", "Settings", "possible_faults"]
+__all__ = ["NEEDED_LOAD", "OF_A_MODEL", "STALL_S", "FaultKind", "LoadKind", "Settings", "possible_faults"]
 
 STALL_S = 5.0
 """Seconds: a request that takes longer has stalled, whatever faults came meanwhile."""
@@ -78,9 +78,10 @@ class LoadKind(enum.StrEnum):
 
 OF_A_MODEL = (LoadKind.MODELS, LoadKind.BATCHED, LoadKind.SWAPS)
 """The kinds that need a model."""
-NEEDED = {FaultKind.KILL_CLIENT: LoadKind.ATTACHED, FaultKind.KILL_SERVER: LoadKind.DOOMED}
+NEEDED_LOAD = {FaultKind.KILL_CLIENT: LoadKind.ATTACHED, FaultKind.KILL_SERVER: LoadKind.DOOMED}
 """Faults that only a kind of load feels, and that kind."""
-_INJECTED = (FaultKind.POISON, FaultKind.START, FaultKind.FAIL, FaultKind.MEMORY)
+_OF_THE_PLAN = (FaultKind.POISON, FaultKind.START, FaultKind.FAIL, FaultKind.MEMORY)
+"""Faults that a fault plan injects inside the service. All others are signals to processes."""
 _OF_A_STANDBY = (FaultKind.KILL_STANDBY, FaultKind.HANG_STANDBY)
 _OF_A_BUILDER = (FaultKind.KILL_BUILDER, FaultKind.HANG_BUILDER)
 
@@ -89,7 +90,7 @@ def possible_faults(engine: str, isolation: str, standby: int) -> dict[FaultKind
     """Each kind, with the reason why it cannot be injected into such a service; empty if it can."""
     why = dict.fromkeys(FaultKind, "")
     if isolation == "thread":
-        signals = [kind for kind in FaultKind if kind not in _INJECTED and kind not in NEEDED]
+        signals = [kind for kind in FaultKind if kind not in _OF_THE_PLAN and kind not in NEEDED_LOAD]
         why |= dict.fromkeys(signals, "in thread isolation there is no worker process to send a signal to")
         if engine == "cuda":
             why[FaultKind.POISON] = "in thread isolation on CUDA nothing survives a sticky error"

@@ -20,10 +20,10 @@ from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Restarted, Restarting
 from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.processes import Found, Role
-from cudnn_actor.trials.chaos.settings import NEEDED, FaultKind, LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import NEEDED_LOAD, FaultKind, LoadKind, Settings
 from cudnn_actor.trials.chaos.tally import Tally
 
-__all__ = ["Injector", "fault_plan", "injected_errors", "watch"]
+__all__ = ["Striker", "fault_plan", "injected_errors", "watch"]
 
 _KILLS = {
     FaultKind.KILL: Role.WORKER,
@@ -61,16 +61,17 @@ _MESSAGES_PER_S = {"cpu": 3000, "cuda": 15000}
 """Rough rate of a service under faults: only this is known of the rates beforehand."""
 _COMPUTE = sorted(message.__name__ for message in COMPUTE)
 _FALLIBLE = (*_COMPUTE, "Allocate", "Upload", "Download", "Copy", "Fill", "RunModel")
-_INJECTED: dict[FaultKind, tuple[Fault, float, tuple[str | None, ...]]] = {
+_RULES: dict[FaultKind, tuple[Fault, float, tuple[str | None, ...]]] = {
     FaultKind.POISON: (Fault.STICKY, 0.5, (None,)),
     FaultKind.FAIL: (Fault.FAIL_EXECUTION, 4.0, _FALLIBLE),
     FaultKind.MEMORY: (Fault.OUT_OF_MEMORY, 4.0, _FALLIBLE),
 }
-"""The fault that is injected, approximately how often per signal, and the messages affected; None: all. No
-`Free` is made to fail: for a buffer that no caller received, no one would repeat it."""
+"""For each kind that comes with a message: the fault that the plan injects, approximately how often per
+signal, and the messages affected; None: all. No `Free` is made to fail: for a buffer that no caller received,
+no one would repeat it."""
 _OF_A_WRITE = {FaultKind.POISON: (Fault.STICKY, 0.25), FaultKind.FAIL: (Fault.FAIL_EXECUTION, 0.1)}
 """Faults of writes of weights, which are rare, with their probabilities: some writes end two workers."""
-_FELT = ((ExecutionFailed, FaultKind.FAIL), (OutOfMemory, FaultKind.MEMORY))
+_ERRORS = ((ExecutionFailed, FaultKind.FAIL), (OutOfMemory, FaultKind.MEMORY))
 """The error that a caller gets for each kind of fault that affects one request."""
 _CAUSES = (
     (ExitKind.CRASH, "INJECTED_STICKY_ERROR", FaultKind.POISON),
@@ -82,7 +83,7 @@ _CAUSES = (
 def fault_plan(settings: Settings) -> FaultPlan:
     """The faults that are injected inside the service."""
     per_message = 1 / (_MESSAGES_PER_S[settings.engine] * settings.kill_every)
-    injected = [_INJECTED[kind] for kind in settings.faults if kind in _INJECTED]
+    injected = [_RULES[kind] for kind in settings.faults if kind in _RULES]
     rules = [
         FaultRule(fault=fault, probability=min(1.0, per_strike * per_message), of=name)
         for fault, per_strike, names in injected
@@ -107,7 +108,7 @@ def fault_plan(settings: Settings) -> FaultPlan:
 
 def injected_errors(settings: Settings) -> dict[type[Exception], FaultKind]:
     """The errors that callers get from injected faults, and the kind of each."""
-    return {error: kind for error, kind in _FELT if kind in settings.faults}
+    return {error: kind for error, kind in _ERRORS if kind in settings.faults}
 
 
 async def watch(gpu: CudnnRef, tally: Tally, *, pauses: bool) -> None:
@@ -129,7 +130,7 @@ async def watch(gpu: CudnnRef, tally: Tally, *, pauses: bool) -> None:
                     tally.note_fault(kind, event.generation)
 
 
-class Injector:
+class Striker:
     """Sends signals to the processes of a service.
 
     Parameters
@@ -172,7 +173,7 @@ class Injector:
                 at_once = self._chance.random() < _AT_ONCE
                 struck = await self._strike(kind, 0.0 if at_once else pause_s)
                 if struck is None:
-                    late.update({kind}.intersection(NEEDED))
+                    late.update({kind}.intersection(NEEDED_LOAD))
                     continue
                 late.discard(kind)
                 if kind is FaultKind.HANG and outlasted:
@@ -208,7 +209,7 @@ class Injector:
             if serving is None or (self._tally.served_s or 0.0) < served_s:
                 return None
             return Found(serving, Role.WORKER)
-        if kind in NEEDED:
+        if kind in NEEDED_LOAD:
             pid = self._victims.get(kind)
             return None if pid is None else Found(pid, _TARGETS[kind])
         running = [each for each in processes.find() if each.role is _TARGETS[kind] and each.pid != serving]
