@@ -168,7 +168,7 @@ class LoopBridge:
                     self.awaited -= 1
                     del posted[0]
                 # take it out first: it is discarded at most once, whatever `discard` raises
-                elif envelope.withdrawn:
+                elif envelope.is_unawaited:
                     self._take_out()
                     envelope.deliver(value, error)
                 else:

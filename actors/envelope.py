@@ -126,8 +126,10 @@ class Envelope:
         return self.future is not None or self.reply_to is not None
 
     @property
-    def withdrawn(self) -> bool:
-        """Whether the asyncio caller no longer waits (cancelled, or timed out). Safe to read on any thread.
+    def is_unawaited(self) -> bool:
+        """Whether no asyncio caller waits any more: it was cancelled, has timed out, or has its answer.
+
+        False for a pykka caller. Safe to read on any thread.
 
         A future's state only ever goes from pending to done, and reading it is one atomic load under
         the GIL: the worst that a stale read costs is a run whose result is dropped.

@@ -315,7 +315,7 @@ class Mailbox:
         self._some_left = False
         waiting: deque[Envelope] = deque()
         for envelope in self._ordinary:
-            if envelope.withdrawn:
+            if envelope.is_unawaited:
                 self.expired += envelope.timed_out
                 self.withdrawn += not envelope.timed_out
                 left = ActorStopped(reason="withdrawn")

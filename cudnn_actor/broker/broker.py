@@ -222,7 +222,7 @@ class Broker(Generic[W]):
         CudnnActorError, TypeError, OSError, MemoryError
             What is wrong with the message. It has not begun; the caller must `refuse` it.
         """
-        if envelope.future is not None and envelope.withdrawn:
+        if envelope.future is not None and envelope.is_unawaited:
             self.withdraw(envelope)
             return None
         if envelope.deadline is not None and envelope.expired and not injected:

@@ -72,7 +72,7 @@ class Work(msgspec.Struct, eq=False):
     @property
     def unwanted(self) -> bool:
         """Whether its caller has left. One that runs again after a crash is never unwanted."""
-        return self.envelope.withdrawn and not self.envelope.crashes
+        return self.envelope.is_unawaited and not self.envelope.crashes
 
     @property
     def has_staging(self) -> bool:

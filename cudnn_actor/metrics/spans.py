@@ -324,6 +324,6 @@ def _told(envelope: Envelope, error: BaseException | None) -> BaseException | No
     """The error that the caller got, who may have left before it was made."""
     if isinstance(error, ServiceStopped) and envelope.timed_out:
         return DeadlineExceeded(timeout_s=envelope.timeout_s or 0.0, started=False)
-    if isinstance(error, ServiceStopped) and envelope.withdrawn:
+    if isinstance(error, ServiceStopped) and envelope.is_unawaited:
         return asyncio.CancelledError("its caller has left")
     return error

@@ -482,7 +482,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         for write in reversed(earlier):
             if write not in self.office.answers:
                 told = self.told[write]
-                gone = told.envelope.withdrawn and not told.begun
+                gone = told.envelope.is_unawaited and not told.begun
                 assert gone, "an answer came before that of what it depends on"
                 told.never = True
                 continue

@@ -271,7 +271,7 @@ class Link(Mailbox):
             return
         self._last = number = self._last + 1
         sent = _Sent(self, number, envelope)
-        if envelope.withdrawn or not envelope.hand_over(sent):
+        if envelope.is_unawaited or not envelope.hand_over(sent):
             self._reply(envelope, None, ActorStopped(reason="withdrawn"))
             return
         try:

@@ -95,7 +95,7 @@ class AnswerTaker:
         match answer:
             case Dropped():
                 sender.discharge(request, end_ref=True)
-                if envelope.withdrawn:
+                if envelope.is_unawaited:
                     broker.withdraw(envelope)
                 else:
                     broker.expire(envelope)

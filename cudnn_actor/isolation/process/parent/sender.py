@@ -188,7 +188,7 @@ class Sender:
         so it must be completed or marked as torn.
         """
         envelope, broker, faults = request.envelope, self.broker, self.broker.state.faults
-        if not request.suspect and (envelope.withdrawn or request.gone):
+        if not request.suspect and (envelope.is_unawaited or request.gone):
             broker.withdraw(envelope)
             self.release(request)
         elif not request.suspect and envelope.expired:
