@@ -25,7 +25,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.arenas import FIXED_SIZE, keeping
 from cudnn_actor.memory import ArenaPool, BufferOwner
-from cudnn_actor.memory.addresses import address_of
+from cudnn_actor.memory.array_addresses import address_of
 from cudnn_actor.memory.container import available
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import OutOfMemory

@@ -1,5 +1,9 @@
 """The table of buffers: which bytes each one has, and which references are live.
 
+A reference holds no address. It names a slot and a generation of it, and the table has the slot's arena and
+offset. Each buffer that a slot gets has a generation of its own, so a reference to an earlier buffer is told
+from one to the present buffer: it is stale.
+
 The table lives on the service's side and outlives the actor's incarnations. It moves no bytes and maps no
 memory: it allocates places in arenas that an engine has created. One thread writes at a time; nothing here
 blocks. An array that a caller has of a buffer's memory holds the buffer's slot, and may be collected on any

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from cudnn_actor.memory.addresses import address_of
+from cudnn_actor.memory.array_addresses import address_of
 
 __all__ = ["LEAST_BYTES", "Arrays", "InPlace"]
 

@@ -15,7 +15,7 @@ from cudnn_actor.engines.cpu.in_place import LEAST_BYTES, Arrays, InPlace
 from cudnn_actor.engines.cpu.sessions.draft import Draft, memory_order
 from cudnn_actor.engines.cpu.sessions.runtime import as_value, giving_memory_back, make_session
 from cudnn_actor.engines.support import tag_of
-from cudnn_actor.memory.addresses import address_of
+from cudnn_actor.memory.array_addresses import address_of
 from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind

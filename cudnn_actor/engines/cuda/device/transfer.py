@@ -30,7 +30,7 @@ from cudnn_actor.engines.cuda.device.pinned_ring import Piece, StagingRing
 from cudnn_actor.engines.cuda.device.pinning import PinnedMemory
 from cudnn_actor.engines.cuda.device.place import Place, memory_order
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.memory.addresses import address_of
+from cudnn_actor.memory.array_addresses import address_of
 from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
 
 __all__ = ["PIECE_BYTES", "Transfer", "blocks"]

@@ -1,4 +1,4 @@
-"""Where arrays lie in the memory of this process."""
+"""Where NumPy arrays lie in the memory of this process. Where buffers lie is in `buffer_table`."""
 
 from __future__ import annotations
 

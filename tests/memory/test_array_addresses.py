@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cudnn_actor.memory.addresses import address_of
+from cudnn_actor.memory.array_addresses import address_of
 
 WHOLE = np.zeros((4, 6), np.float32)
 FIXED = WHOLE.view()
