@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cudnn_actor.broker.broker import Broker, Host
+from cudnn_actor.broker.broker import Broker
+from cudnn_actor.broker.host import Host
 from cudnn_actor.broker.work import Work
 
 __all__ = ["Broker", "Host", "Work"]

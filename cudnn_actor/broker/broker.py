@@ -9,7 +9,9 @@ on its own engine or in a worker, and reports the result. This has two consequen
 - At a crash, the broker and the host together hold all that must not be lost: which requests had begun, which
   had not, and which bytes they use.
 
-The file is long because each kind of message has a handler here, of a few lines.
+Each kind of message has a handler here, of a few lines. Three parts have files of their own: arenas that are
+waited for (`arena_requests`), messages that wait for a write of weights (`held_back`), and requests that were
+running at a crash (`interrupted`).
 
 The broker knows no threads, event loops, processes or engines, so its behaviour is a function of the calls
 made to it. The host makes sure that there is one caller at a time.
@@ -22,16 +24,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import Any, Generic, Protocol, TypeVar
-
-import numpy as np
+from typing import Any, Generic, TypeVar
 
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
+from cudnn_actor.broker.arena_requests import ArenaRequests
 from cudnn_actor.broker.deployments import Deployed
 from cudnn_actor.broker.held_back import HeldBack
+from cudnn_actor.broker.host import Host
 from cudnn_actor.broker.interrupted import InterruptedRequests
-from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.broker.request_checks import (
     bound,
     check_allocate,
@@ -49,7 +50,6 @@ from cudnn_actor.protocol.errors import (
     DeadlineExceeded,
     InvalidRequest,
     OutOfMemory,
-    QuarantinedRequest,
     Words,
 )
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -83,63 +83,16 @@ from cudnn_actor.protocol.types.checks import require_type
 from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
 from cudnn_actor.supervision import Fault
 
-__all__ = ["Broker", "Host"]
+__all__ = ["Broker"]
 
 W = TypeVar("W", bound=Work)
 
-_IDLE_ARENAS = 1
-"""How many empty arenas are kept for the next allocation. The others are returned to the system."""
 _BOOKKEEPING = frozenset(
     {Allocate, Free, Discard, Drain, View, DeployModel, UnloadModel, LendStaging, Export, Import}
 )
 """Messages that may never reach the engine. A fault for one of them is therefore run as separate work."""
 
 log = Log("cudnn_actor")
-
-
-class Host(Protocol):
-    """Runs a broker's work."""
-
-    has_views: bool
-    """Whether a caller can get a view of a buffer's memory, without a copy."""
-
-    def waits_for(self, number: int) -> bool:
-        """Whether any work with a lower number than this one is unfinished."""
-
-    def create_arena(self, number: int, nbytes: int) -> None:
-        """Make an arena, now or later, and then call `Broker.arena_made` or `Broker.arena_refused`."""
-
-    def drop_arena(self, number: int) -> None:
-        """Release an empty arena."""
-
-    def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
-        """Have the engine that runs now map another service's arena for reading, now or later, and then call
-        `Broker.arena_imported` or `Broker.arena_refused`. The caller keeps the descriptor."""
-
-    def drop_import(self, number: int) -> None:
-        """Have the engine that has mapped another service's arena unmap it."""
-
-    def forget(self, message: Forget) -> None:
-        """Drop graphs and plans from the caches of whatever runs the work."""
-
-    def clear_plans(self) -> None:
-        """Drop plans that are kept besides those of the engine that serves, and what would bring them back.
-
-        The work for the message follows, and drops the others.
-        """
-
-    @property
-    def lent(self) -> int:
-        """Bytes of the arrays that `lend` has given to callers, and that are in use."""
-
-    def lend(self, spec: TensorSpec) -> np.ndarray:
-        """An array of these dims in memory that the engine reads without a copy, for a caller.
-
-        Raises `OutOfMemory`, `OutOfDescriptors`.
-        """
-
-    def forget_deployed(self, deployed: Deployed) -> None:
-        """Drop what is kept of a model's graph, which has ended."""
 
 
 class Broker(Generic[W]):
@@ -167,12 +120,8 @@ class Broker(Generic[W]):
         self.state = state
         self.memory: MemoryTable = state.memory
         """The service's memory table."""
-        self.arena: tuple[int, int] | None = None
-        """Number and bytes of the arena that the host is making or importing; None for none."""
-        self.importing = False
-        """Whether it imports it, for the first of `awaiting_arena`."""
-        self.awaiting_arena: deque[Envelope] = deque()
-        """Allocations and imports that wait for this arena, in order."""
+        self.arenas = ArenaRequests(state.memory, host, self)
+        """Messages that wait for an arena."""
         self._reply = reply
         self._host = host
         self._work = work
@@ -365,8 +314,8 @@ class Broker(Generic[W]):
     def _allocate(self, envelope: Envelope, message: Allocate) -> W | None:
         check_allocate(self.memory, message)
         require_asker(envelope, "buffer")
-        if self.awaiting_arena or not self.memory.room_for(message.spec):
-            self._await_arena(envelope, message.spec)
+        if self.arenas.waiting or not self.memory.room_for(message.spec):
+            self.arenas.wait(envelope, message.spec)
         elif message.data is not None:
             ref = self.memory.allocate(message.spec)
             work = self._work(envelope, envelope.number, message, (self.memory.resolve(ref),))
@@ -382,7 +331,7 @@ class Broker(Generic[W]):
         nbytes = packed_nbytes(message.spec)
         self.memory.check_staging(nbytes, self._host.lent)
         if self.memory.device == "cpu":
-            self._drop_idle(nbytes)
+            self.arenas.drop_idle(nbytes)
         try:
             array = self._host.lend(message.spec)  # first: it may raise, and then nothing has begun
         except OutOfMemory as error:
@@ -425,116 +374,14 @@ class Broker(Generic[W]):
         slot = self.memory.resolve(ref)
         return ExportedRange(os.dup(slot.arena.fd), slot.arena.nbytes, slot.offset)
 
-    def _import(self, envelope: Envelope, message: Import) -> None:
-        require_asker(envelope, "buffer")
-        if self.arena is not None:
-            self.awaiting_arena.append(envelope)
-            return
-        self._drop_imports()
-        memory = message.memory
-        self.arena, self.importing = (self.memory.next_number, memory.arena_bytes), True
-        self.awaiting_arena.append(envelope)
-        try:
-            self._host.import_arena(*self.arena, memory.descriptor)
-        except OSError:
-            self.arena, self.importing = None, False
-            self.awaiting_arena.clear()
-            raise
-
-    def arena_imported(self) -> None:
-        """Answer the first waiting message, whose arena the host has mapped.
-
-        The caller must then start the other waiting ones again.
-        """
-        assert self.arena is not None
-        assert self.importing
-        (number, nbytes), self.arena, self.importing = self.arena, None, False
-        envelope = self.awaiting_arena.popleft()
-        message: Import = envelope.message
-        try:
-            ref = self.memory.seat_import(number, nbytes, message.memory.offset, message.spec)
-        except OutOfMemory as error:
-            self.fail(envelope, error)
-        else:
-            if self.begins(envelope):
-                self.succeed(envelope, ref)
-            else:
-                self.memory.free(ref)
-        self._drop_imports()
-
-    def _drop_imports(self) -> None:
-        """Have each imported arena unmapped whose buffer has ended."""
-        for number in self.memory.take_idle_imports():
-            self._host.drop_import(number)
-
     def end_buffer(self, ref: BufferRef) -> None:
         """Free a buffer. Of the arenas that are then empty, keep one and release the others."""
         self.memory.free(ref)
-        self._drop_imports()
-        for number in self.memory.idle_arenas()[_IDLE_ARENAS:]:
-            self._drop_arena(number)
+        self.arenas.drop_spare()
 
-    def _drop_arena(self, number: int) -> None:
-        self._host.drop_arena(number)
-        self.memory.drop_arena(number)
-
-    def _await_arena(self, envelope: Envelope, spec: TensorSpec) -> None:
-        """Queue an allocation until an arena is made. Raises `OutOfMemory` if the limit allows no arena."""
-        if self.arena is not None:
-            self.awaiting_arena.append(envelope)
-            return
-        if self.memory.device == "cpu":
-            self.memory.count_staging(self._host.lent)
-        number, nbytes = self.memory.next_arena(spec)
-        self._drop_idle(nbytes)
-        self.awaiting_arena.append(envelope)
-        self.arena = number, nbytes
-        self._host.create_arena(number, nbytes)
-
-    def _drop_idle(self, nbytes: int) -> None:
-        """Drop empty arenas until the limit allows so many bytes more."""
-        for idle in self.memory.arenas_to_drop(nbytes):
-            self._drop_arena(idle)
-
-    def arena_made(self, descriptor: int) -> None:
-        """Take over the arena that the host has made.
-
-        The caller must then start the waiting allocations again, with `injected`.
-        """
-        assert self.arena is not None
-        self.memory.add_arena(*self.arena, descriptor)
-        self.arena = None
-
-    def arena_refused(self, error: Exception) -> None:
-        """Fail the first waiting allocation, unless a smaller arena can be tried for it.
-
-        The caller must then start the waiting ones again.
-        """
-        (arena, self.arena), (imports, self.importing) = (self.arena, None), (self.importing, False)
-        if self.awaiting_arena and (imports or not self._may_try_smaller(arena, error)):
-            envelope = self.awaiting_arena.popleft()
-            if isinstance(error, OutOfMemory):  # it is about the arena, which is larger than the buffer
-                error = OutOfMemory(
-                    requested=envelope.message.spec.nbytes,
-                    in_use=self.memory.live_bytes,
-                    arena_bytes=self.memory.arena_bytes,
-                    limit=None,
-                    most=error.most,
-                    ulimit=error.ulimit,
-                )
-            self.fail(envelope, error)
-
-    def _may_try_smaller(self, arena: tuple[int, int] | None, error: Exception) -> bool:
-        if arena is None or not isinstance(error, OutOfMemory):
-            return False
-        return self.memory.try_smaller(arena[1], self.awaiting_arena[0].message.spec)
-
-    def take_awaiting(self) -> list[Envelope]:
-        """Remove and return the allocations and imports that wait for an arena, in order."""
-        self.arena, self.importing = None, False
-        waiting = list(self.awaiting_arena)
-        self.awaiting_arena.clear()
-        return waiting
+    def _import(self, envelope: Envelope, message: Import) -> None:
+        require_asker(envelope, "buffer")
+        self.arenas.start_import(envelope, message)
 
     # Waiting for earlier messages.
 
@@ -566,9 +413,7 @@ class Broker(Generic[W]):
 
     def is_awaited(self, number: int) -> bool:
         """Whether any message with a lower number than this one is unanswered."""
-        return self._host.waits_for(number) or any(
-            envelope.number < number for envelope in self.awaiting_arena
-        )
+        return self._host.waits_for(number) or self.arenas.is_awaited(number)
 
     @property
     def has_due(self) -> bool:
@@ -585,7 +430,7 @@ class Broker(Generic[W]):
         Call it after requests have been answered.
         """
         if self.memory.has_idle_imports:
-            self._drop_imports()
+            self.arenas.drop_imports()
         if self.held.are_due:
             self.state.mailbox.restore(self.held.take())
         self.settle_drains()
@@ -595,7 +440,7 @@ class Broker(Generic[W]):
         back."""
         drains = list(self._drains)
         self._drains.clear()
-        return [*self.take_awaiting(), *drains, *self.held.take()]
+        return [*self.arenas.take_waiting(), *drains, *self.held.take()]
 
     # Answers.
 
@@ -644,7 +489,7 @@ class Broker(Generic[W]):
         self.state.counters.count_left(envelope, error)
         self._reply(envelope, None, error)
 
-    def end_unreceived(self, work: W) -> None:
+    def end_unreceived(self, work: Work) -> None:
         """Free the buffer that a request was to fill, because no caller receives it now."""
         if work.ref is not None and self.memory.is_live(work.ref):
             self.end_buffer(work.ref)
@@ -683,22 +528,7 @@ class Broker(Generic[W]):
             write there any more.
         """
         self.memory.lose_imports()
-        self._count_for_import(begun, cause)
+        self.arenas.count_crash(begun, cause)
         return self.interrupted.settle(
             begun, cause, may_still_write=may_still_write, memory_survives=memory_survives
         )
-
-    def _count_for_import(self, begun: Sequence[W], cause: str) -> None:
-        """Count a crash for the import under way, and refuse it at the second: no worker after that maps it.
-
-        A host on whose thread it is done has it among those that had begun, which get a verdict.
-        """
-        if not self.importing or any(work.envelope is self.awaiting_arena[0] for work in begun):
-            return
-        envelope = self.awaiting_arena[0]
-        envelope.crashes += 1
-        if envelope.crashes >= MOST_CRASHES:
-            self.awaiting_arena.popleft()
-            kind = type(envelope.message).__name__
-            error = QuarantinedRequest(request_id=envelope.number, digest="", cause=cause, message=kind)
-            self.fail(envelope, error)

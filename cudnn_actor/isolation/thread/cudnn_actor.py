@@ -313,7 +313,7 @@ class CudnnActor(Actor):
             while True:
                 work = self._work = broker.take_up(envelope, injected=injected)
                 if work is None:
-                    if not broker.take_awaiting():
+                    if not broker.arenas.take_waiting():
                         return DEFERRED  # the broker has answered it
                 else:
                     self._faults.rule = work.fault
@@ -405,13 +405,13 @@ class CudnnActor(Actor):
         except CudnnActorError as error:
             if self.lost:
                 raise Crash("came back after it had been given up") from error
-            broker.arena_refused(error)
+            broker.arenas.note_refused(error)
             return
         if self.lost:
             os.close(descriptor)
             raise Crash("came back after it had been given up")
         try:
-            broker.arena_made(descriptor)
+            broker.arenas.note_made(descriptor)
         except ServiceStopped:  # it has been given up since
             os.close(descriptor)
             raise
@@ -423,11 +423,11 @@ class CudnnActor(Actor):
         except CudnnActorError as error:
             if self.lost:
                 raise Crash("came back after it had been given up") from error
-            self._broker.arena_refused(error)
+            self._broker.arenas.note_refused(error)
             return
         if self.lost:
             raise Crash("came back after it had been given up")
-        self._broker.arena_imported()
+        self._broker.arenas.note_imported()
 
     def drop_import(self, number: int) -> None:
         """Have the engine unmap it, as an arena of its own."""

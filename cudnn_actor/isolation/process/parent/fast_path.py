@@ -133,7 +133,7 @@ def _takes_long(host: WorkerHost) -> bool:
         table._again
         or table._alone
         or host.workers.stopping
-        or host.broker.awaiting_arena
+        or host.broker.arenas.waiting
         or host.broker.held
         or state.quarantined
         or state.faults is not None

@@ -1,7 +1,8 @@
-"""The arenas of a service: a worker makes them, this process owns them, and every worker maps them.
+"""The arenas of a service: a worker makes them, this process keeps them, and every worker maps them.
 
-Where arenas are host memory, this process maps them too. Arenas are made one at a time; the allocations that
-need one wait in the broker until it is there or is refused.
+This process holds a file descriptor of each arena, also of one in device memory. The descriptor keeps the
+memory when the worker that made it ends. Where arenas are host memory, this process maps them, too. Arenas
+are made one at a time; the allocations that need one wait in the broker until it is there or is refused.
 """
 
 from __future__ import annotations
@@ -77,16 +78,16 @@ class ServiceArenas:
 
         If this process has no room for the arena, the first of them fails. Raises `Violation`.
         """
-        wanted = self.broker.arena
+        wanted = self.broker.arenas.wanted
         if wanted is None or frame.number != wanted[0]:
             raise Violation(f"it named arena {frame.number}, which it was not asked to make")
         self.workers.arena_asked_s = None
         if isinstance(frame, ArenaRefused):
-            self.broker.arena_refused(_refusal(frame))
-        elif isinstance(frame, ArenaImported) is not self.broker.importing:
+            self.broker.arenas.note_refused(_refusal(frame))
+        elif isinstance(frame, ArenaImported) is not self.broker.arenas.importing:
             raise Violation(f"its answer about arena {frame.number} is {type(frame).__name__}")
-        elif self.broker.importing:
-            self.broker.arena_imported()
+        elif self.broker.arenas.importing:
+            self.broker.arenas.note_imported()
         else:
             self._own(*wanted)
 
@@ -108,14 +109,14 @@ class ServiceArenas:
             return
         try:
             self._map(number, nbytes, descriptor)
-            self.broker.arena_made(descriptor)
+            self.broker.arenas.note_made(descriptor)
         except OSError as error:
             os.close(descriptor)
             self._refuse(number, nbytes, error)
         except ServiceStopped as error:
             os.close(descriptor)
             self.drop(number)
-            self.broker.arena_refused(error)
+            self.broker.arenas.note_refused(error)
         except BaseException:
             os.close(descriptor)
             raise
@@ -150,7 +151,7 @@ class ServiceArenas:
             raise Violation(f"its arena {number} cannot be mapped: {error}") from error
         assert self.workers.serving is not None
         self.workers.serving.send(UnmapArena(number))
-        self.broker.arena_refused(refusal)
+        self.broker.arenas.note_refused(refusal)
 
 
 def _refusal(frame: ArenaRefused) -> CudnnActorError:

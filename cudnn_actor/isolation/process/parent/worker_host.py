@@ -144,7 +144,7 @@ class WorkerHost:
         """How many new messages may be started. Each that waits in the broker will need a place."""
         if self.workers.serving is None or self.workers.stopping:
             return 0
-        return max(0, self.in_flight.room - len(self.broker.awaiting_arena) - len(self.broker.held))
+        return max(0, self.in_flight.room - len(self.broker.arenas.waiting) - len(self.broker.held))
 
     def start(self, envelope: Envelope, *, injected: bool = False) -> None:
         """Start a message: answer it, or dispatch it. `injected`: its fault has been injected already."""
@@ -208,7 +208,7 @@ class WorkerHost:
 
     def _start_waiting(self) -> None:
         """Start the allocations that have waited for an arena."""
-        waiting = self.broker.take_awaiting()
+        waiting = self.broker.arenas.take_waiting()
         for envelope in waiting:
             self.start(envelope, injected=True)
         if waiting:

@@ -1,0 +1,58 @@
+"""What a broker needs of its host, which runs the work that the broker has found valid."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from cudnn_actor.broker.deployments import Deployed
+from cudnn_actor.broker.service_state import Forget
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["Host"]
+
+
+class Host(Protocol):
+    """Runs a broker's work."""
+
+    has_views: bool
+    """Whether a caller can get a view of a buffer's memory, without a copy."""
+
+    def waits_for(self, number: int) -> bool:
+        """Whether any work with a lower number than this one is unfinished."""
+
+    def create_arena(self, number: int, nbytes: int) -> None:
+        """Make an arena, now or later, and then call `ArenaRequests.note_made` or `note_refused`."""
+
+    def drop_arena(self, number: int) -> None:
+        """Release an empty arena."""
+
+    def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
+        """Have the engine that runs now map another service's arena for reading, now or later, and then call
+        `ArenaRequests.note_imported` or `note_refused`. The caller keeps the descriptor."""
+
+    def drop_import(self, number: int) -> None:
+        """Have the engine that has mapped another service's arena unmap it."""
+
+    def forget(self, message: Forget) -> None:
+        """Drop graphs and plans from the caches of whatever runs the work."""
+
+    def clear_plans(self) -> None:
+        """Drop plans that are kept besides those of the engine that serves, and what would bring them back.
+
+        The work for the message follows, and drops the others.
+        """
+
+    @property
+    def lent(self) -> int:
+        """Bytes of the arrays that `lend` has given to callers, and that are in use."""
+
+    def lend(self, spec: TensorSpec) -> np.ndarray:
+        """An array of these dims in memory that the engine reads without a copy, for a caller.
+
+        Raises `OutOfMemory`, `OutOfDescriptors`.
+        """
+
+    def forget_deployed(self, deployed: Deployed) -> None:
+        """Drop what is kept of a model's graph, which has ended."""
