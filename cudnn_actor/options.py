@@ -13,7 +13,7 @@ import msgspec
 
 from cudnn_actor.broker.execution_state import CACHE_BYTES
 from cudnn_actor.memory import ARENA_STEP
-from cudnn_actor.plan_store.cache import CAPACITY
+from cudnn_actor.plan_store.cache import PLAN_CAPACITY
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.types.checks import did_you_mean, require_name, require_seconds, require_whole
@@ -84,8 +84,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         messages, graphs, and plans. The least recently used entry is dropped first. The latest entry of each
         cache stays, however large it is.
     plan_capacity
-        The most plans that are kept ready, at least 1, those of graphs that cannot run included; the least
-        recently used is dropped first. `cache_limit` bounds them, too.
+        The most plans that are kept ready, at least 1, refusals of graphs that cannot run included; the least
+        recently used is dropped first. `cache_limit` bounds them, too. The default is 256.
     memory_limit
         Bytes that buffers may take from the system, at least 2 MiB; memory is taken in steps of 2 MiB. On the
         CPU, arrays of `CudnnRef.staging` count, too.
@@ -157,7 +157,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     workspace_limit: int | None = None
     graph_limits: GraphLimits | None = None
     cache_limit: int = CACHE_BYTES
-    plan_capacity: int = CAPACITY
+    plan_capacity: int = PLAN_CAPACITY
     memory_limit: int | None = None
     deployed_limit: int | None = None
     plan_store: str | os.PathLike[str] | None = None

@@ -14,7 +14,7 @@ from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.message_cache import CachedMessage, MessageCache
 from cudnn_actor.engines.base import BuilderAccess
 from cudnn_actor.memory import Buffers
-from cudnn_actor.plan_store.cache import CAPACITY
+from cudnn_actor.plan_store.cache import PLAN_CAPACITY
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_graph import Graph
@@ -55,7 +55,7 @@ class ExecutionState:
     plan_store: PlanStore | None = None
     autotune: bool = False
     cache_limit: int = CACHE_BYTES
-    plan_capacity: int = CAPACITY
+    plan_capacity: int = PLAN_CAPACITY
     graph_limits: GraphLimits | None = None
     builders: BuilderAccess | None = field(default=None, init=False)
     """Connects to the service's builder process; None if plans are built in this process."""

@@ -1,1 +1,1 @@
-"""Running an engine: the actor, the runner, the executor, deferred requests and the building of plans."""
+"""Running an engine: the runner, the executor, deferred requests and the building of plans."""

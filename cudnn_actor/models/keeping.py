@@ -18,7 +18,7 @@ import numpy as np
 from cudnn_actor.actors import forks
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.source import Origin, Source, Specialised
-from cudnn_actor.plan_store.cache import CAPACITY
+from cudnn_actor.plan_store.cache import PLAN_CAPACITY
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
     InvalidRequest,
@@ -170,8 +170,9 @@ class Keeping:
         self.lock = threading.RLock()
         """Guards what follows; held for moments only."""
         self.kept: OrderedDict[object, Kept] = OrderedDict()
-        self._past: deque[str] = deque(maxlen=CAPACITY)
-        """Digests of the graphs that it has dropped lately to make room. The service may have their plans."""
+        self._past: deque[str] = deque(maxlen=PLAN_CAPACITY)
+        """Digests of the graphs that it has dropped lately to make room. The service may have their plans: so
+        many, unless its `plan_capacity` is another."""
         self.weights: dict[str, tuple[BufferRef, int]] = {}
         """Weights by key: the buffer, and how many of the kept graphs use it."""
         self._numbers = itertools.count(1)

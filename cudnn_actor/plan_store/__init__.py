@@ -1,1 +1,1 @@
-"""Storage of plans: the cache of one process, and files that several processes share."""
+"""Plans that are kept: in the memory of a process (`cache`), and in files that processes share (`store`)."""

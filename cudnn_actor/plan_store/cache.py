@@ -11,9 +11,9 @@ from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.protocol.errors import UnsupportedGraph
 from cudnn_actor.protocol.messages.receipts import PlanCounts, PlanStatistics
 
-__all__ = ["CAPACITY", "PlanCache"]
+__all__ = ["PLAN_CAPACITY", "PlanCache"]
 
-CAPACITY = 256
+PLAN_CAPACITY = 256
 """The default of `plan_capacity`."""
 
 
@@ -32,7 +32,7 @@ class PlanCache:
         The most bytes of host memory that these may take. The latest is kept whatever it takes.
     """
 
-    def __init__(self, capacity: int = CAPACITY, nbytes: int = sys.maxsize) -> None:
+    def __init__(self, capacity: int = PLAN_CAPACITY, nbytes: int = sys.maxsize) -> None:
         self._known: LeastRecent[str, Plan | UnsupportedGraph] = LeastRecent(most=capacity, nbytes=nbytes)
         self._building: dict[str, int] = {}
         """For each plan that is being built: how many requests wait for it, besides the first."""

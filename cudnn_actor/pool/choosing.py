@@ -17,7 +17,7 @@ class Loads:
     Parameters
     ----------
     up
-        The members that may be chosen, in no order; at least one.
+        The members that may be chosen, at least one: those that have been up longest come first.
     device_us
         By member: the device time of its requests that are not answered, in microseconds, as estimated.
     requests
@@ -34,12 +34,13 @@ Choose: TypeAlias = Callable[[Loads, Random], int]
 
 
 def least_of(choices: int) -> Choose:
-    """The way that looks at so many members, by chance, and takes the one with the least device time to do.
+    """The way that looks at `choices` members at random, and takes the one with the least device time to do.
 
-    If there are no more, it looks at all. It takes the first of equals, so that a quiet pool keeps one member
-    busy, whose caches are warm. Two choices are far better than one (Mitzenmacher, "The power of two choices
-    in randomized load balancing", 2001). A few more are better still, since the router of a pool knows all
-    that it has given: `python -m benchmarks.routing` compares them.
+    If no more are up, it looks at all, in the order of `Loads.up`, and takes the first of equals: so a small
+    quiet pool keeps one member busy, whose caches are warm. Two choices are far better than one
+    (Mitzenmacher, "The power of two choices in randomized load balancing", 2001). A few more are better
+    still, since the router of a pool knows all that it has given: `python -m benchmarks.routing` compares
+    them.
     """
 
     def choose(loads: Loads, random: Random) -> int:

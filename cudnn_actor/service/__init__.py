@@ -1,4 +1,4 @@
-"""The service as a whole: `spawn`, the handle, the options, and where the actor runs."""
+"""The service as its users see it: `spawn`, the handle, scopes, health and metrics."""
 
 from __future__ import annotations
 

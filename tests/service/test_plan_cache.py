@@ -26,7 +26,7 @@ from cudnn_actor import (
     spawn,
 )
 from cudnn_actor.messages import ClearPlans, Fill
-from cudnn_actor.plan_store.cache import CAPACITY, PlanCache
+from cudnn_actor.plan_store.cache import PLAN_CAPACITY, PlanCache
 from cudnn_actor.protocol import OperationGraph
 
 from .rigs import ONE_BY_ONE, Gate, Trio, in_thread, outcome, spawn_gated
@@ -72,7 +72,7 @@ def test_a_plan_is_built_once() -> None:
 
 
 def test_it_holds_256_plans_and_the_257th_costs_the_oldest() -> None:
-    assert CAPACITY == 256
+    assert PLAN_CAPACITY == 256
     cache, workshop = PlanCache(), Workshop()
     for number in range(256):
         workshop.into(cache, str(number))

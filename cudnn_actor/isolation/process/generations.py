@@ -38,10 +38,11 @@ from typing import Final
 from cudnn_actor.actors import forks
 from cudnn_actor.protocol.errors import OutOfMemory
 
-__all__ = ["CAPACITY", "GenerationTable", "GenerationView"]
+__all__ = ["SLOT_CAPACITY", "GenerationTable", "GenerationView"]
 
-CAPACITY: Final = 1 << 20
-"""Slots. The file is sparse, so slots that no buffer has used cost nothing."""
+SLOT_CAPACITY: Final = 1 << 20
+"""The most buffers that a service may have at once. The file is sparse, so slots that no buffer has used cost
+nothing."""
 
 _F_SEAL_FUTURE_WRITE = 0x0010  # in `fcntl` since Python 3.13
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -67,7 +68,7 @@ class GenerationTable:
         The system has no memory or no descriptor for the table.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, capacity: int = SLOT_CAPACITY) -> None:
         self.capacity = capacity
         nbytes = (_HEADER_WORDS + _RECORD_WORDS * capacity) * _WORD_BYTES
         descriptor = os.memfd_create("cudnn-actor-generations", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -61,8 +61,8 @@ class BorrowedTable:
         Raises
         ------
         StaleBufferError
-            The slot has another generation. The reason is FREED; the parent, which checks first, knows the
-            exact reason.
+            The slot has another generation (FREED), or there is no such slot (FOREIGN). The parent, which
+            checks first, knows the exact reason.
         InvalidRequest
             Spec or device differ from the buffer's, or this is not a reference.
         """
