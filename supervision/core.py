@@ -125,14 +125,14 @@ class _Step(Draft):
             case Phase.STARTING, ChildReady():
                 self._ready(index)
             case Phase.STARTING | Phase.READY, ChildExited(reason=reason):
-                self._failed(index, reason)
+                self._answer_failure(index, reason)
             case Phase.STARTING | Phase.READY, RestartRequested(reason=reason):
                 self.kill(index)
-                self._failed(index, reason)
+                self._answer_failure(index, reason)
             case Phase.STARTING, TimerFired():
                 self.kill(index)
                 within = self.policy(index).ready_within_s
-                self._failed(index, ExitReason.not_ready(f"not ready within {within:g} s"))
+                self._answer_failure(index, ExitReason.not_ready(f"not ready within {within:g} s"))
             case Phase.BACKOFF, TimerFired():
                 self.set(index, phase=Phase.DOWN)
             case Phase.DOOMED | Phase.STOPPING, ChildExited(reason=reason):
@@ -181,7 +181,8 @@ class _Step(Draft):
 
     # -- failing
 
-    def _failed(self, index: int, reason: ExitReason) -> None:
+    def _answer_failure(self, index: int, reason: ExitReason) -> None:
+        """Restart a child that has failed, or give it up, or escalate."""
         self.disarm(index)
         if not self.policy(index).restart.covers(reason):
             self.done(index, reason)

@@ -73,8 +73,8 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     of
         Only messages of this class are counted and affected; None: all.
     times
-        With `at`: fires at so many messages in a row. With `probability`: fires at most so often. None: no
-        limit.
+        With `at`: fires at this many messages in a row. With `probability`: fires at most this
+        often. None: no limit.
     seconds
         How much longer the message takes; only for `SLOW`.
 

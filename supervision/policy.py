@@ -99,7 +99,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reset_after_s
         The next failure of a child that was ready for at least this many seconds counts as its first.
     at_once
-        The first so many consecutive failures are answered without delay, before the delays above begin.
+        This many consecutive failures are answered without delay, before the delays above begin.
 
     Raises
     ------

@@ -34,9 +34,9 @@ BUCKETS = 72
 nonsense."""
 NO_TIME_US = 1e15
 Stamps = tuple[int, int, int, int, float]
-"""Of an answer: the number of a message type or model; when its request was admitted, when it started (0:
-when it was admitted), and when the answer was here, on `time.perf_counter_ns`'s clock; and how many
-microseconds it ran (negative: until the answer was here)."""
+"""What is noted of an answer: the number of its message type or model; when its request was admitted, when it
+started (0: when it was admitted), and when the answer was here, on `time.perf_counter_ns`'s clock; and how
+many microseconds it ran (negative: until the answer was here)."""
 _FORMAT = "qqqqd"
 _PACKED = np.dtype(
     [("number", "i8"), ("admitted", "i8"), ("started", "i8"), ("here", "i8"), ("run_us", "f8")]
@@ -80,7 +80,7 @@ class AnswerTimes:
         """Packed answers. It is written again when they have been added."""
         self.kept: tuple[Mapping[int, Times], int, list[Any]] = ({}, 0, [])
         """The times of answers that are added; how many bytes of the packed ones are not; and the `Stamps` of
-        those that are not packed, one after the other."""
+        the answers that are not packed, one after the other."""
 
     def replace(self, times: Mapping[int, Times]) -> None:
         """Keep these times instead of all that was kept. By the writer."""

@@ -74,7 +74,7 @@ class Deployed(msgspec.Struct, eq=False):
     results: tuple[tuple[int, None], ...] = ()
     """Where the buffer of each output stands, with None: a new array for each is what most runs answer."""
     copies: tuple[tuple[str, int, tuple[int, ...], np.dtype[Any]], ...] = ()
-    """Of each input that a run copies: its name, where its buffer stands, and its dims and dtype."""
+    """For each input that a run copies: its name, where its buffer stands, and its dims and dtype."""
 
     def __post_init__(self) -> None:
         """Note what inputs it is for, and what it uses."""
@@ -110,7 +110,7 @@ class Deployed(msgspec.Struct, eq=False):
         return not self.of.values or self.accepts(arrays)
 
     def is_for_arrays(self, message: RunModel) -> bool:
-        """The same for a message that has not been checked: that it is well-formed, and has arrays alone.
+        """Whether an unchecked message is well-formed, has arrays alone, and is for this graph.
 
         False may also mean that it takes longer to find out.
         """
@@ -134,7 +134,7 @@ class Deployed(msgspec.Struct, eq=False):
         return self.is_for(message)
 
     def accepts(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Whether it is the graph for these values, of those that are for inputs of the same specs.
+        """Whether it is the graph for these values. Other graphs may be for inputs of the same specs.
 
         They are compared by their bits: a NaN is equal to itself.
         """

@@ -51,7 +51,7 @@ class _Likely(NamedTuple):
     Parameters
     ----------
     by_key
-        What it was found in: with another `_Model.by_key`, another graph may be for the same inputs.
+        The `_Model.by_key` in which it was found: with another one, another graph may be for these inputs.
     deployed
         The graph.
     run
@@ -71,7 +71,8 @@ class _Latest(NamedTuple):
     run: ModelRun
     model: _Model
     by_key: object
-    """As in `_Model.likely`. A sender on another thread may note a run of a graph that has just ended."""
+    """The `_Model.by_key` in which the run was found. With another one, its graph may have ended: a sender on
+    another thread may note a run of such a graph."""
 
     def is_for(self, message: RunModel) -> bool:
         """Whether it is that message, unchanged: the dicts in it could be."""

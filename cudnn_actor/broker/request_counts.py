@@ -189,13 +189,13 @@ class Tally:
 
     def __init__(self, operation: str, model: str | None = None) -> None:
         self.number = next(_numbers)
-        """That of its times. No two have the same."""
+        """The number of its times. Each tally has another."""
         self.operation = operation
         self.model = model
         self.moves = _MOVED.get(operation)
         """The bytes of an answer, from its message and its value; None if there never are any."""
         self.bytes = NONE_MOVED
-        """Of arrays on the host: those that requests have brought, and those of their answers."""
+        """Bytes of host arrays: of those that requests have brought, and of those in their answers."""
         self.failed = 0
         self.batches = [0] * BUCKETS
         self.samples = 0
@@ -229,7 +229,7 @@ class Tally:
 
 
 NO_TALLY = Tally("")
-"""Of no answers: measuring one of which only the times are counted returns it."""
+"""Counts nothing: measuring an answer of which only the times are counted returns it."""
 
 
 class RequestObserver(Protocol):
@@ -279,7 +279,7 @@ class RequestCounters(Counters):
         self._other = Tally(OTHER)
         self._other_model = Tally(RunModel.__name__, OTHER)
         self._of_model: dict[int, Tally] = {}
-        """By the number of a loaded model."""
+        """The counts of each loaded model, by its number."""
         self._named: dict[str, Tally] = {OTHER: self._other_model}
 
     @property
@@ -377,8 +377,8 @@ class RequestCounters(Counters):
         return self._of_type.get(kind) or self._tally_of_type(kind)
 
     def _tally_of_type(self, kind: type) -> Tally:
-        """The same for a type that comes for the first time. What is no message of the protocol counts as
-        `OTHER`: so there are never more than the protocol has messages."""
+        """The counts of a type that comes for the first time. What is no message of the protocol counts as
+        `OTHER`: so there are never more tallies than the protocol has messages."""
         known = Free if issubclass(kind, Free) else kind  # the service's own messages are derived from it
         if known not in _TYPES:
             return self._other

@@ -22,7 +22,7 @@ W = TypeVar("W", bound=Compute | Graph)
 
 
 def cut(wanted: Sequence[W], most_bytes: int = MOST_BYTES) -> Iterator[Sequence[W]]:
-    """The same in the same order, in groups of up to `most_bytes` bytes. A longer one is alone."""
+    """What is wanted, in the same order, in groups of up to `most_bytes` bytes. What is longer is alone."""
     begin, nbytes = 0, 0
     for place, each in enumerate(wanted):
         weight = _weight(each)
@@ -45,7 +45,7 @@ def warm_of(messages: Sequence[Compute]) -> Warm:
 
 
 def _weight(wanted: Any) -> int:
-    """About so many bytes of a frame; 0 for what is short, or is no message at all and refused later."""
+    """About its bytes in a frame; 0 for what is short, or is no message at all and refused later."""
     graph = getattr(wanted, "graph", wanted)
     if not isinstance(graph, Graph):
         return 0

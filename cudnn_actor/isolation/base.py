@@ -25,14 +25,14 @@ __all__ = ["READY_WITHIN_S", "Isolation", "StandbyState", "check_lost_thread", "
 A = TypeVar("A", bound=Actor)
 
 READY_WITHIN_S = 30.0
-"""How long a start may take: of an actor, and of a standby."""
+"""Seconds that the start of an actor, or of a standby, may take."""
 
 
 class StandbyState(enum.StrEnum):
     """What the standby of a service is doing."""
 
     NONE = "none"
-    """None is kept."""
+    """The service keeps no standby."""
     STARTING = "starting"
     """It starts, or waits to be started."""
     READY = "ready"
@@ -87,7 +87,7 @@ class Isolation(Protocol):
 
     @property
     def standby_host_bytes(self) -> int:
-        """The same of the standby; 0 without one. Any thread; never blocks."""
+        """Bytes of host memory that the standby has; 0 without one. Any thread; never blocks."""
 
     @property
     def plans(self) -> PlanCounts:

@@ -43,9 +43,9 @@ class Batch:
     Parameters
     ----------
     requests
-        Those that it runs.
+        The requests that it runs.
     taken
-        How many were taken for it, with those that were answered before it began.
+        How many requests were taken for it, with the ones that were answered before it began.
     """
 
     def __init__(self, requests: Sequence[Request], taken: int) -> None:

@@ -102,7 +102,7 @@ class BatchRules:
         return len(next(iter(inputs.values())))
 
     def check_samples(self, samples: int) -> None:
-        """Raise `InvalidRequest` unless a request may have so many samples."""
+        """Raise `InvalidRequest` unless a request may have this many samples."""
         if not 1 <= samples <= self.sizes[-1]:
             raise InvalidRequest(
                 field=self.dim,

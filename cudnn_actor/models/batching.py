@@ -127,22 +127,22 @@ class BatchedModel:
         self._timer: asyncio.TimerHandle | None = None
         self._batches: set[Batch] = set()
         self._groups: set[Hashable] = set()
-        """Of all dims that were warmed."""
+        """The groups of all dims that were warmed."""
         self._dtypes: dict[str, np.dtype[Any]] = {}
-        """Of the inputs."""
+        """The dtype of each input."""
         self._accepted: dict[tuple[tuple[int, ...], ...], tuple[Hashable, int]] = {}
         """The group and the samples of inputs that fit, by their shapes."""
         self._turns = asyncio.Semaphore(rules.in_flight)
         """One of them is held by each batch that is sent."""
         self._memory: dict[Hashable, list[dict[str, np.ndarray]]] = {}
-        """Memory of the service for the inputs of the largest batch of each group: what no batch uses now."""
+        """For each group: the service's memory for the inputs of a largest batch that no batch uses now."""
         self._refusals: dict[Hashable, CudnnActorError] = {}
-        """Of groups for which no size is left."""
+        """Groups for which no size is left → the error that their requests get."""
         self._counts = {"batches": 0, "samples": 0, "padded": 0, "divided": 0}
         self.on_batch: Callable[[BatchTimes], object] | None = None
         """Called on the event loop for each batch that was answered; it must be quick and raise nothing."""
         self._copying = KeptThreads(devices + 1, "batches")
-        """One for each device, and one for results."""
+        """The threads that copy: one for each device, and one for results."""
         self._releases: list[Callable[[], None]] = [self._copying.end]
         forks.finalize(self, _release_all, self._releases).atexit = False
 
@@ -573,7 +573,8 @@ class BatchedModel:
                 request.future.set_exception(own)
 
     async def _aside(self, work: Callable[..., Any], *args: Any, nbytes: int) -> Any:
-        """The result of copying so many bytes: on the event loop if they are few, else on a thread."""
+        """The result of `work`, which copies `nbytes` bytes: on the event loop if they are few, else on a
+        thread."""
         return work(*args) if nbytes <= _ON_LOOP_BYTES else await self._copying.run(work, *args)
 
 

@@ -56,11 +56,11 @@ class Kept:
     Parameters
     ----------
     of
-        Without the weights' values, which are in buffers.
+        The graph as it was specialised, without the weights' values: these are in buffers.
     names
         The keys of its weights, one for each port that has one.
     specs, values
-        The inputs that it is for, and the values of those that decide over shapes.
+        The specs of the inputs that it is for, and the values of inputs that decide over shapes.
     weights
         Ports → buffers.
     name
@@ -68,9 +68,9 @@ class Kept:
     places
         Ports → the buffers of a run's inputs and outputs.
     sent
-        What the service is sent of it; None until it has places.
+        The graph as it is sent to the service; None until it has places.
     deployed
-        What the service has of it: `sent`, or None.
+        `sent`, once the service has it; else None.
     used
         When a run of it began last, by `KeptGraphs.tick`.
     outdated
@@ -298,7 +298,7 @@ class Keeping:
         return True
 
     def make_room(self, nbytes: int) -> bool:
-        """Give back so many bytes of idle graphs' places, of any model. Returns False if there are none."""
+        """Give back at least `nbytes` bytes of idle graphs' places, of any model. False if there are none."""
         return self._graphs.trim(at_least=nbytes)
 
     def idle(self) -> list[tuple[int, Kept]]:

@@ -36,7 +36,7 @@ class KeptGraphs:
     Parameters
     ----------
     forget
-        Drops graphs, by their identities, and plans, by the digests of theirs, from the service's caches.
+        Drops graphs by their identities, and plans by the digests of their graphs, from the service's caches.
     limit
         About the bytes of host memory that a model's graphs may take.
     deployed_limit
@@ -78,12 +78,13 @@ class KeptGraphs:
         return next(self._clock)
 
     def note_places(self, nbytes: int) -> None:
-        """Note that a graph has got places of so many bytes, or, if negative, has given them back."""
+        """Note that a graph has got places of `nbytes` bytes; if negative, that it has given them back."""
         self._changes.append(nbytes)
 
     def trim(self, *, at_least: int = 0) -> bool:
-        """Give back places of idle graphs, those that were used longest ago first, until they are within the
-        limit, and by `at_least` so many bytes. Returns whether any were given back. No lock may be held.
+        """Give back places of idle graphs, the longest unused first, until the others are within the limit.
+
+        At least `at_least` bytes are given back. Returns whether any were. No lock may be held.
 
         A graph with runs in flight keeps its places, and they count towards the limit.
         """

@@ -230,7 +230,7 @@ class Model:
         again: bool = True,
         crashes: int = 0,
     ) -> dict[str, Any]:
-        """The same for inputs of these specs."""
+        """Run the model on inputs of these specs."""
         run = partial(self._run, given, keep, deadline, again=again, crashes=crashes)
         return await self._with_graph(specs, given, deadline, run, soon=True)
 
@@ -441,7 +441,7 @@ class Model:
         self.end()
 
     def end(self) -> None:
-        """The same as `close`, from any thread, also by the collector."""
+        """Do what `close` does, on any thread, also in a finalizer."""
         self._latest()._keeping.end()
 
     # Its replacement.

@@ -67,8 +67,8 @@ class Preparing:
         self._latest: tuple[Mapping[str, TensorSpec], object] = {}, None
         """The specs of the latest run that is `ready`, and the key of its graph. Any thread replaces it."""
         self._locks = LoopLocks()
-        """To import and upload: what one task of an event loop has made, the next ones use. Tasks of other
-        loops may do the same work at the same time; see `_keep`."""
+        """Held to import and upload, so that the tasks of an event loop use what the first of them has made.
+        Tasks of other loops may do the same work at the same time; see `_keep`."""
 
     def ready(self, specs: Mapping[str, TensorSpec]) -> Kept | None:
         """The graph for these inputs, if it is kept, and no values decide over shapes; else None.
@@ -209,7 +209,7 @@ class Preparing:
         *,
         soon: bool,
     ) -> Kept:
-        """Upload the weights that are not there yet, and keep the graph. `soon`: as of `acquire`.
+        """Upload the weights that are not there yet, and keep the graph. `soon`: as in `acquire`.
 
         Raises `OutOfMemory` that says how many bytes they take together, and `Outdated`. `writes`: how many
         had begun when the source of these weights was looked up.

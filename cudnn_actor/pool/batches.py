@@ -26,7 +26,8 @@ from cudnn_actor.service.client import CudnnRef
 __all__ = ["Batches", "Everywhere"]
 
 _LOSSES_TOGETHER = 2
-"""A batch of several requests that was lost with so many members is divided: one request may be the cause."""
+"""A batch of several requests that was lost with this many members is divided: one request may be the
+cause."""
 
 
 class Batches(ABC):

@@ -19,9 +19,9 @@ class Loads:
     up
         The members that may be chosen, at least one: those that have been up longest come first.
     device_us
-        By member: the device time of its requests that are not answered, in microseconds, as estimated.
+        For each member: the estimated device time of its requests that are not answered, in microseconds.
     requests
-        By member: those that are not answered.
+        For each member: its requests that are not answered.
     """
 
     up: Sequence[int]

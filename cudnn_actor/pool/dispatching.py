@@ -34,7 +34,7 @@ class _Pending:
 
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] | None = None
-        """The caller's, while it waits for a member's answer."""
+        """The caller's task, while it waits for a member's answer."""
         self.recalled = False
         """Whether that wait was cancelled because another member has the request now."""
         self.member: int | None = None
@@ -51,7 +51,7 @@ class _Pending:
         if self._changed is not None:
             self._changed.set()
 
-    async def given(self, deadline: Deadline) -> int:
+    async def await_member(self, deadline: Deadline) -> int:
         """The member that has it; waits while there is none. Raises its error, once it has one."""
         while self.member is None and self.error is None:
             self._changed = asyncio.Event()
@@ -97,7 +97,7 @@ class Dispatching:
     members
         How many there are. None is up at first.
     seed
-        Of the choice among more members than a router looks at.
+        The seed of the choice among more members than a router looks at.
     clock
         Monotonic seconds.
     """
@@ -108,13 +108,13 @@ class Dispatching:
         self._down = set(range(members))
         """The members whose process or worker restarts."""
         self._held = [0] * members
-        """By member: how many of those who call `holding` want it to get nothing new."""
+        """For each member: how many callers of `holding` want it to get nothing new."""
         for member in range(members):
             self.routing.pause(member)
         self.restart_times = RestartTimes(members, clock())
         self.costs = Costs(members)
         self.finished = [0] * members
-        """By member: how many requests it has answered."""
+        """For each member: how many requests it has answered."""
         self.moved = 0
         """How often a request was taken from a member."""
         self._pending: dict[int, _Pending] = {}
@@ -143,7 +143,7 @@ class Dispatching:
         deadline
             Its end.
         max_losses
-            It ends when it was lost with so many members; None for the usual limit.
+            The request ends when it was lost with this many members; None for the usual limit.
 
         Raises
         ------
@@ -160,7 +160,7 @@ class Dispatching:
         try:
             request.move(self._submit(number, self.costs.estimate_us(kind), max_losses))
             while True:
-                member = await request.given(deadline)
+                member = await request.await_member(deadline)
                 moves, given_s = request.moves, self._clock()
                 try:
                     found = await request.answer(work(member, deadline.left_s))
@@ -251,7 +251,7 @@ class Dispatching:
             self._arrange()
 
     def _arrange(self) -> None:
-        """Have the members up that neither restart nor are held; if there are none, those that are held."""
+        """Have the members up that neither restart nor are held. If there are none, have the held ones up."""
         removed = MemberState.REMOVED
         ready = [
             member

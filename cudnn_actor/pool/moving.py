@@ -38,8 +38,8 @@ DIRECT_BYTES = 4 << 20
 """Buffers of fewer bytes go through the host: to map memory takes longer than to copy so little twice."""
 
 _MOST_FAILURES = 2
-"""After so many copies in a row that have failed, the copies may be what ends the target's workers: a third
-would be one restart more of the three that a service has by default."""
+"""After this many failed copies in a row, the copies may be what ends the target's workers. A third failure
+would cost one more of the three restarts that a service has by default."""
 
 
 class Moving:

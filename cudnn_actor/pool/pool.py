@@ -226,7 +226,7 @@ class Pool(PoolRequests):
             await self._end("cancelled while it started")
             raise
         if not self.alive:
-            await self._finished()
+            await self._await_end()
             raise StartFailed(detail=self._why_given_up())
 
     async def aclose(self, *, drain_s: float = DRAIN_S) -> None:
@@ -252,9 +252,9 @@ class Pool(PoolRequests):
 
     async def _end(self, reason: str) -> None:
         self._begin_to_end(ExitReason.shutdown(reason))
-        await self._finished()
+        await self._await_end()
 
-    async def _finished(self) -> None:
+    async def _await_end(self) -> None:
         assert self._ending is not None, "it is called once it ends"
         await asyncio.shield(self._ending)
 
@@ -314,7 +314,7 @@ class Pool(PoolRequests):
                 self.on_failure()
 
     def happened(self, event: LifecycleEvent) -> None:
-        """Keep an event, tell those that follow, and write its log line."""
+        """Keep an event, tell whoever follows the events, and write its log line."""
         event = stamped(event, self.name, Clock())
         self._events.append(event)
         log_event(log, event)

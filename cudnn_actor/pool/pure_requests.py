@@ -57,7 +57,7 @@ def with_copies(what: Any, given: Mapping[str, Any], member: int | None) -> dict
 
     Raises `InvalidRequest` if a buffer of the pool is given for what is overwritten, or was freed.
     """
-    overwritten = _overwritten(what)
+    overwritten = _overwritten_inputs(what)
     for name, value in given.items():
         for each in _parts(value):
             if isinstance(each, PoolBuffer):
@@ -92,20 +92,20 @@ def _own(value: Any, member: int) -> Any:
     return value
 
 
-def _overwritten(what: Any) -> Collection[str]:
+def _overwritten_inputs(what: Any) -> Collection[str]:
     if isinstance(what, Graph):
         return updated_inputs(what)
     return what.outputs if isinstance(what, type) and what in OPERATIONS else ()
 
 
 def kind_of_compute(what: Any, given: Mapping[str, Any]) -> Hashable:
-    """What requests have in common that take about as long as each other: a graph or class, and dims."""
+    """The kind of a request: its graph or class, and its dims. Requests of a kind take about as long."""
     named = what.identity if isinstance(what, Graph) else getattr(what, "__name__", None)
     return named, _shapes(given)
 
 
 def kind_of_run(model: PoolModel, given: Mapping[str, Any]) -> Hashable:
-    """The same for a run of a model."""
+    """The kind of a run: its model, and its dims. Runs of a kind take about as long."""
     return model.name, id(model), _shapes(given)
 
 

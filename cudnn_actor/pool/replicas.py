@@ -33,7 +33,7 @@ class Replica(ABC, Generic[T]):
 
     def __init__(self) -> None:
         self.at: dict[int, T] = {}
-        """By member: what its service knows it by."""
+        """For each member: by what its service knows the copy."""
         self.closed = False
 
     @abstractmethod
@@ -87,7 +87,7 @@ class PoolBuffer(Replica[BufferRef]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The same as `dims`."""
+        """Its dims, by NumPy's name for them."""
         return self.dims
 
     async def make(self, gpu: CudnnRef) -> BufferRef:

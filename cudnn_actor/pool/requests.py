@@ -151,7 +151,7 @@ class PoolRequests:
         timeout: float | None = None,
         **named: Any,
     ) -> asyncio.Task[Any]:
-        """The same as a task, at once; cancelling it withdraws the request. What is wrong is its result."""
+        """A task that runs `compute`; it also raises what is wrong. Cancelling it withdraws the request."""
         given = named_once(arrays, named)
         return self._loop.create_task(self.compute(what, given, also=also, timeout=timeout))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = ["RestartTimes"]
 
-_WEIGHT = 0.5
-"""Of the newest observation."""
+_WEIGHT_OF_NEWEST = 0.5
+"""How much the newest observation counts in the average, 0 to 1."""
 
 
 class RestartTimes:
@@ -24,8 +24,9 @@ class RestartTimes:
 
     def __init__(self, members: int, now_s: float) -> None:
         self._began_s: list[float | None] = [now_s] * members
-        """By member: when its process or its worker began to restart; None while it is up."""
+        """For each member: when its process or its worker began to restart; None while it is up."""
         self._of_process = [True] * members
+        """For each member: whether its latest restart is one of its process, and not of its worker alone."""
         self._start_s: list[float | None] = [None] * members
         self._worker_s: list[float | None] = [None] * members
 
@@ -41,7 +42,7 @@ class RestartTimes:
             return
         known_s = self._start_s if self._of_process[member] else self._worker_s
         took_s, before_s = now_s - began_s, known_s[member]
-        known_s[member] = took_s if before_s is None else before_s + _WEIGHT * (took_s - before_s)
+        known_s[member] = took_s if before_s is None else before_s + _WEIGHT_OF_NEWEST * (took_s - before_s)
 
     def worker_s(self, member: int) -> float:
         """Seconds that a worker of the member may take to be replaced. The member has been up once."""

@@ -27,7 +27,7 @@ from cudnn_actor.pool.choosing import Choose, Loads, least_of
 __all__ = ["CHOICES", "Ended", "Given", "MemberState", "NoMember", "Routing"]
 
 CHOICES = 8
-"""Of how many members a router takes the best: of all, on most machines. See docs/performance.md."""
+"""A router takes the best of this many members: on most machines, of all. See docs/performance.md."""
 
 
 class MemberState(enum.StrEnum):
@@ -78,10 +78,10 @@ class Routing:
     members
         How many there are, from 1 on. They are numbered from 0, and up at first.
     choose
-        Which of those that are up gets a request; None for the one with the least device time to do, of
-        `CHOICES` by chance.
+        Chooses the member that gets a request among the members that are up. None: look at `CHOICES` of them
+        at random, and take the one with the least device time to do.
     seed
-        Of the generator that `choose` is given.
+        The seed of the generator that `choose` is given.
     max_losses
         A request that was lost with this many members ends: it may be what ends them.
     """
@@ -112,7 +112,7 @@ class Routing:
 
     @property
     def device_us(self) -> tuple[int, ...]:
-        """By member: the estimated device time of its requests, in microseconds."""
+        """For each member: the estimated device time of its requests, in microseconds."""
         return tuple(self._device_us)
 
     @property
@@ -186,7 +186,7 @@ class Routing:
         for request in self.of(member):
             found = self._requests[request]
             if self._up and self._device_us[self._choose(self._loads, self._random)] < free_us:
-                moved += self._moved([request])
+                moved += self._give_to_others([request])
             else:
                 free_us += found.cost_us  # it stays, and those behind it wait for it
         return moved
@@ -216,7 +216,7 @@ class Routing:
         moved = self._leave(member, MemberState.REMOVED)
         if any(state is not MemberState.REMOVED for state in self._states):
             return moved
-        return [*moved, *self._ended(list(self._waiting))]
+        return [*moved, *self._end_all(list(self._waiting))]
 
     def _require(self, member: int, *states: MemberState) -> None:
         if self._states[member] not in states:
@@ -226,16 +226,16 @@ class Routing:
         if self._states[member] is MemberState.UP:
             self._up.remove(member)
         self._states[member] = state
-        return self._moved(self.of(member))
+        return self._give_to_others(self.of(member))
 
-    def _moved(self, requests: Sequence[int]) -> list[Given | Ended]:
+    def _give_to_others(self, requests: Sequence[int]) -> list[Given | Ended]:
         """Take requests from the members that have lost them, and give them to others."""
         for request in requests:
             found = self._requests[request]
             self._take_from(request, found)
             found.losses += 1
-        spent = [request for request in requests if self._spent(self._requests[request])]
-        moved: list[Given | Ended] = list(self._ended(spent))
+        spent = [request for request in requests if self._is_spent(self._requests[request])]
+        moved: list[Given | Ended] = list(self._end_all(spent))
         for request in requests:
             if (again := self._requests.get(request)) is not None:
                 chosen = self._place(request, again)
@@ -243,10 +243,10 @@ class Routing:
                     moved.append(Given(request, chosen))
         return moved
 
-    def _spent(self, found: _Request) -> bool:
+    def _is_spent(self, found: _Request) -> bool:
         return found.losses >= (self._max_losses if found.max_losses is None else found.max_losses)
 
-    def _ended(self, requests: Iterable[int]) -> Iterable[Ended]:
+    def _end_all(self, requests: Iterable[int]) -> Iterable[Ended]:
         """End requests that no member has."""
         ended = [Ended(request, self._requests.pop(request).losses) for request in requests]
         gone = {each.request for each in ended}

@@ -25,14 +25,14 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["SharedSegment", "ToShare", "place_in_shared", "shared_arrays", "shared_copies"]
 
 _STEP = 64
-"""Arrays begin at multiples of so many bytes."""
+"""Bytes: arrays begin at multiples of this."""
 
 
 class SharedSegment(mmap.mmap):
     """A mapped segment. It lives as long as an array that lies in it."""
 
     descriptor: int
-    """Of the file; closed with the segment."""
+    """The descriptor of its file. It is closed with the segment."""
 
 
 class ToShare(NamedTuple):
@@ -123,7 +123,7 @@ def _nbytes(spec: TensorSpec) -> int:
 
 
 def _file(nbytes: int) -> int:
-    """The descriptor of a new anonymous file of so many bytes. Raises `OutOfMemory`."""
+    """The descriptor of a new anonymous file of `nbytes` bytes. Raises `OutOfMemory`."""
     left = available()
     if left is not None and nbytes > left:  # Linux would grant it, and kill a process once it is written
         raise OutOfMemory(requested=nbytes, in_use=0, limit=None, largest=left)

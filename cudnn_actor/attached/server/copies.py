@@ -56,7 +56,7 @@ class Copies:
         return copied
 
     async def checked_in_turn(self, known: Known, share: str) -> Known:
-        """As `checked`, by a thread, once there is room for the copy."""
+        """Do what `checked` does on a thread, once there is room for the copy."""
         nbytes = _nbytes(known)
         self._waiting += 1
         try:

@@ -12,9 +12,9 @@ from cudnn_actor.protocol.messages.receipts import Receipt
 __all__ = ["Costs"]
 
 _FIRST_US, _EACH_US = 200.0, 15.0
-"""What a message is taken for that has not run yet, and what each takes beside its run."""
+"""Microseconds that a message is taken to need that has not run yet, and that each needs beside its run."""
 _US_PER_BYTE = 1e-4
-"""To copy 10 GB takes a second."""
+"""Microseconds to copy a byte: a second for 10 GB."""
 _NEW = 0.25
 """The weight of the latest run in the average."""
 _KINDS = 1024

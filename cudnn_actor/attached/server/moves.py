@@ -12,7 +12,7 @@ from cudnn_actor.protocol.errors import InvalidRequest, Words
 __all__ = ["message_of", "require_mover"]
 
 _MOST_BYTES = 1 << 44
-"""Of an arena."""
+"""The most bytes that an arena may have."""
 
 
 def message_of(frame: ExportBuffer | ImportBuffer, channel: Channel) -> Export | Import:
@@ -29,7 +29,7 @@ def message_of(frame: ExportBuffer | ImportBuffer, channel: Channel) -> Export |
 def _received(channel: Channel, arena_bytes: int, offset: int, nbytes: int) -> ExportedRange:
     """The range of an arena whose descriptor has come, with a buffer of `nbytes` in it.
 
-    What the descriptor is of, only the engine finds out.
+    Only the engine finds out what the descriptor refers to.
     """
     found = ExportedRange(channel.take_descriptor(), arena_bytes, offset)
     whole = not (arena_bytes % GRANULARITY or offset % GRANULARITY)

@@ -25,7 +25,7 @@ __all__ = ["Segments", "room_needed"]
 _MOST_SEGMENTS = 256
 _MOST_BYTES = 1 << 40
 _STEP = 64
-"""Arrays of an answer begin at multiples of so many bytes."""
+"""Bytes: arrays of an answer begin at multiples of this."""
 
 
 class Segments:

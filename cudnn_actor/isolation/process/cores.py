@@ -7,9 +7,10 @@ import os
 __all__ = ["may_keep_one_busy"]
 
 _MANY = 4
-"""With so many cores, the other process, and the other threads of this one, still have theirs."""
+"""With this many cores, one thread may keep one busy: the others are enough for the other process and for the
+other threads of this one."""
 
 
 def may_keep_one_busy() -> bool:
-    """Whether this process may run on so many cores that its thread need not sleep while it waits."""
+    """Whether this process has enough cores that a thread need not sleep while it waits."""
     return len(os.sched_getaffinity(0)) >= _MANY

@@ -41,8 +41,8 @@ from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, GraphRun
 __all__ = ["PROMPT_S", "Inbox"]
 
 PROMPT_S = 500e-6
-"""For how long a worker polls for the next request. A caller that sends it on an answer takes less, also one
-that copies 1 MiB for it first."""
+"""Seconds for which a worker polls for the next request. A caller that sends it as soon as it has the last
+answer takes less, also if it copies 1 MiB for it first."""
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
 _RUN_BYTES, _COPY_BYTES, _BYTES_PER_BYTE = 1024, 512, 5
@@ -136,14 +136,14 @@ class Inbox:
             return
         # Not poll: its timeouts are whole milliseconds, and a device is polled every few microseconds.
         if timeout is None and self.looks:
-            ready = self._looked()
+            ready = self._wait_for_input()
         else:
             ready, _, _ = select.select(self._waited_for, (), (), timeout)
         if self._wake_event in ready:
             os.eventfd_read(self._wake_event)
 
-    def _looked(self) -> list[int]:
-        """What is ready to be read. Polls at first, then sleeps."""
+    def _wait_for_input(self) -> list[int]:
+        """Wait until something can be read: poll at first, then sleep. Returns its descriptors."""
         ready: list[int] = []
         end = time.monotonic() + PROMPT_S
         if self._prompt:
@@ -223,16 +223,16 @@ class Inbox:
 
     def _forget_run(self, frame: ForgetRun) -> None:
         del self._runs[frame.number]
-        for body, run in self._placed():
+        for body, run in self._placed_runs():
             if run.message.run == frame.number:
                 self._known.pop(body)
 
     def forget_places(self) -> None:
         """Have runs find their places anew, because staging memory is unmapped, which some may have named."""
-        for _, run in self._placed():
+        for _, run in self._placed_runs():
             run.places = None
 
-    def _placed(self) -> list[tuple[bytes, PlacedRun]]:
+    def _placed_runs(self) -> list[tuple[bytes, PlacedRun]]:
         return [(body, known) for body, known in self._known.items() if isinstance(known, PlacedRun)]
 
     def _put_internal(self, frame: Internal) -> None:

@@ -24,9 +24,9 @@ __all__ = ["LateCopies", "LateCopy", "may_be_late", "weigh"]
 
 
 _ROUNDS = 2
-"""In how many rounds threads copy one array together, if it is copied by several."""
+"""Threads that copy an array together do so in this many rounds."""
 _SHORT_S = 10e-3
-"""Between two tries to make all copies, while there is too little memory."""
+"""Seconds between two attempts to make all copies, while there is too little memory."""
 
 
 def may_be_late(array: object) -> bool:
