@@ -55,7 +55,7 @@ class ArenaRequests:
         self.wanted: tuple[int, int] | None = None
         """Number and bytes of the arena that the host is making or importing; None for none."""
         self.importing = False
-        """Whether it imports it, for the first of `waiting`."""
+        """Whether the host imports `wanted`, for the first message of `waiting`, and does not make it."""
         self.waiting: deque[Envelope] = deque()
         """Allocations and imports that wait for this arena, in order."""
         self._memory = memory
@@ -152,7 +152,7 @@ class ArenaRequests:
     def count_crash(self, begun: Sequence[Work], cause: str) -> None:
         """Count a crash for the import under way, and refuse it at the second: no worker after that maps it.
 
-        A host on whose thread it is done has it among those that had `begun`, which get a verdict.
+        Where the host imports on its own thread, the import is in `begun`, and gets a verdict instead.
         """
         if not self.importing or any(work.envelope is self.waiting[0] for work in begun):
             return
@@ -191,7 +191,7 @@ class ArenaRequests:
             self._drop(number)
 
     def drop_idle(self, nbytes: int) -> None:
-        """Drop empty arenas until the limit allows so many bytes more."""
+        """Drop empty arenas until the limit allows `nbytes` bytes more."""
         for idle in self._memory.arenas_to_drop(nbytes):
             self._drop(idle)
 

@@ -171,12 +171,12 @@ class FormingBatches(Generic[R]):
         due = [group for group in self._groups if self._may_start(group, now)]
         if not due:
             return None
-        group = min(due, key=self._came)
+        group = min(due, key=self._first_number)
         if self.running >= self._most_running and not self._may_be_ahead(group):
             return None
         self._usual = max(self.under_way, self._usual * 7 // 8)
         self.running += 1
-        taken = self._taken(group)
+        taken = self._take_from(group)
         self._requests_running += len(taken)
         return taken
 
@@ -220,8 +220,8 @@ class FormingBatches(Generic[R]):
         self._groups.clear()
         return requests
 
-    def _came(self, group: Hashable) -> int:
-        """When the first request of a group has come, as a number that grows."""
+    def _first_number(self, group: Hashable) -> int:
+        """The number of the first request of a group. It is smaller than those of all later ones."""
         return self._groups[group].first.number
 
     def _is_full(self, group: Hashable) -> bool:
@@ -242,9 +242,10 @@ class FormingBatches(Generic[R]):
 
     def _may_be_ahead(self, group: Hashable) -> bool:
         """Whether a group's batch may start before it can run. What came earlier must not wait for it."""
-        return self._is_full(group) and group == min(self._groups, key=self._came)
+        return self._is_full(group) and group == min(self._groups, key=self._first_number)
 
-    def _taken(self, group: Hashable) -> list[R]:
+    def _take_from(self, group: Hashable) -> list[R]:
+        """Take the requests of a batch from a group, in order."""
         most, samples = self.sizes(group)[-1], 0
         waiting = self._groups[group]
         taken: list[R] = []

@@ -94,7 +94,7 @@ def test_an_answer_that_fits_into_no_frame_is_an_error_of_its_request_alone() ->
     outbox = Outbox(Channel(theirs, FROM_PARENT), page)
     piece = PieceOfPlan(operations=(0,), labels=("m" * LONGEST,), steps=(), plan="p")
     message = Explain(graph=long_graph(1, 100).body)
-    outbox.given(WorkerTask(message, 7, 0, None, page), Explanation(plan="p", digest="d", pieces=(piece,)))
+    outbox.give(WorkerTask(message, 7, 0, None, page), Explanation(plan="p", digest="d", pieces=(piece,)))
     (answers,) = parent.receive()
     (answer,) = answers.answers
     assert (type(answer), answer.number, answer.error.kind) == (Refused, 7, "InvalidRequest")

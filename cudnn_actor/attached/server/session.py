@@ -449,7 +449,7 @@ class Session:
             return
         message = asked.known.message
         if error is None:
-            value = self._noted(asked, message, value)
+            value = self._note_answer(asked, message, value)
         else:
             self._note_failure(asked, message, error)
         if error is not None or (asked.withdrawn and value is None):
@@ -478,7 +478,7 @@ class Session:
         if server.share.waits:
             server.pump_soon()
 
-    def _noted(self, asked: Asked, message: Any, value: Any) -> Any:
+    def _note_answer(self, asked: Asked, message: Any, value: Any) -> Any:
         """Note what the client has got or given back with an answer. Returns the answer."""
         if isinstance(message, Allocate) and value is not None:
             if asked.digest is not None:
@@ -539,9 +539,9 @@ class Session:
             self._unplaced += needed
             self._answer(NeedsRoom(asked.number, needed))
         elif needed > _LONG_COPY_BYTES:
-            self._in_task(self._copied(asked, arrays))
+            self._in_task(self._answer_from_a_thread(asked, arrays))
         else:
-            self._end_request(asked, self._placed(asked, arrays))
+            self._end_request(asked, self._place_arrays(asked, arrays))
 
     def _in_task(
         self, work: Coroutine[Any, Any, None], context: contextvars.Context | None = None
@@ -557,12 +557,12 @@ class Session:
             return self._in_task
         return functools.partial(self._in_task, context=asked.context(observer))
 
-    async def _copied(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> None:
-        answer = await in_own_thread(self._placed, asked, arrays)
+    async def _answer_from_a_thread(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> None:
+        answer = await in_own_thread(self._place_arrays, asked, arrays)
         if self.open:
             self._end_request(asked, answer)
 
-    def _placed(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> Answer:
+    def _place_arrays(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> Answer:
         """The answer, with its arrays in the client's memory. Any thread."""
         assert asked.room is not None
         try:

@@ -215,7 +215,7 @@ class WorkerLoop:
     def _start(self, task: Task) -> None:
         if not task.begin():
             assert isinstance(task, WorkerTask), "the service's own work is never withdrawn"
-            self._outbox.dropped(task)
+            self._outbox.note_dropped(task)
             return
         self.current = task
         self._busy_since = time.monotonic()
@@ -312,18 +312,18 @@ class WorkerLoop:
         if isinstance(task, InternalTask):
             self._outbox.internal_done(task.number, None)
         elif type(value) is Done:
-            self._outbox.done(value)
+            self._outbox.note_done(value)
         elif type(value) is Counted:
-            self._outbox.counted(value)
+            self._outbox.give_counts(value)
         else:
-            self._outbox.given(task, value)
+            self._outbox.give(task, value)
 
     def refuse(self, task: Task, error: Exception) -> None:
         """Send an error."""
         if isinstance(task, InternalTask):
             self._outbox.internal_done(task.number, error)
         else:
-            self._outbox.refused(task, error)
+            self._outbox.refuse(task, error)
 
     def note_progress(self) -> None:
         """Note for the watchdog that the current request made progress."""

@@ -63,21 +63,21 @@ class Outbox:
     # Answers. Before an answer is sent, the page says that the request has finished (see `notes`), so that
     # after a crash in between the request counts as finished, not as begun.
 
-    def done(self, answer: Done) -> None:
+    def note_done(self, answer: Done) -> None:
         """Queue the answer of a request that has run."""
         if self.notes:
             self._finish(answer.place, answer.number, answer.plan, answer.started_ns, answer.run_us)
         self._answers.append(answer)
 
-    def given(self, task: WorkerTask, value: Any) -> None:
+    def give(self, task: WorkerTask, value: Any) -> None:
         """Queue the answer of a request that has a value."""
         number, place, message = task.number, task.place, task.message
         if isinstance(value, np.ndarray):  # a download, which lies in staging memory already
-            self.done(Done(number, place, "download", task.started_ns, 0.0))
+            self.note_done(Done(number, place, "download", task.started_ns, 0.0))
             return
         body = encode_reply(value)
         if len(body) > LONGEST_MESSAGE:
-            self.refused(task, _too_long(message, len(body)))
+            self.refuse(task, _too_long(message, len(body)))
             return
         if self._nbytes + len(body) > _MOST_BYTES:
             self.flush()
@@ -88,15 +88,15 @@ class Outbox:
         self._answers.append(Given(number, place, body))
         self._nbytes += len(body)
 
-    def counted(self, answer: Counted) -> None:
+    def give_counts(self, answer: Counted) -> None:
         """Queue the statistics of the caches. No mark is needed: after a crash the message is sent again."""
         self._answers.append(answer)
 
-    def dropped(self, task: WorkerTask) -> None:
+    def note_dropped(self, task: WorkerTask) -> None:
         """Queue the answer that a request never ran, because it was withdrawn."""
         self._answers.append(Dropped(task.number, task.place))
 
-    def refused(self, task: WorkerTask, error: Exception) -> None:
+    def refuse(self, task: WorkerTask, error: Exception) -> None:
         """Send an error at once, because the page has no room for it."""
         self._answers.append(Refused(task.number, task.place, _known(error).to_record()))
         self.flush()

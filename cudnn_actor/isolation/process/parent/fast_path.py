@@ -279,7 +279,7 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> tuple[An
     if type(answer) is Done and request.run is not None:
         return _results(host, request)
     if type(answer) is Done and type(request.message) in WITH_VALUES and not request.injects:
-        return host.values.finished(request, answer), _NO_LOAN
+        return host.values.result_of_copy(request, answer), _NO_LOAN
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:
             value = decode_reply(answer.body)

@@ -176,14 +176,16 @@ class Values:
         request.body = encode_message(ReadStaged(src=message.src, values=values))
         return request
 
-    def finished(self, request: WorkerRequest, done: Done) -> BufferRef | Receipt | np.ndarray | None:
+    def result_of_copy(self, request: WorkerRequest, done: Done) -> BufferRef | Receipt | np.ndarray | None:
         """What the caller of a copy that has finished receives; None if that needs the slow path. Changes
         nothing."""
         if self.checksums is not None:
             return None
-        return self._copied(request) if type(request.message) is Download else self.written(request, done)
+        if type(request.message) is Download:
+            return self._downloaded_array(request)
+        return self.result_of_upload(request, done)
 
-    def _copied(self, request: WorkerRequest) -> np.ndarray | None:
+    def _downloaded_array(self, request: WorkerRequest) -> np.ndarray | None:
         """The array of a download; None if its memory is no piece, or if there is none for the array."""
         block, spec = request.blocks[0], request.message.src.spec
         if not self.staging.is_piece(block):
@@ -193,7 +195,7 @@ class Values:
         except MemoryError:
             return None
 
-    def written(self, request: WorkerRequest, done: Done) -> BufferRef | Receipt:
+    def result_of_upload(self, request: WorkerRequest, done: Done) -> BufferRef | Receipt:
         """What the caller of an upload that has finished receives. Changes nothing."""
         if request.ref is not None:
             return request.ref
@@ -262,7 +264,7 @@ class Values:
             (block,), request.blocks = request.blocks, ()  # the array has it from now on
             return self.staging.result(block, spec.dims, spec.dtype.numpy)
         self.sender.discharge(request, end_ref=False)
-        return self.written(request, done)
+        return self.result_of_upload(request, done)
 
     def bytes_of(self, slot: Slot) -> np.ndarray:
         """A buffer's memory as an array, where the arenas are mapped in this process."""
