@@ -7,17 +7,21 @@ import math
 import time
 from collections.abc import Callable
 
-__all__ = ["takes_in_proportion"]
+__all__ = ["takes_in_proportion", "thread_seconds"]
 
-_TIMES = 4
-_MOST = 2.5**2
-"""How many times as long work of four times the size may take. In proportion, it takes 4 times as long; where
-it grows with the square of the size, 16 times."""
+_TIMES = 16
+_MOST = 2.5**4
+"""How many times as long work of 16 times the size may take: 2.5 times for each time that the size doubles.
+
+In proportion, it takes 16 times as long, and 39 are allowed. So caches that others use and the allocator may
+make each part of the larger work take twice as long. Where it grows with the square of the size, it takes 256
+times as long: the part that does is found if it takes as long as 1.5 times the rest, at the larger size.
+"""
 _TRIES = 20
 
 
 def takes_in_proportion(prepare: Callable[[int], Callable[[], object]], size: int) -> None:
-    """Fail if work of four times the size takes more than 2.5 times 2.5 times as long.
+    """Fail if work of 16 times the size takes more than 2.5 times as long for each of the four doublings.
 
     What others do on the machine only makes work longer, also in the time of the thread alone. So the least
     of some tries counts, small and large in turn, and one try is enough if it is good.
@@ -27,19 +31,23 @@ def takes_in_proportion(prepare: Callable[[int], Callable[[], object]], size: in
     prepare
         From a size to the work, which is done once.
     size
-        The smaller size.
+        The smaller size. The larger one must be large enough that what grows with its square counts: 400
+        operations or more, for what takes some microseconds for each.
     """
     small = large = math.inf
     for _ in range(_TRIES):
-        small = min(small, _seconds(prepare(size)))
-        large = min(large, _seconds(prepare(_TIMES * size)))
+        small = min(small, thread_seconds(prepare(size)))
+        large = min(large, thread_seconds(prepare(_TIMES * size)))
         if large <= _MOST * small:
             return
     raise AssertionError(f"{size}: {small:.3f} s, {_TIMES * size}: {large:.3f} s, {large / small:.1f} times")
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """The thread's own time. The collector looks at what else there is, which says nothing of the work."""
+def thread_seconds(work: Callable[[], object]) -> float:
+    """How long the thread itself computes.
+
+    The collector is off: how long it takes depends on all that there is besides the work.
+    """
     gc.collect()
     gc.disable()
     try:

@@ -163,22 +163,22 @@ def sampled(make: Callable[[int], Built], count: int) -> Work:
 
 
 PASSES: list[tuple[Callable[[Callable[[int], Built], int], Work], Callable[[int], Built], int]] = [
-    (recorded, many_inputs, 150),
-    (differentiated, ladder, 120),
-    (differentiated, kept_products, 120),
-    (written_and_read, wide, 150),
-    (planned, chain, 300),
-    (planned, many_inputs, 300),
-    (planned, reductions, 300),
-    (run_once, wide, 200),
-    (drawn, ladder, 150),
-    (drawn, kept_products, 150),
-    (cut_in_pieces, many_inputs, 1000),
-    (cut_in_pieces, chain, 500),
-    (placed, products, 700),
-    (placed, kept_products, 700),
-    (composed, kept_products, 200),
-    (sampled, many_inputs, 1000),
+    (recorded, many_inputs, 60),
+    (differentiated, ladder, 40),
+    (differentiated, kept_products, 40),
+    (written_and_read, wide, 60),
+    (planned, chain, 100),
+    (planned, many_inputs, 100),
+    (planned, reductions, 100),
+    (run_once, wide, 60),
+    (drawn, ladder, 40),
+    (drawn, kept_products, 75),
+    (cut_in_pieces, many_inputs, 200),
+    (cut_in_pieces, chain, 150),
+    (placed, products, 150),
+    (placed, kept_products, 150),
+    (composed, kept_products, 60),
+    (sampled, many_inputs, 200),
 ]
 
 
@@ -199,12 +199,12 @@ def test_barriers_are_found_in_proportion() -> None:
         steps = [GraphStep("", 0, (0, 1), each, beside=(1,)) for each in sources]
         return lambda: waits(steps)
 
-    takes_in_proportion(prepare, 500)
+    takes_in_proportion(prepare, 250)
 
 
 def test_a_concatenation_is_laid_out_in_proportion() -> None:
     takes_in_proportion(
-        lambda count: lambda: Concat(operands=(0,) * count, axis=0, y=1).starts([(1, 4)] * count), 2000
+        lambda count: lambda: Concat(operands=(0,) * count, axis=0, y=1).starts([(1, 4)] * count), 1000
     )
 
 
@@ -316,16 +316,16 @@ def loop_with_constants(count: int) -> onnx.ModelProto:
 
 
 MODELS: dict[str, tuple[Callable[[int], onnx.ModelProto], int]] = {
-    "nodes in a row": (nodes_in_a_row, 150),
-    "a sum of many": (a_sum_of_many, 150),
-    "LSTM": (recurrence("LSTM", 4), 20),
-    "GRU": (recurrence("GRU", 3), 20),
-    "RNN": (recurrence("RNN", 1), 40),
-    "Loop": (loop, 40),
-    "Scan": (scan, 40),
-    "calls with a branch that is not taken": (calls_with_a_branch_that_is_not_taken, 200),
-    "Loop with a branch that is not taken": (loop_with_a_branch_that_is_not_taken, 200),
-    "Loop with constants": (loop_with_constants, 150),
+    "nodes in a row": (nodes_in_a_row, 50),
+    "a sum of many": (a_sum_of_many, 50),
+    "LSTM": (recurrence("LSTM", 4), 10),
+    "GRU": (recurrence("GRU", 3), 10),
+    "RNN": (recurrence("RNN", 1), 20),
+    "Loop": (loop, 15),
+    "Scan": (scan, 15),
+    "calls with a branch that is not taken": (calls_with_a_branch_that_is_not_taken, 25),
+    "Loop with a branch that is not taken": (loop_with_a_branch_that_is_not_taken, 25),
+    "Loop with constants": (loop_with_constants, 40),
 }
 
 
@@ -368,4 +368,4 @@ def test_the_end_of_a_run_looks_at_no_other_model() -> None:
 
         return runs
 
-    takes_in_proportion(prepare, 500)
+    takes_in_proportion(prepare, 250)

@@ -152,7 +152,7 @@ async def test_without_verify_nobody_looks() -> None:
         assert (await gpu.download(ref)).shape == (1, 1, 2, 2)
 
 
-def test_four_times_as_many_buffers_are_verified_in_about_four_times_the_time() -> None:
+def test_the_time_of_a_verification_grows_as_the_number_of_buffers() -> None:
     values = np.ones(1, np.float32)
     with ExitStack() as offices:
 
@@ -168,4 +168,4 @@ def test_four_times_as_many_buffers_are_verified_in_about_four_times_the_time() 
 
             return verify
 
-        takes_in_proportion(prepare, 500)
+        takes_in_proportion(prepare, 100)

@@ -6,8 +6,7 @@ import itertools
 import math
 import pkgutil
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -31,6 +30,8 @@ from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.trials.chaos.computations import PROBLEMS, Computation, Problem
+
+from ..growth import takes_in_proportion
 
 FORMS = [(problem, operation) for problem in PROBLEMS for operation in problem.forms]
 each_form = pytest.mark.parametrize(("problem", "operation"), FORMS, ids=lambda one: getattr(one, "kind", ""))
@@ -173,20 +174,20 @@ def chain(length: int) -> dict[str, Any]:
 
 
 def test_the_work_on_a_graph_grows_as_its_size() -> None:
-    """Construction, canonical order, digest and decoding: of a graph 16 times as large, not 256 times."""
+    """Construction, canonical order, digest and decoding."""
 
-    def seconds(length: int) -> float:
-        fields, times = chain(length), []
-        for _ in range(3):
-            began = time.thread_time()
+    def prepare(length: int) -> Callable[[], object]:
+        fields = chain(length)
+
+        def work() -> object:
             graph = OperationGraph(**fields)
             assert msgspec.msgpack.decode(msgspec.msgpack.encode(graph), type=OperationGraph) == graph
             assert len(graph.canonical_uids) == length + 2
-            graph.digest()
-            times.append(time.thread_time() - began)
-        return min(times)
+            return graph.digest()
 
-    assert seconds(8000) < 40 * seconds(500)
+        return work
+
+    takes_in_proportion(prepare, 200)
 
 
 # Values of a check.

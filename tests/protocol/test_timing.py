@@ -128,4 +128,4 @@ def test_shares_of_a_long_plan_take_time_in_proportion() -> None:
         times = PlanTimes(run_us=1.0, pieces_us=(1.0,) * count, device=DEVICE)
         return lambda: list(piece_times(body, _alone(body), times))
 
-    takes_in_proportion(work, 1000)
+    takes_in_proportion(work, 150)
