@@ -66,7 +66,7 @@ test-all: test
 
 # Without a GPU, where there is one: on purpose, so that nothing warns of it.
 suite: $(VENV)/.dev
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -m "not gpu and not support" --numprocesses 4 --dist worksteal --timeout 120
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -m "not gpu and not support" --numprocesses 4 --dist worksteal --timeout 1200
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -114,7 +114,7 @@ support-venv: $(SUPPORT_VENV)/.ready
 
 test-support: $(SUPPORT_VENV)/.ready
 	LD_LIBRARY_PATH=$(CURDIR)/$(SUPPORT_VENV)/stub \
-	  $(SUPPORT_VENV)/bin/python -m pytest -m support --numprocesses 2 --dist worksteal --timeout 120 tests/support
+	  $(SUPPORT_VENV)/bin/python -m pytest -m support --numprocesses 2 --dist worksteal --timeout 1200 tests/support
 
 $(GPU_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(GPU_VENV)
@@ -123,7 +123,7 @@ $(GPU_VENV)/.ready: pyproject.toml
 	@touch $@
 
 test-gpu: $(GPU_READY)
-	TEST_ALL=1 $(GPU_PYTHON) -m pytest -m gpu --timeout 600 tests
+	TEST_ALL=1 $(GPU_PYTHON) -m pytest -m gpu --timeout 1200 tests
 
 bench-gpu: $(GPU_READY)
 	@failed=; for part in gpu networks operations movement building "models --device cuda:0" depthwise epilogues \

@@ -23,6 +23,7 @@ from cudnn_actor.processes.launching import Launcher, close_launchers
 from cudnn_actor.processes.server_process import ForkedServer
 
 from .log_lines import capture_logs, handled_by
+from .patience import PATIENCE_S
 from .whole import WHOLE, covering, more
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ settings.register_profile(
 )
 settings.load_profile("busy")
 
-SETTLED_WITHIN_S = 5.0
+SETTLED_WITHIN_S = PATIENCE_S / 10
+"""How long what a test leaves may take to end by itself: it is looked for again and again meanwhile."""
+UNFROZEN_AFTER_S = 2.5
 FAILED = pytest.StashKey[bool]()
 LINES = pytest.StashKey[deque[str]]()
 _FORMATTER = TextFormatter()
@@ -205,15 +208,15 @@ def no_loop_is_blocked() -> Iterator[None]:
 
 
 def _what_stays(look: Callable[[], set[str]], before: set[str]) -> list[str]:
-    deadline = time.monotonic() + SETTLED_WITHIN_S
+    begun = time.monotonic()
     unfrozen = False
     while left := look() - before:
-        if not unfrozen and time.monotonic() > deadline - SETTLED_WITHIN_S / 2:
+        if not unfrozen and time.monotonic() > begun + UNFROZEN_AFTER_S:
             gc.unfreeze()  # it may be garbage since, of a service that outlived its module
             unfrozen = True
         gc.collect()
         _MAPS.look()
-        if time.monotonic() > deadline:
+        if time.monotonic() > begun + SETTLED_WITHIN_S:
             return sorted(left)
         threading.Event().wait(0.002)
     return []

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from cudnn_actor.actors.logs import ROOT, EventRecord
 
+from .patience import PATIENCE_S
+
 if TYPE_CHECKING:
     from structlog.typing import EventDict  # which takes programs of the tests a while to import
 
 __all__ = ["capture_logs", "handled_by", "line"]
-
-PATIENCE_S = 20.0
-"""How long a test waits for a line that must come."""
 
 
 class Taking(logging.Handler):

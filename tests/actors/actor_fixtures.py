@@ -10,12 +10,9 @@ from typing import Any, TypeVar
 
 from cudnn_actor.actors import Actor, ActorExit, Envelope, Mailbox, MailboxRef
 
-A = TypeVar("A", bound=Actor)
+from ..patience import PATIENCE_S
 
-PATIENCE_S = 10.0
-STUCK_S = 50.0
-"""How long threads that do much may take before they count as stuck."""
-"""For what must happen; a test that waits so long has failed."""
+A = TypeVar("A", bound=Actor)
 
 
 class Caller(Actor):
@@ -132,6 +129,6 @@ def in_threads(*jobs: Callable[[], object]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(STUCK_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), "somebody waits for ever"
     return results

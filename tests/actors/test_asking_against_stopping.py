@@ -13,7 +13,8 @@ import pytest
 
 from cudnn_actor.actors import Crash, ask
 
-from .actor_fixtures import PATIENCE_S, Caller, Witness, in_threads
+from ..patience import PATIENCE_S
+from .actor_fixtures import Caller, Witness, in_threads
 
 ROUNDS = 150
 ASKERS = 3

@@ -13,7 +13,8 @@ import pytest
 from cudnn_actor.actors import Actor, ActorStopped, Crash, Envelope, Mailbox, ask, submit
 from cudnn_actor.protocol.errors import ServiceStopped
 
-from .actor_fixtures import PATIENCE_S, Gate, running
+from ..patience import PATIENCE_S
+from .actor_fixtures import Gate, running
 
 
 class Shelf(Actor):

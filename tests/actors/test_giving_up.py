@@ -12,7 +12,8 @@ import pytest
 
 from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox, ask, submit
 
-from .actor_fixtures import PATIENCE_S, Caller, Gate, Witness, ended, held, in_threads, running
+from ..patience import PATIENCE_S
+from .actor_fixtures import Caller, Gate, Witness, ended, held, in_threads, running
 
 GIVEN_UP = ActorStopped(reason="given up")
 

@@ -14,8 +14,9 @@ from cudnn_actor.actors import kept_threads
 from cudnn_actor.actors.kept_threads import KeptThreads
 from cudnn_actor.actors.threads import ThreadRefused, start_thread
 
+from ..patience import PATIENCE_S
+
 NAME = "kept for a test"
-PATIENCE_S = 20
 
 
 @pytest.fixture

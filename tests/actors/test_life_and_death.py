@@ -14,7 +14,8 @@ import pytest
 
 from cudnn_actor.actors import DEFERRED, Actor, ActorStopped, Crash, Envelope, Mailbox, ask, submit, tell
 
-from .actor_fixtures import PATIENCE_S, Caller, Gate, Urgent, Witness, held, running
+from ..patience import PATIENCE_S
+from .actor_fixtures import Caller, Gate, Urgent, Witness, held, running
 
 
 def raising(error: BaseException) -> Any:

@@ -12,7 +12,8 @@ import pytest
 from cudnn_actor.actors import Envelope, LoopBridge, Mailbox, ask, submit
 from cudnn_actor.protocol import NoEventLoop
 
-from .actor_fixtures import PATIENCE_S, Caller, Gate, in_threads, running
+from ..patience import PATIENCE_S
+from .actor_fixtures import Caller, Gate, in_threads, running
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

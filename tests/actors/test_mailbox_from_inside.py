@@ -8,6 +8,8 @@ from typing import Any
 
 from cudnn_actor.actors import Envelope, Mailbox
 
+from ..patience import PATIENCE_S
+
 
 class Sends:
     """A future that sends a message when it is asked whether it is done, as a finalizer might."""
@@ -29,7 +31,7 @@ def test_what_is_sent_from_inside_is_admitted_on_the_way_out() -> None:
         target=mailbox.admit, args=(Envelope("second"),), kwargs={"waits": False}, daemon=True
     )
     sender.start()
-    sender.join(5.0)
+    sender.join(PATIENCE_S)
     assert not sender.is_alive(), "waits for itself"
     assert [e.message for e in mailbox.take(8, 0.0)] == ["second", "from inside"]
 
@@ -53,7 +55,7 @@ def test_a_take_that_the_collector_interrupts_ends_and_sleeps_through_nothing() 
     def take(after: int) -> None:
         gc.set_threshold(gc.get_count()[0] + after, 1000, 1000)
         gc.enable()
-        taken.extend(mailbox.take(64, 20.0))
+        taken.extend(mailbox.take(64, PATIENCE_S))
         gc.disable()
 
     gc.disable()
@@ -65,7 +67,7 @@ def test_a_take_that_the_collector_interrupts_ends_and_sleeps_through_nothing() 
             taker.join(0.2)
             gc.collect()
             mailbox.admit(Envelope("wake"))
-            taker.join(5.0)
+            taker.join(PATIENCE_S)
             assert not taker.is_alive(), "waits for itself"
     finally:
         gc.set_threshold(*thresholds)

@@ -10,7 +10,8 @@ import pytest
 from cudnn_actor.actors import Actor, Crash, Mailbox, MailboxRef
 from cudnn_actor.protocol.errors import InvalidRequest
 
-from .actor_fixtures import PATIENCE_S, Caller, ref_of, running
+from ..patience import PATIENCE_S
+from .actor_fixtures import Caller, ref_of, running
 
 
 class Account(Actor):

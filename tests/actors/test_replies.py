@@ -14,7 +14,8 @@ from cudnn_actor.actors import Actor, Crash, Envelope, ask, submit, tell
 from cudnn_actor.protocol.errors import DeadlineExceeded
 
 from ..loop_clock import LONG_S, pass_time
-from .actor_fixtures import PATIENCE_S, Caller, Gate, held, in_threads, running
+from ..patience import PATIENCE_S
+from .actor_fixtures import Caller, Gate, held, in_threads, running
 
 # The first reply counts.
 

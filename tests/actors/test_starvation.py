@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from cudnn_actor.actors import LoopBridge, Mailbox, ask, submit
 from cudnn_actor.actors.starvation import FIRST_LOOK_S, LET_GO_S, StarvationWatch
 
-from .actor_fixtures import PATIENCE_S, Caller, Gate, running
+from ..patience import PATIENCE_S
+from .actor_fixtures import Caller, Gate, running
 
 LOOK = FIRST_LOOK_S
 

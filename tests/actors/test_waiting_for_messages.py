@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from cudnn_actor.actors import Envelope, Mailbox
 
+from ..patience import PATIENCE_S
 from ..whole import more, some
-from .actor_fixtures import PATIENCE_S, Caller, in_threads, running
+from .actor_fixtures import Caller, in_threads, running
 
 SENDERS, EACH = 4, some(50_000)
 SHORT_S = 0.02
@@ -27,7 +28,6 @@ def sleeps_its_time_out(mailbox: Mailbox) -> bool:
     return mailbox.take(1, SHORT_S) == [] and time.monotonic() - began >= SHORT_S
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_message_is_lost_or_slept_through_whatever_the_timing(seed: int) -> None:
     mailbox, chance = Mailbox(), random.Random(seed)

@@ -10,6 +10,8 @@ import numpy as np
 
 from cudnn_actor import ConvFwd, ConvSpec, connect
 
+from ..patience import PATIENCE_S
+
 X = np.arange(2 * 3 * 8 * 8, dtype=np.float32).reshape(2, 3, 8, 8)
 W = np.ones((4, 3, 3, 3), np.float32)
 
@@ -43,6 +45,6 @@ async def work(path: str, turns: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.alarm(100)
+    signal.alarm(PATIENCE_S)
     kind, where, *rest = sys.argv[1:]
     asyncio.run(hold(where) if kind == "hold" else work(where, int(rest[0])))

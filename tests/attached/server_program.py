@@ -9,6 +9,8 @@ import sys
 from cudnn_actor import spawn
 from cudnn_actor.attached import serve_socket
 
+from ..patience import PATIENCE_S
+
 
 async def serve(path: str) -> None:
     """Serve, and say so."""
@@ -18,5 +20,5 @@ async def serve(path: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.alarm(100)
+    signal.alarm(PATIENCE_S)
     asyncio.run(serve(sys.argv[1]))

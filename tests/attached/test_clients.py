@@ -33,6 +33,7 @@ from cudnn_actor.operations import MaxPool, Window
 
 from ..inside import kept_by, service_behind
 from ..onnx.small_models import image_model
+from ..patience import PATIENCE_S
 from ..service.trained_layers import LAYERS
 from .client_program import W, X
 from .conftest import client_process, eventually
@@ -179,7 +180,7 @@ async def test_a_killed_client_leaves_nothing_behind(
         async def alone() -> bool:
             return (await gpu.statistics()).live_buffers == 1 and served.clients == 1
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await eventually(alone)
     assert np.array_equal(await client.download(mine), X)
 

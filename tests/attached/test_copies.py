@@ -15,6 +15,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 from ..inside import service_behind
+from ..patience import PATIENCE_S
 from ..service.rigs import Gate, Trio, in_thread, isolated, spawn_gated
 from .conftest import eventually
 
@@ -43,7 +44,7 @@ async def test_copies_over_the_bound_are_made_when_there_is_room(
                 first = gpu.submit(trio.product())
                 await in_thread(gate.wait_for_arrival)
                 sharing = [asyncio.ensure_future(service.share_weight(each, spec)) for each in values]
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     await eventually(two_are_there)
                 if ends:
                     session.end()

@@ -15,6 +15,7 @@ from cudnn_actor.attached import serve_socket
 from cudnn_actor.attached.wire import Withdraw
 
 from ..inside import service_behind
+from ..patience import PATIENCE_S
 from ..service.rigs import Gate, Trio, in_thread, isolated, outcome, spawn_gated
 
 
@@ -48,10 +49,10 @@ async def test_a_deadline_says_whether_its_request_had_started(
 ) -> None:
     def sent(message: Any) -> asyncio.Future[Any]:
         if way == "submit":
-            return client.submit(message, timeout=60)
+            return client.submit(message, timeout=PATIENCE_S)
         if way == "ask":
-            return asyncio.ensure_future(client.ask(message, timeout=60))
-        return asyncio.ensure_future(in_thread(lambda: asyncio.run(client.ask(message, timeout=60))))
+            return asyncio.ensure_future(client.ask(message, timeout=PATIENCE_S))
+        return asyncio.ensure_future(in_thread(lambda: asyncio.run(client.ask(message, timeout=PATIENCE_S))))
 
     trio = await Trio.on(client)
     product, total = trio.product(), trio.sum()
@@ -78,7 +79,7 @@ async def test_a_request_in_the_servers_queue_had_not_started(client: CudnnRef, 
     with gate.closed():
         first = [client.submit(trio.product()) for _ in range(400)]  # more than the service takes at once
         await in_thread(gate.wait_for_arrival)
-        late = client.submit(trio.sum(), timeout=60)
+        late = client.submit(trio.sum(), timeout=PATIENCE_S)
         await expire(client, of=401, last=True)
         error = await outcome(late)
         assert isinstance(error, DeadlineExceeded)
@@ -105,7 +106,7 @@ async def test_without_the_servers_word_a_request_may_have_started(
     with gate.closed():
         first = client.submit(trio.product())
         await in_thread(gate.wait_for_arrival)
-        late = client.submit(trio.sum(), timeout=60)
+        late = client.submit(trio.sum(), timeout=PATIENCE_S)
         await expire(client, of=2, last=True)
         error = await outcome(late)
         assert isinstance(error, DeadlineExceeded)
@@ -118,7 +119,7 @@ async def test_without_the_servers_word_a_request_may_have_started(
 async def test_an_answer_that_comes_before_the_word_is_the_word(client: CudnnRef, gate: Gate) -> None:
     trio = await Trio.on(client)
     with gate.closed():
-        late = client.submit(trio.product(), timeout=60)
+        late = client.submit(trio.product(), timeout=PATIENCE_S)
         await in_thread(gate.wait_for_arrival)
         await expire(client, of=1)
         await asyncio.sleep(0)

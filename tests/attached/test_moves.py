@@ -46,6 +46,7 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 from ..inside import service_behind
+from ..patience import PATIENCE_S
 from .conftest import eventually
 from .raw_client import ATTACH, Raw
 from .test_malformed import memory
@@ -288,7 +289,7 @@ async def test_a_free_that_is_late_has_started_only_if_it_was_of_a_live_buffer(
 
     monkeypatch.setattr(Link, "_take_answers", lambda link, answers, bridges: late(link, answers[0], bridges))
     with pytest.raises(DeadlineExceeded) as late_error:
-        await mover.free(ref, timeout=100)
+        await mover.free(ref, timeout=PATIENCE_S)
     assert late_error.value.started is live
 
 

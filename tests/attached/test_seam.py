@@ -35,6 +35,7 @@ from cudnn_actor.service import client, computing, requests, scopes
 from ..inside import kept_by, service_behind
 from ..onnx.small_models import image_model
 from ..onnx.test_long_loops import known_turns
+from ..patience import PATIENCE_S
 
 
 def used(module: ModuleType, of: str) -> set[str]:
@@ -139,6 +140,6 @@ def test_the_command_lets_others_attach(tmp_path: Path) -> None:
                 found = blocking.served_model(gpu, "images").run(image=image)
             assert found.keys() == {output.name for output in image_model().graph.output}
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()

@@ -19,6 +19,7 @@ from cudnn_actor.messages import RunModel
 
 from ..inside import gpu_behind
 from ..onnx.small_models import image_model
+from ..patience import PATIENCE_S
 
 IMAGE = np.linspace(-1.0, 1.0, 192, dtype=np.float32).reshape(1, 3, 8, 8)
 
@@ -56,7 +57,7 @@ async def test_a_client_runs_the_servers_model_and_takes_no_memory_for_it(
     expected = await gpu.run(own, image=IMAGE)
     before = await gpu.statistics()
     assert same(await images.run(image=IMAGE), expected)
-    assert same(await images.run({"image": IMAGE}, timeout=60), expected)
+    assert same(await images.run({"image": IMAGE}, timeout=PATIENCE_S), expected)
     after = await gpu.statistics()
     assert (after.live_bytes, after.live_buffers) == (before.live_bytes, before.live_buffers)
     assert [str(each) for each in images.inputs] == [str(each) for each in own.inputs]
@@ -194,7 +195,7 @@ async def test_a_run_that_is_withdrawn_ends(
     while not session._tasks:  # noqa: ASYNC110 - until the server has it
         await asyncio.sleep(0)
     running.cancel()
-    await gpu_behind(images).drain(timeout=20)
+    await gpu_behind(images).drain(timeout=PATIENCE_S)
 
 
 async def test_a_client_that_goes_in_a_run_leaves_no_share(

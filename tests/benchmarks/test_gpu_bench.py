@@ -22,21 +22,19 @@ from benchmarks.gpu.sheet import as_text
 from benchmarks.gpu.stalls import Stalls
 
 from ..once import once
+from ..patience import PATIENCE_S
 from .synthetic_gpu_run import gpu_run
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "measurements.md"
 WIDTH = 100
-LIMIT_S = 380.0
-"""Of a benchmark that hangs: on a busy machine one takes minutes."""
-pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *words]
     one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # more would fight for the cores that there are
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, env=one_thread, check=False
+        command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, env=one_thread, check=False
     )
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
 from benchmarks.gpu.sampling import Sampled, sampled
 
 
-@pytest.mark.timeout(60)
 def test_an_instruction_without_a_line_is_counted_at_the_first_line_of_its_function() -> None:
     """The compiler gives some instructions no line, and a thread can be seen at one of them."""
     ended: list[bool] = []

@@ -11,13 +11,15 @@ import pytest
 
 from benchmarks.serving_torch import Batches, make_app
 
+from ..patience import PATIENCE_S
+
 
 async def test_what_waits_is_run_together_and_each_gets_its_own() -> None:
     begun, go, sizes = threading.Event(), threading.Event(), list[int]()
 
     def doubled(given: Sequence[bytearray]) -> list[bytes]:
         begun.set()
-        assert go.wait(60)
+        assert go.wait(PATIENCE_S)
         sizes.append(len(given))
         return [bytes(each) * 2 for each in given]
 

@@ -20,17 +20,16 @@ from benchmarks.recording import Row, attempted, keep
 from benchmarks.stages import stages_of
 from cudnn_actor.engines.cuda.planning.partition import cut
 
+from ..patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 380.0
-"""Of a benchmark that hangs: on a busy machine one takes minutes."""
-pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 
 def recorded(tmp_path: Path, *words: str) -> tuple[str, bytes]:
     """What a benchmark prints, and what it writes."""
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", *words, "--rounds", "1", "--seconds", "0.1", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     return done.stdout, out.read_bytes()
 
 
@@ -56,7 +55,7 @@ def test_two_devices_are_measured_alone_and_together_and_with_kills(tmp_path: Pa
 def test_a_transformer_of_images_is_measured_with_its_slowest_pieces(tmp_path: Path) -> None:
     words = ("benchmarks.vit", "--device", "cpu", "--small", "--batches", "2", "--out", str(tmp_path))
     command = [sys.executable, "-m", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("vit-*.json")
     rows = json.loads(written.read_text())["found"]
     assert [row["isolation"] for row in rows] == ["thread", "process"]
@@ -69,7 +68,7 @@ def test_a_transformer_of_images_is_measured_with_its_slowest_pieces(tmp_path: P
 def test_batched_clients_are_measured_beside_fixed_batches(tmp_path: Path) -> None:
     words = ("benchmarks.batching", "--device", "cpu", "--small", "--clients", "8", "--max-batch", "2")
     command = [sys.executable, "-m", *words, "--seconds", "0.05", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("batching-*.json")
     rows = json.loads(written.read_text())["found"]
     fixed = [f"batch {batch}, {tasks} in flight" for batch in (1, 2) for tasks in (1, 2)]
@@ -94,7 +93,7 @@ def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
         "1",
     )
     command = [sys.executable, "-m", *words, "--seconds", "0.05", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("serving-*.json")
     rows = json.loads(written.read_text())["found"]
     ways = [
@@ -111,7 +110,7 @@ def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
 
 def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.building", "--dry-run", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("building-*.json")
     record = json.loads(written.read_text())
     assert record["dry_run"]
@@ -122,7 +121,7 @@ def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
 def test_networks_are_imported_run_and_recorded(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.models", "--networks", "whisper_encoder", "--batches", "2"]
     command += ["--runs", "1", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("models-*.json")
     found = json.loads(written.read_text())["found"]
     assert [(row["network"], row["batch"]) for row in found] == [("whisper_encoder", 2)]
@@ -133,7 +132,7 @@ def test_networks_are_imported_run_and_recorded(tmp_path: Path) -> None:
 def test_networks_whose_plans_are_built_beforehand_have_no_cold_start(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.models", "--networks", "whisper_encoder:1,2", "--prepared"]
     command += ["--tune", "--runs", "1", "--sides", "service", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("models-*.json")
     found = json.loads(written.read_text())["found"]
     assert [row["batch"] for row in found] == [1, 2]
@@ -145,7 +144,7 @@ def test_networks_whose_plans_are_built_beforehand_have_no_cold_start(tmp_path: 
 def test_requests_of_models_are_taken_apart_stage_by_stage(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.stages", "--device", "cpu", "--networks", "whisper_encoder"]
     command += ["--runs", "5", "--batch", "2", "--seconds", "0.01", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("stages-*.json")
     process, thread = json.loads(written.read_text())["found"]
     for row, isolation in ((process, "process"), (thread, "thread")):
@@ -166,7 +165,7 @@ def test_requests_of_models_are_taken_apart_stage_by_stage(tmp_path: Path) -> No
 def test_turns_of_loops_are_timed_beside_their_bodies(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.loops", "--device", "cpu", "--isolations", "thread"]
     command += ["--units", "8", "--turns", "5", "--rounds", "1", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("loops-*.json")
     found = json.loads(written.read_text())["found"]
     assert [row["kind"] for row in found] == ["carried", "rows", "condition", "rows and condition"]
@@ -176,7 +175,7 @@ def test_turns_of_loops_are_timed_beside_their_bodies(tmp_path: Path) -> None:
 def test_blocking_calls_are_timed_beside_asyncio_and_pykka(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.blocking_calls"]
     command += ["--rounds", "1", "--count", "64", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("blocking_calls-*.json")
     found = json.loads(written.read_text())["found"]
     assert {row["isolation"] for row in found} == {"thread", "process"}
@@ -188,7 +187,7 @@ def test_counting_is_timed_beside_requests_that_are_not_counted(tmp_path: Path) 
     pytest.importorskip("prometheus_client", reason="it is in the group `test`")
     command = [sys.executable, "-m", "benchmarks.metrics_cost"]
     command += ["--rounds", "1", "--count", "64", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("metrics_cost-*.json")
     found = json.loads(written.read_text())["found"]
     assert [row["isolation"] for row in found] == ["thread", "process"]

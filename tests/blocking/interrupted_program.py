@@ -27,9 +27,9 @@ from cudnn_actor.blocking.methods import nothing
 from cudnn_actor.messages import Allocate
 from cudnn_actor.operations import MaxPool, Window
 
+from ..patience import PATIENCE_S
 from ..service.injection_program import Injected, Injector
 
-PATIENCE_S = 20.0
 ONES = np.ones((1, 1, 4, 4), np.float32)
 POOL = Window.symmetric(2, size=2)
 PLACES = (f"{cudnn_actor.__path__[0]}/blocking/", f"{cudnn_actor.__path__[0]}/actors/reply_future.py")
@@ -105,5 +105,5 @@ def main() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(100.0, exit=True)
+    faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
     sys.stdout.write(json.dumps(main()) + "\n")

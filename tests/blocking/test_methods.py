@@ -92,7 +92,7 @@ def _parameters(method: Any) -> list[tuple[str, Any, Any]]:
 
 def test_types_are_those_of_the_methods_for_asyncio(gpu: BlockingRef) -> None:
     """mypy checks this function, as all of these tests."""
-    x = assert_type(gpu.upload(X, layout="NHWC", dtype="float32", timeout=20), BufferRef)
+    x = assert_type(gpu.upload(X, layout="NHWC", dtype="float32", timeout=60), BufferRef)
     y = assert_type(gpu.empty((2, 3, 2, 2)), BufferRef)
     assert_type(gpu.ask(MaxPool(x=x, y=y, window=WINDOW)), Receipt)
     assert_type(gpu.ask(Ping()), int)

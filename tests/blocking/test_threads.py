@@ -40,7 +40,8 @@ from cudnn_actor.operations import MaxPool, Window
 
 from ..inside import gpu_behind, service_behind
 from ..onnx.small_models import image_model
-from ..service.rigs import PATIENCE_S, Gate, gated_service
+from ..patience import PATIENCE_S
+from ..service.rigs import Gate, gated_service
 
 ROOT = Path(__file__).parents[2]
 X = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)
@@ -413,7 +414,7 @@ def test_what_a_handle_has_given_keeps_it() -> None:
 
 def test_wherever_a_handler_may_raise_in_a_call_nothing_is_left() -> None:
     command = [sys.executable, "-m", "tests.blocking.interrupted_program"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
     assert found.pop("waits") > 10
@@ -470,7 +471,7 @@ def test_programs_that_fork_or_do_not_close_end_well(program: str, said: str) ->
         [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", program],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from cudnn_actor.cli import main
 
+from ..patience import PATIENCE_S
+
 __all__ = ["CLONE", "cudnn_actor", "cudnn_actor_here", "python"]
 
 CLONE = Path(__file__).resolve().parents[2]
 """Where this runs from: what is missing is installed from there."""
-
-_LIMIT_S = 100.0
 
 
 def cudnn_actor(*words: str) -> subprocess.CompletedProcess[str]:
@@ -35,4 +35,4 @@ def cudnn_actor_here(*words: str) -> subprocess.CompletedProcess[str]:
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

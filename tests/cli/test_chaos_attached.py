@@ -21,9 +21,8 @@ from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings
 from cudnn_actor.trials.chaos.strikes import Striker
 from cudnn_actor.trials.chaos.tally import Tally
 
+from ..patience import PATIENCE_S
 from .chaos_rigs import Asked, buffer, download
-
-PATIENCE_S = 20.0
 
 
 class Alive(NamedTuple):

@@ -17,6 +17,7 @@ from cudnn_actor.cli.demo.serving import CALLERS
 from cudnn_actor.cli.user_error import UserError
 
 from ..once import once
+from ..patience import PATIENCE_S
 from .terminal import CLONE, cudnn_actor, cudnn_actor_here, python
 
 WITHOUT_MATPLOTLIB = """
@@ -232,5 +233,5 @@ def test_an_interrupt_ends_the_demo_quietly(tmp_path: Path) -> None:
         assert demo.stdout is not None
         assert demo.stdout.readline().startswith("cudnn-actor demo")
         demo.send_signal(signal.SIGINT)
-        _, errors = demo.communicate(timeout=60)
+        _, errors = demo.communicate(timeout=PATIENCE_S)
     assert (demo.returncode, errors) == (130, "")

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from ..patience import PATIENCE_S
 from .terminal import CLONE, cudnn_actor_here
 
 
@@ -38,7 +39,7 @@ def test_a_reader_that_leaves_early_ends_it_quietly() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(100) == 141
+        assert process.wait(PATIENCE_S) == 141
 
 
 def test_what_the_code_says_names_pages_by_the_command_that_prints_them() -> None:

@@ -19,6 +19,7 @@ from cudnn_actor.cli import diagnosis
 from cudnn_actor.processes.launching import close_launchers
 
 from ..engines.broken_machines import WITHOUT_DRIVER, Machine, bare_machine, whole_machine
+from ..patience import PATIENCE_S
 from .terminal import CLONE, cudnn_actor_here, python
 from .test_chaos import HANGING_FORKSERVER
 
@@ -134,7 +135,11 @@ def test_it_works_with_closed_standard_descriptors(closed: tuple[int, ...]) -> N
     shut = " ".join(f"{number}>&-" for number in closed)
     command = f'exec "$0" -m cudnn_actor.cli doctor --device cpu {shut}'
     done = subprocess.run(
-        ["/bin/sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=100, check=False
+        ["/bin/sh", "-c", command, sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert 1 in closed or "in a process  works" in done.stdout

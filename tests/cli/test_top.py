@@ -34,6 +34,7 @@ from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.protocol.messages.messages import Ping
 from cudnn_actor.service.service import CudnnService, start
 
+from ..patience import PATIENCE_S
 from .terminal import cudnn_actor_here
 
 pytest.importorskip("prometheus_client", reason="it is in the group `test`")
@@ -207,7 +208,7 @@ def test_on_a_terminal_a_lost_source_is_said_and_tried_again(service: CudnnServi
         process.send_signal(signal.SIGINT)
         rest = read_until(ours, None)
         assert "\x1b[?1049l" in rest  # the screen is given back
-        assert process.wait(60) == 130
+        assert process.wait(PATIENCE_S) == 130
     finally:
         process.kill()
         process.wait()

@@ -13,6 +13,7 @@ import pytest
 
 from cudnn_actor.extras import install_command
 
+from ..patience import PATIENCE_S
 from .terminal import CLONE, python
 
 PROJECT = tomllib.loads((CLONE / "pyproject.toml").read_text())["project"]
@@ -79,7 +80,11 @@ def told_where(site: Path, extra: str, metadata: str | None) -> str:
     code = f"import sys; sys.path[:] = [{str(site)!r}, *{NEITHER!r}]\n"
     code += f"from cudnn_actor.extras import install_command; print(install_command({extra!r}))"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-I", "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     return done.stdout.strip()
 

@@ -13,6 +13,8 @@ import pytest
 
 from cudnn_actor.engines.cuda.library.cudnn_files import SONAMES
 
+from ..patience import PATIENCE_S
+
 PACKAGES = {
     "cupy-cuda13x": "14.2.0",
     "cuda-bindings": "13.5.0",
@@ -98,7 +100,7 @@ class Machine:
             env=inherited | ours | environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=PATIENCE_S,
             check=False,
         )
 

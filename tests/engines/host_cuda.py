@@ -31,6 +31,7 @@ from cudnn_actor.protocol import GraphTensor, TensorSpec
 from cudnn_actor.protocol.operations import Operation
 
 from ..once import once
+from ..patience import PATIENCE_S
 
 __all__ = ["CUPY", "PATHS", "PREAMBLE", "compile_for", "compile_together", "defined", "launched", "library"]
 __all__ += ["sources_of", "use"]
@@ -181,7 +182,7 @@ def library(code: str) -> ctypes.CDLL:
 
     def compile_in(folder: Path, *words: str) -> None:
         command = [compiler, *_OPTIONS, *_CHECKED, _APART, *linker, "-w", *words]
-        subprocess.run(command, cwd=folder, check=True, timeout=300)
+        subprocess.run(command, cwd=folder, check=True, timeout=PATIENCE_S)
 
     def make_header(folder: Path) -> None:
         (folder / "device.h").write_text(_DEVICE)

@@ -19,6 +19,8 @@ from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
 
+from ..patience import PATIENCE_S
+
 
 def pieces(graph: Graph) -> list[OperationGraph]:
     parts = cut(graph.body)
@@ -87,7 +89,7 @@ def test_a_single_kernel_is_compiled_while_the_first_pieces_are_built(
     began, ended = threading.Event(), threading.Event()
 
     def compile_it(**_: Any) -> MagicMock:
-        assert began.wait(20)
+        assert began.wait(PATIENCE_S)
         ended.set()
         return MagicMock()
 
@@ -100,7 +102,7 @@ def test_a_single_kernel_is_compiled_while_the_first_pieces_are_built(
     with compiling_ahead([graph], WORKSPACE_BYTES):
         assert not ended.is_set()
         began.set()
-        assert ended.wait(20)
+        assert ended.wait(PATIENCE_S)
 
 
 def test_builders_on_two_threads_drop_the_same_sources(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ import pytest
 from cudnn_actor.engines.cuda.diagnosis import device_memory
 from cudnn_actor.engines.cuda.diagnosis.device_memory import DeviceMemory, DeviceMemoryReader
 
+from ..patience import PATIENCE_S
+
 BUS_ID = "0000:01:00.0"
 
 
@@ -68,7 +70,7 @@ def test_a_driver_that_hangs_keeps_one_thread_and_no_reader(monkeypatch: pytest.
 
     def hang(_: Any) -> Any:
         call = next(calls)
-        assert call == 1 or opened.wait(60)
+        assert call == 1 or opened.wait(PATIENCE_S)
         return types.SimpleNamespace(used=call, total=8)
 
     reader = reader_of(monkeypatch, nvml(nvmlDeviceGetMemoryInfo=hang))
@@ -85,7 +87,7 @@ def test_a_driver_that_hangs_keeps_one_thread_and_no_reader(monkeypatch: pytest.
     assert ages == sorted(ages)
     assert ages[0] > 0
     monkeypatch.setattr(device_memory, "MOST_WAIT_S", 60.0)
-    assert reader._done.wait(60)
+    assert reader._done.wait(PATIENCE_S)
     assert reader.read() == DeviceMemory(uuid="GPU-handle", used_bytes=3, total_bytes=8)
 
 
@@ -93,7 +95,7 @@ async def test_an_event_loop_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatc
     answers, calls = threading.Semaphore(0), itertools.count(3)
 
     def slow(_: Any) -> Any:
-        assert answers.acquire(timeout=60)
+        assert answers.acquire(timeout=PATIENCE_S)
         return types.SimpleNamespace(used=next(calls), total=8)
 
     reader = reader_of(monkeypatch, nvml(nvmlDeviceGetMemoryInfo=slow))

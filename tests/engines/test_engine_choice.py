@@ -16,6 +16,7 @@ from cudnn_actor.engines.cuda.diagnosis.gpus import _NODES, Gpu, find_driver_apa
 from cudnn_actor.protocol import InvalidRequest
 
 from ..log_lines import capture_logs
+from ..patience import PATIENCE_S
 from .broken_machines import CLONE, WITHOUT_DRIVER, Machine, bare_machine, whole_machine
 from .devices import why_not
 
@@ -191,7 +192,11 @@ def test_on_this_machine_nothing_of_cuda_is_loaded_to_choose_apart(tmp_path: Pat
     if (why := why_not("cuda")) is not None:
         pytest.skip(why)
     done = subprocess.run(
-        [sys.executable, "-c", ASK, "auto", "apart"], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", ASK, "auto", "apart"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     said = json.loads(done.stdout)
     assert said["answer"][0] == "cuda:0"
@@ -234,7 +239,7 @@ def test_whatever_a_driver_does_apart_it_is_an_answer_here(body: str, words: str
     machine = Machine(tmp_path)
     code = f"#include <stdlib.h>\n#include <unistd.h>\nint cuInit(unsigned flags) {{ {body} return 0; }}"
     machine.compile("libcuda.so.1", code)
-    within_s = 2.0 if "pause" in body else 20.0
+    within_s = 2.0 if "pause" in body else PATIENCE_S
     driver = find_driver_apart(str(machine.lib / "libcuda.so.1"), within_s=within_s)
     assert (driver.found, driver.library, driver.gpus) == (False, True, ())
     assert words in driver.detail

@@ -19,9 +19,9 @@ from cudnn_actor.operations import Cumulative, ReductionMode
 from cudnn_actor.protocol import GraphBuilder, OperationGraph
 from cudnn_actor.protocol.types.dtypes import DTypeName
 
+from ..patience import PATIENCE_S
 from .host_cuda import CUPY, Stream
 
-PATIENCE_S = 60.0
 DTYPES: tuple[DTypeName, ...] = ("float16", "float32", "float64")
 
 

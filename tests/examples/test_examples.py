@@ -12,12 +12,18 @@ import pytest
 
 from tests.onnx.small_models import image_model
 
+from ..patience import PATIENCE_S
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(*words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", *words], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-W", "error", *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     said = done.stderr.splitlines()

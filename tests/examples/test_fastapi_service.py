@@ -29,7 +29,8 @@ from cudnn_actor import (
 )
 from examples.fastapi_service import MAX_BYTES, make_app
 
-from .web_servers import PATIENCE_S, Server, blurred, image, serve
+from ..patience import PATIENCE_S
+from .web_servers import Server, blurred, image, serve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = "examples.fastapi_service:app"

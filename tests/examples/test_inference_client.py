@@ -9,7 +9,8 @@ from pathlib import Path
 import onnx
 
 from ..onnx.small_models import image_model
-from ..serving.servers import PATIENCE_S, running
+from ..patience import PATIENCE_S
+from ..serving.servers import running
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "inference_client.py"
 

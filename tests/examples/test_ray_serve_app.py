@@ -9,7 +9,6 @@ from ..ray.scenarios import the_example_is_answered_by_serve
 from .test_examples import EXAMPLES
 
 
-@pytest.mark.timeout(450)
 def test_a_model_is_answered_by_the_handle_and_over_http(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert (EXAMPLES / "ray_serve_app.py").is_file()
     check(the_example_is_answered_by_serve.__name__, outcomes_of(tmp_path_factory))

@@ -18,6 +18,7 @@ from cudnn_actor.operations import PointwiseMode
 
 from ..once import once
 from ..onnx.small_models import image_model
+from ..patience import PATIENCE_S
 
 README = Path(__file__).parents[2] / "README.md"
 PAGES = [README.parent / "docs" / name for name in ("operations.md", "graphs.md", "buffers.md")]
@@ -156,7 +157,9 @@ def commands(start: str) -> list[str]:
 def in_shell(line: str, folder: Path) -> None:
     """Run a command line in `folder`, where `python` is this interpreter."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run(["sh", "-c", line], cwd=folder, env={**os.environ, "PATH": path}, timeout=60, check=True)
+    subprocess.run(
+        ["sh", "-c", line], cwd=folder, env={**os.environ, "PATH": path}, timeout=PATIENCE_S, check=True
+    )
 
 
 def printed(program: str, tmp_path: Path) -> str:
@@ -166,7 +169,7 @@ def printed(program: str, tmp_path: Path) -> str:
         [sys.executable, "-W", "error", str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         cwd=tmp_path,
     )

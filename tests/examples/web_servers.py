@@ -20,11 +20,11 @@ import numpy as np
 
 from examples.fastapi_service import KERNEL
 
+from ..patience import PATIENCE_S
+
 __all__ = ["PATIENCE_S", "Server", "blurred", "image", "serve"]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
-"""How long a test waits for what must happen: far longer than it takes."""
 
 
 class Server:

@@ -39,9 +39,10 @@ from cudnn_actor.protocol.types.tensor import LayoutName
 from cudnn_actor.supervision import Restarted, Restarting
 
 from ..engines.references import relative_error
+from ..patience import PATIENCE_S
 from .bounds import UNIT
 from .worker_faults import ILLEGAL, Ammunition
-from .worker_load import PATIENCE_S, Load, deadly_service, strike
+from .worker_load import Load, deadly_service, strike
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
 

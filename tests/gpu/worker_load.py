@@ -26,13 +26,12 @@ from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 
+from ..patience import PATIENCE_S
 from .worker_faults import ILLEGAL, PREPARING, SPINNING, Ammunition, choice_of
 
 __all__ = ["PATIENCE_S", "Load", "deadly_service", "strike"]
 
 TASKS, ROUNDS_BETWEEN = 64, 3
-PATIENCE_S = 60.0
-"""How long is waited for what must happen: far longer than it takes."""
 CHANNELS, SIZE = 4, 6
 ONE_BY_ONE = ConvSpec.symmetric(2)
 DIMS = (1, CHANNELS, SIZE, SIZE)

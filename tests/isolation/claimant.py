@@ -16,11 +16,12 @@ import time
 
 from cudnn_actor.isolation.process.status import StatusPage
 
+from ..patience import PATIENCE_S
+
 RAN, LEFT = 1, 2
 ROUND, MOMENT, DONE, LAST, WORDS = range(5)
 LEAD_NS = 10_000
 """From setting a moment until it comes: the other side looks out for it every microsecond."""
-PATIENCE_S = 30.0
 
 
 class Turns:

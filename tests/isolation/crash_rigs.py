@@ -62,11 +62,10 @@ from cudnn_actor.service import Spawning
 from tests.service.worker_rigs import ExecutingEngine
 
 from ..inside import service_behind
+from ..patience import PATIENCE_S
 
 HERE = "tests.isolation.crash_rigs"
 PRELOAD = ("cudnn_actor.isolation.process.child.main", HERE)
-PATIENCE_S = 20.0
-"""How long a test waits for what must happen: far longer than it takes, far shorter than its limit."""
 
 _GO, _NOT_YET = "go", "not yet"
 _SET_CHILD_SUBREAPER = 36  # of prctl(2)

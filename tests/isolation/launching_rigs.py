@@ -21,9 +21,10 @@ import msgspec
 
 from cudnn_actor.processes.launching import Child, Launcher, LaunchFailed
 
+from ..patience import PATIENCE_S
+
 HERE = "tests.isolation.launching_rigs"
 PRELOAD = (HERE,)
-PATIENCE_S = 60.0
 
 
 class Situation(msgspec.Struct, frozen=True):

@@ -38,17 +38,8 @@ from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.service import Spawning
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
-from .crash_rigs import (
-    PATIENCE_S,
-    Points,
-    after,
-    freeze,
-    gone,
-    kill,
-    sent,
-    service_of,
-    workers,
-)
+from ..patience import PATIENCE_S
+from .crash_rigs import Points, after, freeze, gone, kill, sent, service_of, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 SPEC = TensorSpec.packed((1, 1, 1, 1))

@@ -23,7 +23,8 @@ from cudnn_actor.messages import Copy, Download, Fill
 from cudnn_actor.protocol.messages.messages import Message
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
-from .crash_rigs import PATIENCE_S, Points, freeze, kill, sent, workers
+from ..patience import PATIENCE_S
+from .crash_rigs import Points, freeze, kill, sent, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 ENOUGH = 30

@@ -16,6 +16,8 @@ import pytest
 from cudnn_actor.isolation.process.generations import GenerationTable, GenerationView
 from cudnn_actor.protocol import OutOfMemory
 
+from ..patience import PATIENCE_S
+
 NOBODY = (0, 0, 0, 0)
 MAXIMUM = (1 << 64) - 1
 PROT_WRITE = 2
@@ -155,7 +157,7 @@ def test_a_process_that_has_the_descriptor_reads_and_cannot_write(table: Generat
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.stdout.splitlines() == ["(7, 1, 256, 100)", "refused"]
 

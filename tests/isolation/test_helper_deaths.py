@@ -22,8 +22,9 @@ from cudnn_actor.service import Spawning
 from tests.service.rigs import Trio, in_thread
 
 from ..inside import service_behind
+from ..patience import PATIENCE_S
 from . import dies_in_import
-from .crash_rigs import PATIENCE_S, gone, kill, pid_of
+from .crash_rigs import gone, kill, pid_of
 
 MANY = 200
 SIGNALS = [signal.SIGKILL, signal.SIGSTOP]

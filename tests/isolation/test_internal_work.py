@@ -13,7 +13,8 @@ from cudnn_actor.protocol.errors import StaleReason
 from tests.service.rigs import Trio, in_thread, outcome
 
 from ..log_lines import line
-from .crash_rigs import PATIENCE_S, Points, after, freeze, gone, kill, pid_of, workers
+from ..patience import PATIENCE_S
+from .crash_rigs import Points, after, freeze, gone, kill, pid_of, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 

@@ -31,7 +31,8 @@ from cudnn_actor.service import Spawning
 from tests.service.test_deployed_models import check, deployed, images, run
 
 from ..inside import service_behind
-from .crash_rigs import PATIENCE_S, workers
+from ..patience import PATIENCE_S
+from .crash_rigs import workers
 from .device_engine import __name__ as engines
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
@@ -113,7 +114,7 @@ async def test_an_upload_that_is_cancelled_between_two_parts_disturbs_no_later_o
                 else:
                     loop.call_soon_threadsafe(task.cancel)
                     loop.call_soon_threadsafe(cancelled.set)
-                    assert cancelled.wait(20.0)
+                    assert cancelled.wait(PATIENCE_S)
 
             between_parts(monkeypatch, cancel)
             with pytest.raises(asyncio.CancelledError):

@@ -20,8 +20,9 @@ import pytest
 
 from cudnn_actor.processes.launching import Child, Launcher, LaunchFailed, close_launchers
 
+from ..patience import PATIENCE_S
 from . import dies_after_forking, launching_rigs
-from .launching_rigs import HERE, PATIENCE_S, PRELOAD, Situation, launch_and_hear, launch_and_hear_it, pipe
+from .launching_rigs import HERE, PRELOAD, Situation, launch_and_hear, launch_and_hear_it, pipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -288,7 +289,7 @@ def test_a_worker_that_its_server_died_before_telling_of_ends_and_leaves_the_des
 
 def assert_nobody_is_left_in(session: int) -> None:
     """That the processes of a session end, which is a server's own, and its workers'."""
-    deadline = time.monotonic() + PATIENCE_S / 4
+    deadline = time.monotonic() + PATIENCE_S
     while left := [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and session_of(pid) == session]:
         assert time.monotonic() < deadline, left
         with contextlib.suppress(ProcessLookupError), pidfds(left[0]) as (pidfd,):

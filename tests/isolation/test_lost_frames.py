@@ -19,7 +19,8 @@ from tests.service.noticed_hangs import NOTICED_S, hanging_standby, notice_hang,
 from tests.service.rigs import BEYOND_S, LIMIT_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
-from .crash_rigs import PATIENCE_S, Points, after, gone, kill, pid_of, sent, service_of, workers
+from ..patience import PATIENCE_S
+from .crash_rigs import Points, after, gone, kill, pid_of, sent, service_of, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 LARGE = TensorSpec.packed((1, 1, 4096, 5120))

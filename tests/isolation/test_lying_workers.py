@@ -19,7 +19,8 @@ from tests.service.rigs import Trio, in_thread, outcome, seen, single
 
 from ..inside import service_behind
 from ..log_lines import line
-from .crash_rigs import PATIENCE_S, Points, service_of, workers
+from ..patience import PATIENCE_S
+from .crash_rigs import Points, service_of, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 LARGE = TensorSpec.packed((1, 1, 4096, 5120))

@@ -18,7 +18,8 @@ from cudnn_actor.memory import MemoryTable
 from cudnn_actor.messages import Upload
 from tests.service.rigs import AsynchronousEngine, Device, Trio, in_thread, outcome
 
-from .crash_rigs import PATIENCE_S, Points, workers
+from ..patience import PATIENCE_S
+from .crash_rigs import Points, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 _TURNS = 50

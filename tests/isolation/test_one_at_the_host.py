@@ -20,8 +20,8 @@ from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.messages import Ping
 
 from ..instructions import Hear, instructions
+from ..patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 LOOKS = 2000
 """A thread that has waited for so many looks at it is stuck."""
 SERVE = Dispatcher._serve.__code__

@@ -28,16 +28,29 @@ from cudnn_actor.supervision import Restarting
 from tests.service.rigs import Trio, in_thread, outcome
 
 from ..inside import service_behind
-from .crash_rigs import PATIENCE_S, Points, freeze, gone, kill, pid_of, sent, service_of
+from ..patience import PATIENCE_S
+from .crash_rigs import Points, freeze, gone, kill, pid_of, sent, service_of
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 ASKED_S, TERMINATED_S = 0.4, 0.2
 
 
+@pytest.fixture(autouse=True)
+def long_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, a worker that ends has the time to."""
+    monkeypatch.setattr(monitor, "ASKED_S", float(PATIENCE_S))
+    monkeypatch.setattr(monitor, "TERMINATED_S", float(PATIENCE_S))
+
+
 @pytest.fixture
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So long a worker may take that is asked, and then one that is told."""
+def asked_soon_over(monkeypatch: pytest.MonkeyPatch, long_patience: None) -> None:
+    """A worker that does not end when it is asked is told soon."""
     monkeypatch.setattr(monitor, "ASKED_S", ASKED_S)
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch, asked_soon_over: None) -> None:
+    """One that does not end when it is told is killed soon, too."""
     monkeypatch.setattr(monitor, "TERMINATED_S", TERMINATED_S)
 
 
@@ -159,7 +172,7 @@ async def test_an_arena_that_is_being_taken_is_finished_too() -> None:
 # Told, and killed.
 
 
-@pytest.mark.usefixtures("short_patience")
+@pytest.mark.usefixtures("asked_soon_over")
 async def test_a_worker_that_does_not_end_when_asked_is_told_by_a_signal(logs: list[EventDict]) -> None:
     async with ending() as (service, gpu, points, trio):
         points.hold("close")

@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from .crash_rigs import HERE, PATIENCE_S, readable
+from ..patience import PATIENCE_S
+from .crash_rigs import HERE, readable
 
 ROOT = Path(__file__).parents[2]
-STARTED_S = 90.0
-"""So long a parent may take to say that it is ready: several interpreters start, on whatever the machine has
-left. Within the limit of a test, so that one that hangs says where."""
 
 
 @contextlib.contextmanager
@@ -31,7 +29,7 @@ def parent(name: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     streams: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe}
     with (
         subprocess.Popen(command, cwd=ROOT, **streams, text=True, start_new_session=True) as process,
-        dumped_after(STARTED_S, process),
+        dumped_after(PATIENCE_S, process),
     ):
         try:
             assert process.stdout is not None

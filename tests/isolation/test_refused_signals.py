@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio, ctypes, os, signal, struct
@@ -38,7 +40,7 @@ async def main():
             print("refused")
         os.kill(gpu.worker_pid, signal.SIGSTOP)
         notice_hang(gpu)
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(PATIENCE_S):
             print(set(await asyncio.gather(*[gpu.ask(Ping()) for _ in range(50)])))
 
 
@@ -52,7 +54,7 @@ def test_a_worker_that_hangs_is_replaced_where_nobody_may_signal_it() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

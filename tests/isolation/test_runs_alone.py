@@ -15,7 +15,8 @@ from tests.service.test_batched_models import doubling, rows
 from tests.service.test_deployed_models import W, check, images, placed
 
 from ..inside import service_behind
-from .crash_rigs import PATIENCE_S, after, gone, kill, workers
+from ..patience import PATIENCE_S
+from .crash_rigs import after, gone, kill, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 

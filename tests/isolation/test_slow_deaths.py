@@ -12,7 +12,8 @@ from cudnn_actor.supervision import ExitKind, Restarting
 from tests.service.noticed_hangs import notice_hang
 from tests.service.rigs import Trio, in_thread, outcome, seen
 
-from .crash_rigs import PATIENCE_S, kill, workers
+from ..patience import PATIENCE_S
+from .crash_rigs import kill, workers
 from .slow_death import dying_slowly, is_dying
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")

@@ -35,9 +35,9 @@ from cudnn_actor import (
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.messages import Free, Ping
 
+from ..patience import PATIENCE_S
 from ..whole import more
 
-PATIENCE_S = 30.0
 LOOPS = 3
 some_loop = st.integers(0, LOOPS - 1)
 

@@ -30,7 +30,8 @@ from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
 from ..inside import service_behind
 from ..log_lines import line
-from .crash_rigs import PATIENCE_S, Points, gone, kill, pid_of, sent, workers
+from ..patience import PATIENCE_S
+from .crash_rigs import Points, gone, kill, pid_of, sent, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 BEAT_S = 0.125

@@ -17,6 +17,7 @@ import pytest
 
 from cudnn_actor.isolation.process.status import StatusPage
 
+from ..patience import PATIENCE_S
 from .claimant import RAN, Turns, turns_bytes
 
 MAXIMUM = (1 << 64) - 1
@@ -274,7 +275,7 @@ def test_two_processes_never_disagree() -> None:
             turns.await_moment(number)
             promised[number] = page.withdraw(number % window, number)
             turns.await_done(number)
-        assert worker.wait(60) == 0
+        assert worker.wait(PATIENCE_S) == 0
         both = [n for n in range(1, number + 1) if promised[n] and turns.ran[n] == RAN]
         assert not both, f"{len(both)} ran that were promised never to, the first {both[0]}"
         assert page.begun_count == number

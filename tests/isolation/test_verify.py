@@ -24,7 +24,8 @@ from cudnn_actor.service.service import CudnnService
 
 from ..growth import takes_in_proportion
 from ..inside import service_behind
-from .crash_rigs import PATIENCE_S, kill, workers
+from ..patience import PATIENCE_S
+from .crash_rigs import kill, workers
 from .simulated import Office
 
 ONE = ConvSpec.symmetric(2)

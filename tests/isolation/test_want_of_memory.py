@@ -27,9 +27,8 @@ from cudnn_actor.service.service import CudnnService
 from tests.onnx.small_models import FLOAT, model_of, node
 from tests.service.rigs import Trio, in_thread, single
 
+from ..patience import PATIENCE_S
 from .crash_rigs import workers
-
-PATIENCE_S = 30.0
 
 
 @asynccontextmanager

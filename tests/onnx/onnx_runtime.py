@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ..patience import PATIENCE_S
+
 __all__ = ["answers"]
 
 _Asked = Sequence[tuple[onnx.ModelProto, dict[str, np.ndarray]]]
@@ -23,7 +25,12 @@ def answers(asked: _Asked) -> list[list[np.ndarray]]:
     given = pickle.dumps([(proto.SerializeToString(), inputs) for proto, inputs in asked])
     command = [sys.executable, "-m", "tests.onnx.onnx_runtime"]
     done = subprocess.run(
-        command, input=given, stdout=subprocess.PIPE, check=True, cwd=Path(__file__).parents[2], timeout=200
+        command,
+        input=given,
+        stdout=subprocess.PIPE,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        timeout=PATIENCE_S,
     )
     return pickle.loads(done.stdout)  # type: ignore[no-any-return]
 

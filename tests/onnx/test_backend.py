@@ -19,6 +19,7 @@ from cudnn_actor.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import backend
 
 from ..inside import gpu_behind
+from ..patience import PATIENCE_S
 from .small_models import FLOAT, image_model, model_of, node
 
 X = np.arange(-3, 3, dtype=np.float32)
@@ -147,10 +148,10 @@ def test_a_call_ends_when_the_services_are_closed_and_the_next_one_says_so() -> 
     threads = [threading.Thread(target=runs) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert ran.wait(60)
+    assert ran.wait(PATIENCE_S)
     backend.close()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert len(ends) == 4
     with pytest.raises(ServiceStopped):
         model.run([np.ones((1, 3, 8, 8), np.float32)])
@@ -203,7 +204,7 @@ def test_a_forked_child_has_services_of_its_own_and_all_end_with_their_process()
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

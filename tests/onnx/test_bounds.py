@@ -31,6 +31,7 @@ from cudnn_actor.onnx.folding import fold
 from cudnn_actor.service import GraphLimits
 
 from ..growth import thread_seconds
+from ..patience import PATIENCE_S
 from .bombs import KNOWN, imported
 from .small_models import FLOAT, INT64, graph_of, model_of, node
 
@@ -40,7 +41,7 @@ SPECS = {"x": TensorSpec.packed((3,), DType.FLOAT32)}
 OPSETS = {"": 21}
 
 
-def program(*args: str, timeout: float = 240) -> str:
+def program(*args: str, timeout: float = PATIENCE_S) -> str:
     """What a program of this Python prints."""
     done = subprocess.run(
         [sys.executable, *args],
@@ -566,7 +567,7 @@ async def main():
 
 asyncio.run(main())
 """,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert text == "given up\n"
 

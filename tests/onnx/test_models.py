@@ -44,6 +44,7 @@ from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.messages.messages import Message, Warm
 
 from ..inside import kept_by
+from ..patience import PATIENCE_S
 from .small_models import FLOAT, INT64, image_model, model_of, node
 
 rng = np.random.default_rng(5)
@@ -811,7 +812,7 @@ class SlowSource:
         self.may_end = threading.Event()
 
     def specialised(self, *given: Any) -> Any:
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(PATIENCE_S)
         return self._of.specialised(*given)
 
 

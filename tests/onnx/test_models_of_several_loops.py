@@ -15,9 +15,8 @@ from cudnn_actor.messages import Message, UnloadModel, WarmModel, WriteWeights
 from cudnn_actor.onnx import OnnxModel
 
 from ..inside import kept_by
+from ..patience import PATIENCE_S
 from .small_models import FLOAT, model_of, node
-
-PATIENCE_S = 60
 
 
 def rows(count: int, value: float = 1) -> np.ndarray:

@@ -19,7 +19,6 @@ def the_shared_service_ends() -> Iterator[None]:
     backend.close()
 
 
-@pytest.mark.timeout(600)
 def test_every_case_is_right_or_refused_and_the_page_says_which() -> None:
     every = cases()
     outcomes = judged(every)

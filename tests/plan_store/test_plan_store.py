@@ -17,9 +17,9 @@ from structlog.typing import EventDict
 from cudnn_actor.plan_store.plan_file import StoredPlan, encode
 from cudnn_actor.plan_store.store import PlanStore
 
+from ..patience import PATIENCE_S
 from .kept_plans import key, plan
 
-PATIENCE_S = 60.0
 STRANGER = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 

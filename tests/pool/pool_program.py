@@ -7,6 +7,8 @@ import signal
 
 from cudnn_actor.pool import spawn_pool
 
+from ..patience import PATIENCE_S
+
 
 async def serve() -> None:
     """Start the pool, say so, and wait."""
@@ -16,5 +18,5 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
-    signal.alarm(100)
+    signal.alarm(PATIENCE_S)
     asyncio.run(serve())

@@ -22,10 +22,13 @@ _NODE = {"num_cpus": 3, "object_store_memory": _STORE_BYTES}
 _GIVES_UP_SOON = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 1000,
+    "health_check_timeout_ms": 60_000,
     "health_check_failure_threshold": 4,
 }
-"""Settings of Ray by which it gives up a node after 2 to 3 s; with its own, that takes 15 s."""
+"""Settings of Ray by which it gives up a node that is gone after 2 to 3 s; with its own, that takes 15 s.
+
+A node that is only slow to answer, on a busy machine, has minutes.
+"""
 
 
 @contextlib.contextmanager
@@ -38,8 +41,6 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        os.environ["RAY_TMPDIR"] = folder  # a node's temp_dir would not do: Ray notes its address elsewhere
-        head = {**_NODE, "include_dashboard": False, "_system_config": _GIVES_UP_SOON}
         os.environ["RAY_TMPDIR"] = folder  # a node's temp_dir would not do: Ray notes its address elsewhere
         head = {**_NODE, "include_dashboard": False, "_system_config": _GIVES_UP_SOON}
         made = Cluster(initialize_head=True, head_node_args=head)

@@ -15,12 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..patience import PATIENCE_S
 from .cluster import cluster
 from .scenarios import GROUPS
 
 Scenario = Callable[[Any], Awaitable[None]]
-_LIMIT_S = 100
-"""Of one scenario."""
 
 
 def main(path: Path, names: list[str]) -> None:
@@ -48,7 +47,7 @@ async def run_group(group: Sequence[Scenario], nodes: Any, outcomes: dict[str, s
     async def run(scenario: Scenario) -> None:
         begun, name = time.monotonic(), scenario.__name__
         try:
-            async with asyncio.timeout(_LIMIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await scenario(nodes)
             outcomes[name] = ""
         except BaseException:  # noqa: BLE001 - the test shows it
@@ -59,5 +58,5 @@ async def run_group(group: Sequence[Scenario], nodes: Any, outcomes: dict[str, s
 
 
 if __name__ == "__main__":
-    signal.alarm(400)
+    signal.alarm(2 * PATIENCE_S)  # two groups may hang
     main(Path(sys.argv[1]), sys.argv[2:])

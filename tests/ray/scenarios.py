@@ -261,7 +261,7 @@ async def the_programs_of_the_page_print_what_it_says(cluster: Any) -> None:
 async def what_a_silent_replica_had_runs_elsewhere_whatever_ray_knows(cluster: Any) -> None:
     """The process is stopped, so that it cannot answer, and Ray does not notice."""
     graph, w = product(), np.eye(8, dtype=np.float32)
-    async with RayPool(**PLAIN, lost_after_s=1.0) as pool:
+    async with RayPool(**PLAIN, lost_after_s=5.0) as pool:
         pid = pool.statistics().members[0].pid
         send(signal.SIGSTOP, pid)
         tasks = [pool.submit(graph, x=np.full((4, 8), k, np.float32), w=w) for k in range(8)]
@@ -287,8 +287,8 @@ async def a_request_ends_at_its_deadline_whatever_its_replica_does(cluster: Any)
         pid = pool.statistics().members[0].pid
         send(signal.SIGSTOP, pid)
         with pytest.raises(DeadlineExceeded) as caught:
-            await pool.compute(graph, x=x, w=w, timeout=0.2)
-        assert (caught.value.timeout_s, caught.value.started) == (0.2, True)
+            await pool.compute(graph, x=x, w=w, timeout=2.0)
+        assert (caught.value.timeout_s, caught.value.started) == (2.0, True)
         task = pool.submit(graph, x=x, w=w)
         await asyncio.sleep(0)
         task.cancel()

@@ -10,8 +10,6 @@ import pytest
 from .outcomes import check, outcomes_of
 from .scenarios import SCENARIOS
 
-pytestmark = pytest.mark.timeout(450)
-
 
 @pytest.fixture
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:

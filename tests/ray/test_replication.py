@@ -13,14 +13,16 @@ from cudnn_actor import InvalidRequest
 from cudnn_actor.ray.held import Held, Recipe
 from cudnn_actor.ray.replication import Replication
 
+from ..patience import PATIENCE_S
+
 
 async def test_what_is_dropped_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "put", lambda _: object())
-    replication = Replication(lambda _: contextlib.nullcontext(), lambda: None, within_s=60)
+    replication = Replication(lambda _: contextlib.nullcontext(), lambda: None, within_s=PATIENCE_S)
     held, recipe = Held(pool="pool", number=1), cast("Recipe", object())
     replication.held[held] = earlier = cast("Any", object())
     swapping = asyncio.ensure_future(replication.swap(held, recipe))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while replication.held[held] is earlier:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0)
     assert not swapping.done(), "no replica is up"

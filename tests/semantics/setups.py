@@ -36,8 +36,9 @@ from cudnn_actor.service import Spawning
 from ..engines.devices import why_not
 from ..inside import service_behind
 from ..log_lines import line
+from ..patience import PATIENCE_S
 from ..service.noticed_hangs import notice_hang
-from ..service.rigs import PATIENCE_S, Trio, outcome, single
+from ..service.rigs import Trio, outcome, single
 
 __all__ = ["COLUMNS", "CrashTooEarly", "Session", "Setup", "open_session", "session_of", "session_on"]
 

@@ -26,9 +26,7 @@ import cudnn_actor
 from cudnn_actor import ConvFwd, ConvSpec, CudnnActorError, CudnnRef
 from cudnn_actor.messages import Ping
 
-PATIENCE_S = 20.0
-"""How long an answer that nothing was done to may take, on a machine that others use too."""
-
+from ..patience import PATIENCE_S
 
 _SHORTEST_S, _LONGEST_S = 1e-4, 1e-2
 """Between these lies the longest time that an alarm is set for."""
@@ -112,7 +110,7 @@ class Bystander:
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join(1.5 * PATIENCE_S)
+        self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
             faulthandler.dump_traceback(all_threads=True)
             raise AssertionError("the bystander hangs")
@@ -212,7 +210,7 @@ def main(isolation: Any, entry: str, hits: int, seconds: float) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(float(sys.argv[4]) + 4 * PATIENCE_S, exit=True)
+    faulthandler.dump_traceback_later(float(sys.argv[4]) + PATIENCE_S, exit=True)
     with quiet_loops():
         result = main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
     sys.stdout.write(json.dumps(result) + "\n")

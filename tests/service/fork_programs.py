@@ -27,8 +27,8 @@ from cudnn_actor.options import Isolation, make_options
 from cudnn_actor.processes.launching import Launcher
 
 from ..inside import service_behind
+from ..patience import PATIENCE_S
 from .fork_rigs import (
-    PATIENCE_S,
     WAYS,
     Complaints,
     Load,

@@ -19,8 +19,8 @@ import pykka
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, CudnnService, ServiceStopped
 from cudnn_actor.messages import Fill, Ping
 
-PATIENCE_S = 60
-"""How long anything may take; a child that hangs is ended by the kernel's alarm."""
+from ..patience import PATIENCE_S
+
 DIMS = (1, 1, 64, 64)
 ONE_BY_ONE = ConvSpec.symmetric(2)
 
@@ -104,10 +104,10 @@ def requests(gpu: CudnnRef, kept: BufferRef) -> dict[str, Callable[[], Awaitable
         gpu.tell(Fill(dst=kept, value=1000.0))
 
     async def submitted() -> object:
-        return await gpu.submit(Fill(dst=kept, value=1000.0), timeout=5)
+        return await gpu.submit(Fill(dst=kept, value=1000.0), timeout=PATIENCE_S)
 
     return {
-        "ask": lambda: gpu.ask(Fill(dst=kept, value=1000.0), timeout=5),
+        "ask": lambda: gpu.ask(Fill(dst=kept, value=1000.0), timeout=PATIENCE_S),
         "submit": submitted,
         "tell": told,
         "write": lambda: gpu.write(kept, plane(1000.0)),
@@ -150,7 +150,7 @@ class Complaints(list[str]):
 
 
 async def within(request: Awaitable[Any]) -> Any:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         return await request
 
 
@@ -167,7 +167,9 @@ def look_around(service: CudnnService, kept: BufferRef, rounds: int = 3, *, alon
         ask_from_a_thread(complaints, service, kept)
     _close(complaints, service, gpu)
     if alone:
-        complaints.unless(not any(pykka.ActorRegistry.stop_all(timeout=5)), "stop_all has stopped something")
+        complaints.unless(
+            not any(pykka.ActorRegistry.stop_all(timeout=PATIENCE_S)), "stop_all has stopped something"
+        )
     signal.alarm(0)
     if complaints:
         raise AssertionError("\n".join(complaints))
@@ -193,9 +195,9 @@ async def _ask_on_a_loop(complaints: Complaints, gpu: CudnnRef, kept: BufferRef)
 def ask_from_a_thread(complaints: Complaints, service: CudnnService, kept: BufferRef) -> None:
     ref = service.actor_ref
     with complaints.unless_refused("actor_ref.ask"):
-        ref.ask(Fill(dst=kept, value=1000.0), timeout=5)
+        ref.ask(Fill(dst=kept, value=1000.0), timeout=PATIENCE_S)
     with complaints.unless_refused("actor_ref.ask, not blocking"):
-        ref.ask(Ping(), block=False).get(timeout=5)
+        ref.ask(Ping(), block=False).get(timeout=PATIENCE_S)
     with complaints.unless_refused("actor_ref.tell"):
         ref.tell(Fill(dst=kept, value=1000.0))
     with complaints.unless_refused("values"):
@@ -209,8 +211,8 @@ def ask_from_a_thread(complaints: Complaints, service: CudnnService, kept: Buffe
 
 
 def _close(complaints: Complaints, service: CudnnService, gpu: CudnnRef) -> None:
-    complaints.unless(not service.actor_ref.stop(timeout=5), "actor_ref.stop has stopped something")
-    service.end().result(5)
+    complaints.unless(not service.actor_ref.stop(timeout=PATIENCE_S), "actor_ref.stop has stopped something")
+    service.end().result(PATIENCE_S)
     service.stop(5)
     complaints.unless(is_done_at_once(gpu.aclose()), "aclose waits")
     asyncio.run(within(gpu.aclose()))

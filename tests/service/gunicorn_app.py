@@ -17,6 +17,7 @@ from typing import Any
 from cudnn_actor import BufferRef, CudnnService, ServiceStopped, start
 from cudnn_actor.messages import Allocate, Download, Fill
 from cudnn_actor.protocol.types.tensor import TensorSpec
+from tests.patience import PATIENCE_S
 from tests.service.fork_rigs import Load, look_around
 
 ISOLATION: Any = os.environ["TEST_ISOLATION"]
@@ -72,7 +73,7 @@ def board() -> dict[str, int]:
 
 def ask_parent() -> dict[str, Any]:
     """Spoil the master's buffer, if that is to be had."""
-    SERVICE.actor_ref.ask(Fill(dst=LOAD.kept, value=1000.0), timeout=5)
+    SERVICE.actor_ref.ask(Fill(dst=LOAD.kept, value=1000.0), timeout=PATIENCE_S)
     return {}
 
 

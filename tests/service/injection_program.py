@@ -37,9 +37,9 @@ from cudnn_actor.options import make_options
 from cudnn_actor.protocol.messages.messages import Compute
 
 from ..instructions import functions_in, instructions
+from ..patience import PATIENCE_S
 from ..staging_use import segments_in_use
 
-PATIENCE_S = 20.0
 ONES = np.ones(3, np.float32)
 LARGE = np.arange(100_000, dtype=np.float32)
 _OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "isolation", "processes"))
@@ -228,7 +228,7 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(150.0, exit=True)
+    faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
     isolation, entries, *buffers = sys.argv[1:]
     outcomes = {entry: main(isolation, entry, *buffers) for entry in entries.split(",")}
     sys.stdout.write(json.dumps(outcomes) + "\n")

@@ -23,6 +23,8 @@ from cudnn_actor.options import make_options
 from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 
+from ..patience import PATIENCE_S
+
 LARGE = (1, 1, 5120, 4096)
 """Of float32: 80 MiB, so that two do not lie in one arena, nor in one segment of staging memory. More than
 the C library has set aside for a thread."""
@@ -184,7 +186,7 @@ async def _starve(place: str) -> None:
         with nothing_left():
             asked = [gpu.submit(Ping()) for _ in range(8)]
             await asyncio.wait(asked, timeout=0.5)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.gather(*asked) == [1] * len(asked)
         assert ((await gpu.statistics()).restarts, gpu.worker_pid) == (0, worker)
 

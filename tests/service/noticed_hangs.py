@@ -20,7 +20,7 @@ from cudnn_actor.supervision.supervisor import Supervisor
 
 from ..inside import service_behind
 
-__all__ = ["NOTICED_S", "hanging_standby", "notice_hang", "short_limit"]
+__all__ = ["NOTICED_S", "hanging_standby", "no_progress_since", "notice_hang", "short_limit"]
 
 NOTICED_S = 0.2
 """The limit of an incarnation that hangs, in seconds."""
@@ -46,6 +46,19 @@ def notice_hang(gpu: CudnnRef) -> None:
         )
     specs[CHILD] = msgspec.structs.replace(own, hang_after_s=NOTICED_S, make=make_successor)
     supervisor.mailbox.nudge()  # it may be asleep for an eighth of the service's own limit
+
+
+def no_progress_since(gpu: CudnnRef) -> float | None:
+    """Since when the watchdog finds no progress in the present incarnation; None without unfinished work.
+
+    In seconds of the monotonic clock. The watchdog takes an incarnation for hung by the age of this time, and
+    by nothing else. So work that moves it on is no hang, however slow the machine is.
+    """
+    supervisor: Supervisor | None = service_behind(gpu)._supervisor
+    assert supervisor is not None
+    actor = supervisor._actors[CHILD]
+    assert actor is not None
+    return actor.working_since()
 
 
 @contextmanager

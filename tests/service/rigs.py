@@ -25,10 +25,9 @@ from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import ChildSpec, LifecycleEvent
 
+from ..patience import PATIENCE_S
 from .worker_rigs import GatedEngine, LaggingEngine, PoisonedEngine
 
-PATIENCE_S = 20.0
-"""How long a test waits for something that must happen: far longer than it takes, but not for ever."""
 SOON_S = 0.5
 """How long a service waits, where a test shortens that, for a thread or process that does not end."""
 LIMIT_S = 1.0

@@ -32,7 +32,8 @@ from tests.log_lines import capture_logs
 from tests.onnx.small_models import FLOAT, image_model, model_of, node
 
 from ..loop_clock import LONG_S, pass_time
-from .rigs import PATIENCE_S, Gate, in_thread, spawn, spawn_gated, spawn_poisoned
+from ..patience import PATIENCE_S
+from .rigs import Gate, in_thread, spawn, spawn_gated, spawn_poisoned
 from .worker_rigs import POISON
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -235,7 +236,7 @@ async def test_with_one_batch_in_flight_all_others_wait() -> None:
 
 async def test_a_request_that_expires_is_dropped_from_its_batch_alone() -> None:
     async with held(max_delay_us=FOR_EVER_US) as (_, endpoint, gate, _first):
-        waiting = [endpoint.submit(x=rows(n), timeout=0.01 if n == 1 else 60) for n in range(3)]
+        waiting = [endpoint.submit(x=rows(n), timeout=0.01 if n == 1 else PATIENCE_S) for n in range(3)]
         with pytest.raises(DeadlineExceeded) as expired:
             await waiting[1]
         assert (expired.value.timeout_s, expired.value.started) == (0.01, False)

@@ -17,7 +17,8 @@ from cudnn_actor.execution.planning import less_workspace
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import lower
 
-from .rigs import ONE_BY_ONE, PATIENCE_S
+from ..patience import PATIENCE_S
+from .rigs import ONE_BY_ONE
 from .workshops import Workshop, WorkshopBuilder
 
 

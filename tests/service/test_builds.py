@@ -50,7 +50,8 @@ from cudnn_actor.messages import (
 from cudnn_actor.service import Spawning
 
 from ..loop_clock import LONG_S, pass_time
-from .rigs import ONE_BY_ONE, PATIENCE_S, Device, Trio, in_thread, outcome, single, spawn_on
+from ..patience import PATIENCE_S
+from .rigs import ONE_BY_ONE, Device, Trio, in_thread, outcome, single, spawn_on
 from .workshops import AsynchronousBuildingEngine, BuildingEngine, KeepingEngine, Workshop
 
 SPEC = TensorSpec.packed((1, 1, 1, 1))

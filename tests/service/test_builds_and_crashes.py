@@ -22,8 +22,8 @@ from cudnn_actor.errors import ContextLost
 from cudnn_actor.messages import Download, Fill, Warm
 from cudnn_actor.supervision import ExitKind, Restarting
 
-from .noticed_hangs import notice_hang
-from .rigs import BEYOND_S, LIMIT_S, Gate, Trio, in_thread, outcome, seen, service_on, single, spawn_on
+from .noticed_hangs import no_progress_since, notice_hang
+from .rigs import Gate, Trio, in_thread, outcome, seen, service_on, single, spawn_on
 from .test_builds import cold, held, taken_up, workshop_service
 from .worker_rigs import GatedEngine
 from .workshops import BuildingEngine, MortalBuildingEngine, Workshop
@@ -177,23 +177,40 @@ async def test_a_graph_whose_build_hangs_twice_is_quarantined() -> None:
 
 
 async def test_tuning_that_gets_on_is_no_hang() -> None:
-    async with workshop_service(hang_after_s=LIMIT_S, autotune=True) as (gpu, workshop, trio):
-        with workshop.tuning.closed():
-            warmed = gpu.submit(Warm(messages=(cold(trio),)))
-            await in_thread(workshop.tuning.wait_for_arrival)
+    """Each plan that it tries is progress."""
+    async with workshop_service(autotune=True) as (gpu, workshop, trio):
+        workshop.tuning.catch_one()
+        warmed = gpu.submit(Warm(messages=(cold(trio),)))
+        await one_after_the_other(gpu, workshop.tuning)
         assert await warmed == 1
         assert gpu.generation == 1
 
 
 async def test_many_builds_one_after_the_other_are_no_hang() -> None:
-    async with workshop_service(hang_after_s=LIMIT_S) as (gpu, _, trio):
-        loop = asyncio.get_running_loop()
-        end, number = loop.time() + BEYOND_S, 1
-        while loop.time() < end:
-            number += 1
+    async with workshop_service() as (gpu, workshop, trio):
+        asked = []
+        for number in (2, 3):
             x, y = [await gpu.empty((1, 1, 1, number)) for _ in range(2)]
-            await gpu.ask(trio.product(x=x, y=y))
+            asked.append((x, y))
+        workshop.building.catch_one()
+        runs = [gpu.submit(trio.product(x=x, y=y)) for x, y in asked]
+        await one_after_the_other(gpu, workshop.building)
+        for run in runs:
+            assert isinstance(await run, Receipt)
         assert gpu.generation == 1
+
+
+async def one_after_the_other(gpu: CudnnRef, gate: Gate) -> None:
+    """Let two that come by a gate go on, and see that there was progress between them."""
+    await in_thread(gate.wait_for_arrival)
+    first = no_progress_since(gpu)
+    gate.release_caught()
+    await in_thread(gate.wait_for_arrival)
+    second = no_progress_since(gpu)
+    gate.open()
+    assert first is not None
+    assert second is not None
+    assert first < second
 
 
 async def test_closing_does_not_wait_for_ever_for_a_build() -> None:

@@ -16,7 +16,8 @@ from cudnn_actor.messages import Drain, GetStatistics
 from cudnn_actor.models.loop_locks import LoopLocks
 
 from ..inside import service_behind
-from .rigs import PATIENCE_S, Gate, Trio, gated_service, in_thread, spawn, start
+from ..patience import PATIENCE_S
+from .rigs import Gate, Trio, gated_service, in_thread, spawn, start
 from .test_several_loops import on_threads
 
 pytestmark = pytest.mark.usefixtures("isolation")

@@ -11,6 +11,7 @@ from cudnn_actor import CudnnRef, DeadlineExceeded, Receipt, TensorSpec
 from cudnn_actor.messages import Allocate, Drain
 
 from ..loop_clock import LONG_S, pass_time
+from ..patience import PATIENCE_S
 from .rigs import Gate, Trio, in_thread, outcome, single, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -27,7 +28,7 @@ def sent(gpu: CudnnRef, way: str, message: Any, timeout: float | None = None) ->
 
 
 async def ended(future: asyncio.Future[Any]) -> None:
-    await asyncio.wait([future], timeout=20)
+    await asyncio.wait([future], timeout=PATIENCE_S)
     assert future.cancelled()
 
 

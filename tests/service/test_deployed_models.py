@@ -49,7 +49,8 @@ from cudnn_actor.messages import (
 )
 from cudnn_actor.models import Feature
 
-from .rigs import PATIENCE_S, AsynchronousEngine, Device, Gate, Trio, in_thread, spawn, spawn_gated, spawn_on
+from ..patience import PATIENCE_S
+from .rigs import AsynchronousEngine, Device, Gate, Trio, in_thread, spawn, spawn_gated, spawn_on
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE_S = 60.0
+from ..patience import PATIENCE_S
+
 START = """
     import asyncio, os, signal, sys, threading
     from cudnn_actor import *

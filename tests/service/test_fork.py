@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 100.0
 HERE = "tests.service.fork_programs"
 
 both = pytest.mark.parametrize("isolation", ["thread", "process"])

@@ -20,8 +20,9 @@ from typing import Any
 
 import pytest
 
+from ..patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
 WORKERS = 2
 
 

@@ -40,7 +40,8 @@ from cudnn_actor.messages import (
 )
 from cudnn_actor.supervision import Started
 
-from .rigs import ONE_BY_ONE, PATIENCE_S, Trio, bare, outcome, single, spawn
+from ..patience import PATIENCE_S
+from .rigs import ONE_BY_ONE, Trio, bare, outcome, single, spawn
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

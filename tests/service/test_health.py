@@ -18,18 +18,8 @@ from cudnn_actor.service import HealthState
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import ExitKind, Restarted, Restarting, Started
 
-from .rigs import (
-    PATIENCE_S,
-    Gate,
-    Trio,
-    gated_service,
-    in_thread,
-    isolation_option,
-    outcome,
-    seen,
-    spawn,
-    spawn_gated,
-)
+from ..patience import PATIENCE_S
+from .rigs import Gate, Trio, gated_service, in_thread, isolation_option, outcome, seen, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

@@ -15,6 +15,8 @@ import pytest
 
 from cudnn_actor.memory.container import processors, room_in_container
 
+from ..patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 SPAWN = """
 import asyncio, resource, sys, threading
@@ -52,7 +54,7 @@ def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **places, **more},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
 

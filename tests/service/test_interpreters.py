@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio, sys
@@ -53,7 +55,7 @@ def said_of_each(application: Path, kind: str, *services: dict[str, object]) -> 
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -99,7 +101,7 @@ def test_a_python_of_another_version_is_named_as_one(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -113,7 +115,7 @@ def test_a_python_that_has_not_what_it_needs_is_named(application: Path) -> None
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert f"the forkserver exited with status 1, run by {application}" in done.stderr

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from cudnn_actor import CudnnRef, OutcomeUnknown, ServiceStopped, StaleBufferError
 from cudnn_actor.supervision import ChildPolicy, Stopped, Supervisor
 
-from .rigs import PATIENCE_S, Gate, Trio, gated_child, in_thread, outcome
+from ..patience import PATIENCE_S
+from .rigs import Gate, Trio, gated_child, in_thread, outcome
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

@@ -28,7 +28,8 @@ import pytest
 from cudnn_actor import MailboxFull, Receipt, TensorSpec
 from cudnn_actor.messages import Allocate, Drain
 
-from .rigs import PATIENCE_S, Gate, Trio, in_thread, remove_gate, spawn, spawn_gated
+from ..patience import PATIENCE_S
+from .rigs import Gate, Trio, in_thread, remove_gate, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

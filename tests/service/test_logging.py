@@ -26,6 +26,7 @@ from cudnn_actor import CudnnRef, Fault, FaultPlan, ServiceStopped
 from cudnn_actor.messages import Fill
 
 from ..log_lines import handled_by, line
+from ..patience import PATIENCE_S
 from .rigs import Trio, single, spawn, start
 
 LOGGER = logging.getLogger("cudnn_actor")
@@ -60,7 +61,11 @@ OPTIONS = {
 def run(options: str, configuration: str = "") -> subprocess.CompletedProcess[str]:
     code = PROGRAM.format(options=options, configuration=configuration)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done

@@ -37,19 +37,10 @@ from cudnn_actor.service import Spawning
 from ..inside import service_behind
 from ..isolation.device_engine import DeviceEngine
 from ..loop_clock import LONG_S, pass_time
+from ..patience import PATIENCE_S
 from ..whole import more
 from .loop_bodies import Case, cases, counting, recurrence, run_case
-from .rigs import (
-    PATIENCE_S,
-    Gate,
-    in_thread,
-    outcome,
-    service_on,
-    spawn_gated,
-    spawn_mortal,
-    spawn_on,
-    spawn_poisoned,
-)
+from .rigs import Gate, in_thread, outcome, service_on, spawn_gated, spawn_mortal, spawn_on, spawn_poisoned
 from .worker_rigs import FAULTY, POISON, ExecutingEngine
 
 

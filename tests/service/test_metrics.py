@@ -19,7 +19,8 @@ from cudnn_actor.service import RequestCounts, StandbyState
 from cudnn_actor.supervision import Restarted
 from tests.onnx.small_models import FLOAT, model_of, node
 
-from .rigs import PATIENCE_S, Gate, Trio, gated_service, in_thread, seen, single, spawn, spawn_gated
+from ..patience import PATIENCE_S
+from .rigs import Gate, Trio, gated_service, in_thread, seen, single, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

@@ -40,18 +40,8 @@ from cudnn_actor.supervision import (
     Supervisor,
 )
 
-from .rigs import (
-    PATIENCE_S,
-    Gate,
-    Trio,
-    child_spec,
-    gated_child,
-    in_thread,
-    outcome,
-    single,
-    spawn_gated,
-    start,
-)
+from ..patience import PATIENCE_S
+from .rigs import Gate, Trio, child_spec, gated_child, in_thread, outcome, single, spawn_gated, start
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

@@ -22,6 +22,7 @@ from cudnn_actor.service.service import engine_for
 from cudnn_actor.supervision import Stopped
 
 from ..inside import service_behind
+from ..patience import PATIENCE_S
 
 
 def descriptors() -> set[str]:
@@ -99,7 +100,7 @@ async def test_one_that_is_dropped_when_its_events_end_gives_none() -> None:
 
     service.events.append = append
     actor.stop()
-    service.stopped.result(20)
+    service.stopped.result(PATIENCE_S)
     assert not handle
     assert told == []
 

@@ -13,7 +13,8 @@ from cudnn_actor import ConvSpec, CudnnRef, ExecutionFailed, OutOfMemory, Receip
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.messages import Ping
 
-from .rigs import PATIENCE_S, THREAD_ONLY, Gate, Trio, child_spec, in_thread, spawn, spawn_gated, spawn_on
+from ..patience import PATIENCE_S
+from .rigs import THREAD_ONLY, Gate, Trio, child_spec, in_thread, spawn, spawn_gated, spawn_on
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

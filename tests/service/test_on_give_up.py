@@ -17,7 +17,8 @@ from cudnn_actor.messages import Fill, Ping
 from cudnn_actor.supervision import Escalated, Supervisor
 
 from ..inside import service_behind
-from .rigs import PATIENCE_S, Gate, Trio, child_spec, in_thread, outcome, spawn, spawn_gated, start
+from ..patience import PATIENCE_S
+from .rigs import Gate, Trio, child_spec, in_thread, outcome, spawn, spawn_gated, start
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

@@ -18,6 +18,7 @@ from cudnn_actor import Fault, FaultPlan, InvalidRequest, child_spec, spawn, sta
 from cudnn_actor.options import Isolation, Options
 from cudnn_actor.service import Spawning
 
+from ..patience import PATIENCE_S
 from .rigs import Trio
 
 BAD: list[tuple[str, Any]] = [
@@ -101,7 +102,7 @@ def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value
     assert caught.value.fix in str(caught.value)
     for thread in threading.enumerate():
         if thread.name == "engine_for":
-            thread.join(10.0)  # it has answered, and has not ended yet
+            thread.join(PATIENCE_S)  # it has answered, and has not ended yet
     assert threading.active_count() == threads
 
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from ..patience import PATIENCE_S
+
 PLACES = ["thread", "process", "apart"]
 
 
@@ -33,5 +35,7 @@ def run(*arguments: str) -> None:
     """
     command = [sys.executable, "-m", "tests.service.limited", *arguments]
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,10 +20,10 @@ from cudnn_actor.messages import Allocate, Download, Fill, Ping
 from cudnn_actor.service import Spawning
 from cudnn_actor.supervision import Backoff, RestartIntensity, Supervisor
 
+from ..patience import PATIENCE_S
 from ..whole import WHOLE, some
 from .rigs import (
     ONE_BY_ONE,
-    PATIENCE_S,
     Gate,
     Trio,
     child_spec,

@@ -17,9 +17,9 @@ from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import Escalated, ExitReason, Restarting, Started, Stopped
 
+from ..patience import PATIENCE_S
 from .limited import no_descriptors
 from .rigs import (
-    PATIENCE_S,
     THREAD_ONLY,
     Gate,
     Trio,

@@ -18,7 +18,8 @@ import pytest
 from cudnn_actor import ConvFwd, CudnnRef, CudnnService, Receipt
 from cudnn_actor.messages import Ping, Upload
 
-from .rigs import PATIENCE_S, Gate, Trio, gated_service, start
+from ..patience import PATIENCE_S
+from .rigs import Gate, Trio, gated_service, start
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

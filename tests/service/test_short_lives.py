@@ -11,7 +11,8 @@ from cudnn_actor import CudnnRef, Model
 from cudnn_actor.messages import Fill
 from tests.onnx.small_models import FLOAT, model_of, node
 
-from .rigs import PATIENCE_S, Gate, Trio, in_thread, spawn_gated, spawn_mortal
+from ..patience import PATIENCE_S
+from .rigs import Gate, Trio, in_thread, spawn_gated, spawn_mortal
 
 COUNT = 12
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ..patience import PATIENCE_S
 from ..whole import WHOLE
 
 LEAST = int(os.environ.get("CUDNN_ACTOR_ALARMS", "0"))
@@ -29,7 +30,7 @@ def run(program: str, *arguments: object) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.timeout(SECONDS + 180)
+@pytest.mark.timeout(SECONDS + 2 * PATIENCE_S)
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_alarms_cost_the_calls_that_they_interrupt_and_nothing_else(isolation: str, entry: str) -> None:
@@ -43,25 +44,21 @@ def test_alarms_cost_the_calls_that_they_interrupt_and_nothing_else(isolation: s
     _is_whole(told)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_wherever_a_handler_may_raise_all_others_get_their_answers(isolation: str) -> None:
     _check_injections(isolation, ",".join(ENTRIES), files=["mailbox.py"])
 
 
-@pytest.mark.timeout(240)
 def test_wherever_a_handler_may_raise_in_a_turn_all_buffers_of_a_graph_are_held_or_none() -> None:
     files = ["dispatcher.py", "fast_path.py", "owning_loop.py", "sender.py", "channel.py"]
     _check_injections("process", "submit", 10, files=files)
 
 
-@pytest.mark.timeout(240)
 def test_wherever_a_handler_may_raise_a_models_staging_memory_is_in_use_or_kept_once() -> None:
     """It is all free once the model is unloaded."""
     _check_injections("process", "submit", "model", files=["fast_path.py", "model_runs.py"])
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("copy", ["upload", "download"])
 def test_wherever_a_handler_may_raise_a_copys_piece_is_in_use_or_kept_once(copy: str) -> None:
     """And an array that is copied behind its request arrives: else the worker would wait for ever."""

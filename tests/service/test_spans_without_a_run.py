@@ -10,6 +10,7 @@ import pytest
 from cudnn_actor import DeadlineExceeded
 from cudnn_actor.messages import Fill
 
+from ..patience import PATIENCE_S
 from .rigs import Gate, Trio, in_thread, outcome, spawn_gated
 
 pytest.importorskip("opentelemetry.sdk", reason="it is in the group `test`")
@@ -42,7 +43,7 @@ async def test_they_say_what_the_callers_of_requests_that_end_before_their_start
                     late = gpu.submit(Fill(dst=trio.y, value=1.0), timeout=0.0)
                     left = gpu.submit(Fill(dst=trio.y, value=2.0))
                     left.cancel()
-                    followed = gpu.submit(Fill(dst=trio.y, value=3.0), timeout=60)
+                    followed = gpu.submit(Fill(dst=trio.y, value=3.0), timeout=PATIENCE_S)
                 assert isinstance(await outcome(late), DeadlineExceeded)
             await asyncio.gather(first, followed)
             await gpu.drain()

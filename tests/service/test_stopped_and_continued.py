@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE_S
 from .stopped_program import HANG_AFTER_S
 
 
@@ -36,7 +37,7 @@ def test_time_in_which_the_watchdog_did_not_run_does_not_count(isolation: str, s
             process.stdin.write("go on\n")
             process.stdin.flush()
             assert heard(process) == "7.0 1 1 0", "it was taken for hung"
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
 

@@ -18,7 +18,8 @@ from cudnn_actor.messages import Allocate, GetStatistics, Ping
 from cudnn_actor.service.service import CudnnService
 
 from ..onnx.small_models import image_model
-from .rigs import PATIENCE_S, Gate, Trio, gated_service, in_thread, spawn, start
+from ..patience import PATIENCE_S
+from .rigs import Gate, Trio, gated_service, in_thread, spawn, start
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

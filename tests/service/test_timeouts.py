@@ -15,6 +15,7 @@ from cudnn_actor.models import Feature
 from cudnn_actor.operations import MaxPool, Recurrent, RecurrentMode, Window
 from cudnn_actor.protocol import DType
 
+from ..patience import PATIENCE_S
 from .rigs import Gate, Trio, in_thread, outcome, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -100,7 +101,7 @@ async def test_a_question_about_a_reserve_ends_with_its_timeout() -> None:
             error = await outcome(asyncio.ensure_future(gpu.reserve_nbytes(layer, timeout=0.02)))
         assert isinstance(error, DeadlineExceeded)
         await first
-        assert await gpu.reserve_nbytes(layer, timeout=60) > 0
+        assert await gpu.reserve_nbytes(layer, timeout=PATIENCE_S) > 0
 
 
 async def test_a_timeout_that_is_no_number_sends_nothing() -> None:

@@ -19,7 +19,8 @@ from cudnn_actor.models import Model
 from cudnn_actor.onnx import OnnxModel
 
 from ..onnx.small_models import image_model
-from .rigs import PATIENCE_S, in_thread, spawn, spawn_on
+from ..patience import PATIENCE_S
+from .rigs import in_thread, spawn, spawn_on
 from .workshops import BuildingEngine, KeepingEngine, Workshop, image_graph
 
 IMAGE = np.ones((2, 3, 8, 8), np.float32)

@@ -41,7 +41,8 @@ from cudnn_actor.messages import (
     WriteWeights,
 )
 
-from .rigs import PATIENCE_S, Gate, in_process, spawn, spawn_gated, spawn_lagging
+from ..patience import PATIENCE_S
+from .rigs import Gate, in_process, spawn, spawn_gated, spawn_lagging
 
 pytestmark = pytest.mark.usefixtures("isolation")
 

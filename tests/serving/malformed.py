@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .servers import PATIENCE_S
+from ..patience import PATIENCE_S
 
 __all__ = ["BODY", "HEAD", "Damage", "damage", "exchanged"]
 

@@ -18,10 +18,10 @@ import onnx
 from cudnn_actor.isolation.process.child.main import NAME
 
 from ..onnx.small_models import FLOAT, model_of, node
+from ..patience import PATIENCE_S
 
 __all__ = ["PATIENCE_S", "running", "square_model", "until", "workers_of", "write_square"]
 
-PATIENCE_S = 60.0
 # What these have open, they have for as long as the process lives: tritonclient's loop over HTTP, and what
 # looks after the shared memory that it makes; and gRPC's thread, whose end an event loop would wait for.
 grpc.aio.init_grpc_aio()

@@ -15,7 +15,8 @@ import pytest
 from cudnn_actor.errors import ServiceStopped
 from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve
 
-from .servers import PATIENCE_S, running, workers_of, write_square
+from ..patience import PATIENCE_S
+from .servers import running, workers_of, write_square
 
 
 async def test_it_is_no_longer_ready_while_it_answers_what_is_under_way(tmp_path: Path) -> None:

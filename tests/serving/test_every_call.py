@@ -16,8 +16,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from ..patience import PATIENCE_S
 from .five_models import DTYPES, KINDS, write_models
-from .servers import PATIENCE_S, running
+from .servers import running
 
 _serial = itertools.count()
 

@@ -14,7 +14,8 @@ from tritonclient.utils import InferenceServerException
 
 from cudnn_actor.serving.grpc_schema import _POOL
 
-from .servers import PATIENCE_S, running, write_square
+from ..patience import PATIENCE_S
+from .servers import running, write_square
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
 

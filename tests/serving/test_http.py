@@ -12,7 +12,8 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from .servers import PATIENCE_S, running, write_square
+from ..patience import PATIENCE_S
+from .servers import running, write_square
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -28,7 +28,8 @@ from cudnn_actor.serving.tokens import Tokens
 
 from ..inside import kept_by, service_behind
 from ..onnx.small_models import image_model
-from .servers import PATIENCE_S, running, write_square
+from ..patience import PATIENCE_S
+from .servers import running, write_square
 
 INFER = "/v2/models/square/infer"
 KEY = """-----BEGIN PRIVATE KEY-----

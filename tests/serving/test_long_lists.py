@@ -18,6 +18,7 @@ from cudnn_actor.serving import http_wire
 from cudnn_actor.serving.host import _MOST_ASIDE
 from cudnn_actor.serving.server import ServerOptions, serve
 
+from ..patience import PATIENCE_S
 from .servers import write_square
 
 ROWS = 4000
@@ -52,7 +53,7 @@ async def test_only_short_lists_are_read_and_written_on_the_event_loop(
         noting(name)
     async with serve(options_for(tmp_path)) as server:
         url = f"http://127.0.0.1:{server.http_port}/v2/models/square/infer"
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as client:
             small = (await client.post(url, json=body(2))).json()
             assert small["outputs"][0]["data"] == [0, 1, 4, 9, 16, 25]
             assert here == {"decode, loop": 1, "encode, loop": 1}
@@ -75,13 +76,13 @@ async def test_so_many_threads_work_beside_the_loop_at_a_time_and_no_more(tmp_pa
     def work() -> None:
         counted["began"] += 1
         arrived.release()
-        assert go.wait(60)
+        assert go.wait(PATIENCE_S)
 
     async with serve(options_for(tmp_path)) as server:
         asked = [asyncio.create_task(server.host.aside(work)) for _ in range(2 * _MOST_ASIDE)]
         try:
             for _ in range(_MOST_ASIDE):
-                assert await asyncio.to_thread(arrived.acquire, timeout=60)
+                assert await asyncio.to_thread(arrived.acquire, timeout=PATIENCE_S)
             assert counted["began"] == _MOST_ASIDE
         finally:
             go.set()

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from ..patience import PATIENCE_S
 from .malformed import BODY, HEAD, damage, exchanged
-from .servers import PATIENCE_S, running, write_square
+from .servers import running, write_square
 
 CONNECTIONS = int(os.environ.get("SERVING_CONNECTIONS", "150"))
 """How many malformed connections there are over HTTP, and over gRPC."""

@@ -16,7 +16,8 @@ import pytest
 import cudnn_actor.serving
 
 from ..onnx.small_models import image_model
-from .servers import PATIENCE_S, running
+from ..patience import PATIENCE_S
+from .servers import running
 
 TEXT = (Path(cudnn_actor.serving.__file__).parent / "page.html").read_text()
 SCRIPT = TEXT.partition("<script>")[2].partition("</script>")[0]

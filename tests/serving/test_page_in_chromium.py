@@ -19,7 +19,8 @@ import onnx
 import pytest
 
 from ..onnx.small_models import image_model
-from .servers import PATIENCE_S, running
+from ..patience import PATIENCE_S
+from .servers import running
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)

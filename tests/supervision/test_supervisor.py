@@ -35,8 +35,8 @@ from cudnn_actor.supervision import (
 from cudnn_actor.supervision import supervisor as shell
 
 from ..log_lines import capture_logs
+from ..patience import PATIENCE_S
 
-PATIENCE_S = 10.0
 AT_ONCE = Backoff(initial_s=0.0)
 NEVER = Backoff(initial_s=3600.0, cap_s=3600.0, jitter=0.0)
 
@@ -464,7 +464,7 @@ def test_a_child_that_is_not_ready_in_time_is_replaced_and_its_late_readiness_ig
             return NeverReady("a", house.diary)
         return house.make("a")(incarnation)
 
-    spec = ChildSpec(policy=ChildPolicy(id="a", ready_within_s=0.05), make=make)
+    spec = ChildSpec(policy=ChildPolicy(id="a", ready_within_s=0.5), make=make)
     with up(house.supervisor([spec])):
         assert house.diary.until(Restarting, "a").cause.kind is ExitKind.NOT_READY
         house.diary.until(Restarted, "a")

@@ -11,7 +11,7 @@ from cudnn_actor.engines.cpu.fast.buffering import BUFFERED, with_small_buffers
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastProgram
 
-PATIENCE_S = 60
+from ...patience import PATIENCE_S
 
 
 def test_every_lane_computes_with_small_buffers_and_the_callers_are_as_before_behind_it() -> None:

@@ -16,7 +16,7 @@ from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.fast.kernels import dealt
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 
-PATIENCE_S = 60
+from ...patience import PATIENCE_S
 
 
 @pytest.fixture

@@ -37,10 +37,11 @@ from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec, Unsup
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ...patience import PATIENCE_S
+
 log = Log("cudnn_actor")
 MAKE, MAKE_IN_PIECES = f"{__name__}:Craft", f"{__name__}:PieceCraft"
 PIECES = b"first", b"x" * (1 << 16), b"last"
-PATIENCE_S = 20.0
 
 
 def graph(size: int = 4) -> OperationGraph:

@@ -12,7 +12,8 @@ import sys
 
 from cudnn_actor.engines.remote import BuilderHost, RemoteBuilder
 
-from .craft import MAKE, PATIENCE_S, Craft, graph
+from ...patience import PATIENCE_S
+from .craft import MAKE, Craft, graph
 
 
 def main(address: str, mode: str) -> None:

@@ -20,8 +20,9 @@ from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol import OutOfMemory, TensorSpec, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
+from ...patience import PATIENCE_S
 from .conftest import NewBuilder, processes
-from .craft import PATIENCE_S, Craft, Player, Stage, graph, maker_of, wait_for_exit
+from .craft import Craft, Player, Stage, graph, maker_of, wait_for_exit
 
 HERE = os.getpid()
 GRAPH = graph()

@@ -17,8 +17,9 @@ from cudnn_actor.engines.remote.builder_messages import Progress, Ready, Refused
 from cudnn_actor.processes.frames import LONGEST, encode
 from cudnn_actor.protocol.errors import ErrorRecord
 
+from ...patience import PATIENCE_S
 from .conftest import NewBuilder
-from .craft import PATIENCE_S, Stage, wait_for_exit
+from .craft import Stage, wait_for_exit
 from .test_remote_builds import GRAPH, HERE, build, ready, starting
 
 UNKNOWN = Refused(ErrorRecord(kind="NoSuchError", facts={}))
@@ -95,7 +96,7 @@ def test_a_build_that_costs_every_process_that_it_may_fails(new_builder: NewBuil
 def test_a_build_that_hangs_ends_with_its_process_and_the_next_has_a_new_one(
     new_builder: NewBuilder, stage: Stage
 ) -> None:
-    builder = new_builder(tries=2, answer_within_s=0.5)
+    builder = new_builder(tries=2, answer_within_s=2.0)
     first = ready(builder, stage)  # told nothing of the build, it waits at it
     with pytest.raises(EngineFailure, match="sent nothing for") as caught:
         build(builder)

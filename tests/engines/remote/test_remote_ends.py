@@ -30,8 +30,9 @@ from cudnn_actor.engines.remote.builder_messages import (
 )
 from cudnn_actor.processes.channel import Channel
 
+from ...patience import PATIENCE_S
 from .conftest import NewBuilder
-from .craft import MAKE, PATIENCE_S, Craft, Stage, graph, maker_of, wait_for_exit
+from .craft import MAKE, Craft, Stage, graph, maker_of, wait_for_exit
 from .test_remote_builds import GRAPH, HERE, build, ready, starting
 
 ROOT = Path(__file__).parents[3]
