@@ -79,6 +79,8 @@ class Watched:
         self.generation = 0
         """How many incarnations there were."""
         self.reachable = False
+        self.prepared = False
+        """Whether it has been given what all replicas have. Before, a request would miss some of it."""
         self.worker_pid: int | None = None
         self.has: dict[int, object] = {}
         """What this incarnation has of what all replicas have: by number, the recipe that it has followed."""
@@ -93,11 +95,11 @@ class Watched:
     async def request(self, deadline: Deadline, method: str, *args: Any) -> Any:
         """The answer of a method of the replica, which counts as a request.
 
-        Raises `ServiceStopped` as `Life.request`, also if the replica is not up; `DeadlineExceeded`; and what
-        the method raises.
+        Raises `ServiceStopped` as `Life.request`, also if the replica is not up or has not been given what
+        all have; `DeadlineExceeded`; and what the method raises.
         """
         life = self.life
-        if life is None or not self.reachable:
+        if life is None or not self.reachable or not self.prepared:
             raise ServiceStopped(reason=f"{self.name} does not run, or cannot be reached")
         left_s = deadline.left_s
         try:
@@ -139,13 +141,13 @@ class Watched:
             most=self._mailbox,
             found_ended=lambda why: self._ended(life, ExitReason.crash(why)),
         )
-        self.life, self.reachable, self.has = life, True, {}
+        self.life, self.reachable, self.prepared, self.has = life, True, False, {}
         self.generation += 1
         return life
 
     async def _follow(self, life: Life) -> None:
         """Give an incarnation what it needs, and then listen to it. Raises when it has ended."""
-        await self._listener.prepare(self)
+        await self._prepare()
         self._failures = 0
         if self.generation == 1:
             self._listener.happened(Started(child=self.name, generation=1))
@@ -183,14 +185,18 @@ class Watched:
             beat.cancel()
 
     def _unreachable(self, life: Life) -> None:
-        self.reachable = False
+        self.reachable = self.prepared = False
         life.withdraw(f"{self.name} has not answered for {self._lost_after_s:g} s")
         self._listener.lost(self)
 
     async def _back(self) -> None:
         self.reachable = True
-        await self._listener.prepare(self)
+        await self._prepare()
         self._listener.up(self)
+
+    async def _prepare(self) -> None:
+        await self._listener.prepare(self)
+        self.prepared = True
 
     def _ended(self, life: Life, why: ExitReason) -> None:
         """Take note that an incarnation has ended. Idempotent."""

@@ -10,12 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..patience import PATIENCE_S
+
 __all__ = ["ENVIRONMENT", "cluster", "kill_session", "of_session"]
 
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # else it writes a token into the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    # Serve kills its proxy if that is not ready in time; with its own settings, after 5 s.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(PATIENCE_S),
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(PATIENCE_S),
 }
 _STORE_BYTES = 80_000_000
 _NODE = {"num_cpus": 3, "object_store_memory": _STORE_BYTES}

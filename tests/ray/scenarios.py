@@ -37,11 +37,13 @@ from cudnn_actor.supervision import Escalated, Restarted, Restarting, Stopped
 from ..examples.test_guides import ROOT, said
 from ..examples.test_readme import printed, programs
 from ..onnx.small_models import FLOAT, image_model, model_of, node
+from ..patience import PATIENCE_S
 from ..pool.test_models import WEIGHTS, answer_of, layers
 
 __all__ = ["GROUPS", "SCENARIOS"]
 
-PLAIN: dict[str, Any] = {"num_replicas": 2, "num_gpus": 0, "num_cpus": 0.1}
+PLAIN: dict[str, Any] = {"num_replicas": 2, "num_gpus": 0, "num_cpus": 0.1, "lost_after_s": float(PATIENCE_S)}
+"""No replica counts as lost because it is slow. That a process or a node has ended, Ray tells."""
 
 
 def product() -> Graph:
@@ -261,7 +263,7 @@ async def the_programs_of_the_page_print_what_it_says(cluster: Any) -> None:
 async def what_a_silent_replica_had_runs_elsewhere_whatever_ray_knows(cluster: Any) -> None:
     """The process is stopped, so that it cannot answer, and Ray does not notice."""
     graph, w = product(), np.eye(8, dtype=np.float32)
-    async with RayPool(**PLAIN, lost_after_s=5.0) as pool:
+    async with RayPool(**{**PLAIN, "lost_after_s": 5.0}) as pool:
         pid = pool.statistics().members[0].pid
         send(signal.SIGSTOP, pid)
         tasks = [pool.submit(graph, x=np.full((4, 8), k, np.float32), w=w) for k in range(8)]
@@ -375,7 +377,6 @@ _TOGETHER = (
     replicas_and_workers_are_killed_under_load,
     a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one,
     what_is_loaded_while_no_replica_is_up_is_made_by_one_before_it_counts,
-    the_example_is_answered_by_serve,
     the_programs_of_the_page_print_what_it_says,
     values_go_in_and_come_out,
     what_was_meant_for_one_replica_ends_with_a_typed_error,
@@ -385,6 +386,7 @@ _TOGETHER = (
 )
 """Those that run at a time: each has pools of its own, and most of the time waits for Ray's processes."""
 _ALONE = (
+    the_example_is_answered_by_serve,  # Serve gives its parts a minute to start
     what_a_silent_replica_had_runs_elsewhere_whatever_ray_knows,
     a_request_ends_at_its_deadline_whatever_its_replica_does,
 )

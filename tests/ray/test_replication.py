@@ -28,4 +28,4 @@ async def test_what_is_dropped_is_waited_for_no_more(monkeypatch: pytest.MonkeyP
     assert not swapping.done(), "no replica is up"
     await replication.drop(held)
     with pytest.raises(InvalidRequest, match="is nothing that this pool has"):
-        await asyncio.wait_for(swapping, 10)
+        await asyncio.wait_for(swapping, PATIENCE_S)
