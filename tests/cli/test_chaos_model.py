@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,19 +38,24 @@ def test_a_model_is_served_batched_and_swapped_through_kills(
     path: Path, tmp_path: Path, standby: int
 ) -> None:
     out = tmp_path / "chaos.json"
-    words = ["--seconds", "5", "--kill-every", "0.4", "--standby", str(standby), "--seed", str(standby)]
+    words = ["--kill-every", "0.4", "--standby", str(standby), "--seed", str(standby)]
     words += ["--tasks", "1", "--load", "tasks,models,batched,swaps"]
-    done = cudnn_actor("chaos", "--model", str(path), *words, "--out", str(out))
-    assert out.exists(), done.stdout + done.stderr
-    record = json.loads(out.read_text())
-    counts = record["counts"]
-    assert (counts["lost"], counts["wrong"], record["stuck"], record["stopped"]) == (0, 0, [], ""), (
-        done.stdout
-    )
-    assert record["messages"]["ModelRun"] > 3
-    assert record["messages"]["BatchedRun"] > 3
-    assert record["messages"]["WeightWrite"] > 1
-    assert counts["restarts"] > 0
+    wanted = Counter({"ModelRun": 4, "BatchedRun": 4, "WeightWrite": 2, "restarts": 1})
+    seen: Counter[str] = Counter()
+    for seconds in (5, 20, 80):  # a slow machine gets more
+        done = cudnn_actor(
+            "chaos", "--model", str(path), *words, "--seconds", str(seconds), "--out", str(out)
+        )
+        assert out.exists(), done.stdout + done.stderr
+        record = json.loads(out.read_text())
+        counts = record["counts"]
+        assert (counts["lost"], counts["wrong"], record["stuck"], record["stopped"]) == (0, 0, [], ""), (
+            done.stdout
+        )
+        seen += Counter(record["messages"]) + Counter(restarts=counts["restarts"])
+        if seen >= wanted:
+            break
+    assert seen >= wanted
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,20 @@ def test_people_are_told_of_it_in_lines() -> None:
     assert not re.search("^Traceback", done.stderr, re.MULTILINE)  # of a log line there may be one
 
 
+SHORT_FOR_A_PROCESS = """
+import cudnn_actor.cli.diagnosis as diagnosis
+bounded, limit = diagnosis._bounded, diagnosis._LIMIT_S
+def _bounded(device, isolation):
+    diagnosis._LIMIT_S = 5.0 if isolation == "process" else limit
+    return bounded(device, isolation)
+diagnosis._bounded, diagnosis._END_S = _bounded, 1.0
+"""
+
+
 def test_a_forkserver_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HANGING_FORKSERVER)
     places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    limit = "import cudnn_actor.cli.diagnosis as diagnosis; diagnosis._LIMIT_S, diagnosis._END_S = 5.0, 1.0"
-    code = f"import os; os.environ['PYTHONPATH'] = {places!r}\n{limit}\n"
+    code = f"import os; os.environ['PYTHONPATH'] = {places!r}\n{SHORT_FOR_A_PROCESS}"
     done = python(
         "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}{DENIED.format(denial='', call='')}"
     )

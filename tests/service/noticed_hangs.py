@@ -20,10 +20,20 @@ from cudnn_actor.supervision.supervisor import Supervisor
 
 from ..inside import service_behind
 
-__all__ = ["NOTICED_S", "hanging_standby", "no_progress_since", "notice_hang", "short_limit"]
+__all__ = [
+    "LATE_S",
+    "NOTICED_S",
+    "hanging_standby",
+    "late_standby",
+    "no_progress_since",
+    "notice_hang",
+    "short_limit",
+]
 
 NOTICED_S = 0.2
 """The limit of an incarnation that hangs, in seconds."""
+LATE_S = 1.0
+"""That of a start that hangs."""
 
 
 def notice_hang(gpu: CudnnRef) -> None:
@@ -90,3 +100,14 @@ def hanging_standby(gpu: CudnnRef) -> Iterator[None]:
         yield
     finally:
         source._hang_after_s = own
+
+
+@contextmanager
+def late_standby(gpu: CudnnRef) -> Iterator[None]:
+    """Give a standby `LATE_S` to start, during the block. The next one has more again."""
+    source = service_behind(gpu)._isolation._life.source
+    own, source._ready_within_s = source._ready_within_s, LATE_S
+    try:
+        yield
+    finally:
+        source._ready_within_s = own

@@ -30,7 +30,7 @@ from .worker_rigs import GatedEngine, LaggingEngine, PoisonedEngine
 
 SOON_S = 0.5
 """How long a service waits, where a test shortens that, for a thread or process that does not end."""
-LIMIT_S = 1.0
+LIMIT_S = 2.0
 """A short `hang_after_s` for work that is no hang: each step takes far less, also on a busy machine. What
 hangs on purpose is noticed by `notice_hang`."""
 BEYOND_S = 1.5 * LIMIT_S
