@@ -22,6 +22,7 @@ __all__ = ["add_arguments", "run"]
 _NEEDED = ("starlette", "uvicorn", "grpc", "google.protobuf", "prometheus_client")
 """What the extra `serve` brings."""
 _LARGEST_PORT = 65535
+_MOST_PROCESSES = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--most-running", type=most, default=1024, metavar="N", help="inferences under way; 1024 unless given"
+    )
+    parser.add_argument(
+        "--processes",
+        type=whole_number(least=1, most=_MOST_PROCESSES),
+        default=1,
+        metavar="N",
+        help="how many processes serve HTTP and gRPC in front of the one that owns the GPU, as uvicorn's "
+        "--workers; 1 unless given: that one does it itself",
     )
     parser.add_argument(
         "--spans",
@@ -162,6 +171,7 @@ async def _run(args: argparse.Namespace) -> int:
         most_body=args.most_body,
         most_running=args.most_running,
         socket=args.socket,
+        processes=args.processes,
         spans=args.spans,
         service=service | cpu_options(args),
     )

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
-from cudnn_actor.metrics.prometheus import ServiceCollector
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped
 from cudnn_actor.service.spawning import spawn
 from cudnn_actor.serving.http_face import make_app
@@ -44,10 +42,8 @@ class Deployed:
         except BaseException:
             await self._ends.aclose()
             raise
-        self._host = server.host
-        registry = CollectorRegistry()
-        registry.register(ServiceCollector(self._gpu))
-        self.http = make_app(self._host, registry, None, most_body=options.most_body)
+        self._catalog = server.catalog
+        self.http = make_app(server.host, None, most_body=options.most_body)
 
     async def infer(
         self, inputs: Mapping[str, Any], *, model: str | None = None, timeout: float | None = None
@@ -72,12 +68,12 @@ class Deployed:
         CudnnActorError
             As `CudnnRef.run`, and `MailboxFull` if too many wait for a batch.
         """
-        names = [each.name for each in self._host.catalog.entries]
+        names = [each.name for each in self._catalog.entries]
         if model is None and len(names) != 1:
             raise InvalidRequest(
                 field="model", value=None, problem=f"is one of {', '.join(names) or 'none'}", fix="name one"
             )
-        _, served = self._host.catalog.served(names[0] if model is None else model)
+        _, served = self._catalog.served(names[0] if model is None else model)
         arrays = {name: np.asarray(each) for name, each in inputs.items()}
         return await served.run(arrays, timeout)
 

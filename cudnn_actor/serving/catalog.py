@@ -18,7 +18,7 @@ from cudnn_actor.serving.failures import NotServed
 from cudnn_actor.serving.served import Served
 from cudnn_actor.serving.statistics import ModelCounts
 
-__all__ = ["Catalog", "Entry", "Lend", "Origin"]
+__all__ = ["Catalog", "Entry", "Lend", "Origin", "Retire"]
 
 log = Log("cudnn_actor")
 
@@ -34,6 +34,7 @@ class Origin:
 
 Load = Callable[[str, Origin], Coroutine[Any, Any, Served]]
 Lend = Callable[[str, Model | None], None]
+Retire = Callable[[Served], Coroutine[Any, Any, None]]
 
 
 @dataclass
@@ -80,14 +81,27 @@ class Catalog:
     ----------
     load
         Loads and warms the model of a file, which is served under a name. Raises `CudnnActorError`.
+    changed
+        Called when what serves under a name, or its state, has changed. None if nothing is to be called.
+    retire
+        Awaited with a version that serves no more, before it is closed. None if nothing is to be awaited.
     lend
         Called with a name and the model that serves under it from now on; the model is None if no model does.
         None if nothing is to be called.
     """
 
-    def __init__(self, load: Load, lend: Lend | None = None) -> None:
+    def __init__(
+        self,
+        load: Load,
+        lend: Lend | None = None,
+        *,
+        changed: Callable[[], None] | None = None,
+        retire: Retire | None = None,
+    ) -> None:
         self._load = load
         self._lend: Lend = lend or _lend_nothing
+        self._changed: Callable[[], None] = changed or _nothing
+        self._retire: Retire | None = retire
         self._entries: dict[str, Entry] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -128,6 +142,7 @@ class Catalog:
         async with entry.lock:
             entry.wanted, entry.loading = True, True
             entry.origin = origin or entry.origin
+            self._changed()
             try:
                 served = await self._load(name, entry.origin)
             except CudnnActorError as error:
@@ -136,9 +151,11 @@ class Catalog:
                 raise
             finally:
                 entry.loading = False
+                self._changed()
             served.count_in(entry.counts)
             before, entry.served, entry.reason = entry.served, served, ""
             self._lend(name, served.model)
+            self._changed()
             log.info("serving.loaded", model=name, version=served.version)
             self._end(before)
 
@@ -149,22 +166,29 @@ class Catalog:
             entry.wanted = False
             before, entry.served, entry.reason = entry.served, None, "unloaded"
             self._lend(name, None)
+            self._changed()
             self._end(before)
 
     def remove(self, name: str) -> None:
         """Forget a model whose file has gone."""
         entry = self._entries.pop(name, None)
         if entry is not None:
+            before, entry.served = entry.served, None
             self._lend(name, None)
-            self._end(entry.served)
-            entry.served = None
+            self._changed()
+            self._end(before)
 
     def _end(self, served: Served | None) -> None:
         """Close a version behind, once its runs have finished."""
         if served is not None:
-            task = asyncio.get_running_loop().create_task(served.close())
+            task = asyncio.get_running_loop().create_task(self._close(served))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
+
+    async def _close(self, served: Served) -> None:
+        if self._retire is not None:
+            await self._retire(served)
+        await served.close()
 
     async def close(self) -> None:
         """Wait until every run has finished, and free all models."""
@@ -172,6 +196,10 @@ class Catalog:
             self.remove(name)
         if self._ending:
             await asyncio.gather(*self._ending, return_exceptions=True)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _lend_nothing(_name: str, _model: Model | None) -> None:

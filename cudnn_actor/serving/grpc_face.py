@@ -41,18 +41,21 @@ async def grpc_server(
     credentials: tuple[bytes, bytes] | None,
     most_body: int,
     most_calls: int,
+    beside_others: bool = False,
 ) -> AsyncIterator[int]:
     """Serve at an address, "127.0.0.1:8001"; gives the port. Leaving the block ends it.
 
     `credentials`: a key and its certificate, for TLS. `most_body`: bytes of a message. `most_calls`: calls at
     a time, streams among them. gRPC has a message in memory before any code here sees it, so these two bound
-    what messages take. Raises `OSError` if the address cannot be had.
+    what messages take. `beside_others`: whether other processes listen there, too, so that each gets a share
+    of the connections. Raises `OSError` if the address cannot be had.
     """
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", most_body),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),  # else a second server would take half of the connections
+            # Else a second server, started by mistake, would take half of the connections.
+            ("grpc.so_reuseport", int(beside_others)),
         ],
         # And no `grpc.max_concurrent_streams`: a connection at that limit has calls fail with UNAVAILABLE.
         maximum_concurrent_rpcs=most_calls,
@@ -95,37 +98,32 @@ class _GrpcFace:
 
     def _operations(self) -> dict[str, Operation]:
         """What each method but those of inference answers to its request, as the fields of its response."""
-        host, regions = self._host, self._host.regions
+        host, administration = self._host, self._host.administration
 
         async def load(asked: Any) -> Mapping[str, Any]:
             await host.load(asked.model_name, grpc_wire.parameters_of(asked.parameters))
             return {}
 
         async def unload(asked: Any) -> Mapping[str, Any]:
-            await host.unload(asked.model_name)
+            await administration.unload(asked.model_name)
             return {}
 
-        def status(asked: Any) -> Mapping[str, Any]:
-            found = regions.status(asked.name)
-            return {
-                "regions": {
-                    each.name: {
-                        "name": each.name,
-                        "key": each.key,
-                        "offset": each.offset,
-                        "byte_size": each.nbytes,
-                    }
-                    for each in found
-                }
-            }
+        async def status(asked: Any) -> Mapping[str, Any]:
+            return {"regions": {each["name"]: each for each in await administration.regions(asked.name)}}
 
-        def register(asked: Any) -> Mapping[str, Any]:
-            regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
+        async def register(asked: Any) -> Mapping[str, Any]:
+            await administration.register(asked.name, asked.key, asked.offset, asked.byte_size)
             return {}
 
-        def unregister(asked: Any) -> Mapping[str, Any]:
-            regions.unregister(asked.name)
+        async def unregister(asked: Any) -> Mapping[str, Any]:
+            await administration.unregister(asked.name)
             return {}
+
+        async def statistics(asked: Any) -> Mapping[str, Any]:
+            return {"model_stats": await administration.statistics(asked.name, asked.version)}
+
+        async def index(asked: Any) -> Mapping[str, Any]:
+            return {"models": await administration.index(ready=asked.ready)}
 
         at_once: dict[str, Callable[[Any], Mapping[str, Any]]] = {
             "ServerLive": lambda _: {"live": host.live},
@@ -134,13 +132,13 @@ class _GrpcFace:
             "ServerMetadata": lambda _: host.metadata(),
             "ModelMetadata": lambda asked: host.model_metadata(asked.name, asked.version),
             "ModelConfig": lambda asked: {"config": host.model_config(asked.name, asked.version)},
-            "ModelStatistics": lambda asked: {"model_stats": host.statistics(asked.name, asked.version)},
-            "RepositoryIndex": lambda asked: {"models": host.index(ready=asked.ready)},
+        }
+        return {
+            "ModelStatistics": statistics,
+            "RepositoryIndex": index,
             "SystemSharedMemoryStatus": status,
             "SystemSharedMemoryRegister": register,
             "SystemSharedMemoryUnregister": unregister,
-        }
-        return {
             "RepositoryModelLoad": load,
             "RepositoryModelUnload": unload,
             **{name: _awaited(answer) for name, answer in at_once.items()},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,13 +16,15 @@ from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.protocol.errors import CudnnActorError, MailboxFull
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.serving.catalog import Catalog
+from cudnn_actor.serving.administration import Administration
 from cudnn_actor.serving.failures import Busy, Draining, NotServed, Refused
+from cudnn_actor.serving.limits import Limits
 from cudnn_actor.serving.regions import SharedMemory
 from cudnn_actor.serving.requests import Inference
+from cudnn_actor.serving.statistics import ModelCounts
 from cudnn_actor.serving.under_way import UnderWay
 
-__all__ = ["EXTENSIONS", "LONG_LIST", "Admission", "Host"]
+__all__ = ["EXTENSIONS", "LONG_LIST", "Admission", "Answering", "Host", "Models", "Named"]
 
 T = TypeVar("T")
 NAME = "cudnn-actor"
@@ -39,6 +41,49 @@ EXTENSIONS = (
 )
 
 
+class Answering(Protocol):
+    """The version of a model that answers."""
+
+    @property
+    def version(self) -> str:
+        """Its version, as the protocol names it."""
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """The names of its outputs, in order."""
+
+    async def run(self, inputs: Mapping[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
+        """The outputs for these inputs. Raises as `CudnnRef.run`, and `MailboxFull` if too many wait."""
+
+    def samples(self, inputs: Mapping[str, np.ndarray]) -> int:
+        """How many samples a request has."""
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """What the protocol says of the model: its inputs and outputs."""
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Its configuration, in Triton's form."""
+
+
+class Named(Protocol):
+    """A model that the server knows by name."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def counts(self) -> ModelCounts:
+        """Its requests."""
+
+
+class Models(Protocol):
+    """The models by name, as this process knows them."""
+
+    def served(self, name: str, version: str = "") -> tuple[Named, Answering]:
+        """A model and the version that answers for it. Raises `NotServed`."""
+
+
 class Host:
     """The operations of the protocol. All of it runs on one event loop.
 
@@ -48,23 +93,28 @@ class Host:
         The service that runs the models.
     catalog
         The models.
+    administration
+        What answers all but inferences.
     regions
         The shared memory that clients have registered.
-    most_running
-        How many inferences may be under way; further ones are refused with `MailboxFull`.
-    most_bytes
-        How many bytes the requests of all of them may have; further ones are refused with `Busy`.
+    limits
+        How many inferences may be under way, further ones are refused with `MailboxFull`; and how many bytes
+        their requests may have, further ones are refused with `Busy`.
     """
 
     def __init__(
-        self, gpu: CudnnRef, catalog: Catalog, regions: SharedMemory, *, most_running: int, most_bytes: int
+        self,
+        gpu: CudnnRef,
+        catalog: Models,
+        administration: Administration,
+        regions: SharedMemory,
+        limits: Limits,
     ) -> None:
         self._gpu = gpu
         self.catalog = catalog
+        self.administration = administration
         self.regions = regions
-        self._most_running = most_running
-        self.most_bytes = most_bytes
-        self.bytes = 0
+        self.limits = limits
         self._under_way = UnderWay()
         self._aside = asyncio.Semaphore(_MOST_ASIDE)
         self.draining = False
@@ -86,6 +136,11 @@ class Host:
     def running(self) -> int:
         """How many inferences are under way."""
         return self._under_way.count
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes the requests have that are under way in this process."""
+        return self.limits.bytes
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a model answers."""
@@ -111,28 +166,6 @@ class Host:
         entry, served = self.catalog.served(name, version)
         return served.config(entry.name)
 
-    def index(self, *, ready: bool = False) -> list[dict[str, str]]:
-        """All models with their states; with `ready`, those that answer."""
-        return [
-            {
-                "name": each.name,
-                "version": each.origin.version if each.served is None else each.served.version,
-                "state": each.state,
-                "reason": each.reason,
-            }
-            for each in self.catalog.entries
-            if each.served is not None or not ready
-        ]
-
-    def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """The counters of a model, or of all that answer. Raises `NotServed`."""
-        chosen = [self.catalog.served(name, version)[0]] if name else self.catalog.entries
-        return [
-            {"name": each.name, "version": each.served.version, **each.counts.reported()}
-            for each in chosen
-            if each.served is not None
-        ]
-
     # What changes it.
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
@@ -143,11 +176,7 @@ class Host:
                 fix="put the files into the server's repository",
             )
         self._require_open()
-        await self.catalog.load(name)
-
-    async def unload(self, name: str) -> None:
-        """Serve a model no more. Raises `NotServed`."""
-        await self.catalog.unload(name)
+        await self.administration.load(name)
 
     # Inference.
 
@@ -155,9 +184,9 @@ class Host:
     def admitted(self) -> Iterator[Admission]:
         """Count one inference as under way. Raises `MailboxFull` and `Draining`."""
         self._require_open()
-        if self.running >= self._most_running:
-            raise MailboxFull(capacity=self._most_running)
-        admission = Admission(self)
+        if not self.limits.begin():
+            raise MailboxFull(capacity=self.limits.most_running)
+        admission = Admission(self.limits)
         with self._under_way.one():
             try:
                 yield admission
@@ -221,7 +250,7 @@ class Host:
         begun = time.perf_counter_ns()
         try:
             inference = await self.aside(decode) if listed > LONG_LIST else decode()
-            inference.wanted([each.name for each in served.model.outputs])  # before anything runs
+            inference.wanted(served.outputs)  # before anything runs
             decoded = time.perf_counter_ns()
             limits = [each for each in (inference.timeout_s, left_s) if each is not None]
             results = await served.run(inference.inputs, min(limits, default=None))
@@ -239,18 +268,17 @@ class Host:
 class Admission:
     """One inference that is under way, and the bytes that its request has so far."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._nbytes = 0
 
     def take(self, nbytes: int) -> None:
         """Count bytes that have come. Raises `Busy` if all requests together have too many."""
-        if self._host.bytes + nbytes > self._host.most_bytes:
-            raise Busy(most=self._host.most_bytes)
-        self._host.bytes += nbytes
+        if not self._limits.take(nbytes):
+            raise Busy(most=self._limits.most_bytes)
         self._nbytes += nbytes
 
     def end(self) -> None:
         """Give them back."""
-        self._host.bytes -= self._nbytes
+        self._limits.end(self._nbytes)
         self._nbytes = 0

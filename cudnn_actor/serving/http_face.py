@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -40,21 +39,19 @@ _PAGE_HEADERS = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(host: Host, registry: CollectorRegistry, tokens: Tokens | None, *, most_body: int) -> Starlette:
+def make_app(host: Host, tokens: Tokens | None, *, most_body: int) -> Starlette:
     """The application.
 
     Parameters
     ----------
     host
         What answers.
-    registry
-        The metrics at `/metrics`.
     tokens
         What requests must have, but those for health and the page; None for nothing.
     most_body
         The most bytes of a request's body.
     """
-    face = _HttpFace(host, registry, most_body)
+    face = _HttpFace(host, most_body)
     model = "/v2/models/{model}"
     of_model: list[tuple[str, str, Handler]] = [
         ("", "GET", face.model_metadata),
@@ -132,9 +129,8 @@ def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 class _HttpFace:
     """What answers the requests of HTTP. Errors are raised, as `CudnnActorError`."""
 
-    def __init__(self, host: Host, registry: CollectorRegistry, most_body: int) -> None:
+    def __init__(self, host: Host, most_body: int) -> None:
         self._host = host
-        self._registry = registry
         self._most_body = most_body
 
     # Health.
@@ -154,7 +150,7 @@ class _HttpFace:
         return Response(_PAGE, headers=_PAGE_HEADERS, media_type="text/html")
 
     async def metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await self._host.administration.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     async def metadata(self, _: Request) -> Response:
         return _json(self._host.metadata())
@@ -166,11 +162,11 @@ class _HttpFace:
         return _json(self._host.model_config(**_model(request)))
 
     async def statistics(self, request: Request) -> Response:
-        return _json({"model_stats": self._host.statistics(**_model(request))})
+        return _json({"model_stats": await self._host.administration.statistics(**_model(request))})
 
     async def index(self, request: Request) -> Response:
         asked = await self._control(request)
-        return _json(self._host.index(ready=asked.get("ready") is True))
+        return _json(await self._host.administration.index(ready=asked.get("ready") is True))
 
     async def not_offered(self, request: Request) -> Response:
         raise NotOffered(what=request.url.path[:100])
@@ -187,28 +183,22 @@ class _HttpFace:
 
     async def unload(self, request: Request) -> Response:
         await self._control(request)
-        await self._host.unload(request.path_params["model"])
+        await self._host.administration.unload(request.path_params["model"])
         return _json({})
 
     async def regions(self, request: Request) -> Response:
-        found = self._host.regions.status(request.path_params.get("region", ""))
-        return _json(
-            [
-                {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.nbytes}
-                for each in found
-            ]
-        )
+        return _json(await self._host.administration.regions(request.path_params.get("region", "")))
 
     async def register(self, request: Request) -> Response:
         asked = await self._control(request)
         key, offset, nbytes = asked.get("key"), asked.get("offset", 0), asked.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(nbytes) is not int:
             raise Refused(problem="key, offset or byte_size is missing", fix="give all of them")
-        self._host.regions.register(request.path_params["region"], key, offset, nbytes)
+        await self._host.administration.register(request.path_params["region"], key, offset, nbytes)
         return _json({})
 
     async def unregister(self, request: Request) -> Response:
-        self._host.regions.unregister(request.path_params.get("region", ""))
+        await self._host.administration.unregister(request.path_params.get("region", ""))
         return _json({})
 
     # Inference.

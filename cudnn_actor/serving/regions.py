@@ -73,6 +73,10 @@ class SharedMemory:
             )
         self._regions[name] = Region(name, key, offset, nbytes, descriptor)
 
+    def adopt(self, region: Region) -> None:
+        """Have a region that another process has opened. Its descriptor belongs to this object then."""
+        self._regions[region.name] = region
+
     def unregister(self, name: str = "") -> None:
         """Forget a region, or all. Nothing happens if it is not registered."""
         for each in [name] if name else list(self._regions):

@@ -59,6 +59,16 @@ class Served:
         self._under_way = UnderWay()
         self.count_in(ModelCounts())
 
+    @property
+    def batched(self) -> bool:
+        """Whether requests are put into batches."""
+        return self._endpoint is not None
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of its outputs, in order."""
+        return [each.name for each in self.model.outputs]
+
     def count_in(self, counts: ModelCounts) -> None:
         """Count its runs there from now on."""
         self._counts = counts
@@ -69,6 +79,20 @@ class Served:
         """The outputs for these inputs. Raises as `CudnnRef.run`, and `MailboxFull` if too many wait."""
         with self._under_way.one():  # before anything is awaited: `close` waits for it
             return await self._outputs(dict(inputs), timeout_s)
+
+    def begin(
+        self, inputs: Mapping[str, np.ndarray], timeout_s: float | None
+    ) -> asyncio.Future[dict[str, np.ndarray]]:
+        """As `run`, but begun at once. Of a request that is put into a batch, it costs no task."""
+        future = self._submitted(dict(inputs), timeout_s)
+        if future is None:
+            return asyncio.ensure_future(self.run(inputs, timeout_s))
+        self._under_way.begin()  # in the step in which it is submitted: `close` waits for it
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, _: asyncio.Future[dict[str, np.ndarray]]) -> None:
+        self._under_way.end()
 
     async def _outputs(self, inputs: dict[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
         future = self._submitted(inputs, timeout_s)

@@ -10,25 +10,25 @@ import asyncio
 import contextlib
 import ipaddress
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.attached import serve_socket
 from cudnn_actor.metrics.prometheus import ServiceCollector
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn
+from cudnn_actor.serving.administration import OwnAdministration
 from cudnn_actor.serving.catalog import Catalog, Lend, Origin
-from cudnn_actor.serving.connections import MOST_HEADERS, BoundedConnection
-from cudnn_actor.serving.grpc_face import grpc_server
+from cudnn_actor.serving.fronts import FrontAdministration, serving_processes
 from cudnn_actor.serving.host import Host
-from cudnn_actor.serving.http_face import make_app
+from cudnn_actor.serving.limits import Limits
+from cudnn_actor.serving.listening import Listening, listen, reserved
 from cudnn_actor.serving.regions import SharedMemory
 from cudnn_actor.serving.served import Served, load
 from cudnn_actor.serving.settings import Batching, Settings, read_settings
@@ -75,6 +75,9 @@ class ServerOptions:
         Seconds that running inferences get when the server ends.
     poll_s
         Seconds between two looks at the repository.
+    processes
+        How many processes serve HTTP and gRPC. 1: this one does. More: so many others do, which send their
+        requests to this one.
     spans
         Of the requests whose clients send no span, the share that gets one, 0 to 1; None for no spans at all.
         They go to OpenTelemetry's global tracer provider: see `RequestSpans`.
@@ -98,6 +101,7 @@ class ServerOptions:
     socket: Path | None = None
     drain_s: float = 30.0
     poll_s: float = 1.0
+    processes: int = 1
     spans: float | None = None
     service: Mapping[str, Any] = field(default_factory=dict)
 
@@ -118,14 +122,19 @@ class InferenceServer:
     gpu
         The service that runs the models.
     host
-        What answers.
+        What answers. With several serving processes, it answers nobody.
+    catalog
+        The models.
     http_port, grpc_port
         The ports that it listens on; None for none.
     """
 
-    def __init__(self, gpu: CudnnRef, host: Host, http_port: int | None, grpc_port: int | None) -> None:
+    def __init__(
+        self, gpu: CudnnRef, host: Host, catalog: Catalog, http_port: int | None, grpc_port: int | None
+    ) -> None:
         self.gpu = gpu
         self.host = host
+        self.catalog = catalog
         self.http_port = http_port
         self.grpc_port = grpc_port
 
@@ -149,6 +158,7 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
         tokens = await asyncio.to_thread(Tokens, options.token_file)
     async with contextlib.AsyncExitStack() as stack:
         if options.spans is not None:
+            _require_one_process(options)
             await stack.enter_async_context(_request_spans(gpu, options.spans))
         lend: Lend | None = None
         if options.socket is not None:
@@ -156,35 +166,81 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
             lend = (await stack.enter_async_context(serving)).lend
         regions = SharedMemory(offered=options.local)
         stack.callback(regions.close)
-        catalog = Catalog(_loader(gpu, options), lend)
-        stack.push_async_callback(catalog.close)
-        host = Host(
-            gpu,
-            catalog,
-            regions,
-            most_running=options.most_running,
-            most_bytes=4 * options.most_body if options.most_bytes is None else options.most_bytes,
-        )
         registry = CollectorRegistry()
         registry.register(ServiceCollector(gpu))
-        http_port = None
-        if options.http is not None:
-            app = make_app(host, registry, tokens, most_body=options.most_body)
-            http_port = await stack.enter_async_context(_http(app, options))
-        grpc_port = None
-        if options.grpc is not None:
-            credentials = await asyncio.to_thread(_credentials, options)
-            grpc_port = await stack.enter_async_context(_grpc(host, tokens, options, credentials))
-        stack.push_async_callback(_drained, host, options.drain_s)
-        for name, path in options.models.items():
-            catalog.add(name, Origin(path, "1"))
-            await catalog.load(name)
-        if options.repository is not None:
-            watch = Watch(catalog, options.repository, taken=options.models)
-            await watch.look(at_once=True)
-            stack.enter_context(_cancelled(asyncio.create_task(watch.keep_looking(options.poll_s))))
+        limits = Limits(
+            options.most_running, 4 * options.most_body if options.most_bytes is None else options.most_bytes
+        )
+        if options.processes == 1:
+            catalog = Catalog(_loader(gpu, options), lend)
+            stack.push_async_callback(catalog.close)
+            administration = OwnAdministration(catalog, regions, registry)
+            host = Host(gpu, catalog, administration, regions, limits)
+            ports = await stack.enter_async_context(listen(host, tokens, _listening(options)))
+            stack.push_async_callback(_drained, host, options.drain_s)
+            await _load_all(stack, catalog, options)
+        else:
+            http = stack.enter_context(reserved(options.host, options.http))
+            grpc = stack.enter_context(reserved(options.host, options.grpc))
+            ports = http, grpc
+            processes = serving_processes(
+                gpu._service, options.processes, _listening(options, *ports), tokens, limits=limits
+            )
+            fronts = await stack.enter_async_context(processes)
+            catalog = Catalog(_loader(gpu, options), lend, changed=fronts.changed, retire=fronts.retire)
+            stack.push_async_callback(catalog.close)
+            administration = FrontAdministration(catalog, regions, registry, fronts=fronts)
+            host = Host(gpu, catalog, administration, regions, limits)
+            stack.push_async_callback(fronts.drain, options.drain_s)
+            await fronts.start(catalog, regions, administration)
+            await _load_all(stack, catalog, options)
+            fronts.starting = False
+            await fronts.published()
         host.starting = False
-        yield InferenceServer(gpu, host, http_port, grpc_port)
+        yield InferenceServer(gpu, host, catalog, *ports)
+
+
+async def _load_all(stack: contextlib.AsyncExitStack, catalog: Catalog, options: ServerOptions) -> None:
+    """Load the models, and look at the repository from now on."""
+    for name, path in options.models.items():
+        catalog.add(name, Origin(path, "1"))
+        await catalog.load(name)
+    if options.repository is not None:
+        watch = Watch(catalog, options.repository, taken=options.models)
+        await watch.look(at_once=True)
+        stack.enter_context(_cancelled(asyncio.create_task(watch.keep_looking(options.poll_s))))
+
+
+def _require_one_process(options: ServerOptions) -> None:
+    if options.processes > 1:
+        raise InvalidRequest(
+            field="spans",
+            value=options.spans,
+            problem=f"cannot be had from {options.processes} serving processes",
+            fix="leave out --spans, or serve in one process",
+        )
+
+
+def _listening(options: ServerOptions, http: int | None = None, grpc: int | None = None) -> Listening:
+    """Where to listen: here, or, with the ports that they share, in each of several processes.
+
+    Each of these takes its share of the calls of gRPC, which have their messages in memory before anything
+    can count them, and of the connections of HTTP.
+    """
+    several = options.processes > 1
+    certificate, key = (None if each is None else str(each) for each in (options.certificate, options.key))
+    return Listening(
+        host=options.host,
+        http=http if several else options.http,
+        grpc=grpc if several else options.grpc,
+        certificate=certificate,
+        key=key,
+        most_body=options.most_body,
+        # What is no inference, and streams, beside the inferences.
+        most_calls=-(-2 * options.most_running // options.processes),
+        most_connections=-(-options.most_connections // options.processes),
+        beside_others=several,
+    )
 
 
 def _request_spans(gpu: CudnnRef, ratio: float) -> contextlib.AbstractAsyncContextManager[Any]:
@@ -211,68 +267,6 @@ async def _drained(host: Host, drain_s: float) -> None:
             await host.idle()
 
 
-class _Uvicorn(uvicorn.Server):
-    """uvicorn, without handlers of signals: this process has its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@contextlib.asynccontextmanager
-async def _http(app: Any, options: ServerOptions) -> AsyncIterator[int]:
-    """Serve an application; gives the port. Raises `OSError` if the address cannot be had."""
-    assert options.http is not None
-    listener = _listener(options.host, options.http)
-    config = uvicorn.Config(
-        app,
-        http=BoundedConnection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",  # it warns of each request that is none, and any client can send many
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        h11_max_incomplete_event_size=MOST_HEADERS,
-        limit_concurrency=options.most_connections,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=5,
-        ssl_certfile=options.certificate,
-        ssl_keyfile=options.key,
-    )
-    server = _Uvicorn(config)
-    await asyncio.to_thread(config.load)  # here, so that a wrong certificate is said before anything listens
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
-        listener.close()
-
-
-def _grpc(
-    host: Host, tokens: Tokens | None, options: ServerOptions, credentials: tuple[bytes, bytes] | None
-) -> contextlib.AbstractAsyncContextManager[int]:
-    at = f"[{options.host}]" if ":" in options.host else options.host
-    return grpc_server(
-        host,
-        tokens,
-        f"{at}:{options.grpc}",
-        credentials=credentials,
-        most_body=options.most_body,
-        most_calls=2 * options.most_running,  # what is no inference, and streams, beside the inferences
-    )
-
-
-def _credentials(options: ServerOptions) -> tuple[bytes, bytes] | None:
-    """The key and the certificate for TLS; None for none. Raises `OSError`."""
-    if options.certificate is None or options.key is None:
-        return None
-    return options.key.read_bytes(), options.certificate.read_bytes()
-
-
 @contextlib.contextmanager
 def _cancelled(task: asyncio.Task[None]) -> Iterator[None]:
     """Cancel a task at the end of the block."""
@@ -280,11 +274,6 @@ def _cancelled(task: asyncio.Task[None]) -> Iterator[None]:
         yield
     finally:
         task.cancel()
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=1024)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,11 @@ class Duration:
         self.count += 1
         self.ns += ns
 
+    def join(self, other: Duration) -> None:
+        """Count what another has counted."""
+        self.count += other.count
+        self.ns += other.ns
+
 
 @dataclass
 class BatchCounts:
@@ -87,6 +92,13 @@ class ModelCounts:
     def ran_alone(self, samples: int, ns: int) -> None:
         """Note the run of one request by itself."""
         self._of(samples).add(0, ns, 0)
+
+    def join(self, other: ModelCounts) -> None:
+        """Count the requests that another process has counted. It counts no batches and no runs."""
+        for part in ("success", "fail", "compute_input", "ran", "compute_output"):
+            getattr(self, part).join(getattr(other, part))
+        self.inferences += other.inferences
+        self.last_ms = max(self.last_ms, other.last_ms)
 
     def _of(self, samples: int) -> BatchCounts:
         return self.batches.setdefault(samples, BatchCounts())

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from cudnn_actor.serving.failures import Refused, Unauthorised
@@ -36,6 +37,18 @@ class Tokens:
         self._digests = [_digest(line) for line in kept if line and not line.startswith(b"#")]
         if not self._digests:
             raise Refused(problem=f"{path} has no token", fix="write one a line")
+
+    @classmethod
+    def of_digests(cls, digests: Iterable[bytes]) -> Tokens:
+        """The tokens that another process has read."""
+        tokens = cls.__new__(cls)
+        tokens._digests = list(digests)
+        return tokens
+
+    @property
+    def digests(self) -> list[bytes]:
+        """The SHA-256 of each."""
+        return list(self._digests)
 
     def require(self, header: str | None) -> None:
         """Raise `Unauthorised` unless an `Authorization` header has one of them."""

@@ -20,14 +20,22 @@ class UnderWay:
     @contextmanager
     def one(self) -> Iterator[None]:
         """Count one within the block."""
-        self.count += 1
-        self._none.clear()
+        self.begin()
         try:
             yield
         finally:
-            self.count -= 1
-            if not self.count:
-                self._none.set()
+            self.end()
+
+    def begin(self) -> None:
+        """Count one more."""
+        self.count += 1
+        self._none.clear()
+
+    def end(self) -> None:
+        """Count one less."""
+        self.count -= 1
+        if not self.count:
+            self._none.set()
 
     async def none(self) -> None:
         """Wait until none is under way."""

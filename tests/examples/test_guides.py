@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from cudnn_actor.cli import serve
@@ -93,7 +92,7 @@ def test_the_probes_of_kubernetes_ask_what_the_server_answers() -> None:
     probes = dict(re.findall(r"(\w+)Probe:\n +httpGet: {path: (\S+), port: 8000}", text))
     assert list(probes) == ["startup", "liveness", "readiness"]
     no_host: Any = None  # nothing is asked
-    served = make_app(no_host, CollectorRegistry(), None, most_body=1)
+    served = make_app(no_host, None, most_body=1)
     assert set(probes.values()) <= {route.path for route in served.routes if isinstance(route, Route)}
     [limit_s] = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
     assert int(limit_s) > ServerOptions.drain_s

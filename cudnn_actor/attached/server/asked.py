@@ -83,7 +83,7 @@ class Asked:
         """Bytes that were reserved for it."""
         self.imports = False
         """Whether it counts as a buffer of another service: see `Holdings.begin_import`."""
-        self.work: asyncio.Task[None] | None = None
+        self.work: asyncio.Future[Any] | None = None
         """What runs a model of the server's process for it."""
         self.results: Any = None
         """The answer, while it waits for room."""

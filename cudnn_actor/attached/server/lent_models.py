@@ -6,11 +6,15 @@ order of the client's other requests.
 
 A name keeps the reference by which clients know it, whatever model it stands for: a client that has got it
 goes on when another model takes the place of the first.
+
+Serving processes of the server's own program run models by what the server gives for them (`lend_run`): so
+the requests of all such processes are in the same batches.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -24,7 +28,10 @@ from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDepl
 from cudnn_actor.protocol.messages.messages import RunModel
 from cudnn_actor.protocol.messages.model_messages import ModelRef
 
-__all__ = ["LentModels"]
+__all__ = ["LentModels", "Run"]
+
+Run = Callable[[Mapping[str, np.ndarray], float | None], asyncio.Future[dict[str, np.ndarray]]]
+"""Begins a run with these inputs, and a timeout in seconds or None. Raises `CudnnActorError`."""
 
 
 class LentModels:
@@ -41,6 +48,7 @@ class LentModels:
         self._refs: dict[str, ModelRef] = {}
         """The reference of each name that was ever lent."""
         self._names: dict[ModelRef, str] = {}
+        self._runs: dict[ModelRef, Run] = {}
         for name, model in models.items():
             self.lend(name, model)
 
@@ -54,6 +62,15 @@ class LentModels:
         """Lend the model of a name no more, if one is lent. Runs that have begun go on."""
         self._models.pop(name, None)
 
+    def lend_run(self, model: Model, run: Run) -> LoadedModel:
+        """Have runs of a model by its reference begun by `run`. Returns what a client needs for that."""
+        self._runs[model.ref] = run
+        return LoadedModel(model.ref, model.inputs, model.defaults, model.outputs)
+
+    def take_back_run(self, model: Model) -> None:
+        """Begin no more runs of such a model. Those that have begun go on."""
+        self._runs.pop(model.ref, None)
+
     @property
     def shown(self) -> dict[str, LoadedModel]:
         """What clients are told of each lent model, by its name."""
@@ -65,6 +82,18 @@ class LentModels:
     def name_of(self, message: Any) -> str | None:
         """The name under which the model that a message runs is or was lent; None for anything else."""
         return self._names.get(message.model) if isinstance(message, RunModel) else None
+
+    def run_of(self, message: Any) -> Run | None:
+        """What begins the run that a message asks for, of a model of `lend_run`; None for anything else."""
+        return self._runs.get(message.model) if self._runs and isinstance(message, RunModel) else None
+
+    @staticmethod
+    def begin(asked: Asked, run: Run) -> None:
+        """Begin such a run for a client. The answer is delivered to `asked`. Raises `CudnnActorError`."""
+        message = asked.known.message
+        _check_arrays(message)
+        asked.work = run(message.arrays, asked.timeout_s)
+        asked.work.add_done_callback(functools.partial(_deliver, asked))
 
     def start(
         self, asked: Asked, name: str, in_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -93,6 +122,15 @@ class LentModels:
                     if self._models.get(name) is model:
                         raise
         raise NotDeployed(model=message.model.number, inputs="", unloaded=True)
+
+
+def _deliver(asked: Asked, work: asyncio.Future[dict[str, np.ndarray]]) -> None:
+    if work.cancelled():
+        asked.deliver(None, None)
+    elif (error := work.exception()) is not None:
+        asked.deliver(None, error)
+    else:
+        asked.deliver(work.result(), None)
 
 
 def _check_arrays(message: RunModel) -> None:

@@ -34,12 +34,14 @@ class OwnWeights:
         The service of this process.
     shared
         The weights that its clients share.
+    wanted
+        Whether weights are shared at all.
     """
 
-    def __init__(self, service: CudnnService, shared: SharedWeights) -> None:
+    def __init__(self, service: CudnnService, shared: SharedWeights, *, wanted: bool = True) -> None:
         self._service, self._shared = service, shared
         self._loop = asyncio.get_running_loop()
-        self._active = service.share_weight is None
+        self._active = wanted and service.share_weight is None
         if self._active:
             service.share_weight, service.state.give_back = self._share, self._give_back
 

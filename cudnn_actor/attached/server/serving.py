@@ -21,18 +21,28 @@ from cudnn_actor.attached.paths import peer_of, require_private, socket_path
 from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.server.costs import Costs
 from cudnn_actor.attached.server.fair_share import FairShare
-from cudnn_actor.attached.server.lent_models import LentModels
+from cudnn_actor.attached.server.lent_models import LentModels, Run
 from cudnn_actor.attached.server.own_weights import OwnWeights
 from cudnn_actor.attached.server.session import Session
 from cudnn_actor.attached.server.shared_weights import SharedWeights
-from cudnn_actor.attached.wire import FROM_CLIENT, LONGEST, Attached, Happened, Lent, Reading, Refusal, Status
+from cudnn_actor.attached.wire import (
+    FROM_CLIENT,
+    LONGEST,
+    Attached,
+    Happened,
+    Lent,
+    LoadedModel,
+    Reading,
+    Refusal,
+    Status,
+)
 from cudnn_actor.models import Model
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import CudnnService
 
-__all__ = ["ServedSocket", "serve_socket"]
+__all__ = ["ServedSocket", "serve_own_processes", "serve_socket"]
 
 log = Log("cudnn_actor.attached")
 
@@ -112,8 +122,35 @@ async def serve_socket(
         await served.aclose()
 
 
+@contextlib.asynccontextmanager
+async def serve_own_processes(
+    service: CudnnService, path: Path, *, clients: int, requests: int
+) -> AsyncIterator[ServedSocket]:
+    """As `serve_socket`, for other processes of the same program.
+
+    They share no weights, and are given models by `ServedSocket.lend_run` alone.
+    """
+    listening, _ = await in_own_thread(_opened, socket_path(path), False, {})
+    served = ServedSocket(
+        service,
+        path,
+        listening,
+        clients=clients,
+        requests=requests,
+        nbytes=None,
+        copies=0,
+        models={},
+        loaded={},
+        weights=False,
+    )
+    try:
+        yield served
+    finally:
+        await served.aclose()
+
+
 class ServedSocket:
-    """A service's socket. Made by `serve_socket`.
+    """A service's socket. Made by `serve_socket`, and by `serve_own_processes`.
 
     Parameters
     ----------
@@ -123,6 +160,8 @@ class ServedSocket:
         The files, and the models of this process, by name.
     listening
         The lock that says who serves, and the listening socket; owned by this object from now on.
+    weights
+        Whether weights that this process uploads are shared with clients.
     """
 
     def __init__(
@@ -137,6 +176,7 @@ class ServedSocket:
         copies: int,
         models: Mapping[str, str],
         loaded: Mapping[str, Model],
+        weights: bool = True,
     ) -> None:
         self.path = path
         """Where it lies."""
@@ -151,7 +191,7 @@ class ServedSocket:
         self.costs = Costs()
         self.shared = SharedWeights(self.state)
         self.lent = LentModels(loaded)
-        self._own_weights = OwnWeights(service, self.shared)
+        self._own_weights = OwnWeights(service, self.shared, wanted=weights)
         self.reading = Reading()
         self._sessions: set[Session] = set()
         self._pumping = self._pumps_soon = False
@@ -187,6 +227,17 @@ class ServedSocket:
         for session in tuple(self._sessions):
             if session.name:
                 session.send(shown)
+
+    def lend_run(self, model: Model, run: Run) -> LoadedModel:
+        """Have clients' runs of a model of this process begun by `run`, when they come: they take no turn.
+
+        Returns what a client makes a `ServedModel` of. Clients are not told of it.
+        """
+        return self.lent.lend_run(model, run)
+
+    def take_back_run(self, model: Model) -> None:
+        """Begin no more runs of such a model. Those that have begun go on."""
+        self.lent.take_back_run(model)
 
     def forget_parent(self) -> None:
         """In a forked child: close the copies of the descriptors, and leave the socket to the parent."""

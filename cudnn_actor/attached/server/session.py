@@ -288,6 +288,10 @@ class Session:
             self._put_in_turn(asked)
             return
         message = known.message
+        if self._server.lent.run_of(message) is not None:
+            # It takes no turn. It waits for a batch with requests of other clients, and fair share, which
+            # counts that wait as time of the device, would give the service one of them at a time.
+            known.control = True
         if isinstance(message, LendStaging):
             raise InvalidRequest(
                 field="message",
@@ -373,6 +377,10 @@ class Session:
         known, state, holdings = asked.known, self._server.state, self.holdings
         message = known.message
         try:
+            if known.control and (run := self._server.lent.run_of(message)) is not None:
+                self._check_unplaced(message)
+                self._server.lent.begin(asked, run)
+                return
             if not known.runs_plan and (name := self._server.lent.name_of(message)) is not None:
                 self._check_unplaced(message)
                 asked.sent_ns = time.perf_counter_ns()

@@ -1,0 +1,118 @@
+"""What is asked about the server and its models, and what changes them: all of the protocol but inference.
+
+These requests are few. Where several processes serve, the process that owns the service answers all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from cudnn_actor.serving.catalog import Catalog
+from cudnn_actor.serving.regions import Region, SharedMemory
+
+__all__ = ["Administration", "OwnAdministration", "region_record"]
+
+
+class Administration(Protocol):
+    """See the module's docstring. Records are those of the protocol."""
+
+    async def index(self, *, ready: bool) -> list[dict[str, str]]:
+        """All models with their states; with `ready`, those that answer."""
+
+    async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
+        """The counters of a model, or, for "", of all that answer. Raises `NotServed`."""
+
+    async def load(self, name: str) -> None:
+        """Load a model anew. Raises `NotServed`, and as `CudnnRef.load`."""
+
+    async def unload(self, name: str) -> None:
+        """Serve a model no more. Raises `NotServed`."""
+
+    async def regions(self, name: str) -> list[dict[str, Any]]:
+        """A region of shared memory, or, for "", all. Raises `Refused` if it is not registered."""
+
+    async def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Open a region. Raises `Refused`, and `NotOffered` where there may be none."""
+
+    async def unregister(self, name: str) -> None:
+        """Forget a region, or, for "", all."""
+
+    async def metrics(self) -> bytes:
+        """The text for Prometheus."""
+
+
+class OwnAdministration:
+    """That of the process that owns the service. On one event loop.
+
+    Parameters
+    ----------
+    catalog
+        The models.
+    memory
+        The regions.
+    registry
+        What the metrics come from.
+    """
+
+    def __init__(self, catalog: Catalog, memory: SharedMemory, registry: CollectorRegistry) -> None:
+        self._catalog, self._memory, self._registry = catalog, memory, registry
+
+    async def index(self, *, ready: bool) -> list[dict[str, str]]:
+        """All models with their states; with `ready`, those that answer."""
+        return [
+            {
+                "name": each.name,
+                "version": each.origin.version if each.served is None else each.served.version,
+                "state": each.state,
+                "reason": each.reason,
+            }
+            for each in self._catalog.entries
+            if each.served is not None or not ready
+        ]
+
+    async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
+        """The counters of a model, or of all that answer."""
+        chosen = [self._catalog.served(name, version)[0]] if name else self._catalog.entries
+        return [
+            {"name": each.name, "version": each.served.version, **each.counts.reported()}
+            for each in chosen
+            if each.served is not None
+        ]
+
+    async def load(self, name: str) -> None:
+        """Load a model anew."""
+        await self._catalog.load(name)
+
+    async def unload(self, name: str) -> None:
+        """Serve a model no more."""
+        await self._catalog.unload(name)
+
+    async def regions(self, name: str) -> list[dict[str, Any]]:
+        """A region of shared memory, or all."""
+        return [region_record(each) for each in self._memory.status(name)]
+
+    async def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Open a region."""
+        self._memory.register(name, key, offset, nbytes)
+
+    async def unregister(self, name: str) -> None:
+        """Forget a region, or all."""
+        self._memory.unregister(name)
+
+    async def metrics(self) -> bytes:
+        """The text for Prometheus."""
+        return generate_latest(self._registry)
+
+
+def region_record(region: Region) -> Mapping[str, Any]:
+    """A region as the protocol describes it."""
+    return {
+        "name": region.name,
+        "key": region.key,
+        "offset": region.offset,
+        "byte_size": region.nbytes,
+    }

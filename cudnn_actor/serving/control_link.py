@@ -1,0 +1,80 @@
+"""One end of the socket pair between the owner of the service and a serving process, on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
+
+__all__ = ["ControlLink"]
+
+
+class ControlLink:
+    """Frames to and from the other side, which is of the same program.
+
+    Parameters
+    ----------
+    connection
+        This end, owned by this object from now on.
+    decoder
+        Decodes the other side's frames.
+    on_frame
+        Takes each of them.
+    on_end
+        Called once, when the other side has gone.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        decoder: msgspec.msgpack.Decoder[Any],
+        on_frame: Callable[[Any], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._channel = Channel(connection, decoder)
+        self._on_frame, self._on_end = on_frame, on_end
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._loop.add_reader(self._channel.fileno(), self._readable)
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came with the frame which is being handled; the caller owns it."""
+        return self._channel.take_descriptor()
+
+    def send(self, frame: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send a frame, now or when there is room; nothing if the other side has gone."""
+        if self._open:
+            self._channel.send(frame, descriptors)
+            if self._channel.backed_up:
+                self._loop.add_writer(self._channel.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        if self._channel.flush():
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _readable(self) -> None:
+        try:
+            for frame in self._channel.receive():
+                if self._open:
+                    self._on_frame(frame)
+        except BadFrame:  # the other side is of the same program: it is broken, so it is given up
+            self.close()
+            self._on_end()
+            return
+        if self._open and self._channel.ended:
+            self.close()
+            self._on_end()
+
+    def close(self) -> None:
+        """Close this end. Idempotent."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._channel.fileno())
+            self._loop.remove_writer(self._channel.fileno())
+            self._channel.close()

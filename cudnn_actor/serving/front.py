@@ -1,0 +1,336 @@
+"""A serving process: HTTP and gRPC in front of a service that another process owns.
+
+Its program is `main`. It is attached to the service, and sends it what clients ask it to run. What it knows
+of models and of clients' shared memory, the owner has told it; what it is asked about them, it asks the
+owner. So it can be replaced at any time: nothing but its connections is lost with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.attached import ServedModel, connect
+from cudnn_actor.processes.process_state import call_this_process
+from cudnn_actor.protocol.errors import ServiceStopped
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.serving.control_link import ControlLink
+from cudnn_actor.serving.failures import NotServed
+from cudnn_actor.serving.front_wire import (
+    FROM_OWNER,
+    AddRegion,
+    Ask,
+    Begin,
+    Counts,
+    Drain,
+    DropRegions,
+    Failed,
+    GiveCounts,
+    Listens,
+    ModelRecord,
+    Released,
+    Reply,
+    Served,
+    Took,
+    Version,
+)
+from cudnn_actor.serving.host import Host
+from cudnn_actor.serving.limits import SharedLimits, shared_table
+from cudnn_actor.serving.listening import listen
+from cudnn_actor.serving.regions import Region, SharedMemory
+from cudnn_actor.serving.statistics import ModelCounts
+from cudnn_actor.serving.tokens import Tokens
+from cudnn_actor.serving.under_way import UnderWay
+
+__all__ = ["NAME", "main"]
+
+NAME = "cudnn-serving"
+"""The process's name, as `ps -o comm` shows it."""
+_COUNTS_S = 1.0
+"""How often the owner is told what was counted: what is lost if this process is killed."""
+
+
+class _VersionHere:
+    """A version of a model, which the owner's process runs."""
+
+    def __init__(self, gpu: CudnnRef, record: Version) -> None:
+        self._record = record
+        self.key = record.key
+        self.version = record.version
+        self._model = ServedModel(gpu, f"version {record.version}", record.loaded)
+        self.outputs: Sequence[str] = [each.name for each in record.loaded.outputs]
+        self.under_way = UnderWay()
+
+    async def run(self, inputs: Mapping[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
+        with self.under_way.one():  # before anything is awaited: the owner keeps the version until none is
+            return await self._model.run(inputs, timeout=timeout_s)
+
+    def samples(self, inputs: Mapping[str, np.ndarray]) -> int:
+        first = next(iter(inputs.values()), None)
+        return len(first) if self._record.batched and first is not None and first.ndim else 1
+
+    def metadata(self, _name: str) -> dict[str, Any]:
+        return self._record.metadata
+
+    def config(self, _name: str) -> dict[str, Any]:
+        return self._record.config
+
+
+class _Named:
+    """A model by its name, and what this process has counted of it and not told yet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.counts = ModelCounts()
+        self.loading = False
+        self.served: _VersionHere | None = None
+
+
+class _ModelsHere:
+    """The models, as the owner has told last."""
+
+    def __init__(self, gpu: CudnnRef) -> None:
+        self._gpu = gpu
+        self._named: dict[str, _Named] = {}
+
+    def served(self, name: str, version: str = "") -> tuple[_Named, _VersionHere]:
+        """See `Catalog.served`, whose errors these are."""
+        named = self._named.get(name)
+        if named is None:
+            raise NotServed(model=name[:200], version="", problem="is unknown")
+        if named.served is None:
+            problem = "is being loaded" if named.loading else "is not loaded"
+            raise NotServed(model=name, version="", problem=problem, passing=named.loading)
+        if version not in ("", named.served.version):
+            problem = f"is not served, but version {named.served.version!r}"
+            raise NotServed(model=name, version=version[:40], problem=problem)
+        return named, named.served
+
+    def replace(self, records: Sequence[ModelRecord]) -> list[_VersionHere]:
+        """Have these models from now on. Returns the versions that answer no more."""
+        before = {each.served.key: each.served for each in self._named.values() if each.served is not None}
+        known = {each.name: self._named.get(each.name) or _Named(each.name) for each in records}
+        for record in records:
+            named = known[record.name]
+            named.loading = record.loading
+            if record.served is None:
+                named.served = None
+            else:
+                there = before.pop(record.served.key, None)
+                named.served = there or _VersionHere(self._gpu, record.served)
+        self._named = known
+        return list(before.values())
+
+    def taken_counts(self) -> dict[str, ModelCounts]:
+        """What was counted since the last call."""
+        taken = {}
+        for named in self._named.values():
+            if named.counts.success.count or named.counts.fail.count:
+                taken[named.name], named.counts = named.counts, ModelCounts()
+        return taken
+
+
+class _AskedOwner:
+    """The `Administration` of the owner, asked for."""
+
+    def __init__(self, link: ControlLink) -> None:
+        self._link = link
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+
+    async def index(self, *, ready: bool) -> list[dict[str, str]]:
+        return await self._ask("index", ready=ready)  # type: ignore[no-any-return]
+
+    async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
+        return await self._ask("statistics", name=name, version=version)  # type: ignore[no-any-return]
+
+    async def load(self, name: str) -> None:
+        await self._ask("load", name=name)
+
+    async def unload(self, name: str) -> None:
+        await self._ask("unload", name=name)
+
+    async def regions(self, name: str) -> list[dict[str, Any]]:
+        return await self._ask("regions", name=name)  # type: ignore[no-any-return]
+
+    async def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        await self._ask("register", name=name, key=key, offset=offset, nbytes=nbytes)
+
+    async def unregister(self, name: str) -> None:
+        await self._ask("unregister", name=name)
+
+    async def metrics(self) -> bytes:
+        return await self._ask("metrics")  # type: ignore[no-any-return]
+
+    async def _ask(self, method: str, **arguments: Any) -> Any:
+        number = next(self._numbers)
+        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._link.send(Ask(number, method, arguments))
+            return await future
+        finally:
+            del self._asked[number]
+
+    def take(self, reply: Reply) -> None:
+        """Take the owner's answer."""
+        future = self._asked.get(reply.number)
+        if future is None or future.done():  # its client has gone
+            return
+        if reply.error is not None:
+            future.set_exception(reply.error.to_error())
+        else:
+            future.set_result(reply.value)
+
+    def end(self) -> None:
+        """Answer what is asked, because the owner has gone."""
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(ServiceStopped(reason="the process that owns the service has ended"))
+
+
+class _Front:
+    """What is told by the owner, and what is done then."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.begun: asyncio.Future[Begin] = asyncio.get_running_loop().create_future()
+        self.ending: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        """The seconds that requests under way have left, once this process is to end."""
+        self.link = ControlLink(connection, FROM_OWNER, self._take, self._owner_gone)
+        self.administration = _AskedOwner(self.link)
+        self.memory = SharedMemory(offered=True)  # whether a client may have a region, the owner says
+        self.models: _ModelsHere | None = None
+        self.host: Host | None = None
+        self._waiting: list[Any] = []
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    def start(self, host: Host, models: _ModelsHere) -> None:
+        """Have what the frames are about, also those that have come already."""
+        self.host, self.models = host, models
+        waiting, self._waiting = self._waiting, []
+        for frame in waiting:
+            self._take(frame)
+
+    def _take(self, frame: Any) -> None:
+        if isinstance(frame, Begin):
+            self.begun.set_result(frame)
+        elif isinstance(frame, AddRegion):
+            self.memory.adopt(
+                Region(frame.name, frame.key, frame.offset, frame.nbytes, self.link.take_descriptor())
+            )
+            self.link.send(Took(frame.number))
+        elif isinstance(frame, DropRegions):
+            self.memory.unregister(frame.name)
+            self.link.send(Took(frame.number))
+        elif isinstance(frame, Drain):
+            self._end(frame.seconds)
+        elif isinstance(frame, Reply):
+            self.administration.take(frame)
+        elif self.models is None or self.host is None:
+            self._waiting.append(frame)
+        elif isinstance(frame, GiveCounts):
+            self.link.send(Counts(frame.number, self.models.taken_counts()))
+        elif isinstance(frame, Served):
+            self.host.starting = frame.starting
+            if counts := self.models.taken_counts():  # a model that goes takes its counts along
+                self.link.send(Counts(0, counts))
+            for version in self.models.replace(frame.models):
+                self._release(version)
+            self.link.send(Took(frame.number))
+
+    def _release(self, version: _VersionHere) -> None:
+        """Tell the owner once no request uses a version any more. None begins: no name leads to it."""
+        if not version.under_way.count:
+            self.link.send(Released([version.key]))
+            return
+
+        async def release() -> None:
+            await version.under_way.none()
+            self.link.send(Released([version.key]))
+
+        task = asyncio.create_task(release())
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    def _owner_gone(self) -> None:
+        self.administration.end()
+        if not self.begun.done():
+            self.begun.cancel()
+        self._end(0.0)
+
+    def _end(self, seconds: float) -> None:
+        if self.host is not None:
+            self.host.draining = True
+        if not self.ending.done():
+            self.ending.set_result(seconds)
+
+    async def keep_counting(self) -> None:
+        """Tell the owner again and again what was counted, until cancelled."""
+        while True:
+            await asyncio.sleep(_COUNTS_S)
+            if self.models is not None and (counts := self.models.taken_counts()):
+                self.link.send(Counts(0, counts))
+
+
+def main() -> None:
+    """Serve until the owner says to end, or has gone.
+
+    Its arguments are two descriptors: its end of the socket pair, and the table of limits.
+    """
+    call_this_process(NAME)
+    for each in (signal.SIGINT, signal.SIGTERM):  # the owner gets them, too, and says what is to be done
+        signal.signal(each, signal.SIG_IGN)
+    connection, table = (int(number) for number in sys.argv[1:])
+    os.set_inheritable(connection, False)
+    os.set_inheritable(table, False)
+    asyncio.run(_serve(socket.socket(fileno=connection), table))
+
+
+async def _serve(connection: socket.socket, table: int) -> None:
+    front = _Front(connection)
+    with contextlib.suppress(asyncio.CancelledError):
+        begin = await front.begun
+        try:
+            async with connect(begin.path, name=f"{NAME} {begin.row}") as gpu:
+                await _serve_at(front, gpu, begin, table)
+        except Exception as error:
+            front.link.send(Failed(str(error) or repr(error), isinstance(error, OSError)))
+            raise
+    front.link.close()
+
+
+async def _serve_at(front: _Front, gpu: CudnnRef, begin: Begin, table: int) -> None:
+    models = _ModelsHere(gpu)
+    limits = SharedLimits(begin.most_running, begin.most_bytes, shared_table(table, begin.rows), begin.row)
+    host = Host(gpu, models, front.administration, front.memory, limits)
+    front.start(host, models)
+    tokens = None if begin.tokens is None else Tokens.of_digests(begin.tokens)
+    async with listen(host, tokens, begin.at):
+        with _cancelled(asyncio.create_task(front.keep_counting())):
+            front.link.send(Listens())
+            gc.collect()
+            gc.freeze()  # as the command does: a full collection would hold up all requests
+            seconds = await front.ending
+            host.draining = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await host.idle()
+    front.memory.close()
+
+
+@contextmanager
+def _cancelled(task: asyncio.Task[None]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -1,0 +1,500 @@
+"""The serving processes, as the process that owns the service sees them: started, told, asked, and replaced.
+
+The owner keeps what there is once: the models, clients' shared memory, counters, and where batches are put
+together. A serving process has connections, reads requests and writes answers. See `front`.
+
+A version of a model that serves no more is closed when every serving process has said that none of its
+requests uses it: so a run of the old version finishes on it, whichever process it came by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.attached.server.serving import ServedSocket, serve_own_processes
+from cudnn_actor.processes.interpreter import start_module
+from cudnn_actor.processes.process_state import ending_of
+from cudnn_actor.protocol.errors import CudnnActorError, StartFailed
+from cudnn_actor.service.service import CudnnService
+from cudnn_actor.serving.administration import OwnAdministration
+from cudnn_actor.serving.catalog import Catalog, Entry
+from cudnn_actor.serving.control_link import ControlLink
+from cudnn_actor.serving.front_wire import (
+    FROM_FRONT,
+    AddRegion,
+    Ask,
+    Begin,
+    Counts,
+    Drain,
+    DropRegions,
+    ErrorOnWire,
+    Failed,
+    GiveCounts,
+    Listens,
+    ModelRecord,
+    Released,
+    Reply,
+    Took,
+    Version,
+)
+from cudnn_actor.serving.front_wire import Served as ServedModels
+from cudnn_actor.serving.limits import Limits, shared_table
+from cudnn_actor.serving.listening import Listening
+from cudnn_actor.serving.regions import Region, SharedMemory
+from cudnn_actor.serving.served import Served
+from cudnn_actor.serving.tokens import Tokens
+
+__all__ = ["FrontAdministration", "Fronts", "serving_processes"]
+
+log = Log("cudnn_actor")
+
+_ANSWER_S = 2.0
+"""How long a serving process may take to say that it knows something, before nobody waits for it any more."""
+_MOST_FAILED_STARTS = 3
+"""Of the processes that are started at first, how many may end before they listen."""
+_LONGEST_PAUSE_S = 30.0
+_LIVES_S = 5.0
+"""A process that has lived for so long is replaced at once, others after a pause."""
+_GRACE_S = 15.0
+"""Seconds beside those for requests under way that a process gets for its end."""
+
+
+class _Front:
+    """One serving process.
+
+    Parameters
+    ----------
+    row
+        Its row of the table of limits, which its successor has after it.
+    process, connection
+        It with its pidfd, and this end of the socket pair; owned by this object from now on.
+    on_frame
+        Called with this object and each of its frames.
+    listening
+        Done when a process with this row has listened for the first time.
+    """
+
+    def __init__(
+        self,
+        row: int,
+        process: tuple[subprocess.Popen[bytes], int],
+        connection: socket.socket,
+        on_frame: Callable[[_Front, Any], None],
+        listening: asyncio.Future[None],
+    ) -> None:
+        self.listening = listening
+        self.row = row
+        self._process, self._pidfd = process
+        self.pid = self._process.pid
+        self.since_s = time.monotonic()
+        self.listens = False
+        self.problem = ""
+        self.holds: set[int] = set()
+        """The versions of models that its requests may use."""
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        """How it has ended, once it has."""
+        self.waited_for: dict[int, asyncio.Future[None]] = {}
+        """What it has been sent and has not said that it knows, by number."""
+        self.link = ControlLink(
+            connection, FROM_FRONT, functools.partial(on_frame, self), self._end_of_frames
+        )
+        loop.add_reader(self._pidfd, self._exited)
+
+    def _end_of_frames(self) -> None:
+        self.kill()  # it has ended, is about to, or is broken
+
+    def _exited(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.link.close()
+        status = self._process.wait()  # it is there to be reaped: its pidfd says so
+        for future in self.waited_for.values():
+            if not future.done():
+                future.set_result(None)
+        if not self.ended.done():
+            self.ended.set_result(ending_of(status))
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def told(self, number: int) -> None:
+        """Wait until it has said that it knows what it was sent with a number, for up to `_ANSWER_S`."""
+        future = self.waited_for[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await future
+        except TimeoutError:
+            log.warning("serving.process_slow", pid=self.pid)
+        finally:
+            del self.waited_for[number]
+
+    def heard(self, number: int) -> None:
+        """Note that it has said so."""
+        future = self.waited_for.get(number)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+
+class Fronts:
+    """All serving processes. On one event loop. Made by `serving_processes`.
+
+    Parameters
+    ----------
+    count
+        How many processes serve.
+    begin
+        What each is told first; `row` is set for each.
+    socket
+        What they are attached to.
+    """
+
+    def __init__(self, count: int, begin: Begin, served: ServedSocket) -> None:
+        self._count, self._begin, self._socket = count, begin, served
+        self.starting = True
+        self._catalog: Catalog | None = None
+        self._memory: SharedMemory | None = None
+        self._administration: FrontAdministration | None = None
+        self._numbers = itertools.count(1)
+        self._versions: dict[int, Version] = {}
+        self._keys: dict[Served, int] = {}
+        self._released = asyncio.Event()
+        self._fronts: set[_Front] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = asyncio.Event()
+        self._kept: list[asyncio.Task[None]] = []
+        self._failed_starts = 0
+        self._table = os.memfd_create("cudnn-actor-limits")
+        self._limits = shared_table(self._table, count)
+
+    # The processes.
+
+    async def start(
+        self, catalog: Catalog, memory: SharedMemory, administration: FrontAdministration
+    ) -> None:
+        """Start all, and wait until they listen.
+
+        Raises `OSError` for an address or a certificate, and `StartFailed` if they end before they listen.
+        """
+        self._catalog, self._memory, self._administration = catalog, memory, administration
+        listening = [asyncio.get_running_loop().create_future() for _ in range(self._count)]
+        for row, future in enumerate(listening):
+            self._kept.append(self._in_task(self._keep(row, future)))
+        await asyncio.gather(*listening)
+
+    async def _keep(self, row: int, listening: asyncio.Future[None]) -> None:
+        """Have a process with a row, and another one whenever it has ended. `listening`: done when the first
+        listens, or none does."""
+        pause_s = 0.0
+        while not await self._drains_within(pause_s):
+            try:
+                front = await self._started(row, listening)
+            except (OSError, CudnnActorError) as error:
+                ended, lived_s = f"could not be started: {error}", 0.0
+                log.warning("serving.process_ended", how=ended)
+            else:
+                self._fronts.add(front)
+                self._greet(front)
+                if self._draining.is_set():  # it was not there when the others were told
+                    front.kill()
+                ended = await front.ended
+                lived_s = time.monotonic() - front.since_s
+                self._forget(front)
+                ended = front.problem or ended
+                if self._draining.is_set():
+                    break
+                log.warning("serving.process_ended", pid=front.pid, how=ended)
+            if not listening.done():
+                self._failed_starts += 1
+                if self._failed_starts >= _MOST_FAILED_STARTS:
+                    listening.set_exception(StartFailed(detail=f"a serving process {ended}"))
+                    return
+            pause_s = 0.0 if lived_s > _LIVES_S else min(max(2 * pause_s, 0.5), _LONGEST_PAUSE_S)
+        if not listening.done():
+            listening.cancel()
+
+    async def _drains_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._draining.wait()
+        return self._draining.is_set()
+
+    async def _started(self, row: int, listening: asyncio.Future[None]) -> _Front:
+        """Start a process. Raises `OSError`, and `InvalidRequest` if there is no Python."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                start = functools.partial(
+                    start_module,
+                    "cudnn_actor.serving.front",
+                    str(theirs.fileno()),
+                    str(self._table),
+                    descriptors=(theirs.fileno(), self._table),
+                    executable=None,
+                )
+                process = await asyncio.to_thread(start)
+        except BaseException:
+            ours.close()
+            raise
+        return _Front(row, process, ours, self._take, listening)
+
+    def _greet(self, front: _Front) -> None:
+        """Tell a new process all that it must know before it listens."""
+        assert self._memory is not None
+        front.link.send(msgspec.structs.replace(self._begin, row=front.row))
+        for region in self._memory.status():
+            self._send_region(front, region, 0)
+        self._send_models(front, self._records(), 0)
+
+    def _forget(self, front: _Front) -> None:
+        """Note that a process has ended. Its requests have ended with it."""
+        self._fronts.discard(front)
+        self._limits[front.row] = 0  # nobody else writes there, until its successor is started
+        self._released.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Have all processes take no more inferences, answer what is under way, for so long, and end."""
+        self._draining.set()
+        for front in tuple(self._fronts):
+            front.link.send(Drain(seconds))
+        if self._kept:
+            await asyncio.wait(self._kept, timeout=seconds + _GRACE_S)
+        await self._end_all()
+
+    async def aclose(self) -> None:
+        """End all processes at once."""
+        self._draining.set()
+        await self._end_all()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        os.close(self._table)
+
+    async def _end_all(self) -> None:
+        for front in tuple(self._fronts):
+            front.kill()
+        await asyncio.gather(*self._kept, return_exceptions=True)
+
+    def _in_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of those that listen."""
+        return sorted(front.pid for front in self._fronts if front.listens)
+
+    # What they say.
+
+    def _take(self, front: _Front, frame: Any) -> None:
+        if isinstance(frame, Ask):
+            self._in_task(self._answer(front, frame))
+        elif isinstance(frame, Counts):
+            self._join(frame)
+            front.heard(frame.number)
+        elif isinstance(frame, Took):
+            front.heard(frame.number)
+        elif isinstance(frame, Released):
+            front.holds.difference_update(frame.keys)
+            self._released.set()
+        elif isinstance(frame, Listens):
+            front.listens = True
+            log.info("serving.process_listens", pid=front.pid)
+            if not front.listening.done():
+                front.listening.set_result(None)
+        elif isinstance(frame, Failed):
+            front.problem = f"could not serve: {frame.text}"
+            if frame.address and not front.listening.done():
+                front.listening.set_exception(OSError(frame.text))
+
+    async def _answer(self, front: _Front, asked: Ask) -> None:
+        assert self._administration is not None
+        try:
+            value = await getattr(self._administration, asked.method)(**asked.arguments)
+        except CudnnActorError as error:
+            front.link.send(Reply(asked.number, error=ErrorOnWire.of(error)))
+        except Exception as error:
+            log.exception("serving.request_failed", method=asked.method)
+            front.link.send(Reply(asked.number, error=ErrorOnWire.of(CudnnActorError(str(error)))))
+        else:
+            front.link.send(Reply(asked.number, value))
+
+    def _join(self, frame: Counts) -> None:
+        assert self._catalog is not None
+        for entry in self._catalog.entries:
+            if (counts := frame.counts.get(entry.name)) is not None:
+                entry.counts.join(counts)
+
+    async def gather_counts(self) -> None:
+        """Have what all processes have counted so far, in the counts of the catalog."""
+        await self._tell(lambda front, number: front.link.send(GiveCounts(number)))
+
+    # What they are told.
+
+    async def _tell(self, send: Callable[[_Front, int], None]) -> None:
+        """Tell all processes something, and wait until they know it.
+
+        One that starts is told, too, before it listens. One that does not answer is not waited for any more,
+        and the log says so.
+        """
+        waiting = []
+        for front in tuple(self._fronts):
+            number = next(self._numbers)
+            send(front, number)
+            if front.listens:
+                waiting.append(front.told(number))
+        await asyncio.gather(*waiting)
+
+    def changed(self) -> None:
+        """Tell all processes which models there are."""
+        if self._fronts:
+            records = self._records()
+            for front in self._fronts:
+                self._send_models(front, records, 0)
+
+    async def published(self) -> None:
+        """Wait until all processes know which models there are."""
+        records = self._records()
+        await self._tell(lambda front, number: self._send_models(front, records, number))
+
+    async def add_region(self, region: Region) -> None:
+        """Have all processes know a region, and wait until they do."""
+        await self._tell(lambda front, number: self._send_region(front, region, number))
+
+    async def drop_regions(self, name: str) -> None:
+        """Have all processes forget a region, or, for "", all, and wait until they have."""
+        await self._tell(lambda front, number: front.link.send(DropRegions(number, name)))
+
+    @staticmethod
+    def _send_region(front: _Front, region: Region, number: int) -> None:
+        frame = AddRegion(number, region.name, region.key, region.offset, region.nbytes)
+        front.link.send(frame, (region.descriptor,))
+
+    def _send_models(self, front: _Front, records: list[ModelRecord], number: int) -> None:
+        front.holds |= {each.served.key for each in records if each.served is not None}
+        front.link.send(ServedModels(number, self.starting, records))
+
+    # Models.
+
+    def _records(self) -> list[ModelRecord]:
+        assert self._catalog is not None
+        return [ModelRecord(each.name, each.loading, self._version(each)) for each in self._catalog.entries]
+
+    def _version(self, entry: Entry) -> Version | None:
+        served = entry.served
+        if served is None:
+            return None
+        key = self._keys.get(served)
+        if key is None:
+            key = self._keys[served] = next(self._numbers)
+            self._versions[key] = Version(
+                key,
+                served.version,
+                self._socket.lend_run(served.model, served.begin),
+                served.batched,
+                served.metadata(entry.name),
+                served.config(entry.name),
+            )
+        return self._versions[key]
+
+    async def retire(self, served: Served) -> None:
+        """Wait until no process uses a version that serves no more; then nobody can run it any more."""
+        key = self._keys.get(served)
+        if key is None:
+            return
+        while any(key in front.holds for front in self._fronts):
+            self._released.clear()
+            await self._released.wait()
+        del self._keys[served], self._versions[key]
+        self._socket.take_back_run(served.model)
+
+
+class FrontAdministration(OwnAdministration):
+    """The owner's administration, where others serve: what it changes, all of them know when it has returned.
+
+    Parameters
+    ----------
+    own
+        That of this process.
+    fronts
+        The others.
+    """
+
+    def __init__(self, *own: Any, fronts: Fronts) -> None:
+        super().__init__(*own)
+        self._fronts = fronts
+
+    async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
+        """The counters of a model, or of all that answer."""
+        await self._fronts.gather_counts()
+        return await super().statistics(name, version)
+
+    async def load(self, name: str) -> None:
+        """Load a model anew."""
+        await super().load(name)
+        await self._fronts.published()
+
+    async def unload(self, name: str) -> None:
+        """Serve a model no more."""
+        await super().unload(name)
+        await self._fronts.published()
+
+    async def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Open a region."""
+        await super().register(name, key, offset, nbytes)
+        for region in self._memory.status(name):
+            await self._fronts.add_region(region)
+
+    async def unregister(self, name: str) -> None:
+        """Forget a region, or all."""
+        await super().unregister(name)
+        await self._fronts.drop_regions(name)
+
+
+@contextlib.asynccontextmanager
+async def serving_processes(
+    service: CudnnService,
+    count: int,
+    at: Listening,
+    tokens: Tokens | None,
+    *,
+    limits: Limits,
+) -> AsyncIterator[Fronts]:
+    """Serving processes, which `Fronts.start` starts. They end with the block."""
+    with tempfile.TemporaryDirectory(prefix="cudnn-actor-") as folder:  # only this user may enter it
+        path = Path(folder) / "service.sock"
+        # One is there twice for a moment, if its connection is noticed to have ended after its process.
+        socket_of = serve_own_processes(service, path, clients=2 * count, requests=limits.most_running)
+        async with socket_of as served:
+            begin = Begin(
+                path=str(path),
+                at=at,
+                row=0,
+                rows=count,
+                most_running=limits.most_running,
+                most_bytes=limits.most_bytes,
+                tokens=None if tokens is None else tokens.digests,
+            )
+            fronts = Fronts(count, begin, served)
+            try:
+                yield fronts
+            finally:
+                await fronts.aclose()
