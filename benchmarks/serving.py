@@ -16,6 +16,9 @@ All servers run from the beginning to the end. In each round each way is asked i
 of the rounds. The clients of a way are in `--processes` processes, but those in process in one; they share
 the machine's cores with the servers. `of_nothing` is the rate beside that of the server that computes
 nothing, the median of the rounds; `server_us` what a request costs the server's process, without its worker.
+With `--serving-processes N`, HTTP and gRPC are served by so many processes in front of that one, and
+`serving_us` is what a request costs them together. Each process of clients has `--connections` of gRPC, which
+the kernel divides among them: with one, all of its requests are served by the same process.
 """
 
 from __future__ import annotations
@@ -40,9 +43,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from rich.table import Table
 
+from cudnn_actor.serving.front import NAME as SERVING
 from cudnn_actor.serving.grpc_schema import message_class
 from cudnn_actor.trials.bench.record import versions
 from tests.onnx.networks.recipes import read
+from tests.serving.servers import descendants, name_of
 
 from .gpu.setting import gpu_versions
 from .recording import Row, attempted, keep
@@ -53,6 +58,15 @@ __all__ = ["main"]
 ALONE = "in process"
 NOTHING = "a no-op grpc.aio server"
 _DTYPES = ("bfloat16", "float16", "float32")
+_SETTINGS = (
+    "device",
+    "dtype",
+    "clients",
+    "processes",
+    "serving_processes",
+    "connections",
+    "max_batch",
+)
 _PACKAGES = ("grpcio", "tritonclient", "uvicorn", "starlette", "uvloop", "aiohttp", "torch")
 
 
@@ -116,10 +130,11 @@ def process(*words: str, given: bytes | None = None) -> Iterator[tuple[str, subp
 
 
 class Address(NamedTuple):
-    """Where a server is: what its clients connect to, and its process id; None for none."""
+    """Where a server is: what its clients connect to, its process id, or None, and its serving processes."""
 
     at: str
     pid: int | None
+    serving: tuple[int, ...] = ()
 
 
 class Clients:
@@ -132,10 +147,10 @@ class Clients:
     processes
         How many there are.
     server
-        The process id of the server; None for none.
+        The server.
     """
 
-    def __init__(self, job: Job, processes: int, server: int | None, stack: contextlib.ExitStack) -> None:
+    def __init__(self, job: Job, processes: int, server: Address, stack: contextlib.ExitStack) -> None:
         shares = [len(range(number, job.clients, processes)) for number in range(processes)]
         self._server = server
         self._started = []
@@ -146,26 +161,31 @@ class Clients:
 
     def measure(self, seconds: float) -> Found:
         """Ask for so many seconds. Blocks for longer."""
-        before = 0.0 if self._server is None else _cpu_s(self._server)
+        server = self._server
+        before = 0.0 if server.pid is None else _cpu_s(server.pid)
+        serving_before = sum(map(_cpu_s, server.serving))
         for each in self._started:
             assert each.stdin is not None
             each.stdin.write(f"{seconds}\n".encode())
             each.stdin.flush()
         found = [json.loads(each.stdout.readline()) for each in self._started if each.stdout is not None]
         took = np.concatenate([np.array(each) for _, each in found])
-        spent = None if self._server is None else (_cpu_s(self._server) - before) / len(took) * 1e6
-        return Found(sum(per_s for per_s, _ in found), took, spent)
+        spent = None if server.pid is None else (_cpu_s(server.pid) - before) / len(took) * 1e6
+        serving = (sum(map(_cpu_s, server.serving)) - serving_before) / len(took) * 1e6
+        return Found(sum(per_s for per_s, _ in found), took, spent, serving if server.serving else None)
 
 
 class Found(NamedTuple):
     """Requests a second, the milliseconds of each, and microseconds of the server's CPU for each.
 
-    The server's process is meant, without its worker; None where there is none.
+    The server's process is meant, without its worker; None where there is none. `serving_us`: likewise, of
+    its serving processes together.
     """
 
     per_s: float
     took_ms: np.ndarray
     server_us: float | None
+    serving_us: float | None
 
 
 def _cpu_s(pid: int) -> float:
@@ -178,11 +198,14 @@ def _addresses(path: Path, args: argparse.Namespace, stack: contextlib.ExitStack
     """The address for each way whose server has started; the ways that lack one cannot be measured."""
     socket = path.with_name("socket")
     words = [f"model={path}", "--http", "0", "--grpc", "0", "--device", args.device, "--socket", str(socket)]
+    words += ["--processes", str(args.serving_processes)]
     line, server = stack.enter_context(process("cudnn_actor.cli", "serve", *words))
     http, grpc = (part.rpartition(" ")[2] for part in line.split(", "))
     port, nothing = stack.enter_context(process("benchmarks.serving_side", given=_response(path)))
     places = {"attached": str(socket), "HTTP, binary": http, "gRPC": grpc, "gRPC, shared memory": grpc}
-    found = {ALONE: Address("", None), **{way: Address(at, server.pid) for way, at in places.items()}}
+    serving = tuple(each for each in descendants(server.pid) if name_of(each) == SERVING)
+    found = {ALONE: Address("", None), "attached": Address(places.pop("attached"), server.pid)}
+    found |= {way: Address(at, server.pid, serving) for way, at in places.items()}
     return found | {NOTHING: Address(f"127.0.0.1:{port}", nothing.pid)}
 
 
@@ -229,8 +252,10 @@ def _measured(name: str, args: argparse.Namespace) -> Iterator[Row]:
                 else:
                     addresses[f"PyTorch and uvicorn, {how}"] = found["at"]
         ways = {
-            way: Clients(_job(way, at, path, args), 1 if way == ALONE else args.processes, server, stack)
-            for way, (at, server) in addresses.items()
+            way: Clients(
+                _job(way, server.at, path, args), 1 if way == ALONE else args.processes, server, stack
+            )
+            for way, server in addresses.items()
             if way in args.ways
         }
         for each in ways.values():
@@ -258,6 +283,7 @@ def _job(way: str, address: str, path: Path, args: argparse.Namespace) -> Job:
         dtype=args.dtype,
         max_batch=args.max_batch,
         max_delay_us=args.max_delay_us,
+        connections=args.connections,
     )
 
 
@@ -275,6 +301,9 @@ def _summary(way: str, rounds: Sequence[dict[str, Found]]) -> Row:
     spent = [found[way].server_us for found in rounds]
     if spent[0] is not None:
         row["server_us"] = round(float(np.median(spent)), 1)  # type: ignore[arg-type]
+    serving = [found[way].serving_us for found in rounds]
+    if serving[0] is not None:
+        row["serving_us"] = round(float(np.median(serving)), 1)  # type: ignore[arg-type]
     if way != NOTHING and NOTHING in rounds[0]:
         of = [rate / found[NOTHING].per_s for rate, found in zip(rates, rounds, strict=True)]
         row["of_nothing"] = round(statistics.median(of), 3)
@@ -323,6 +352,8 @@ def main() -> None:
     parser.add_argument("--torch", nargs="*", choices=("eager", "compiled"), default=["eager", "compiled"])
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--processes", type=int, default=1, help="of the clients of a way")
+    parser.add_argument("--serving-processes", type=int, default=1, help="in front of the service")
+    parser.add_argument("--connections", type=int, default=1, help="of gRPC, for each process of clients")
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--max-delay-us", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -332,7 +363,7 @@ def main() -> None:
     if args.folder is None and not set(args.network) <= NETWORKS.keys():
         parser.error(f"without --folder, networks are {', '.join(NETWORKS)}")
     known = versions(_PACKAGES) | ({} if args.device == "cpu" else gpu_versions())
-    about = {name: getattr(args, name) for name in ("device", "dtype", "clients", "processes", "max_batch")}
+    about = {name: getattr(args, name) for name in _SETTINGS}
     keep(
         rows(args),
         sheet,

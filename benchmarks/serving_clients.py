@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import os
 import sys
@@ -52,6 +53,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         For a service of its own; `dtype` also for one that it attaches to.
     max_batch, max_delay_us
         How samples are put together where this process does that.
+    connections
+        Of gRPC, over which it sends its requests in turn.
     """
 
     way: str
@@ -62,6 +65,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["bfloat16", "float16", "float32"] | None
     max_batch: int
     max_delay_us: float
+    connections: int = 1
 
 
 Call = Callable[[], Awaitable[object]]
@@ -107,9 +111,20 @@ async def over_http(job: Job) -> AsyncIterator[Call]:
 
 @contextlib.asynccontextmanager
 async def over_grpc(job: Job) -> AsyncIterator[Call]:
-    async with triton_grpc.InferenceServerClient(job.address) as client:
-        given = _input(triton_grpc, job)
-        yield lambda: client.infer("model", [given])
+    async with _grpc_clients(job) as clients:
+        given, turns = _input(triton_grpc, job), itertools.cycle(clients)
+        yield lambda: next(turns).infer("model", [given])
+
+
+@contextlib.asynccontextmanager
+async def _grpc_clients(job: Job) -> AsyncIterator[list[Any]]:
+    """Clients of gRPC, with a connection each: without that option, all of a process share one."""
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    async with contextlib.AsyncExitStack() as stack:
+        made = [
+            triton_grpc.InferenceServerClient(job.address, channel_args=own) for _ in range(job.connections)
+        ]
+        yield [await stack.enter_async_context(each) for each in made]
 
 
 @contextlib.asynccontextmanager
@@ -118,11 +133,12 @@ async def in_shared_memory(job: Job) -> AsyncIterator[Call]:
     region = shared_memory.create_shared_memory_region(REGION, REGION, picture.nbytes)
     try:
         shared_memory.set_shared_memory_region(region, [picture])
-        async with triton_grpc.InferenceServerClient(job.address) as client:
+        async with _grpc_clients(job) as clients:
+            (client, *_), turns = clients, itertools.cycle(clients)
             await client.register_system_shared_memory(REGION, REGION, picture.nbytes)
             given = triton_grpc.InferInput(name, picture.shape, np_to_triton_dtype(picture.dtype))
             given.set_shared_memory(REGION, picture.nbytes)
-            yield lambda: client.infer("model", [given])
+            yield lambda: next(turns).infer("model", [given])
             await client.unregister_system_shared_memory(REGION)
     finally:
         shared_memory.destroy_shared_memory_region(region)

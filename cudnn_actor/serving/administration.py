@@ -5,7 +5,6 @@ These requests are few. Where several processes serve, the process that owns the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
@@ -108,7 +107,7 @@ class OwnAdministration:
         return generate_latest(self._registry)
 
 
-def region_record(region: Region) -> Mapping[str, Any]:
+def region_record(region: Region) -> dict[str, Any]:
     """A region as the protocol describes it."""
     return {
         "name": region.name,

@@ -59,6 +59,8 @@ class ControlLink:
             self._loop.remove_writer(self._channel.fileno())
 
     def _readable(self) -> None:
+        if not self._open:
+            return
         try:
             for frame in self._channel.receive():
                 if self._open:
@@ -70,6 +72,13 @@ class ControlLink:
         if self._open and self._channel.ended:
             self.close()
             self._on_end()
+
+    def read_rest(self) -> None:
+        """Handle what has come of a side that has gone, and close this end."""
+        self._readable()
+        while self._open and not self._channel.drained:
+            self._readable()
+        self.close()
 
     def close(self) -> None:
         """Close this end. Idempotent."""

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.server.serving import ServedSocket, serve_own_processes
 from cudnn_actor.processes.interpreter import start_module
 from cudnn_actor.processes.process_state import ending_of
@@ -121,7 +122,7 @@ class _Front:
     def _exited(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self.link.close()
+        self.link.read_rest()  # it may have said why it ends
         status = self._process.wait()  # it is there to be reaped: its pidfd says so
         for future in self.waited_for.values():
             if not future.done():
@@ -248,7 +249,7 @@ class Fronts:
                     descriptors=(theirs.fileno(), self._table),
                     executable=None,
                 )
-                process = await asyncio.to_thread(start)
+                process = await in_own_thread(start)
         except BaseException:
             ours.close()
             raise
@@ -479,8 +480,9 @@ async def serving_processes(
     limits: Limits,
 ) -> AsyncIterator[Fronts]:
     """Serving processes, which `Fronts.start` starts. They end with the block."""
-    with tempfile.TemporaryDirectory(prefix="cudnn-actor-") as folder:  # only this user may enter it
-        path = Path(folder) / "service.sock"
+    folder = await in_own_thread(tempfile.TemporaryDirectory, None, "cudnn-actor-")  # this user's alone
+    try:
+        path = Path(folder.name) / "service.sock"
         # One is there twice for a moment, if its connection is noticed to have ended after its process.
         socket_of = serve_own_processes(service, path, clients=2 * count, requests=limits.most_running)
         async with socket_of as served:
@@ -498,3 +500,5 @@ async def serving_processes(
                 yield fronts
             finally:
                 await fronts.aclose()
+    finally:
+        await in_own_thread(folder.cleanup)

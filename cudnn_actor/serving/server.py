@@ -25,7 +25,7 @@ from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn
 from cudnn_actor.serving.administration import OwnAdministration
 from cudnn_actor.serving.catalog import Catalog, Lend, Origin
-from cudnn_actor.serving.fronts import FrontAdministration, serving_processes
+from cudnn_actor.serving.fronts import FrontAdministration, Fronts, serving_processes
 from cudnn_actor.serving.host import Host
 from cudnn_actor.serving.limits import Limits
 from cudnn_actor.serving.listening import Listening, listen, reserved
@@ -125,18 +125,30 @@ class InferenceServer:
         What answers. With several serving processes, it answers nobody.
     catalog
         The models.
-    http_port, grpc_port
-        The ports that it listens on; None for none.
+    ports
+        Those of HTTP and gRPC that it listens on; None for none.
+    fronts
+        The serving processes; None where this process serves.
     """
 
     def __init__(
-        self, gpu: CudnnRef, host: Host, catalog: Catalog, http_port: int | None, grpc_port: int | None
+        self,
+        gpu: CudnnRef,
+        host: Host,
+        catalog: Catalog,
+        ports: tuple[int | None, int | None],
+        fronts: Fronts | None = None,
     ) -> None:
         self.gpu = gpu
         self.host = host
         self.catalog = catalog
-        self.http_port = http_port
-        self.grpc_port = grpc_port
+        self.http_port, self.grpc_port = ports
+        self._fronts = fronts
+
+    @property
+    def processes(self) -> list[int]:
+        """The process ids of the serving processes that listen now; none where this process serves."""
+        return [] if self._fronts is None else self._fronts.pids
 
 
 @contextlib.asynccontextmanager
@@ -171,6 +183,7 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
         limits = Limits(
             options.most_running, 4 * options.most_body if options.most_bytes is None else options.most_bytes
         )
+        fronts = None
         if options.processes == 1:
             catalog = Catalog(_loader(gpu, options), lend)
             stack.push_async_callback(catalog.close)
@@ -197,7 +210,7 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
             fronts.starting = False
             await fronts.published()
         host.starting = False
-        yield InferenceServer(gpu, host, catalog, *ports)
+        yield InferenceServer(gpu, host, catalog, ports, fronts)
 
 
 async def _load_all(stack: contextlib.AsyncExitStack, catalog: Catalog, options: ServerOptions) -> None:

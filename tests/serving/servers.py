@@ -20,7 +20,16 @@ from cudnn_actor.isolation.process.child.main import NAME
 from ..onnx.small_models import FLOAT, model_of, node
 from ..patience import PATIENCE_S
 
-__all__ = ["PATIENCE_S", "running", "square_model", "until", "workers_of", "write_square"]
+__all__ = [
+    "PATIENCE_S",
+    "descendants",
+    "name_of",
+    "running",
+    "square_model",
+    "until",
+    "workers_of",
+    "write_square",
+]
 
 # What these have open, they have for as long as the process lives: tritonclient's loop over HTTP, and what
 # looks after the shared memory that it makes; and gRPC's thread, whose end an event loop would wait for.
@@ -63,7 +72,7 @@ def running(
 
 def workers_of(pid: int) -> list[int]:
     """The process ids of the workers of a server's process: of the one that serves, and of a standby."""
-    return [each for each in descendants(pid) if _name(each) == NAME]
+    return [each for each in descendants(pid) if name_of(each) == NAME]
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -74,7 +83,7 @@ def descendants(pid: int) -> Iterator[int]:
                 yield from descendants(child)
 
 
-def _name(pid: int) -> str:
+def name_of(pid: int) -> str:
     with contextlib.suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""

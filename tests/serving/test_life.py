@@ -184,9 +184,11 @@ def test_both_faces_speak_tls(tmp_path: Path) -> None:
             assert connection.selected_alpn_protocol() == "h2"
 
 
-def test_requests_are_answered_or_refused_while_a_server_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_requests_are_answered_or_refused_while_a_server_ends(processes: str, tmp_path: Path) -> None:
     found: list[int] = []
-    with running(str(write_square(tmp_path)), "--http", "0", "--grpc", "0") as (process, ports):
+    words = (str(write_square(tmp_path)), "--http", "0", "--grpc", "0", "--processes", processes)
+    with running(*words) as (process, ports):
         url, first = f"http://127.0.0.1:{ports['http']}{INFER}", threading.Event()
 
         def ask(_: int) -> None:

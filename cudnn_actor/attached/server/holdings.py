@@ -27,6 +27,7 @@ from cudnn_actor.protocol.messages.messages import (
     Free,
     GraphRun,
     RunLoop,
+    RunModel,
     UnloadModel,
     WarmModel,
 )
@@ -46,6 +47,10 @@ _NO_REFERENCES = (str, int, float, bytes, np.ndarray, Graph, OperationGraph, Ten
 
 def references(message: Any) -> tuple[BufferRef | ModelRef, ...]:
     """Every buffer and every model that a message names, wherever in it."""
+    if (
+        type(message) is RunModel and not message.buffers and not message.into
+    ):  # arrays alone: nothing to find
+        return (message.model,)
     return tuple(_named_in(message))
 
 
