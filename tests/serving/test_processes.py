@@ -125,7 +125,7 @@ async def test_each_process_knows_at_once_what_another_was_told(tmp_path: Path, 
 
 
 async def answer_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether a request is answered on a connection. It is closed if not."""
+    """Whether a request is answered on a connection."""
     body = msgspec.json.encode(REQUEST)
     head = f"POST {INFER} HTTP/1.1\r\nhost: here\r\ncontent-length: {len(body)}\r\n\r\n"
     try:
@@ -134,7 +134,6 @@ async def answer_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
         found = await reader.readuntil(b"}]}")
         assert b"[1.0,4.0,9.0]" in found
     except (ConnectionError, asyncio.IncompleteReadError):
-        writer.close()
         return False
     return True
 
@@ -152,6 +151,8 @@ async def test_a_killed_process_ends_its_own_connections_and_is_replaced(
         await until(lambda: first not in server.processes)
         answered = [await answer_on(*each) for each in opened]
         assert 0 < sum(answered) < CONNECTIONS
+        for _, writer in opened:
+            writer.close()
         await until(lambda: len(server.processes) == 2)
         assert second in server.processes
         assert first not in server.processes
