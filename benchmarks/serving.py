@@ -19,6 +19,7 @@ nothing, the median of the rounds; `server_us` what a request costs the server's
 With `--serving-processes N`, HTTP and gRPC are served by so many processes in front of that one, and
 `serving_us` is what a request costs them together. Each process of clients has `--connections` of gRPC, which
 the kernel divides among them: with one, all of its requests are served by the same process.
+`samples_per_batch` is what the server says of its batches.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,11 +132,22 @@ def process(*words: str, given: bytes | None = None) -> Iterator[tuple[str, subp
 
 
 class Address(NamedTuple):
-    """Where a server is: what its clients connect to, its process id, or None, and its serving processes."""
+    """A server: what its clients connect to, its process id or None, its serving processes, and where it says
+    what it has counted, or "" for nowhere.
+    """
 
     at: str
     pid: int | None
     serving: tuple[int, ...] = ()
+    counts: str = ""
+
+    def counted(self) -> tuple[int, int]:
+        """The samples, and the runs, that the server has counted so far; (0, 0) if it does not say."""
+        if not self.counts:
+            return 0, 0
+        with urllib.request.urlopen(f"http://{self.counts}/v2/models/model/stats") as answer:
+            (found,) = json.load(answer)["model_stats"]
+        return found["inference_count"], found["execution_count"]
 
 
 class Clients:
@@ -164,6 +177,7 @@ class Clients:
         server = self._server
         before = 0.0 if server.pid is None else _cpu_s(server.pid)
         serving_before = sum(map(_cpu_s, server.serving))
+        samples_before, runs_before = server.counted()
         for each in self._started:
             assert each.stdin is not None
             each.stdin.write(f"{seconds}\n".encode())
@@ -172,7 +186,11 @@ class Clients:
         took = np.concatenate([np.array(each) for _, each in found])
         spent = None if server.pid is None else (_cpu_s(server.pid) - before) / len(took) * 1e6
         serving = (sum(map(_cpu_s, server.serving)) - serving_before) / len(took) * 1e6
-        return Found(sum(per_s for per_s, _ in found), took, spent, serving if server.serving else None)
+        samples, runs = server.counted()
+        batches = (samples - samples_before) / max(runs - runs_before, 1)
+        return Found(
+            sum(per_s for per_s, _ in found), took, spent, serving if server.serving else None, batches
+        )
 
 
 class Found(NamedTuple):
@@ -186,6 +204,7 @@ class Found(NamedTuple):
     took_ms: np.ndarray
     server_us: float | None
     serving_us: float | None
+    samples_per_batch: float
 
 
 def _cpu_s(pid: int) -> float:
@@ -205,7 +224,7 @@ def _addresses(path: Path, args: argparse.Namespace, stack: contextlib.ExitStack
     places = {"attached": str(socket), "HTTP, binary": http, "gRPC": grpc, "gRPC, shared memory": grpc}
     serving = tuple(each for each in descendants(server.pid) if name_of(each) == SERVING)
     found = {ALONE: Address("", None), "attached": Address(places.pop("attached"), server.pid)}
-    found |= {way: Address(at, server.pid, serving) for way, at in places.items()}
+    found |= {way: Address(at, server.pid, serving, http) for way, at in places.items()}
     return found | {NOTHING: Address(f"127.0.0.1:{port}", nothing.pid)}
 
 
@@ -304,6 +323,8 @@ def _summary(way: str, rounds: Sequence[dict[str, Found]]) -> Row:
     serving = [found[way].serving_us for found in rounds]
     if serving[0] is not None:
         row["serving_us"] = round(float(np.median(serving)), 1)  # type: ignore[arg-type]
+    if batches := statistics.median(found[way].samples_per_batch for found in rounds):
+        row["samples_per_batch"] = round(batches, 2)
     if way != NOTHING and NOTHING in rounds[0]:
         of = [rate / found[NOTHING].per_s for rate, found in zip(rates, rounds, strict=True)]
         row["of_nothing"] = round(statistics.median(of), 3)

@@ -59,25 +59,27 @@ class ControlLink:
             self._loop.remove_writer(self._channel.fileno())
 
     def _readable(self) -> None:
-        if not self._open:
-            return
+        channel = self._channel
         try:
-            for frame in self._channel.receive():
-                if self._open:
+            for frame in channel.receive():
+                if self._is_open():  # what handles a frame may close this
                     self._on_frame(frame)
+            gone = channel.ended
         except BadFrame:  # the other side is of the same program: it is broken, so it is given up
-            self.close()
-            self._on_end()
-            return
-        if self._open and self._channel.ended:
+            gone = True
+        if gone and self._is_open():
             self.close()
             self._on_end()
 
+    def _is_open(self) -> bool:
+        return self._open
+
     def read_rest(self) -> None:
         """Handle what has come of a side that has gone, and close this end."""
-        self._readable()
-        while self._open and not self._channel.drained:
+        while self._is_open():
             self._readable()
+            if self._channel.drained:
+                break
         self.close()
 
     def close(self) -> None:

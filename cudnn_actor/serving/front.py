@@ -57,6 +57,8 @@ __all__ = ["NAME", "main"]
 
 NAME = "cudnn-serving"
 """The process's name, as `ps -o comm` shows it."""
+_LOST_S = 1.0
+"""How long the owner has to say what is to be done once the service has gone."""
 _COUNTS_S = 1.0
 """How often the owner is told what was counted: what is lost if this process is killed."""
 
@@ -203,8 +205,9 @@ class _Front:
     """What is told by the owner, and what is done then."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.begun: asyncio.Future[Begin] = asyncio.get_running_loop().create_future()
-        self.ending: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[Begin] = self._loop.create_future()
+        self.ending: asyncio.Future[float] = self._loop.create_future()
         """The seconds that requests under way have left, once this process is to end."""
         self.link = ControlLink(connection, FROM_OWNER, self._take, self._owner_gone)
         self.administration = _AskedOwner(self.link)
@@ -268,6 +271,14 @@ class _Front:
             self.begun.cancel()
         self._end(0.0)
 
+    def lost_soon(self) -> None:
+        """Note that the connection to the service has ended. Any thread.
+
+        Then so does this process, and another one takes its place; unless the owner ends, and says so before.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._loop.call_later, _LOST_S, self._end, 0.0)
+
     def _end(self, seconds: float) -> None:
         if self.host is not None:
             self.host.draining = True
@@ -314,6 +325,7 @@ async def _serve_at(front: _Front, gpu: CudnnRef, begin: Begin, table: int) -> N
     limits = SharedLimits(begin.most_running, begin.most_bytes, shared_table(table, begin.rows), begin.row)
     host = Host(gpu, models, front.administration, front.memory, limits)
     front.start(host, models)
+    gpu._service.stopped.add_done_callback(lambda _: front.lost_soon())
     tokens = None if begin.tokens is None else Tokens.of_digests(begin.tokens)
     async with listen(host, tokens, begin.at):
         with _cancelled(asyncio.create_task(front.keep_counting())):
