@@ -188,19 +188,18 @@ async def test_bounds_hold_for_all_processes_and_what_runs_finishes(tmp_path: Pa
             assert statuses(await everywhere(clients, "/v2/models/square")) == {404}
         assert (await running).json()["outputs"][0]["data"] == [1, 4, 9]
         assert (await clients[1].post("/v2/repository/models/square/load")).status_code == 200
-        # The place of what has finished, and of what its client gave up, is free again.
-        assert statuses(await everywhere(clients, INFER, **REQUEST)) == {200}
+        assert statuses(await everywhere(clients, INFER, **REQUEST)) == {200}  # its place is free again
         with gate.closed():
-            going = asyncio.ensure_future(asker.post(INFER, json=REQUEST))
+            lost = asyncio.ensure_future(asker.post(INFER, json=REQUEST))
             await in_thread(gate.wait_for_arrival)
-            going.cancel()
-        await until_free(clients)
-
-
-async def until_free(clients: Sequence[httpx.AsyncClient]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while statuses(await everywhere(clients, INFER, **REQUEST)) != {200}:
-            pass
+            for each in (before := server.processes):
+                os.kill(each, signal.SIGKILL)
+            with pytest.raises(httpx.TransportError):
+                await lost
+            await until(lambda: len(server.processes) == 2 and not {*before} & {*server.processes})
+        # And so is that of what has ended with its process.
+        async with connections(server) as others:
+            assert statuses(await everywhere(others, INFER, **REQUEST)) == {200}
 
 
 async def test_what_cannot_be_had_is_refused_by_name_at_the_start(tmp_path: Path) -> None:
