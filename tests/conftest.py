@@ -22,6 +22,7 @@ from cudnn_actor.logging import TextFormatter
 from cudnn_actor.processes.launching import Launcher, close_launchers
 from cudnn_actor.processes.server_process import ForkedServer
 
+from .forked_programs import end_server, server_descriptors
 from .log_lines import capture_logs, handled_by
 from .patience import PATIENCE_S
 from .whole import WHOLE, covering, more
@@ -146,9 +147,11 @@ def libuv_has_its_pipe() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def forkservers_end() -> Iterator[None]:
-    """With the session, and not before: the first worker of each costs its imports."""
+    """With the session, and not before: the first worker of each costs its imports, and so does the first
+    program of the server of test programs."""
     yield
     close_launchers()
+    end_server()
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +170,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     - once the CUDA driver is loaded, descriptors: it opens its own at its first use, and keeps them;
     - forkservers, with the descriptors that this process has of them: the next test's workers come from
       there. Their children, the workers, are looked for like all else;
+    - the server of test programs, with the socket to it: the next test's programs come from there;
     - a test that failed keeps its frames, for the report.
     """
     _MAPS.look_again_if_changed()
@@ -234,20 +238,23 @@ def _descriptors() -> set[str]:
     for number in set(os.listdir("/proc/self/fd")) - {"0", "1", "2"}:
         with contextlib.suppress(FileNotFoundError):
             found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
-    return found - _of_forkservers()
+    return found - _of_servers()
 
 
-def _of_forkservers() -> set[str]:
-    """The descriptors by which this process holds its forkservers."""
+def _of_servers() -> set[str]:
+    """The descriptors by which this process holds its forkservers, and the server of test programs."""
     found = set()
+    numbers = server_descriptors()
     for launcher in tuple(Launcher._shared.values()):
-        own = [launcher.fileno()]
+        numbers.add(launcher.fileno())
         for server in filter(None, (launcher._server, launcher._heir)):
-            own += [server._socket.fileno(), server._process.pidfd]
-            own += [server._process._lifeline._ours] if isinstance(server._process, ForkedServer) else []
-        for number in own:
-            with contextlib.suppress(FileNotFoundError):
-                found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
+            numbers |= {server._socket.fileno(), server._process.pidfd}
+            numbers |= (
+                {server._process._lifeline._ours} if isinstance(server._process, ForkedServer) else set()
+            )
+    for number in numbers:
+        with contextlib.suppress(FileNotFoundError):
+            found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
     return found
 
 
