@@ -15,7 +15,8 @@ process is forked from one that has imported NumPy and this package, and has sta
 What it may not rely on, so that a test of one of these takes a new interpreter:
 
 - that modules are not imported yet, and so what they do when they are imported: `-W error` and variables of
-  the environment come too late for that (`-W`, `-u` and `-X faulthandler` are taken, other options refused);
+  the environment come too late for that, and exit handlers of these modules run last (`-W`, `-u` and
+  `-X faulthandler` are taken, other options refused);
 - variables that the interpreter, the C library or OpenBLAS read at their start: others than pytest was
   started with are refused (`STARTING`);
 - a hash seed of its own, the garbage collector's view of what was imported, `/proc/self/cmdline`, and

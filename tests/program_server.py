@@ -157,9 +157,9 @@ def _run(order: Order, descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(order.environment)
     importlib.import_module("numpy.random").seed()  # Python's own generator seeds itself
-    own_input = open(0, encoding=sys.stdin.encoding, newline="\n", closefd=False)  # noqa: SIM115
-    sys.stdin = sys.__stdin__ = own_input  # type: ignore[misc]
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    buffered = not sys.stdout.write_through  # type: ignore[union-attr]
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        _open_anew(stream, number, buffered=buffered)
     sys.orig_argv[:] = [sys.executable, *order.words]
     kind, what, arguments = _with_its_options(order.words)
     main = types.ModuleType("__main__")
@@ -193,6 +193,18 @@ def _have_only(wanted: Mapping[int, int]) -> None:
                 continue
 
 
+def _open_anew(stream: Any, number: int, *, buffered: bool) -> None:
+    """Make a standard stream what it is in a new interpreter, in place: modules may have it already."""
+    raw: Any = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
+    raw.name = stream.name
+    if number == 0:
+        raw = io.BufferedReader(raw)
+    elif buffered:
+        raw = io.BufferedWriter(raw)
+    lines = buffered and (number == 2 or os.isatty(number))
+    stream.__init__(raw, stream.encoding, stream.errors, "\n", lines, not buffered)
+
+
 def _with_its_options(words: Sequence[str]) -> tuple[str, str, list[str]]:
     """What runs: "-m", "-c" or a path's "", then the module, text or path, then its arguments.
 
@@ -208,9 +220,8 @@ def _with_its_options(words: Sequence[str]) -> tuple[str, str, list[str]]:
             case ["-X", "faulthandler", *rest]:
                 faulthandler.enable()
             case ["-u", *rest]:
-                raw: Any = io.FileIO(1, "w", closefd=False)
-                unbuffered = io.TextIOWrapper(raw, sys.stdout.encoding, write_through=True)
-                sys.stdout = sys.__stdout__ = unbuffered  # type: ignore[misc]
+                _open_anew(sys.stdout, 1, buffered=False)
+                _open_anew(sys.stderr, 2, buffered=False)
             case ["-m" | "-c" as kind, what, *rest]:
                 return kind, what, rest
             case [what, *rest] if not what.startswith("-"):

@@ -39,6 +39,9 @@ print(json.dumps({
     "environment": dict(os.environ), "group": os.getpgrp(), "session": os.getsid(0), "umask": os.umask(0),
     "isatty": [stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)],
     "encodings": [sys.stdin.encoding, sys.stdout.encoding, sys.stderr.errors], "options": sys.warnoptions,
+    "names": [stream.name for stream in (sys.stdin, sys.stdout, sys.stderr)],
+    "seekable": [stream.seekable() for stream in (sys.stdin, sys.stdout, sys.stderr)],
+    "buffered": [(stream.line_buffering, stream.write_through) for stream in (sys.stdout, sys.stderr)],
     "read": sys.stdin.read(), "launchers": len(Launcher._shared),
 }))
 """
@@ -51,12 +54,12 @@ def new(words: list[Any], **how: Any) -> Ran:
     )
 
 
-@pytest.mark.parametrize("way", ["text", "module", "path"])
+@pytest.mark.parametrize("way", ["text", "module", "path", "unbuffered"])
 def test_a_program_finds_what_it_finds_in_a_new_interpreter(way: str, tmp_path: Path) -> None:
     (tmp_path / "looking.py").write_text(LOOK)
     path = tmp_path / "looking.py"
     ways: dict[str, list[Any]] = {"text": ["-c", LOOK], "module": ["-m", "looking"], "path": [path]}
-    words = ways[way]
+    words = ways.get(way, ["-u", path])
     how: dict[str, Any] = {
         "cwd": tmp_path,
         "env": {**os.environ, "NEW": "1"},
@@ -173,6 +176,14 @@ def test_streams_may_be_files_one_pipe_or_nothing(tmp_path: Path) -> None:
         run(["-c", text], stdout=kept, stderr=kept.fileno(), input="in")
         kept.seek(0)
         assert kept.read() == "out\nerr\nin\n"
+
+
+def test_streams_that_modules_have_are_the_programs_and_can_be_configured() -> None:
+    text = (
+        "import structlog, sys; sys.stdout.reconfigure(errors='replace'); structlog.PrintLogger().msg('said')"
+    )
+    done = run(["-c", text])
+    assert (done.stdout, done.stderr) == ("said\n", "")
 
 
 def test_long_input_and_output_pass_at_once() -> None:
