@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from cudnn_actor import CudnnRef, connect, spawn
 from cudnn_actor.attached import ServedSocket, serve_socket
 
+from ..forked_programs import Program
 from .raw_client import Raw
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
@@ -50,19 +51,19 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def client_process(
-    *arguments: object, module: str = "client_program"
-) -> AsyncIterator[asyncio.subprocess.Process]:
+async def client_process(*arguments: object, module: str = "client_program") -> AsyncIterator[Program]:
     """A process of such a module of the tests, once it has said that it is ready. It is killed at the end."""
-    program = [sys.executable, "-m", f"tests.attached.{module}", *map(str, arguments)]
-    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        assert await process.stdout.readline() == b"ready\n"
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
+    words = ["-m", f"tests.attached.{module}", *map(str, arguments)]
+    with Program(words, stdout=subprocess.PIPE) as process:
+        try:
+            assert await said_by(process) == "ready\n"
+            yield process
+        finally:
             process.kill()
-        await process.stdout.read()
-        await process.wait()
-        process._transport.close()  # type: ignore[attr-defined]
+            await asyncio.to_thread(process.wait)
+
+
+async def said_by(process: Program) -> str:
+    """The next line that a process writes to its standard output."""
+    line: str = await asyncio.to_thread(process.stdout.readline)
+    return line

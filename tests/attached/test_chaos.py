@@ -15,7 +15,7 @@ from cudnn_actor import CudnnRef, ServiceStopped, connect, spawn
 from cudnn_actor.attached import serve_socket
 
 from .client_program import W, X
-from .conftest import client_process, eventually
+from .conftest import client_process, eventually, said_by
 
 SEED = 20261127
 
@@ -47,8 +47,7 @@ async def test_clients_are_killed_and_the_worker_too_and_others_get_right_answer
                 async with client_process("hold", served.path) as victim:
                     victim.kill()
         for process in (one, two):  # each has compared every result of its own
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"done\n", f"seed {SEED}"
+            assert await said_by(process) == "done\n", f"seed {SEED}"
 
         async def nothing_is_left() -> bool:
             return served.clients == 0 and (await gpu.statistics()).live_buffers == 0

@@ -36,7 +36,7 @@ from ..onnx.small_models import image_model
 from ..patience import PATIENCE_S
 from ..service.trained_layers import LAYERS
 from .client_program import W, X
-from .conftest import client_process, eventually
+from .conftest import client_process, eventually, said_by
 
 
 async def test_a_convolution_gives_what_the_service_itself_gives(client: CudnnRef, gpu: CudnnRef) -> None:
@@ -218,8 +218,7 @@ async def test_a_workers_death_is_latency_alone(tmp_path: Path) -> None:
         ):
             assert gpu.worker_pid is not None
             os.kill(gpu.worker_pid, signal.SIGKILL)
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"done\n"
+            assert await said_by(process) == "done\n"
         assert (await gpu.statistics()).restarts == 1
 
 

@@ -7,7 +7,6 @@ import inspect
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +31,7 @@ from cudnn_actor.models import batching
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 from cudnn_actor.service import client, computing, requests, scopes
 
+from ..forked_programs import Program
 from ..inside import kept_by, service_behind
 from ..onnx.small_models import image_model
 from ..onnx.test_long_loops import known_turns
@@ -115,23 +115,10 @@ def test_the_command_lets_others_attach(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     file = tmp_path / "images.onnx"
     file.write_bytes(image_model().SerializeToString())
-    command = [
-        sys.executable,
-        "-m",
-        "cudnn_actor.cli",
-        "serve",
-        "--device",
-        "cpu",
-        "--http",
-        "0",
-        "--grpc",
-        "0",
-    ]
-    with subprocess.Popen(
-        [*command, "--socket", f"{tmp_path}/s", str(file)], stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = ["-m", "cudnn_actor.cli", "serve", "--device", "cpu", "--http", "0", "--grpc", "0"]
+    words = [*command, "--socket", f"{tmp_path}/s", str(file)]
+    with Program(words, stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline().startswith("serving: ")
             path = process.stdout.readline().removeprefix("attachable: ").strip()
             image = np.ones((1, 3, 8, 8), np.float32)

@@ -7,8 +7,6 @@ import contextvars
 import gc
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +36,7 @@ from cudnn_actor.errors import ReentrantAsk
 from cudnn_actor.messages import Allocate, Download, Fill, Ping, Upload
 from cudnn_actor.operations import MaxPool, Window
 
+from .. import forked_programs
 from ..inside import gpu_behind, service_behind
 from ..onnx.small_models import image_model
 from ..patience import PATIENCE_S
@@ -413,8 +412,7 @@ def test_what_a_handle_has_given_keeps_it() -> None:
 
 
 def test_wherever_a_handler_may_raise_in_a_call_nothing_is_left() -> None:
-    command = [sys.executable, "-m", "tests.blocking.interrupted_program"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=PATIENCE_S)
+    done = forked_programs.run(["-m", "tests.blocking.interrupted_program"], cwd=ROOT, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
     assert found.pop("waits") > 10
@@ -467,11 +465,6 @@ print(gpu.download(gpu.upload([1.0])), gpu.submit.__name__)
 
 @pytest.mark.parametrize(("program", "said"), [(FORKING, "done\n"), (UNCLOSED, "[1.] submit\n")])
 def test_programs_that_fork_or_do_not_close_end_well(program: str, said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    filters = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
+    done = forked_programs.run([*filters, "-c", program], timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")

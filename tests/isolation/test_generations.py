@@ -7,8 +7,6 @@ import errno
 import fcntl
 import mmap
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 from cudnn_actor.isolation.process.generations import GenerationTable, GenerationView
 from cudnn_actor.protocol import OutOfMemory
 
+from .. import forked_programs
 from ..patience import PATIENCE_S
 
 NOBODY = (0, 0, 0, 0)
@@ -151,13 +150,8 @@ def test_a_process_that_has_the_descriptor_reads_and_cannot_write(table: Generat
         "except PermissionError:\n"
         "    print('refused')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(table.fd)],
-        pass_fds=[table.fd],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
+    done = forked_programs.run(
+        ["-c", script, str(table.fd)], pass_fds=[table.fd], check=True, timeout=PATIENCE_S
     )
     assert done.stdout.splitlines() == ["(7, 1, 256, 100)", "refused"]
 

@@ -20,6 +20,7 @@ import pytest
 
 from cudnn_actor.processes.launching import Child, Launcher, LaunchFailed, close_launchers
 
+from ..forked_programs import Program
 from ..patience import PATIENCE_S
 from . import dies_after_forking, launching_rigs
 from .launching_rigs import HERE, PRELOAD, Situation, launch_and_hear, launch_and_hear_it, pipe
@@ -466,33 +467,27 @@ def test_a_launch_that_nobody_wants_any_more_does_not_wait_for_imports(fifo: Pat
 
 
 @contextlib.contextmanager
-def running(program: str) -> Iterator[subprocess.Popen[str]]:
+def running(program: str) -> Iterator[Program]:
     """A Python process of that text, which finds the modules of the tests."""
-    places = {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-    command = [sys.executable, "-c", program]
     streams = subprocess.PIPE
-    with subprocess.Popen(
-        command, env={**os.environ, **places}, stdin=streams, stdout=streams, text=True
-    ) as process:
+    with Program(["-c", program], cwd=ROOT, stdin=streams, stdout=streams) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def parent(end: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+def parent(end: str) -> contextlib.AbstractContextManager[Program]:
     """A parent of `launching_rigs`, which waits for a line before it meets its end."""
     return running(f"from {HERE} import {end}; {end}()")
 
 
-def pids_of(process: subprocess.Popen[str]) -> list[int]:
-    assert process.stdout is not None
+def pids_of(process: Program) -> list[int]:
     return [int(pid) for pid in process.stdout.readline().split()]
 
 
-def go_on(process: subprocess.Popen[str]) -> int:
+def go_on(process: Program) -> int:
     """Let the parent meet its end; its exit status."""
-    assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
     return process.wait(PATIENCE_S)
@@ -510,14 +505,16 @@ def test_nobody_outlives_the_parent(end: str, status: int) -> None:
 
 
 def test_an_interpreter_that_ends_waits_for_the_end_of_its_workers() -> None:
+    """In a new interpreter: in a forked one, the launchers' exit handler is registered before any other."""
     program = f"""
 import atexit
 atexit.register(lambda: print(*[child.wait(0.0) for child in children]))  # which is run after the launchers'
 from {HERE} import PRELOAD, Launcher, launch_and_hear
 children = [launch_and_hear(Launcher.shared(PRELOAD))]
 """
-    with running(program) as process:
-        assert process.communicate(timeout=PATIENCE_S)[0] == "True\n"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ..forked_programs import Program
 from ..patience import PATIENCE_S
 from .crash_rigs import HERE, readable
 
@@ -21,27 +21,26 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
-def parent(name: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def parent(name: str) -> Iterator[tuple[Program, list[int]]]:
     """A parent of the rigs that has said which processes there are, and the ids of those."""
     code = f"from {HERE} import run_parent; run_parent({name!r})"
-    command = [sys.executable, "-X", "faulthandler", "-W", "error", "-c", code]
+    words = ["-X", "faulthandler", "-W", "error", "-c", code]
     pipe = subprocess.PIPE
     streams: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe}
     with (
-        subprocess.Popen(command, cwd=ROOT, **streams, text=True, start_new_session=True) as process,
+        Program(words, cwd=ROOT, **streams, start_new_session=True) as process,
         dumped_after(PATIENCE_S, process),
     ):
         try:
-            assert process.stdout is not None
             said = next((line for line in process.stdout if line.startswith("pids ")), "")
-            assert said, process.stderr.read() if process.stderr is not None else ""
+            assert said, process.stderr.read()
             yield process, [int(pid) for pid in said.split()[1:]]
         finally:
             process.kill()
 
 
 @contextlib.contextmanager
-def dumped_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[None]:
+def dumped_after(seconds: float, process: Program) -> Iterator[None]:
     """Have a process and its forks, if they take longer for the block, end with all stacks on stderr."""
 
     def end() -> None:
@@ -108,7 +107,6 @@ def test_no_process_outlives_a_killed_parent_whose_descriptors_a_fork_keeps_open
     with parent(name) as (process, pids), pidfds(pids) as watched:
         *ours, lingering = watched
         try:
-            assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
             assert process.wait(PATIENCE_S) == -signal.SIGKILL

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+from .. import forked_programs
 from ..patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -49,14 +48,7 @@ asyncio.run(main())
 
 
 def test_a_worker_that_hangs_is_replaced_where_nobody_may_signal_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = forked_programs.run(["-W", "error", "-c", PROGRAM], cwd=ROOT, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if not line.startswith("20")]
     assert said == ["refused", "{2}"]

@@ -6,8 +6,6 @@ import fcntl
 import itertools
 import mmap
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import pytest
 
 from cudnn_actor.isolation.process.status import StatusPage
 
+from ..forked_programs import Program
 from ..patience import PATIENCE_S
 from .claimant import RAN, Turns, turns_bytes
 
@@ -261,9 +260,7 @@ def test_two_processes_never_disagree() -> None:
     os.ftruncate(turns_fd, turns_bytes(rounds))
     turns = Turns(turns_fd, rounds)
     arguments = [str(number) for number in (page.fd, turns_fd, window, rounds)]
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "tests.isolation.claimant", *arguments], pass_fds=(page.fd, turns_fd)
-    )
+    worker = Program(["-m", "tests.isolation.claimant", *arguments], pass_fds=(page.fd, turns_fd))
     try:
         promised = bytearray(rounds + 1)
         began, number = time.monotonic(), 0

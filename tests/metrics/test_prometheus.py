@@ -19,6 +19,8 @@ from cudnn_actor.supervision import Restarted
 from tests.onnx.small_models import FLOAT, model_of, node
 from tests.service.rigs import seen, spawn
 
+from .. import forked_programs
+
 pytest.importorskip("prometheus_client", reason="it is in the group `test`")
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -147,7 +149,7 @@ with start(device="cpu", isolation="thread", name="parents") as service:
     status = os.waitpid(child, 0)[1]
     print(status, b"parents" in generate_latest(registry))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = forked_programs.run(["-c", program], check=True)
     assert done.stdout.strip() == "0 True"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from structlog.typing import EventDict
 from cudnn_actor.plan_store.plan_file import StoredPlan, encode
 from cudnn_actor.plan_store.store import PlanStore
 
+from ..forked_programs import Program
 from ..patience import PATIENCE_S
 from .kept_plans import key, plan
 
@@ -310,8 +310,8 @@ for round in range(300):
 
 def test_processes_share_a_directory_and_each_finds_whole_plans_or_none(store: PlanStore) -> None:
     writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, store.directory, letter],
+        Program(
+            ["-c", WRITER, store.directory, letter],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=Path(__file__).parents[2],
@@ -320,7 +320,7 @@ def test_processes_share_a_directory_and_each_finds_whole_plans_or_none(store: P
     ]
     for writer in writers:
         said, _ = writer.communicate(timeout=PATIENCE_S)
-        assert (writer.returncode, said.decode()) == (0, "")  # no bad file was seen either
+        assert (writer.returncode, said) == (0, "")  # no bad file was seen either
     left = list(Path(store.directory).iterdir())
     assert all(file.suffix == ".plan" for file in left)
     assert sum(file.stat().st_size for file in left) <= 20_000

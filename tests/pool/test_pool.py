@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import signal
-import sys
+import subprocess
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from cudnn_actor.pool import MemberState, Pool, spawn_pool
 from cudnn_actor.pool.replicas import Replica
 from cudnn_actor.supervision import Escalated, ExitKind, Restarting, Started, Stopped
 
+from ..forked_programs import Program
 from .conftest import is_back, kill, product, send, some
 
 
@@ -312,18 +313,14 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
 
 
 async def test_members_end_with_the_process_of_their_pool() -> None:
-    program = [sys.executable, "-m", "tests.pool.pool_program"]
-    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    member = os.pidfd_open(int(await process.stdout.readline()))
-    process.kill()
-    await process.wait()
+    with Program(["-m", "tests.pool.pool_program"], stdout=subprocess.PIPE) as process:
+        member = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(member, ended.set)
     await ended.wait()
     asyncio.get_running_loop().remove_reader(member)
     os.close(member)
-    process._transport.close()  # type: ignore[attr-defined]
 
 
 async def test_a_pool_that_cannot_start_says_why_and_leaves_nothing() -> None:

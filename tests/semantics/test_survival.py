@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from cudnn_actor import CudnnActorError, ExecutionFailed, Fault, FaultPlan, Receipt, ServiceStopped
 from cudnn_actor.messages import Fill
 
+from ..forked_programs import Program
 from ..isolation.crash_rigs import gone, kill
 from ..service.rigs import in_thread, outcome
 from .hung_thread import hung_thread
@@ -125,10 +125,9 @@ sys.stdin.read()
 
 def survivors_of_a_killed_process(setup: Setup) -> str:
     """Kill a process with a service. Wait for the processes that it started: "nothing" if all end. Blocks."""
-    command = [sys.executable, "-c", PROGRAM, setup.device, setup.isolation]
+    words = ["-c", PROGRAM, setup.device, setup.isolation]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
-        assert process.stderr is not None
+    with Program(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
         worker = json.loads(process.stderr.readline())
         started = descendants(process.pid)
         assert (worker in started) == setup.in_process

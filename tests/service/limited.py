@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import resource
@@ -34,6 +35,8 @@ NEEDS_NOTHING = {
     ("apart", "memory", "empty"),
 }
 """What this process needs neither memory nor a descriptor for."""
+_M_ARENA_MAX = -8
+"""Of mallopt(3)."""
 _ROOM = 16 << 20
 """Bytes of address space that the limit leaves: for an interpreter, and for no large array."""
 
@@ -191,7 +194,14 @@ async def _starve(place: str) -> None:
         assert ((await gpu.statistics()).restarts, gpu.worker_pid) == (0, worker)
 
 
+def have_one_heap() -> None:
+    """Each further one that the C library has for a thread, of workers too, has address space set aside."""
+    assert ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1) == 1
+    os.environ["MALLOC_ARENA_MAX"] = "1"
+
+
 if __name__ == "__main__":
+    have_one_heap()
     what, place = sys.argv[1:]
     match what:
         case "starve":

@@ -1,4 +1,4 @@
-"""`on_give_up="exit"`: the process ends by itself, in an interpreter of its own."""
+"""`on_give_up="exit"`: the process ends by itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
+from ..forked_programs import Program
 from ..patience import PATIENCE_S
 
 START = """
@@ -49,16 +48,8 @@ START = """
 def ends(isolation: str, *program: str) -> tuple[int, str, str]:
     """Run a program whose service gives up; its status and output, once its worker has gone as well."""
     script = "\n".join(textwrap.dedent(part) for part in (START, *program))
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, isolation],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    pipe = subprocess.PIPE
+    process = Program(["-c", script, isolation], stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         pid = ""
         while not pid:

@@ -6,12 +6,11 @@ The programs run in processes of their own (`fork_programs`), since a child has 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from .. import forked_programs
 from ..patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -24,14 +23,9 @@ def run(*command: str, **environment: str) -> None:
     """Run a program of the rigs: it has to end well, and to say nothing."""
     # Python 3.12 and later warn of each fork beside threads: that is what these tests do.
     filters = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
-    done = subprocess.run(
-        [sys.executable, *filters, "-m", HERE, *command],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        timeout=PATIENCE_S,
-        capture_output=True,
-        text=True,
-        check=False,
+    environment = {**os.environ, **environment}
+    done = forked_programs.run(
+        [*filters, "-m", HERE, *command], cwd=ROOT, env=environment, timeout=PATIENCE_S
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from .. import forked_programs
 from ..patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -49,14 +48,8 @@ def said_by(application: Path, kind: str, **options: object) -> str:
 
 def said_of_each(application: Path, kind: str, *services: dict[str, object]) -> list[str]:
     """The same of several services, one after the other."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, application, kind, *map(repr, services)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    done = forked_programs.run(
+        ["-c", PROGRAM, application, kind, *map(repr, services)], cwd=ROOT, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     assert not (application.parent / "started").exists()
@@ -96,13 +89,8 @@ def test_a_python_of_another_version_is_named_as_one(tmp_path: Path) -> None:
     other.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
     other.chmod(other.stat().st_mode | stat.S_IXUSR)
     options = {"device": "cpu", "isolation": "process", "executable": str(other), "max_restarts": 0}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, sys.executable, "", repr(options)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    done = forked_programs.run(
+        ["-c", PROGRAM, sys.executable, "", repr(options)], cwd=ROOT, timeout=PATIENCE_S
     )
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert f"run by {other}, which is not Python {here}, as this process is" in done.stderr
@@ -110,12 +98,6 @@ def test_a_python_of_another_version_is_named_as_one(tmp_path: Path) -> None:
 
 def test_a_python_that_has_not_what_it_needs_is_named(application: Path) -> None:
     fails = {"executable": str(application), "max_restarts": 0}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, sys.executable, "", repr({"isolation": "process", **fails})],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    words = ["-c", PROGRAM, sys.executable, "", repr({"isolation": "process", **fails})]
+    done = forked_programs.run(words, cwd=ROOT, timeout=PATIENCE_S)
     assert f"the forkserver exited with status 1, run by {application}" in done.stderr

@@ -12,7 +12,6 @@ import logging.handlers
 import queue
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ import cudnn_actor.logging
 from cudnn_actor import CudnnRef, Fault, FaultPlan, ServiceStopped
 from cudnn_actor.messages import Fill
 
+from .. import forked_programs
 from ..log_lines import handled_by, line
 from ..patience import PATIENCE_S
 from .rigs import Trio, single, spawn, start
@@ -60,13 +60,7 @@ OPTIONS = {
 
 def run(options: str, configuration: str = "") -> subprocess.CompletedProcess[str]:
     code = PROGRAM.format(options=options, configuration=configuration)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = forked_programs.run(["-W", "error", "-c", code], timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from .. import forked_programs
 from ..patience import PATIENCE_S
 
 PLACES = ["thread", "process", "apart"]
@@ -29,13 +26,6 @@ def test_a_worker_goes_on_where_there_is_no_memory_for_what_it_says(place: str) 
 
 
 def run(*arguments: str) -> None:
-    """Run a program of `limited`, which fails where anything is not as it should be. Blocks.
-
-    With one heap: each further one that the C library has for a thread has address space set aside.
-    """
-    command = [sys.executable, "-m", "tests.service.limited", *arguments]
-    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
-    )
+    """Run a program of `limited`, which fails where anything is not as it should be. Blocks."""
+    done = forked_programs.run(["-m", "tests.service.limited", *arguments], timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from .. import forked_programs
 from ..patience import PATIENCE_S
 from ..whole import WHOLE
 
@@ -23,8 +22,7 @@ ENTRIES = ("ref.ask", "ref.tell", "ask", "submit", "tell")
 
 
 def run(program: str, *arguments: object) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"tests.service.{program}", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forked_programs.run(["-m", f"tests.service.{program}", *map(str, arguments)])
     assert done.returncode == 0, done.stderr[-4000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from ..forked_programs import Program
 from ..patience import PATIENCE_S
 from .stopped_program import HANG_AFTER_S
 
@@ -22,10 +22,9 @@ from .stopped_program import HANG_AFTER_S
     ids=["thread", "process", "standby"],
 )
 def test_time_in_which_the_watchdog_did_not_run_does_not_count(isolation: str, standby: int) -> None:
-    command = [sys.executable, "-m", "tests.service.stopped_program", isolation, str(standby)]
+    words = ["-m", "tests.service.stopped_program", isolation, str(standby)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, text=True) as process:
-        assert process.stdin is not None
+    with Program(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
         try:
             assert heard(process) == "in work"
             processes = [process.pid, *descendants(process.pid)]
@@ -42,9 +41,8 @@ def test_time_in_which_the_watchdog_did_not_run_does_not_count(isolation: str, s
             process.kill()
 
 
-def heard(process: subprocess.Popen[str]) -> str:
+def heard(process: Program) -> str:
     """What the program says next. Blocks."""
-    assert process.stderr is not None
     said = ""
     for line in process.stderr:
         if line.startswith("said "):

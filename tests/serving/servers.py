@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -17,6 +16,7 @@ import onnx
 
 from cudnn_actor.isolation.process.child.main import NAME
 
+from ..forked_programs import Program
 from ..onnx.small_models import FLOAT, model_of, node
 from ..patience import PATIENCE_S
 
@@ -53,15 +53,14 @@ def write_square(folder: Path, name: str = "square") -> Path:
 @contextlib.contextmanager
 def running(
     *words: str, program: Sequence[str] = ("-m", "cudnn_actor.cli"), **options: Any
-) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
+) -> Iterator[tuple[Program, dict[str, int]]]:
     """`cudnn-actor serve` in a process of its own, and the ports that it says it listens on.
 
-    `program`: what the interpreter runs. `options` are those of `Popen`.
+    `program`: what the interpreter runs. `options` are those of `Program`.
     """
-    command = [sys.executable, *program, "serve", *words, "--device", "cpu"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
+    command = [*program, "serve", *words, "--device", "cpu"]
+    with Program(command, stdout=subprocess.PIPE, **options) as process:
         try:
-            assert process.stdout is not None
             said = process.stdout.readline().removeprefix("serving: ").strip()
             assert said, f"it has ended with {process.wait(PATIENCE_S)}"
             words_of = [part.split(" on ") for part in said.split(", ")]
