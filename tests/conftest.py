@@ -205,6 +205,7 @@ def no_loop_is_blocked() -> Iterator[None]:
         function.can_block_in("cudnn_actor/blocking/spawning.py", "spawn")
         function.can_block_in("cudnn_actor/blocking/portal.py", "close")
         function.can_block_in("cudnn_actor/trials/bench/__init__.py", "_on")  # its loops serve nobody else
+        function.can_block_in("benchmarks/gpu/resnet.py", "_one_problem")  # nor does this one
         function.can_block_in("tests/engines/devices.py", "why_not")  # it decides whether a test is skipped
     watched.activate()
     yield

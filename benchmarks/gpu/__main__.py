@@ -117,8 +117,10 @@ def _command(name: str, file: Path, args: argparse.Namespace) -> list[str]:
 
 def _run(command: list[str], say: Callable[[str], None], limit_s: float) -> str:
     """Run a part's process, showing its lines; "", or the end of what it said when it failed."""
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=_ROOT)
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=_ROOT) as process,
+    ):
         deadline = threading.Timer(limit_s, process.kill)
         deadline.start()
         try:

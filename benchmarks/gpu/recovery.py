@@ -63,7 +63,7 @@ class Recovery(msgspec.Struct, kw_only=True):
 def measure(setting: Setting) -> Recovery:
     """Blocks for a minute or two."""
     found = Recovery()
-    _attempt(found, "start", lambda: on_loop("asyncio", _starts(setting, found)))
+    _attempt(found, "start", lambda: _starts(setting, found))
     for standby, name in ((1, "with standby"), (0, "without")):
         for what, one in (
             ("SIGKILL", _kills),
@@ -196,14 +196,14 @@ class _Told:
 # Starting.
 
 
-async def _starts(setting: Setting, found: Recovery) -> None:
+def _starts(setting: Setting, found: Recovery) -> None:
     setting.say("the start of a service in a process")
     cold, warm = "forkserver not there yet", "forkserver there"
     found.start_s = {cold: [], warm: []}
     for _ in range(setting.choose(5, 1)):
         close_launchers()
         for name in (cold, warm):
-            found.start_s[name].append(await _start(setting))
+            found.start_s[name].append(on_loop("asyncio", _start(setting)))
 
 
 async def _start(setting: Setting) -> float:

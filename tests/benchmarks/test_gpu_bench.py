@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -17,99 +16,100 @@ from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.cold import STORES
 from benchmarks.gpu.page import BEGIN, END, named_in, section
 from benchmarks.gpu.problems import RESNET50, Direction, Problem
-from benchmarks.gpu.report import PARTS, Report, sheets, write
+from benchmarks.gpu.report import PARTS, Report, new_report, platform_of, sheets, write
+from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.sheet import as_text
 from benchmarks.gpu.stalls import Stalls
+from cudnn_actor.cli.logbook import LogBook
 
 from ..once import once
-from ..patience import PATIENCE_S
+from .running import ROOT, measured
 from .synthetic_gpu_run import gpu_run
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "measurements.md"
 WIDTH = 100
 
 
-def python(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", *words]
-    one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # more would fight for the cores that there are
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, env=one_thread, check=False
-    )
+def run(words: str, out: Path) -> tuple[int, str, Report]:
+    """The status, what is printed, and the report."""
+    status, printed = measured("gpu.__main__", f"--quick {words}", out)
+    (path,) = out.glob("gpu-*.json")
+    return status, printed, msgspec.json.decode(path.read_bytes(), type=Report)
 
 
-def run(*words: str, device: str = "cpu") -> subprocess.CompletedProcess[str]:
-    return python("benchmarks.gpu", "--device", device, "--quick", *words)
+def setting_of(*, budget_s: float) -> Setting:
+    return Setting("cpu", True, True, budget_s, time.monotonic(), lambda text: None)
 
 
 @pytest.fixture(scope="module")
-def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Report]:
+def dry(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Every part, one after another in this process: how one is run in its own is tested below."""
+
     def make(folder: Path) -> None:
-        done = run("--profile", "--out", str(folder))
-        assert done.returncode == 0, done.stdout + done.stderr
-        (folder / "printed").write_text(done.stdout)
+        report = new_report(quick=True)
+        report.platform = platform_of(setting_of(budget_s=1.0))
+        for name, part in PARTS.items():
+            with LogBook():
+                setattr(report, name, part.measure(setting_of(budget_s=part.budget_s)))
+        write(report, folder / "report.json")
 
-    folder = once(tmp_path_factory, "gpu-bench", make)
-    (path,) = folder.glob("gpu-*.json")
-    return (folder / "printed").read_text(), msgspec.json.decode(path.read_bytes(), type=Report)
-
-
-def test_a_dry_run_measures_every_part(dry: tuple[str, Report]) -> None:
-    _, report = dry
-    assert report.errors == {}
-    assert [name for name in PARTS if getattr(report, name) is None] == []
-    assert report.platform is not None
-    assert {"python", "numpy", "cudnn-actor"} <= set(report.platform.versions)
+    path = once(tmp_path_factory, "gpu-bench", make) / "report.json"
+    return msgspec.json.decode(path.read_bytes(), type=Report)
 
 
-def test_a_dry_run_goes_through_the_actor_and_the_engine(dry: tuple[str, Report]) -> None:
-    _, report = dry
-    assert report.small is not None
-    assert all(row.one[0].count and row.submit_per_s[64][0] > 0 for row in report.small.requests)
-    assert set(report.small.profiles) == {"loop", "actor"}
-    assert [row.isolation for row in report.small.requests[:2]] == ["thread", "process"]
-    assert all(row.actor_cpu_us[0] > 0 for row in report.small.requests)
-    assert report.resnet is not None
-    assert {way for series in report.resnet.series for row in series.rows for way in row.us} == {
+def test_a_dry_run_measures_every_part(dry: Report) -> None:
+    assert [name for name in PARTS if getattr(dry, name) is None] == []
+    assert dry.platform is not None
+    assert {"python", "numpy", "cudnn-actor"} <= set(dry.platform.versions)
+
+
+def test_a_dry_run_goes_through_the_actor_and_the_engine(dry: Report) -> None:
+    assert dry.small is not None
+    assert all(row.one[0].count and row.submit_per_s[64][0] > 0 for row in dry.small.requests)
+    assert set(dry.small.profiles) == {"loop", "actor"}
+    assert [row.isolation for row in dry.small.requests[:2]] == ["thread", "process"]
+    assert all(row.actor_cpu_us[0] > 0 for row in dry.small.requests)
+    assert dry.resnet is not None
+    assert {way for series in dry.resnet.series for row in series.rows for way in row.us} == {
         "actor",
         "heuristic",
     }
-    assert [row.errors for series in report.resnet.series for row in series.rows if row.errors] == []
-    assert report.cold is not None
-    assert set(report.cold.runs) == {*STORES, "steps"}
+    assert [row.errors for series in dry.resnet.series for row in series.rows if row.errors] == []
+    assert dry.cold is not None
+    assert set(dry.cold.runs) == {*STORES, "steps"}
 
 
-def test_a_dry_run_ends_workers_in_every_way(dry: tuple[str, Report]) -> None:
-    _, report = dry
-    assert report.recovery is not None
-    assert report.recovery.errors == {}
+def test_a_dry_run_ends_workers_in_every_way(dry: Report) -> None:
+    assert dry.recovery is not None
+    assert dry.recovery.errors == {}
     harms = ("SIGKILL", "illegal access", "illegal access reported", "hang")
     ends = itertools.product(harms, ("with standby", "without"))
-    assert set(report.recovery.ms) == {", ".join(end) for end in ends}
-    assert all(ms > 0 for taken in report.recovery.ms.values() for ms in taken)
-    assert all(len(took) == 1 for took in report.recovery.start_s.values())
+    assert set(dry.recovery.ms) == {", ".join(end) for end in ends}
+    assert all(ms > 0 for taken in dry.recovery.ms.values() for ms in taken)
+    assert all(len(took) == 1 for took in dry.recovery.start_s.values())
 
 
-def test_a_dry_run_prints_its_tables(dry: tuple[str, Report]) -> None:
-    printed, report = dry
+def test_a_part_is_run_in_a_process_of_its_own_and_its_tables_are_printed(tmp_path: Path) -> None:
+    status, printed, report = run("--device cpu --only polling --profile", tmp_path)
+    assert (status, report.errors) == (0, {})
+    assert report.platform is not None
+    assert report.polling is not None
+    assert {each for each in PARTS if getattr(report, each) is not None} == {"polling"}
+    assert set(report.took_s) == {"platform", "polling"}
     assert [sheet.title for sheet in sheets(report) if sheet.title not in printed] == []
 
 
 def test_sums_behind_kills_are_what_was_acknowledged(tmp_path: Path) -> None:
-    words = ("--device", "cpu", "--seconds", "3", "--seed", "4", "--out", str(tmp_path))
-    done = python("benchmarks.gpu.stalls", *words)
-    assert done.returncode == 0, done.stderr
-    assert "longest waits" in done.stdout
+    _, printed = measured("gpu.stalls", "--device cpu --seconds 3 --seed 4", tmp_path)
+    assert "longest waits" in printed
     found = msgspec.json.decode((tmp_path / "stalls-without-standby-4.json").read_bytes(), type=Stalls)
     assert found.accumulated >= 1
     assert found.wrong == 0
 
 
 def test_a_part_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
-    done = run("--only", "cold", "--out", str(tmp_path), device="cuda:77")
-    (path,) = tmp_path.glob("gpu-*.json")
-    report = msgspec.json.decode(path.read_bytes(), type=Report)
-    assert done.returncode == 1
+    status, _, report = run("--device cuda:77 --only cold", tmp_path)
+    assert status == 1
     assert set(report.errors) == {"platform"}
     assert report.cold is not None
     assert set(report.cold.errors) == {*STORES, "steps"}
@@ -154,8 +154,7 @@ def test_a_section_is_put_at_the_end_of_a_page_and_then_exchanged(tmp_path: Path
     page.write_text("# Performance\n\nProse.\n")
     for name, more in (("gpu-first.json", "\nMore prose.\n"), ("gpu-second.json", "")):
         write(gpu_run(), tmp_path / name)
-        done = python("benchmarks.gpu.page", str(tmp_path / name), "--page", str(page))
-        assert done.returncode == 0, done.stderr
+        measured("gpu.page", [str(tmp_path / name), "--page", str(page)])
         page.write_text(page.read_text() + more)
     text = page.read_text()
     assert text.startswith("# Performance\n\nProse.\n")

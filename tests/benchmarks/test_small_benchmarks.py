@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,21 +19,31 @@ from benchmarks.recording import Row, attempted, keep
 from benchmarks.stages import stages_of
 from cudnn_actor.engines.cuda.planning.partition import cut
 
-from ..patience import PATIENCE_S
-
-ROOT = Path(__file__).parents[2]
+from .running import measured
 
 
-def recorded(tmp_path: Path, *words: str) -> tuple[str, bytes]:
+def recorded(name: str, words: str, tmp_path: Path) -> tuple[str, bytes]:
     """What a benchmark prints, and what it writes."""
     out = tmp_path / "out.json"
-    command = [sys.executable, "-m", *words, "--rounds", "1", "--seconds", "0.1", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
-    return done.stdout, out.read_bytes()
+    _, printed = measured(name, f"{words} --rounds 1 --seconds 0.1", out)
+    return printed, out.read_bytes()
+
+
+def found_by(name: str, words: str, tmp_path: Path) -> list[dict[str, Any]]:
+    """The rows that a benchmark writes."""
+    measured(name, words, tmp_path)
+    return rows_of(name, tmp_path)
+
+
+def rows_of(name: str, folder: Path) -> list[dict[str, Any]]:
+    """The rows of the one record in a folder."""
+    (written,) = folder.glob(f"{name}-*.json")
+    rows: list[dict[str, Any]] = json.loads(written.read_text())["found"]
+    return rows
 
 
 def test_the_floor_is_measured_beside_a_ping_and_a_convolution(tmp_path: Path) -> None:
-    printed, written = recorded(tmp_path, "benchmarks.floor")
+    printed, written = recorded("floor", "", tmp_path)
     report = msgspec.json.decode(written, type=floor.Report)
     assert {"floor", "ping", "convolution", "ping, one", "ping, one, shared"} <= set(report.costs)
     assert all(
@@ -43,8 +52,12 @@ def test_the_floor_is_measured_beside_a_ping_and_a_convolution(tmp_path: Path) -
     assert all(name in printed for name in report.costs)
 
 
-def test_two_devices_are_measured_alone_and_together_and_with_kills(tmp_path: Path) -> None:
-    printed, written = recorded(tmp_path, "benchmarks.two_gpus", "--devices", "cpu", "cpu", "--kills", "1")
+def test_two_devices_are_measured_alone_and_together_and_with_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_gpus, "_KILLED_AFTER_S", 0.1)
+    monkeypatch.setattr(two_gpus, "_PAUSE_S", 0.1)
+    printed, written = recorded("two_gpus", "--devices cpu cpu --kills 1", tmp_path)
     report = msgspec.json.decode(written, type=two_gpus.Report)
     for found in (report.one_loop, report.two_loops):
         assert {*found.alone, *found.both} == {"left", "right"}
@@ -53,49 +66,32 @@ def test_two_devices_are_measured_alone_and_together_and_with_kills(tmp_path: Pa
 
 
 def test_a_transformer_of_images_is_measured_with_its_slowest_pieces(tmp_path: Path) -> None:
-    words = ("benchmarks.vit", "--device", "cpu", "--small", "--batches", "2", "--out", str(tmp_path))
-    command = [sys.executable, "-m", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
-    (written,) = tmp_path.glob("vit-*.json")
-    rows = json.loads(written.read_text())["found"]
+    words = "--device cpu --small --batches 2"
+    _, printed = measured("vit", words, tmp_path)
+    rows = rows_of("vit", tmp_path)
     assert [row["isolation"] for row in rows] == ["thread", "process"]
     for row in rows:
         assert min(row["run_us"], row["on_device_us"]["p50"], row["numpy_us"]["p50"]) > 0
         assert len(row["slowest"]) == 10
-    assert "ViT in bfloat16" in done.stdout
+    assert "ViT in bfloat16" in printed
 
 
 def test_batched_clients_are_measured_beside_fixed_batches(tmp_path: Path) -> None:
-    words = ("benchmarks.batching", "--device", "cpu", "--small", "--clients", "8", "--max-batch", "2")
-    command = [sys.executable, "-m", *words, "--seconds", "0.05", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
-    (written,) = tmp_path.glob("batching-*.json")
-    rows = json.loads(written.read_text())["found"]
+    words = "--device cpu --small --clients 8 --max-batch 2 --seconds 0.05"
+    _, printed = measured("batching", words, tmp_path)
+    rows = rows_of("batching", tmp_path)
     fixed = [f"batch {batch}, {tasks} in flight" for batch in (1, 2) for tasks in (1, 2)]
     assert [row["what"] for row in rows] == 2 * [*fixed, "8 clients"]
     for row in rows:
         assert row["pictures_per_s"] > 0
     for clients in rows[4::5]:
         assert min(clients["of_the_best"], clients["p99_by_p50"], clients["mean_batch"]) > 0
-    assert "of the best fixed" in done.stdout
+    assert "of the best fixed" in printed
 
 
 def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
-    words = (
-        "benchmarks.serving",
-        "--network",
-        "small",
-        "--clients",
-        "4",
-        "--max-batch",
-        "2",
-        "--rounds",
-        "1",
-    )
-    command = [sys.executable, "-m", *words, "--seconds", "0.05", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
-    (written,) = tmp_path.glob("serving-*.json")
-    rows = json.loads(written.read_text())["found"]
+    words = "--network small --clients 4 --max-batch 2 --rounds 1 --seconds 0.05"
+    rows = found_by("serving", words, tmp_path)
     ways = [
         "in process",
         "attached",
@@ -109,8 +105,7 @@ def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
 
 
 def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.building", "--dry-run", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
+    measured("building", "--dry-run", tmp_path)
     (written,) = tmp_path.glob("building-*.json")
     record = json.loads(written.read_text())
     assert record["dry_run"]
@@ -119,22 +114,16 @@ def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
 
 
 def test_networks_are_imported_run_and_recorded(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.models", "--networks", "whisper_encoder", "--batches", "2"]
-    command += ["--runs", "1", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
-    (written,) = tmp_path.glob("models-*.json")
-    found = json.loads(written.read_text())["found"]
+    words = "--networks whisper_encoder --batches 2 --runs 1"
+    found = found_by("models", words, tmp_path)
     assert [(row["network"], row["batch"]) for row in found] == [("whisper_encoder", 2)]
     for name in ("load_ms", "import_ms", "first_ms", "run_ms", "stored_first_ms"):
         assert all(row[name] > 0 for row in found)
 
 
 def test_networks_whose_plans_are_built_beforehand_have_no_cold_start(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.models", "--networks", "whisper_encoder:1,2", "--prepared"]
-    command += ["--tune", "--runs", "1", "--sides", "service", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
-    (written,) = tmp_path.glob("models-*.json")
-    found = json.loads(written.read_text())["found"]
+    words = "--networks whisper_encoder:1,2 --prepared --tune --runs 1 --sides service"
+    found = found_by("models", words, tmp_path)
     assert [row["batch"] for row in found] == [1, 2]
     for row in found:
         assert "first_ms" not in row
@@ -142,11 +131,8 @@ def test_networks_whose_plans_are_built_beforehand_have_no_cold_start(tmp_path: 
 
 
 def test_requests_of_models_are_taken_apart_stage_by_stage(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.stages", "--device", "cpu", "--networks", "whisper_encoder"]
-    command += ["--runs", "5", "--batch", "2", "--seconds", "0.01", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
-    (written,) = tmp_path.glob("stages-*.json")
-    process, thread = json.loads(written.read_text())["found"]
+    words = "--device cpu --networks whisper_encoder --runs 5 --batch 2 --seconds 0.01"
+    process, thread = found_by("stages", words, tmp_path)
     for row, isolation in ((process, "process"), (thread, "thread")):
         assert (row["network"], row["isolation"], row["batch"]) == ("whisper_encoder", isolation, 2)
         assert row["per_s"].keys() == {
@@ -163,21 +149,15 @@ def test_requests_of_models_are_taken_apart_stage_by_stage(tmp_path: Path) -> No
 
 
 def test_turns_of_loops_are_timed_beside_their_bodies(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.loops", "--device", "cpu", "--isolations", "thread"]
-    command += ["--units", "8", "--turns", "5", "--rounds", "1", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
-    (written,) = tmp_path.glob("loops-*.json")
-    found = json.loads(written.read_text())["found"]
+    words = "--device cpu --isolations thread --units 8 --turns 5 --rounds 1"
+    found = found_by("loops", words, tmp_path)
     assert [row["kind"] for row in found] == ["carried", "rows", "condition", "rows and condition"]
     assert all(min(row["turn_us"], row["body_us"]) > 0 for row in found)
 
 
 def test_blocking_calls_are_timed_beside_asyncio_and_pykka(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.blocking_calls"]
-    command += ["--rounds", "1", "--count", "64", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
-    (written,) = tmp_path.glob("blocking_calls-*.json")
-    found = json.loads(written.read_text())["found"]
+    words = "--rounds 1 --count 64"
+    found = found_by("blocking_calls", words, tmp_path)
     assert {row["isolation"] for row in found} == {"thread", "process"}
     assert len(found) == 12
     assert all(row["us"] > 0 for row in found)
@@ -185,11 +165,8 @@ def test_blocking_calls_are_timed_beside_asyncio_and_pykka(tmp_path: Path) -> No
 
 def test_counting_is_timed_beside_requests_that_are_not_counted(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="it is in the group `test`")
-    command = [sys.executable, "-m", "benchmarks.metrics_cost"]
-    command += ["--rounds", "1", "--count", "64", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
-    (written,) = tmp_path.glob("metrics_cost-*.json")
-    found = json.loads(written.read_text())["found"]
+    words = "--rounds 1 --count 64"
+    found = found_by("metrics_cost", words, tmp_path)
     assert [row["isolation"] for row in found] == ["thread", "process"]
     assert all(min(row["counting_us"], row["without_us"], row["scrape_us"]) > 0 for row in found)
 
