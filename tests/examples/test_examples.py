@@ -1,10 +1,8 @@
-"""Every example runs as a newcomer would run it: alone, in an interpreter of its own, warnings as errors."""
+"""Every example runs as a newcomer would run it: alone, in a process of its own, warnings as errors."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import onnx
@@ -12,19 +10,14 @@ import pytest
 
 from tests.onnx.small_models import image_model
 
+from .. import forked_programs
 from ..patience import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *words],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = forked_programs.run(["-W", "error", *words], timeout=PATIENCE_S)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     said = done.stderr.splitlines()
     assert all(

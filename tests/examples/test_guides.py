@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from cudnn_actor.cli import serve
 from cudnn_actor.serving.http_face import make_app
 from cudnn_actor.serving.server import ServerOptions
 
-from .test_readme import printed, programs
+from ..forked_programs import Program
+from .test_readme import printed, printed_here, programs
 
 ROOT = Path(__file__).parents[2]
 FLASK = """
@@ -32,16 +32,17 @@ print([client.get(path).status_code for path in ("/livez", "/readyz")])
 
 def test_the_programs_of_the_guides_print_what_they_say(tmp_path: Path) -> None:
     model, run = programs(ROOT / "docs/tutorial.md")
-    assert printed(model, tmp_path) == "classifier.onnx\n"
-    assert printed(run, tmp_path) == "[[16.5 19.5]]\n"
+    assert printed_here(model, tmp_path) == "classifier.onnx\n"
+    assert printed_here(run, tmp_path) == "[[16.5 19.5]]\n"
     [server] = programs(ROOT / "docs/web-servers.md")
+    # This service ends with its process, and so does the one below.
     assert printed(server + FLASK, tmp_path).splitlines() == ["[[16.5, 19.5]]", "422", "[200, 200]"]
     for program in programs(ROOT / "docs/observability.md"):
-        assert printed(program, tmp_path) == program.rstrip().rpartition("  # ")[2] + "\n"
+        assert printed_here(program, tmp_path) == program.rstrip().rpartition("  # ")[2] + "\n"
     [actor] = programs(ROOT / "docs/pykka.md")
-    assert printed(actor, tmp_path).splitlines() == said(actor)
+    assert printed_here(actor, tmp_path).splitlines() == said(actor)
     [video] = programs(ROOT / "docs/frames.md")
-    assert printed(video, tmp_path).splitlines() == said(video)
+    assert printed_here(video, tmp_path).splitlines() == said(video)
     _, ray = programs(ROOT / "docs/ray.md")  # tests/ray runs both on a cluster
     alone, _ = ray.replace("import ray\n", "").split("\n\nif __name__ ==")
     asked = "print(Classifier('classifier.onnx').scores(np.ones((1, 4), 'float32')))"
@@ -52,15 +53,14 @@ def test_the_two_programs_of_the_page_of_processes_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    printed(programs(ROOT / "docs/tutorial.md")[0], tmp_path)
+    printed_here(programs(ROOT / "docs/tutorial.md")[0], tmp_path)
     owners_and_clients = iter(programs(ROOT / "docs/processes.md"))
     for owner, client in zip(owners_and_clients, owners_and_clients, strict=True):  # a model's file, a model
-        command = [sys.executable, "-W", "error", "-c", owner]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-            assert process.stdout is not None
+        words = ["-W", "error", "-c", owner]
+        with Program(words, stdout=subprocess.PIPE, cwd=tmp_path) as process:
             try:
                 assert process.stdout.readline() == "serving\n"
-                assert printed(client, tmp_path).splitlines() == said(client)
+                assert printed_here(client, tmp_path).splitlines() == said(client)
             finally:
                 process.kill()
 

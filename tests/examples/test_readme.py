@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import io
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -16,6 +19,7 @@ import pytest
 
 from cudnn_actor.operations import PointwiseMode
 
+from ..forked_programs import run
 from ..once import once
 from ..onnx.small_models import image_model
 from ..patience import PATIENCE_S
@@ -92,7 +96,7 @@ def test_the_readme_s_programs_run_as_they_stand(
         program = (
             f"import asyncio\n\nasync def cell():\n{textwrap.indent(program, '    ')}\nasyncio.run(cell())"
         )
-    assert re.search(SHOWN[name], printed(program, tmp_path))
+    assert re.search(SHOWN[name], printed(program, tmp_path, new=name == "lines"))
 
 
 def test_bad_input_is_refused_by_the_readme_s_server_beside_a_handler_of_our_own_errors(
@@ -106,7 +110,7 @@ def test_bad_input_is_refused_by_the_readme_s_server_beside_a_handler_of_our_own
 def test_the_program_of_the_page_of_models_runs_as_it_stands(tmp_path: Path) -> None:
     onnx.save(image_model(), tmp_path / "model.onnx")
     [program] = programs(README.parent / "docs" / "onnx.md")
-    shown = printed(program, tmp_path)
+    shown = printed_here(program, tmp_path)
     assert shown.startswith("<model: image: float32 (N, 3, 8, 8) -> scores: ")
     assert "scores (1, 5)" in shown
 
@@ -114,7 +118,7 @@ def test_the_program_of_the_page_of_models_runs_as_it_stands(tmp_path: Path) -> 
 @pytest.mark.parametrize("program", [program for page in PAGES for program in programs(page)])
 def test_the_programs_of_the_pages_print_what_the_page_says(program: str, tmp_path: Path) -> None:
     said = program.rstrip().rpartition("  # ")[2]
-    assert printed(program, tmp_path) == f"{said}\n"
+    assert printed_here(program, tmp_path) == f"{said}\n"
 
 
 MODELS = README.parent / "docs" / "models.md"
@@ -125,7 +129,7 @@ def files_of_the_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the page's first program writes."""
 
     def write(folder: Path) -> None:
-        assert printed(programs(MODELS)[0], folder) == ""
+        assert printed_here(programs(MODELS)[0], folder) == ""
 
     return once(tmp_path_factory, "models-page", write)
 
@@ -138,7 +142,7 @@ def test_the_programs_of_the_page_of_models_in_a_service_print_what_it_says(
     program = programs(MODELS)[number]
     said = re.findall(r"^ *print\(.*\)  # (.*)$", program, flags=re.MULTILINE)
     assert said
-    assert printed(program, tmp_path).splitlines() == said
+    assert printed_here(program, tmp_path).splitlines() == said
 
 
 def commands(start: str) -> list[str]:
@@ -162,17 +166,32 @@ def in_shell(line: str, folder: Path) -> None:
     )
 
 
-def printed(program: str, tmp_path: Path) -> str:
+def printed_here(program: str, folder: Path) -> str:
+    """What a program prints that runs as `__main__` in this process, in `folder`. Warnings are errors, too.
+
+    Its workers come from this process's forkserver, whose start is most of what a program takes in a process
+    of its own; and what it leaves behind fails the test.
+    """
+    path = folder / "program.py"
+    path.write_text(program, encoding="utf-8")
+    output = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(output):
+        runpy.run_path(str(path), run_name="__main__")
+    return output.getvalue()
+
+
+def printed(program: str, tmp_path: Path, *, new: bool = False) -> str:
+    """What a program prints in a process of its own, in `tmp_path`; `new`: in a new interpreter."""
     path = tmp_path / "program.py"
     path.write_text(program, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        cwd=tmp_path,
-    )
+    words = ["-W", "error", str(path)]
+    if new:
+        command = [sys.executable, *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=tmp_path
+        )
+    else:
+        done = run(words, timeout=PATIENCE_S, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
