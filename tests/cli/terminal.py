@@ -1,4 +1,4 @@
-"""Runs the command line: in an interpreter of its own, as a shell would, or quicker in this process."""
+"""Runs the command line: in a process of its own, as a shell would, or quicker in this process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from pathlib import Path
 
 from cudnn_actor.cli import main
 
+from ..forked_programs import run
 from ..patience import PATIENCE_S
 
-__all__ = ["CLONE", "cudnn_actor", "cudnn_actor_here", "python"]
+__all__ = ["CLONE", "cudnn_actor", "cudnn_actor_here", "forked", "python"]
 
 CLONE = Path(__file__).resolve().parents[2]
 """Where this runs from: what is missing is installed from there."""
 
 
 def cudnn_actor(*words: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "cudnn_actor.cli", *words)
+    """Run a command in a forked process."""
+    return forked("-m", "cudnn_actor.cli", *words)
 
 
 def cudnn_actor_here(*words: str) -> subprocess.CompletedProcess[str]:
@@ -33,6 +35,12 @@ def cudnn_actor_here(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(words, status, output.getvalue(), errors.getvalue())
 
 
+def forked(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program, which may rely on what `forked_programs` says."""
+    return run(["-W", "error", *words], timeout=PATIENCE_S)
+
+
 def python(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in an interpreter of its own: what it does before its imports, and in them, counts."""
     command = [sys.executable, "-W", "error", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -47,6 +47,7 @@ from cudnn_actor.trials.chaos.strikes import fault_plan
 from cudnn_actor.trials.chaos.tally import Tally
 from cudnn_actor.trials.chaos.task_program import bursts, problems_of, program
 
+from ..forked_programs import Program
 from ..log_lines import line
 from ..patience import PATIENCE_S
 from .chaos_rigs import (
@@ -60,7 +61,7 @@ from .chaos_rigs import (
     two_outputs,
     values,
 )
-from .terminal import cudnn_actor, cudnn_actor_here, python
+from .terminal import cudnn_actor, cudnn_actor_here, forked
 from .test_demo import INTERRUPTIBLE
 
 WITHOUT_WORKERS = """
@@ -651,8 +652,8 @@ def test_a_worker_serves_for_a_while_before_it_is_killed(tmp_path: Path) -> None
 
 def test_an_interrupt_ends_the_run_early_and_it_is_reported() -> None:
     words = ["chaos", "--isolation", "thread", "--faults", "fail", "--seconds", "1000"]
-    command = [sys.executable, "-u", "-c", INTERRUPTIBLE, *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    program = ["-u", "-c", INTERRUPTIBLE, *words]
+    with Program(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None
         assert run.stdout.readline().startswith("cudnn-actor chaos seed 0")
         while not (line := run.stdout.readline()).startswith(
@@ -667,8 +668,8 @@ def test_an_interrupt_ends_the_run_early_and_it_is_reported() -> None:
 
 def test_a_second_interrupt_ends_it_at_once() -> None:
     words = ["chaos", "--isolation", "thread", "--faults", "none", "--seconds", "1000"]
-    command = [sys.executable, "-u", "-c", INTERRUPTIBLE, *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+    program = ["-u", "-c", INTERRUPTIBLE, *words]
+    with Program(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None
         run.stdout.readline()
         while run.poll() is None:  # two that come together are one to the kernel
@@ -678,7 +679,7 @@ def test_a_second_interrupt_ends_it_at_once() -> None:
 
 
 def test_where_no_worker_can_start_it_says_so_and_ends() -> None:
-    done = python("-c", WITHOUT_WORKERS, "chaos", "--seconds", "1000")
+    done = forked("-c", WITHOUT_WORKERS, "chaos", "--seconds", "1000")
     assert done.returncode == 1
     assert "StartFailed: the service did not start" in done.stderr
     assert "/nowhere/python" in done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ..whole import WHOLE
-from .terminal import python
+from .terminal import forked
 
 SECONDS = 15 if WHOLE else 8
 """Each kind of fault comes once within the first four, where a start takes no seconds; see below."""
@@ -48,7 +48,7 @@ def _recovery(engine: str, standby: int, seconds: int, out: Path) -> dict[str, A
     """How often each kind of fault came, and more, in seconds in which nothing was lost."""
     words = ["--seconds", str(seconds), "--kill-every", "0.25"]
     words += ["--seed", str(standby), "--standby", str(standby)]
-    done = python("-m", *CHAOS[engine], *words, "--out", str(out))
+    done = forked("-m", *CHAOS[engine], *words, "--out", str(out))
     assert out.exists(), done.stdout + done.stderr
     record = json.loads(out.read_text())
     counts = record["counts"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +15,10 @@ from PIL import Image
 from cudnn_actor.cli.demo.serving import CALLERS
 from cudnn_actor.cli.user_error import UserError
 
+from ..forked_programs import Program
 from ..once import once
 from ..patience import PATIENCE_S
-from .terminal import CLONE, cudnn_actor, cudnn_actor_here, python
+from .terminal import CLONE, cudnn_actor, cudnn_actor_here, forked
 
 WITHOUT_MATPLOTLIB = """
 import importlib.abc, sys
@@ -216,7 +216,7 @@ def test_a_picture_that_cannot_be_written_is_one_line(out: str, words: str, tmp_
 
 
 def test_without_matplotlib_the_demo_says_what_to_install() -> None:
-    done = python("-c", WITHOUT_MATPLOTLIB, "demo")
+    done = forked("-c", WITHOUT_MATPLOTLIB, "demo")
     assert (done.returncode, done.stdout) == (2, "")
     assert f'pip install -e "{CLONE}[demo]"' in done.stderr
     assert done.stderr.count("\n") == 1
@@ -224,12 +224,12 @@ def test_without_matplotlib_the_demo_says_what_to_install() -> None:
 
 @pytest.mark.parametrize("words", [("demo", "--help"), ("doctor",)])
 def test_the_rest_needs_no_matplotlib(words: tuple[str, ...]) -> None:
-    assert python("-c", WITHOUT_MATPLOTLIB, *words).returncode == 0
+    assert forked("-c", WITHOUT_MATPLOTLIB, *words).returncode == 0
 
 
 def test_an_interrupt_ends_the_demo_quietly(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", "-c", INTERRUPTIBLE, "demo", "--out", str(tmp_path / "out.png")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+    program = ["-u", "-c", INTERRUPTIBLE, "demo", "--out", str(tmp_path / "out.png")]
+    with Program(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as demo:
         assert demo.stdout is not None
         assert demo.stdout.readline().startswith("cudnn-actor demo")
         demo.send_signal(signal.SIGINT)

@@ -20,7 +20,7 @@ from cudnn_actor.processes.launching import close_launchers
 
 from ..engines.broken_machines import WITHOUT_DRIVER, Machine, bare_machine, whole_machine
 from ..patience import PATIENCE_S
-from .terminal import CLONE, cudnn_actor_here, python
+from .terminal import CLONE, cudnn_actor_here, forked, python
 from .test_chaos import HANGING_FORKSERVER
 
 TRIED = diagnosis.Check(isolation="thread", ok=True, detail="not tried here", device="cpu")
@@ -109,7 +109,7 @@ def _says_what_works_and_the_fix(done: subprocess.CompletedProcess[str], what: s
 
 def test_people_are_told_of_it_in_lines() -> None:
     code = DENIED.format(denial="os.devnull = '/nowhere/null'", call="").replace('"--json", ', "")
-    done = python("-c", code)
+    done = forked("-c", code)
     assert done.returncode == 1
     assert "works in part" in done.stdout
     assert "mknod -m 666 /dev/null" in done.stdout
@@ -130,7 +130,7 @@ def test_a_forkserver_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HANGING_FORKSERVER)
     places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     code = f"import os; os.environ['PYTHONPATH'] = {places!r}\n{SHORT_FOR_A_PROCESS}"
-    done = python(
+    done = forked(
         "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}{DENIED.format(denial='', call='')}"
     )
     found = json.loads(done.stdout)
@@ -156,7 +156,7 @@ def test_it_works_with_closed_standard_descriptors(closed: tuple[int, ...]) -> N
 
 def test_few_descriptors_are_a_warning() -> None:
     limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))"
-    done = python("-c", DENIED.format(denial=limit, call=""))
+    done = forked("-c", DENIED.format(denial=limit, call=""))
     found = json.loads(done.stdout)
     (obstacle,) = found["obstacles"]
     assert "only 32 descriptors" in obstacle["what"]
