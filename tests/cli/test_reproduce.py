@@ -39,6 +39,12 @@ from .terminal import cudnn_actor_here
 PROBLEM = "conv_fwd x=2x6x7x7 w=4x3x3x3 pad=1 groups=2 dtype=float16 layout=NHWC bias=yes beta=2"
 
 
+@pytest.fixture(autouse=True)
+def few_runs_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in each round: else each test takes a fifth of a second for a time that none of them looks at."""
+    monkeypatch.setattr(graph_benches, "_MEASURE_S", 0.0)
+
+
 @pytest.mark.parametrize("form", [PROBLEM.split(), [PROBLEM], [token(read_problem(PROBLEM).graph)]])
 def test_a_problem_runs_and_agrees_in_every_form(form: list[str]) -> None:
     done = cudnn_actor_here("reproduce", *form, "--device", "cpu")
