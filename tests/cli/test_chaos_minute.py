@@ -15,7 +15,7 @@ import pytest
 from ..whole import WHOLE
 from .terminal import forked
 
-SECONDS = 15 if WHOLE else 8
+SECONDS = 15 if WHOLE else 5
 """Each kind of fault comes once within the first four, where a start takes no seconds; see below."""
 MOST_SECONDS = 32 * SECONDS
 """Of a run. All together are some minutes, half of what a test may take."""
