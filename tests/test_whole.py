@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from . import forked_programs
 from .left_out import left_out
+from .patience import PATIENCE_S
 from .whole import covering
 
 PRODUCT = [*itertools.product("abcd", range(3), (False, True), "xyz")]
@@ -75,17 +75,9 @@ def test_true_is_not_1_and_what_has_no_hash_is_compared_by_identity() -> None:
 def test_what_is_run(environment: dict[str, str], name: str, run: int, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_collection_modifyitems\n")
     (tmp_path / "test_cases.py").write_text(CASES)
-    command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--collect-only"]
-    command += [
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path / "test_cases.py") + name,
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}, check=False
-    )
+    words = ["-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--collect-only"]
+    words += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "test_cases.py") + name]
+    done = forked_programs.run(words, cwd=ROOT, env={**os.environ, **environment}, timeout=PATIENCE_S)
     assert done.stdout.count("test_cases.py::") == run, done.stdout + done.stderr
 
 
