@@ -13,6 +13,7 @@ import asyncio, ctypes, os, signal, struct
 
 from cudnn_actor import spawn
 from cudnn_actor.messages import Ping
+from tests.patience import PATIENCE_S
 from tests.service.noticed_hangs import notice_hang
 
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
