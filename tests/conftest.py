@@ -23,6 +23,7 @@ from cudnn_actor.processes.launching import Launcher, close_launchers
 from cudnn_actor.processes.server_process import ForkedServer
 
 from .forked_programs import end_server, server_descriptors
+from .left_out import left_out
 from .log_lines import capture_logs, handled_by
 from .patience import PATIENCE_S
 from .whole import WHOLE, covering, more
@@ -39,6 +40,7 @@ settings.load_profile("busy")
 SETTLED_WITHIN_S = PATIENCE_S / 10
 """How long what a test leaves may take to end by itself: it is looked for again and again meanwhile."""
 UNFROZEN_AFTER_S = 2.5
+HERE = Path(__file__).parent
 FAILED = pytest.StashKey[bool]()
 LINES = pytest.StashKey[deque[str]]()
 _FORMATTER = TextFormatter()
@@ -75,6 +77,22 @@ def _products(items: list[pytest.Item]) -> Iterable[list[pytest.Function]]:
             engine = item.callspec.params.get("new_engine")
             found.setdefault((item.parent, item.originalname, engine), []).append(item)
     return found.values()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a folder if `-m` leaves out what marks each of its tests: gpu/ has thousands, for nobody."""
+    named_as_its_marker = collection_path.parent == HERE and collection_path.name in ("gpu", "support")
+    return True if named_as_its_marker and left_out(collection_path.name, config.option.markexpr) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile: nearly all that is made stays, and to look at it takes a third longer."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
