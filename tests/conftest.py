@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import stat
 import threading
 import time
 from collections import deque
@@ -41,6 +42,9 @@ SETTLED_WITHIN_S = PATIENCE_S / 10
 """How long what a test leaves may take to end by itself: it is looked for again and again meanwhile."""
 UNFROZEN_AFTER_S = 2.5
 HERE = Path(__file__).parent
+_listdir, _fstat, _readlink = os.listdir, os.fstat, os.readlink
+_open, _read, _close = os.open, os.read, os.close
+"""As they are before blocking calls are watched for: to look at each of these takes longer than the call."""
 FAILED = pytest.StashKey[bool]()
 LINES = pytest.StashKey[deque[str]]()
 _FORMATTER = TextFormatter()
@@ -100,11 +104,19 @@ def pytest_collection_finish() -> None:
     _spare_the_collector()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def what_a_module_leaves_is_spared_the_collector() -> Iterator[None]:
-    """Caches, and what pytest and hypothesis remember: a collection would take half a second in the end."""
-    yield
-    _spare_the_collector()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Spare it what a module leaves, too: caches, and what pytest and hypothesis remember.
+
+    A collection would take half a second in the end.
+    """
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            _spare_the_collector()
 
 
 def _spare_the_collector() -> None:
@@ -154,22 +166,30 @@ def logs() -> Iterator[list[EventDict]]:
     entries.clear()  # fields may hold errors, whose frames hold arrays
 
 
-@pytest.fixture(autouse=True, scope="session")
-def libuv_has_its_pipe() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """What holds for the whole session. Fixtures would do, but each test asks again for each of them.
+
+    Forkservers end with the session, and not before: the first worker of each costs its imports, and so does
+    the first program of the server of test programs.
+    """
+    if session.config.getoption("dist", "no") != "no":  # other processes run the tests
+        return (yield)
+    _let_libuv_open_its_pipe()
+    with _no_loop_blocked():
+        try:
+            return (yield)
+        finally:
+            close_launchers()
+            end_server()
+
+
+def _let_libuv_open_its_pipe() -> None:
     """Where uvloop is installed, let it open what it keeps before anybody compares descriptors."""
     with contextlib.suppress(ImportError):
         import uvloop
 
         uvloop.new_event_loop().close()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def forkservers_end() -> Iterator[None]:
-    """With the session, and not before: the first worker of each costs its imports, and so does the first
-    program of the server of test programs."""
-    yield
-    close_launchers()
-    end_server()
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +204,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
       arrays, so it is collected first;
     - what was there before: engines that a module of `tests/engines` shares, with their arenas;
     - descriptors 0, 1 and 2, which pytest's capture changes;
-    - libuv's pipe, which its first loop opens for the whole process: `libuv_has_its_pipe` is first;
+    - libuv's pipe, which its first loop opens for the whole process, before the first test;
     - once the CUDA driver is loaded, descriptors: it opens its own at its first use, and keeps them;
     - forkservers, with the descriptors that this process has of them: the next test's workers come from
       there. Their children, the workers, are looked for like all else;
@@ -198,11 +218,12 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.stash.get(FAILED, False):
         return
     left = {what: _what_stays(look, before[what]) for what, look in _LOOKS.items()}
+    left["descriptors"] = [*map(_with_name, left["descriptors"])]
     assert not any(left.values()), f"leaked: {left}"
 
 
-@pytest.fixture(autouse=True, scope="session")
-def no_loop_is_blocked() -> Iterator[None]:
+@contextlib.contextmanager
+def _no_loop_blocked() -> Iterator[None]:
     """A call of ours that could block raises in a thread whose event loop is running.
 
     Only stacks with our own code in them count: tests may wait for their own gates. Three may wait there: the
@@ -226,8 +247,10 @@ def no_loop_is_blocked() -> Iterator[None]:
         function.can_block_in("benchmarks/gpu/resnet.py", "_one_problem")  # nor does this one
         function.can_block_in("tests/engines/devices.py", "why_not")  # it decides whether a test is skipped
     watched.activate()
-    yield
-    watched.deactivate()
+    try:
+        yield
+    finally:
+        watched.deactivate()
 
 
 def _what_stays(look: Callable[[], set[str]], before: set[str]) -> list[str]:
@@ -250,14 +273,31 @@ def _threads() -> set[str]:
 
 
 def _descriptors() -> set[str]:
-    """Number and target of each, but for the one that lists them."""
+    """Number and file of each, but for the one that lists them."""
     found: set[str] = set()
     if _MAPS.lines_with("libcuda.so"):
         return found
-    for number in set(os.listdir("/proc/self/fd")) - {"0", "1", "2"}:
-        with contextlib.suppress(FileNotFoundError):
-            found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
+    for number in set(_listdir("/proc/self/fd")) - {"0", "1", "2"}:
+        with contextlib.suppress(OSError):
+            found.add(_file_of(int(number)))
     return found - _of_servers()
+
+
+def _file_of(number: int) -> str:
+    """Number, device and inode; of files that all have one inode, as those of epoll have, what they are.
+
+    To read the name of each file takes several times as long.
+    """
+    file = _fstat(number)
+    typed = stat.S_IFMT(file.st_mode)
+    return f"{number} -> {f'{file.st_dev}:{file.st_ino}' if typed else _readlink(f'/proc/self/fd/{number}')}"
+
+
+def _with_name(descriptor: str) -> str:
+    """With the file's name, for who reads it."""
+    with contextlib.suppress(OSError):
+        return f"{descriptor} {_readlink('/proc/self/fd/' + descriptor.split(maxsplit=1)[0])}"
+    return descriptor
 
 
 def _of_servers() -> set[str]:
@@ -268,12 +308,11 @@ def _of_servers() -> set[str]:
         numbers.add(launcher.fileno())
         for server in filter(None, (launcher._server, launcher._heir)):
             numbers |= {server._socket.fileno(), server._process.pidfd}
-            numbers |= (
-                {server._process._lifeline._ours} if isinstance(server._process, ForkedServer) else set()
-            )
+            if isinstance(server._process, ForkedServer):
+                numbers.add(server._process._lifeline._ours)
     for number in numbers:
-        with contextlib.suppress(FileNotFoundError):
-            found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
+        with contextlib.suppress(OSError):
+            found.add(_file_of(number))
     return found
 
 
@@ -301,11 +340,13 @@ class _Maps:
 
     def __init__(self) -> None:
         self._text, self._pages = "", ""
+        self._lines: dict[str, set[str]] = {}
 
     def look(self) -> None:
         """Read what is mapped now."""
         self._pages = self._count()
         self._text = Path("/proc/self/maps").read_text()
+        self._lines = {}
 
     def look_again_if_changed(self) -> None:
         """Look if there are more or fewer pages. If it is missed that one took another's place, the next
@@ -315,13 +356,18 @@ class _Maps:
 
     def lines_with(self, name: str) -> set[str]:
         """The lines with this name in them."""
-        if name not in self._text:
-            return set()
-        return {line for line in self._text.splitlines() if name in line}
+        if name not in self._lines:
+            has = name in self._text
+            self._lines[name] = {line for line in self._text.splitlines() if name in line} if has else set()
+        return self._lines[name]
 
     @staticmethod
     def _count() -> str:
-        return Path("/proc/self/statm").read_text().split()[0]
+        descriptor = _open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _read(descriptor, 100).split()[0].decode()
+        finally:
+            _close(descriptor)
 
 
 _MAPS = _Maps()
