@@ -187,14 +187,14 @@ def _check(problem: Problem, layout: str, dtype: DType) -> None:
         assert np.all(np.abs(found[0] - known.wanted) <= bound), operation
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)  # of one problem after the other: see `_known`
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_results_are_right_and_do_not_depend_on_the_lanes(problem: Problem, layout: str) -> None:
     _check(problem, layout, DType.FLOAT32)
 
 
-@pytest.mark.parametrize("problem", LARGER.values(), ids=LARGER.keys())
 @pytest.mark.parametrize("layout", LAYOUTS[:3])
+@pytest.mark.parametrize("problem", LARGER.values(), ids=LARGER.keys())
 def test_results_of_several_lanes_are_right_too(problem: Problem, layout: str) -> None:
     _check(problem, layout, DType.FLOAT32)
 
