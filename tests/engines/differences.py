@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.protocol import Graph, GraphBuilder, Tensor
+
+from ..whole import some
 
 __all__ = ["Function", "Values", "check_gradients", "computed", "gradients"]
 
@@ -16,7 +17,7 @@ Values = Mapping[str, np.ndarray]
 Function = Callable[..., Tensor | Sequence[Tensor]]
 """From a builder, and its inputs by their names, the outputs."""
 MOST_ELEMENTS = 24
-"""Of each input, of which the gradient is compared."""
+"""Of each input, along which differences are taken by `make test-all`; `make test` takes a third of them."""
 
 
 def computed(graph: Graph, values: Values) -> dict[str, np.ndarray]:
@@ -65,21 +66,29 @@ def check_gradients(
     step: float = 1e-5,
     tolerance: float = 1e-7,
 ) -> dict[str, np.ndarray]:
-    """The gradients of a function of float64, each compared with central differences at some elements."""
+    """The gradients of a function of float64, each compared with central differences.
+
+    Those are differences along some elements, and along a random direction, which moves all elements at once:
+    a gradient that is wrong anywhere is wrong there.
+    """
     total, found = gradients(function, values, wrt)
     for name, dx in found.items():
-        places = np.random.default_rng(7).permutation(values[name].size)[:MOST_ELEMENTS]
-        wanted = [_difference(total, values, name, int(place), step) for place in places]
-        got = dx.reshape(-1)[places]
+        rng = np.random.default_rng(7)
+        places = rng.permutation(dx.size)[: some(MOST_ELEMENTS)]
+        directions = np.zeros((len(places) + 1, dx.size))
+        directions[range(len(places)), places] = 1.0
+        directions[-1] = rng.standard_normal(dx.size)
+        directions[-1] /= np.linalg.norm(directions[-1]) or 1.0
+        wanted = [
+            _difference(total, values, name, step * each.reshape(dx.shape)) / step for each in directions
+        ]
+        got = directions @ dx.reshape(-1)
         scale = max(1.0, float(np.abs(wanted).max(initial=0.0)))
         np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * scale, err_msg=name)
     return found
 
 
-def _difference(total: Callable[[Values], float], values: Values, name: str, place: int, step: float) -> Any:
-    sides = []
-    for moved in (step, -step):
-        changed = values[name].copy()
-        changed.reshape(-1)[place] += moved
-        sides.append(total({**values, name: changed}))
-    return (sides[0] - sides[1]) / (2 * step)
+def _difference(total: Callable[[Values], float], values: Values, name: str, moved: np.ndarray) -> float:
+    """Half of the difference between what is on both sides."""
+    ahead, behind = (total({**values, name: values[name] + side}) for side in (moved, -moved))
+    return (ahead - behind) / 2
