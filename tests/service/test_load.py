@@ -29,12 +29,13 @@ from cudnn_actor import MailboxFull, Receipt, TensorSpec
 from cudnn_actor.messages import Allocate, Drain
 
 from ..patience import PATIENCE_S
+from ..whole import some
 from .rigs import Gate, Trio, in_thread, remove_gate, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
 Ts = TypeVarTuple("Ts")
-IN_FLIGHT = 20_000
+IN_FLIGHT = some(18_000)
 AT_ONCE = 6_000
 """Of requests where each call is counted, which takes its time."""
 LONGEST_STEP_CALLS = 10_000
@@ -126,7 +127,7 @@ def seed() -> int:
     return chosen
 
 
-async def test_of_20_000_requests_with_a_third_cancelled_each_settles_once_and_runs_at_most_once(
+async def test_of_thousands_of_requests_with_a_third_cancelled_each_settles_once_and_runs_at_most_once(
     seed: int,
 ) -> None:
     chance = random.Random(seed)
@@ -161,7 +162,9 @@ async def test_of_20_000_requests_with_a_third_cancelled_each_settles_once_and_r
         assert after.live_buffers == 3
 
 
-async def test_of_20_000_admitted_requests_with_a_third_cancelled_the_counters_add_up(seed: int) -> None:
+async def test_of_thousands_of_admitted_requests_with_a_third_cancelled_the_counters_add_up(
+    seed: int,
+) -> None:
     chance, gate = random.Random(seed), Gate()
     async with spawn_gated(gate, mailbox=16) as gpu:
         trio = await Trio.on(gpu, x=1.0, w=1.0, y=0.0)
@@ -191,7 +194,9 @@ async def test_of_20_000_admitted_requests_with_a_third_cancelled_the_counters_a
         assert (after.failed, after.expired, after.queued, after.dropped_replies) == (0, 0, 0, 0)
 
 
-async def test_of_20_000_allocations_with_a_third_cancelled_only_those_received_are_live(seed: int) -> None:
+async def test_of_thousands_of_allocations_with_a_third_cancelled_only_those_received_are_live(
+    seed: int,
+) -> None:
     chance = random.Random(seed)
     async with spawn(device="cpu", mailbox=16) as gpu:
         asks = [asyncio.ensure_future(gpu.ask(Allocate(spec=SPEC))) for _ in range(IN_FLIGHT)]
