@@ -64,7 +64,7 @@ def ends(isolation: str, *program: str) -> tuple[int, str, str]:
     if worker is not None:
         assert select.select([worker], [], [], PATIENCE_S)[0], "a worker has outlived the process"
         os.close(worker)
-    return process.returncode, output, errors
+    return process.wait(), output, errors
 
 
 @pytest.fixture(params=["thread", "process"])

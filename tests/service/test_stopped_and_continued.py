@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,8 @@ def test_time_in_which_the_watchdog_did_not_run_does_not_count(isolation: str, s
 def heard(process: Program) -> str:
     """What the program says next. Blocks."""
     said = ""
-    for line in process.stderr:
+    lines: Iterator[str] = process.stderr
+    for line in lines:
         if line.startswith("said "):
             return line.removeprefix("said ").strip()
         said += line
