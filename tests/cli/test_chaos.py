@@ -35,7 +35,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.operations import OPERATIONS
 from cudnn_actor.supervision import Fault, FaultPlan
 from cudnn_actor.trials.chaos.answers import VALUES, Answers
-from cudnn_actor.trials.chaos.computations import message, updated
+from cudnn_actor.trials.chaos.computations import HEAVY, message, updated
 from cudnn_actor.trials.chaos.graph_computation import GraphComputation
 from cudnn_actor.trials.chaos.graphs import LOAD
 from cudnn_actor.trials.chaos.loop_computation import LoopComputation
@@ -520,6 +520,26 @@ def test_programs_have_the_problems_that_the_engine_runs() -> None:
     assert {step.problem for step in steps} <= set(allowed)
 
 
+def test_so_many_problems_are_drawn_by_the_seed_and_the_large_one_with_uploads() -> None:
+    settings = Settings(problems=5, seed=3)
+    drawn = [*problems_of(settings)]
+    assert len(set(drawn)) == 6
+    assert HEAVY in drawn
+    assert drawn == problems_of(settings) != problems_of(Settings(problems=5, seed=4))
+    assert drawn == sorted(drawn)
+    assert len(problems_of(Settings(problems=5, load=(LoadKind.TASKS,)))) == 5
+    assert len(problems_of(Settings(problems=len(LOAD)))) == len(problems_of(Settings())) == len(LOAD)
+
+
+def test_inputs_are_the_same_in_whatever_order_they_are_asked_for() -> None:
+    wanted = [(problem, role) for problem in range(3) for role in LOAD[problem].inputs]
+    one, other = Answers(1), Answers(1)
+    found = {each: one.value(*each, 0) for each in wanted}
+    for each in reversed(wanted):
+        assert np.array_equal(other.value(*each, 0), found[each])
+        assert one.value(*each, 0) is found[each]
+
+
 def test_a_seed_decides_the_programs() -> None:
     def beginning(seed: int, task: int) -> list[object]:
         return list(itertools.islice(program(seed, task, range(5)), 200))
@@ -562,6 +582,7 @@ async def test_a_lost_request_is_named(logs: list[EventDict]) -> None:
         faults=(),
         load=(LoadKind.TASKS,),
         tasks=2,
+        problems=9,
         hang_after_s=60.0,
         deadline_s=0.2,
     )
@@ -577,7 +598,9 @@ async def test_a_lost_request_is_named(logs: list[EventDict]) -> None:
 
 async def test_a_run_without_faults_has_no_errors_but_its_own() -> None:
     load = (LoadKind.TASKS, LoadKind.CANCELS)
-    settings = Settings(seconds=float(PATIENCE_S), isolation="thread", faults=(), load=load, tasks=4)
+    settings = Settings(
+        seconds=float(PATIENCE_S), isolation="thread", faults=(), load=load, tasks=4, problems=9
+    )
     tally, ending = Tally(), threading.Event()
     running = asyncio.create_task(run_once(settings, tally, ending))
     while tally.finished <= 300 and not running.done():  # noqa: ASYNC110 - nothing tells of a number
@@ -592,7 +615,8 @@ async def test_a_run_without_faults_has_no_errors_but_its_own() -> None:
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:
-    return cudnn_actor("chaos", "--seed", "7", *words)
+    """A run of a moment: what all problems need at its beginning and end would take longer than it does."""
+    return cudnn_actor("chaos", "--seed", "7", "--problems", "24", *words)
 
 
 def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:

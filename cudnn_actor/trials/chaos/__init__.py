@@ -98,6 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", type=Path, metavar="FILE", help="an ONNX model that is run, too; needs the package onnx"
     )
     parser.add_argument(
+        "--problems",
+        type=whole_number(1),
+        default=_DEFAULTS.problems,
+        metavar="COUNT",
+        help="compute only so many of the load's problems, drawn by the seed: for short runs; default: all",
+    )
+    parser.add_argument(
         "--seed", type=whole_number(), default=0, help="determines programs, faults and pauses (%(default)s)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write all results as JSON")
@@ -161,6 +168,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         tasks=args.tasks,
         model="" if args.model is None else str(args.model),
         required=args.load or (),
+        problems=args.problems,
         seed=args.seed,
     )
     if not set(settings.load) - {LoadKind.UPLOADS, LoadKind.CANCELS}:

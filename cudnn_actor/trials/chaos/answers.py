@@ -38,16 +38,18 @@ class Answers:
 
     def __init__(self, seed: int) -> None:
         self._known: dict[tuple[object, ...], np.ndarray] = {}
-        self._inputs = {
-            (number, role): [self._keep(array) for array in _inputs(problem, role, [seed, number, place])]
-            for number, problem in enumerate(LOAD)
-            for place, role in enumerate(problem.inputs)
-        }
+        self._seed = seed
+        self._inputs: dict[tuple[int, str], list[np.ndarray]] = {}
         self._results: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
 
     def value(self, problem: int, role: str, number: int) -> np.ndarray:
-        """One of the values of an input. Do not write to it."""
-        return self._inputs[problem, role][number]
+        """One of the values of an input, which are made at the first call. Do not write to it."""
+        values = self._inputs.get((problem, role))
+        if values is None:  # two threads may make them: the arrays are equal, and `_keep` gives both the same
+            place = list(LOAD[problem].inputs).index(role)
+            made = _inputs(LOAD[problem], role, [self._seed, problem, place])
+            values = self._inputs[problem, role] = [self._keep(array) for array in made]
+        return values[number]
 
     def results(
         self, problem: int, operation: Computation, values: Mapping[str, np.ndarray]

@@ -128,6 +128,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         The path of an ONNX model that is run, too; empty for none.
     required
         Kinds of load for which it is an error if the model does not allow them. Others are left out then.
+    problems
+        How many of the load's problems are computed, drawn by the seed; 0 for all. A run uploads the inputs
+        of each at its beginning, and reads them back at its end: a short one spends most of its time on that.
     seed
         Determines the programs, which signal comes when, and the injected faults.
     hang_after_s
@@ -147,6 +150,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int = 8
     model: str = ""
     required: tuple[LoadKind, ...] = ()
+    problems: int = 0
     seed: int = 0
     hang_after_s: float = 1.0
     deadline_s: float = 30.0

@@ -181,11 +181,24 @@ def bursts(settings: Settings, number: int) -> Iterator[tuple[Step, ...]]:
 
 
 def problems_of(settings: Settings) -> Sequence[int]:
-    """The numbers of the problems that the engine runs, without the large one if nothing is uploaded."""
-    numbers: Sequence[int] = range(len(LOAD)) if LoadKind.UPLOADS in settings.load else LIGHT
+    """The numbers of the problems that are run, in order: the engine's, or so many as the settings say.
+
+    The large one is among them if anything is uploaded.
+    """
+    possible = _possible(settings)
+    numbers = [number for number in LIGHT if number in possible]
+    if 0 < settings.problems < len(numbers):
+        chance = random.Random(f"{settings.seed} problems")
+        numbers = sorted(chance.sample(numbers, settings.problems))
+    large = [HEAVY] if LoadKind.UPLOADS in settings.load and HEAVY in possible else []
+    return sorted([*numbers, *large])
+
+
+def _possible(settings: Settings) -> Sequence[int]:
+    """The numbers of the problems that the engine runs."""
     if settings.engine == "cpu":
-        return numbers
+        return range(len(LOAD))
     from cudnn_actor.engines.cuda.operations import PARTLY, REFUSED  # noqa: PLC0415 - of this engine alone
 
     without = REFUSED.keys() | PARTLY.keys()
-    return [n for n in numbers if without.isdisjoint(map(type, LOAD[n].operations))]
+    return [n for n in range(len(LOAD)) if without.isdisjoint(map(type, LOAD[n].operations))]
