@@ -75,6 +75,12 @@ class ExpectedRun:
         self.anywhere = launch if isinstance(launch, RunAnywhere) else None
         return launch
 
+    def runs_anywhere(self) -> bool:
+        """Whether it can be run on other buffers. It is prepared for that, if it has to be."""
+        if self._launch is None:
+            self._prepare()
+        return self.anywhere is not None
+
     def enqueue(self) -> None:
         """Enqueue a run."""
         launch = self._launch

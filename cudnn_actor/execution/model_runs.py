@@ -48,7 +48,7 @@ class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
         The buffers that the request holds.
     repeats
         Whether many runs have these very places, so that copies are worth being prepared. Then no target is
-        None.
+        None. The runner clears it if copies cannot be prepared, or if runs may need none.
     on_host
         Whether all sources are arrays that are there, and all targets new arrays.
     prepared
@@ -104,18 +104,30 @@ class ModelRuns:
         self._awaits = awaits
 
     def prepared(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> _Prepared | None:
-        """The calls that enqueue a run between these places; None if any value takes more than a copy.
+        """The calls that enqueue a run between these places; None if any value takes more than a copy, or
+        if the run may need none: then `enqueue` does what is left.
 
         `cached`: the `RunGraph` that the run amounts to.
         """
         known = places.prepared
         if known is None or known.plan is not plan:
+            if self._may_need_no_copies(cached, plan, places):
+                places.repeats = False
             return self._prepare(cached, plan, places) if places.repeats else None
         places.runs += 1
         if places.runs == _OFTEN and not self._executor.synchronous:
             with contextlib.suppress(CudnnActorError):  # without memory for it, runs stay as they are
                 self._prepare_in_place(cached, plan, places)
         return places.prepared
+
+    def _may_need_no_copies(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> bool:
+        """Whether the engine may run the graph on what the places name, also in memory that a parent fills.
+
+        Others see the same as with copies, as in `_prepare_in_place`. The parent keeps the staging memory of
+        a request as it is until its worker has answered, or has certainly ended (`PendingReclaim`).
+        """
+        synchronous = self._executor.synchronous
+        return synchronous and self._expected_run(cached, plan, places).runs_anywhere()
 
     def _prepare(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> _Prepared | None:
         executor, expected = self._executor, self._expected_run(cached, plan, places)

@@ -197,6 +197,53 @@ async def test_results_are_right_wherever_inputs_and_outputs_lie(onnx_runtime: b
             np.testing.assert_allclose(result, wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("onnx_runtime", [True, False])
+@pytest.mark.parametrize("crash", [False, True])
+async def test_what_a_run_reads_and_writes_where_it_lies_is_not_copied(
+    onnx_runtime: bool, crash: bool
+) -> None:
+    """The graph's own buffers, to which inputs and from which outputs would be copied, stay as they are. A
+    worker runs on the staging memory that its parent fills, here behind the request."""
+    if crash and not in_process():
+        pytest.skip("a thread does not crash alone")
+    x, w = (np.random.default_rng(n).standard_normal((512, 512)).astype(np.float32) for n in (1, 2))
+    g = GraphBuilder()
+    graph = g.build(y=g.matmul(g.input("x", x.shape), g.input("w", w.shape)))
+    faults = FaultPlan().at(3, Fault.KILL, of=RunModel) if crash else None
+    async with spawn(onnx_runtime=onnx_runtime, faults=faults) as gpu:
+        own = await gpu.empty(x.shape), await gpu.upload(w), await gpu.empty(x.shape)
+        specs = {"x": own[0].spec}
+        deployed = ModelGraph(
+            name="dense", graph=graph, buffers=own, specs=specs, inputs={"x": "x"}, outputs={"y": "y"}
+        )
+        model = await gpu.ask(DeployModel(graphs=(deployed,)))
+        given, into = await gpu.upload(x), await gpu.empty(x.shape)
+        message = RunModel.of(model, {"x": given}, {"y": into})
+
+        async def run_both() -> None:
+            await gpu.fill(into, np.nan)
+            await gpu.ask(message)
+            np.testing.assert_allclose(await gpu.download(into), x @ w, rtol=1e-3, atol=1e-3)
+            if onnx_runtime or in_process():  # else a new array may lie anywhere
+                found = await gpu.ask(RunModel.of(model, {"x": -x}))
+                np.testing.assert_allclose(found["y"], -x @ w, rtol=1e-3, atol=1e-3)
+
+        for _ in range(4):  # NumPy's plans run on arrays that lie where those of an earlier run lay
+            await run_both()
+        for buffer in (own[0], own[2]):
+            await gpu.fill(buffer, np.nan)
+        await run_both()
+        for buffer in (own[0], own[2]):
+            assert np.isnan(await gpu.download(buffer)).all()
+        if onnx_runtime and in_process():  # nor is it where a session has to be made anew for other places
+            await gpu.write(own[1], -w)
+            other = await gpu.empty(x.shape)
+            await gpu.ask(RunModel.of(model, {"x": given}, {"y": other}))
+            np.testing.assert_allclose(await gpu.download(other), -x @ w, rtol=1e-3, atol=1e-3)
+            assert np.isnan(await gpu.download(own[2])).all()
+        assert gpu.generation == (2 if crash else 1)
+
+
 # What a service says.
 
 
