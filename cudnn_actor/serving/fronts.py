@@ -409,7 +409,7 @@ class Fronts:
             self._versions[key] = Version(
                 key,
                 served.version,
-                self._socket.lend_run(served.model, served.begin),
+                self._socket.lent.lend_run(served.model, served.begin),
                 served.batched,
                 served.metadata(entry.name),
                 served.config(entry.name),
@@ -425,7 +425,7 @@ class Fronts:
             self._released.clear()
             await self._released.wait()
         del self._keys[served], self._versions[key]
-        self._socket.take_back_run(served.model)
+        self._socket.lent.take_back_run(served.model)
 
 
 class FrontAdministration(OwnAdministration):

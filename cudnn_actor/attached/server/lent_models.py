@@ -63,7 +63,10 @@ class LentModels:
         self._models.pop(name, None)
 
     def lend_run(self, model: Model, run: Run) -> LoadedModel:
-        """Have runs of a model by its reference begun by `run`. Returns what a client needs for that."""
+        """Have clients' runs of a model of this process begun by `run`, when they come: they take no turn.
+
+        Returns what a client makes a `ServedModel` of. Clients are not told of it.
+        """
         self._runs[model.ref] = run
         return LoadedModel(model.ref, model.inputs, model.defaults, model.outputs)
 

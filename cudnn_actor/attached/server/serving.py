@@ -21,7 +21,7 @@ from cudnn_actor.attached.paths import peer_of, require_private, socket_path
 from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.server.costs import Costs
 from cudnn_actor.attached.server.fair_share import FairShare
-from cudnn_actor.attached.server.lent_models import LentModels, Run
+from cudnn_actor.attached.server.lent_models import LentModels
 from cudnn_actor.attached.server.own_weights import OwnWeights
 from cudnn_actor.attached.server.session import Session
 from cudnn_actor.attached.server.shared_weights import SharedWeights
@@ -31,7 +31,6 @@ from cudnn_actor.attached.wire import (
     Attached,
     Happened,
     Lent,
-    LoadedModel,
     Reading,
     Refusal,
     Status,
@@ -128,7 +127,7 @@ async def serve_own_processes(
 ) -> AsyncIterator[ServedSocket]:
     """As `serve_socket`, for other processes of the same program.
 
-    They share no weights, and are given models by `ServedSocket.lend_run` alone.
+    They share no weights, and are given models by `LentModels.lend_run` alone.
     """
     listening, _ = await in_own_thread(_opened, socket_path(path), False, {})
     served = ServedSocket(
@@ -227,17 +226,6 @@ class ServedSocket:
         for session in tuple(self._sessions):
             if session.name:
                 session.send(shown)
-
-    def lend_run(self, model: Model, run: Run) -> LoadedModel:
-        """Have clients' runs of a model of this process begun by `run`, when they come: they take no turn.
-
-        Returns what a client makes a `ServedModel` of. Clients are not told of it.
-        """
-        return self.lent.lend_run(model, run)
-
-    def take_back_run(self, model: Model) -> None:
-        """Begin no more runs of such a model. Those that have begun go on."""
-        self.lent.take_back_run(model)
 
     def forget_parent(self) -> None:
         """In a forked child: close the copies of the descriptors, and leave the socket to the parent."""
