@@ -49,8 +49,7 @@ async def test_it_is_no_longer_ready_while_it_answers_what_is_under_way(tmp_path
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_its_process_ends_with_a_status_and_says_why(processes: str, tmp_path: Path) -> None:
     words = (str(write_square(tmp_path)), "--http", "0", "--grpc", "0", "--max-restarts", "1")
-    words += ("--processes", processes)
-    with running(*words, stderr=subprocess.PIPE) as (process, ports):
+    with running(*words, "--processes", processes, stderr=subprocess.PIPE) as (process, ports):
         (first,) = workers_of(process.pid)
         os.kill(first, signal.SIGKILL)
         os.kill(another_worker(process.pid, first, ports["http"]), signal.SIGKILL)
