@@ -37,8 +37,10 @@ from cudnn_actor.serving.front_wire import (
     DropRegions,
     Failed,
     GiveCounts,
+    Listen,
     Listens,
     ModelRecord,
+    Prepared,
     Released,
     Reply,
     Served,
@@ -207,6 +209,7 @@ class _Front:
     def __init__(self, connection: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self.begun: asyncio.Future[Begin] = self._loop.create_future()
+        self.may_listen: asyncio.Future[None] = self._loop.create_future()
         self.ending: asyncio.Future[float] = self._loop.create_future()
         """The seconds that requests under way have left, once this process is to end."""
         self.link = ControlLink(connection, FROM_OWNER, self._take, self._owner_gone)
@@ -235,6 +238,8 @@ class _Front:
         elif isinstance(frame, DropRegions):
             self.memory.unregister(frame.name)
             self.link.send(Took(frame.number))
+        elif isinstance(frame, Listen):
+            self.may_listen.set_result(None)
         elif isinstance(frame, Drain):
             self._end(frame.seconds)
         elif isinstance(frame, Reply):
@@ -327,6 +332,12 @@ async def _serve_at(front: _Front, gpu: CudnnRef, begin: Begin, table: int) -> N
     front.start(host, models)
     gpu._service.stopped.add_done_callback(lambda _: front.lost_soon())
     tokens = None if begin.tokens is None else Tokens.of_digests(begin.tokens)
+    # Nobody reaches this process before it knows all, and before the owner waits for what it is told later:
+    # so no client finds a model or a region here as it was before another client's request changed it.
+    front.link.send(Prepared())
+    await asyncio.wait((front.may_listen, front.ending), return_when=asyncio.FIRST_COMPLETED)
+    if front.ending.done():
+        return
     async with listen(host, tokens, begin.at):
         with _cancelled(asyncio.create_task(front.keep_counting())):
             front.link.send(Listens())

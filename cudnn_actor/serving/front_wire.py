@@ -4,9 +4,9 @@ They go over a socket pair that the owner makes for each process. Inferences do 
 attached to the service (`cudnn_actor.attached`), as any client on this machine.
 
 ==============  =========================================================================================
-owner sends     `Begin` first; `AddRegion`, with one descriptor, and `DropRegions`; `Served`; `Reply`;
-                `GiveCounts`; `Drain`
-process sends   `Listens` or `Failed`, once; `Ask`; `Took`; `Released`; `Counts`
+owner sends     `Begin` first; `AddRegion`, with one descriptor, and `DropRegions`; `Served`; `Listen`;
+                `Reply`; `GiveCounts`; `Drain`
+process sends   `Prepared`; then `Listens`; or `Failed`; `Ask`; `Took`; `Released`; `Counts`
 ==============  =========================================================================================
 """
 
@@ -36,8 +36,10 @@ __all__ = [
     "ErrorOnWire",
     "Failed",
     "GiveCounts",
+    "Listen",
     "Listens",
     "ModelRecord",
+    "Prepared",
     "Released",
     "Reply",
     "Served",
@@ -161,6 +163,14 @@ class DropRegions(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tr
     name: str
 
 
+class Listen(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Listen now. The answer to `Prepared`.
+
+    Frames keep their order, so the process knows by then all that the owner has sent without waiting for it.
+    From this frame on, the owner waits until the process knows what it is told.
+    """
+
+
 class Reply(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """The answer to an `Ask`."""
 
@@ -182,6 +192,10 @@ class Drain(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
 
 
 # From a serving process.
+
+
+class Prepared(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """It is attached to the service, and could listen."""
 
 
 class Listens(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -226,8 +240,8 @@ class Counts(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, t
 
 
 FROM_OWNER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    Begin | Served | AddRegion | DropRegions | Reply | GiveCounts | Drain
+    Begin | Served | AddRegion | DropRegions | Listen | Reply | GiveCounts | Drain
 )
 FROM_FRONT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    Listens | Failed | Ask | Took | Released | Counts
+    Prepared | Listens | Failed | Ask | Took | Released | Counts
 )

@@ -45,8 +45,10 @@ from cudnn_actor.serving.front_wire import (
     ErrorOnWire,
     Failed,
     GiveCounts,
+    Listen,
     Listens,
     ModelRecord,
+    Prepared,
     Released,
     Reply,
     Took,
@@ -63,8 +65,14 @@ __all__ = ["FrontAdministration", "Fronts", "serving_processes"]
 
 log = Log("cudnn_actor")
 
-_ANSWER_S = 2.0
-"""How long a serving process may take to say that it knows something, before nobody waits for it any more."""
+_ANSWER_S = 10.0
+"""How long a serving process may take to say that it knows something. Then it hangs, and is killed: it would
+answer its clients with what was before a change, or not at all."""
+_LOOK_S = 5.0
+"""How often each is asked something, whether or not there is anything to ask, so that one that hangs is
+noticed."""
+_START_S = 120.0
+"""How long one may take until it listens."""
 _MOST_FAILED_STARTS = 3
 """Of the processes that are started at first, how many may end before they listen."""
 _LONGEST_PAUSE_S = 30.0
@@ -102,6 +110,8 @@ class _Front:
         self._process, self._pidfd = process
         self.pid = self._process.pid
         self.since_s = time.monotonic()
+        self.prepared = False
+        """Whether it may listen, so that it must know what the others know."""
         self.listens = False
         self.problem = ""
         self.holds: set[int] = set()
@@ -135,14 +145,26 @@ class _Front:
         if self._process.returncode is None:
             self._process.kill()
 
+    def kill_unless_it_listens(self) -> None:
+        """End it, if it has begun long ago and does not listen yet."""
+        if not self.listens:
+            self.problem = self.problem or f"did not listen within {_START_S:.0f} s"
+            self.kill()
+
     async def told(self, number: int) -> None:
-        """Wait until it has said that it knows what it was sent with a number, for up to `_ANSWER_S`."""
+        """Wait until it has said that it knows what it was sent with a number, or has ended.
+
+        If it takes longer than `_ANSWER_S`, it is killed, so that it answers no client any more.
+        """
+        if self.ended.done():
+            return
         future = self.waited_for[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await future
         except TimeoutError:
-            log.warning("serving.process_slow", pid=self.pid)
+            log.warning("serving.process_hangs", pid=self.pid)
+            self.kill()
         finally:
             del self.waited_for[number]
 
@@ -198,6 +220,13 @@ class Fronts:
         for row, future in enumerate(listening):
             self._kept.append(self._in_task(self._keep(row, future)))
         await asyncio.gather(*listening)
+        self._in_task(self._keep_looking())
+
+    async def _keep_looking(self) -> None:
+        """Notice processes that hang: see `_Front.told`. Until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self.gather_counts()
 
     async def _keep(self, row: int, listening: asyncio.Future[None]) -> None:
         """Have a process with a row, and another one whenever it has ended. `listening`: done when the first
@@ -214,7 +243,9 @@ class Fronts:
                 self._greet(front)
                 if self._draining.is_set():  # it was not there when the others were told
                     front.kill()
+                late = asyncio.get_running_loop().call_later(_START_S, front.kill_unless_it_listens)
                 ended = await front.ended
+                late.cancel()
                 lived_s = time.monotonic() - front.since_s
                 self._forget(front)
                 ended = front.problem or ended
@@ -316,6 +347,9 @@ class Fronts:
         elif isinstance(frame, Released):
             front.holds.difference_update(frame.keys)
             self._released.set()
+        elif isinstance(frame, Prepared):
+            front.prepared = True  # in the step in which `Listen` is sent: what comes behind it is waited for
+            front.link.send(Listen())
         elif isinstance(frame, Listens):
             front.listens = True
             log.info("serving.process_listens", pid=front.pid)
@@ -353,14 +387,14 @@ class Fronts:
     async def _tell(self, send: Callable[[_Front, int], None]) -> None:
         """Tell all processes something, and wait until they know it.
 
-        One that starts is told, too, before it listens. One that does not answer is not waited for any more,
-        and the log says so.
+        One that starts is told, too, and knows it before it listens. One that does not answer is killed, and
+        the log says so.
         """
         waiting = []
         for front in tuple(self._fronts):
             number = next(self._numbers)
             send(front, number)
-            if front.listens:
+            if front.prepared:
                 waiting.append(front.told(number))
         await asyncio.gather(*waiting)
 
