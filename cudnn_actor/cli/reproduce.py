@@ -16,7 +16,7 @@ from cudnn_actor.cli.problem_form import FORM, read_problem
 from cudnn_actor.cli.user_error import whole_number
 from cudnn_actor.engines import EngineFailure
 from cudnn_actor.engines.cpu.exact.evaluation import exact
-from cudnn_actor.engines.cuda.checking.evaluated_reference import OnHost, evaluated, result_uncertainties
+from cudnn_actor.engines.cuda.checking.evaluated_reference import OnHost, evaluate_graph, result_uncertainties
 from cudnn_actor.protocol import CudnnActorError, OperationGraph, TensorRole
 
 __all__ = ["add_arguments", "run"]
@@ -92,7 +92,7 @@ def _compare(
 def _uncertainties(graph: OperationGraph, values: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
     """What each element of the results may be off by since operations magnify the roundings of others."""
     how = graph, OnHost, lambda uid: exact(values[tensor_name(graph, uid)]), made_up_scalars(graph)
-    return result_uncertainties(*how, evaluated(*how))
+    return result_uncertainties(*how, evaluate_graph(*how))
 
 
 def _described(graph: OperationGraph) -> Iterator[str]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined, joined_source
-from cudnn_actor.engines.cuda.kernels.kernel import compiled
+from cudnn_actor.engines.cuda.kernels.kernel import compile_run
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
@@ -119,7 +119,7 @@ def test_the_kernels_of_cuda_copy_every_element(name: str, monkeypatch: pytest.M
         for source in step.sources:
             assert isinstance(source, Buffer)
             pointers.append(memories[source.number].ctypes.data + source.offset)
-        compiled(step.kernel.launches())(pointers, ())
+        compile_run(step.kernel.launches())(pointers, ())
     for expected, found in zip(wanted, memories, strict=True):
         np.testing.assert_array_equal(found, expected)
 

@@ -9,7 +9,7 @@ import pytest
 
 from cudnn_actor.engines.cuda.checking import convolution_reference
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
-from cudnn_actor.engines.cuda.checking.evaluated_reference import OnHost, evaluated
+from cudnn_actor.engines.cuda.checking.evaluated_reference import OnHost, evaluate_graph
 from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.protocol import (
     ConvolutionBackwardData,
@@ -110,7 +110,7 @@ class Data:
         }
         (self.uid,) = graph.results
         self.result = self._seen(self.uid).ravel()
-        self.wanted = evaluated(graph, OnHost, lambda uid: self._seen(uid).astype(np.float64), ())[
+        self.wanted = evaluate_graph(graph, OnHost, lambda uid: self._seen(uid).astype(np.float64), ())[
             self.uid
         ].ravel()
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.kernels import elementwise
-from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, fused, source
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, describe_elementwise, source
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.kernels.index_code import divisor
-from cudnn_actor.engines.cuda.kernels.kernel import compiled
+from cudnn_actor.engines.cuda.kernels.kernel import compile_run
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph
@@ -35,7 +35,9 @@ def copied(dims: tuple[int, ...], strides: tuple[int, ...], start: int) -> Eleme
     """A copy of int16 from elements that lie elsewhere, from an address of that many elements on."""
     packed = np.empty(dims).strides
     steps = [tuple(step // 8 for step in packed), strides]
-    return fused([Result(Leaf(0, DType.INT16), DType.INT16)], [], dims, steps, [16, 16 if not start else 2])
+    return describe_elementwise(
+        [Result(Leaf(0, DType.INT16), DType.INT16)], [], dims, steps, [16, 16 if not start else 2]
+    )
 
 
 COPIES = {
@@ -61,7 +63,7 @@ def together() -> None:
 def launch(together: None, monkeypatch: pytest.MonkeyPatch) -> Launch:
     del together
     host_cuda.use(monkeypatch)
-    return lambda kernel, addresses: compiled(kernel.launches())(addresses, ())
+    return lambda kernel, addresses: compile_run(kernel.launches())(addresses, ())
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -115,7 +117,7 @@ def test_neighbours_are_computed_together_where_memory_allows() -> None:
         "odd rows": 1,
     }
     assert found == wanted
-    assert {name: kernel.unrolled for name, kernel in COPIES.items() if wanted[name] < 8} == {
+    assert {name: kernel.reads_at_once for name, kernel in COPIES.items() if wanted[name] < 8} == {
         "misaligned": 8,
         "in twos": 4,
         "odd rows": 8,
@@ -159,8 +161,10 @@ def test_words_of_eight_bytes_are_copied_where_memory_allows() -> None:
         (DType.FLOAT32, 6, 256, DType.UINT64),
         (DType.FLOAT64, 6, 256, DType.FLOAT64),
     ):
-        kernel = elementwise.copied((dtype, dtype), (3, last), [(last, 1), (4 * last, 1)], [256, start])
+        kernel = elementwise.describe_copy(
+            (dtype, dtype), (3, last), [(last, 1), (4 * last, 1)], [256, start]
+        )
         assert [leaf.dtype for leaf in kernel.leaves()] == [word]
         assert math.prod(kernel.dims) * word.itemsize == 3 * last * dtype.itemsize
-    converted = elementwise.copied((DType.FLOAT32, DType.INT32), (4, 8), [(8, 1), (16, 1)], [256, 256])
+    converted = elementwise.describe_copy((DType.FLOAT32, DType.INT32), (4, 8), [(8, 1), (16, 1)], [256, 256])
     assert [leaf.dtype for leaf in converted.leaves()] == [DType.INT32]

@@ -10,7 +10,7 @@ import pytest
 
 from cudnn_actor.engines.base import EngineFailure, blame, blamed
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise
-from cudnn_actor.engines.cuda.library.failures import reported
+from cudnn_actor.engines.cuda.library.failures import translate_failures
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.planning.compiler import in_pieces, possible_plans
 from cudnn_actor.engines.cuda.planning.composition import compose, scratch_bytes
@@ -310,7 +310,7 @@ def test_a_library_s_exception_keeps_its_operations_when_it_is_translated() -> N
     class OfTheDriver(Exception):
         status = 2  # out of memory
 
-    @reported
+    @translate_failures
     def runs() -> None:
         error = OfTheDriver()
         blame(error, (3, 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.kernel import compiled
+from cudnn_actor.engines.cuda.kernels.kernel import compile_run
 from cudnn_actor.engines.cuda.kernels.line_kernels import Lined, source
 from cudnn_actor.engines.cuda.kernels.lines import Form
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
@@ -28,7 +28,7 @@ def test_a_kernel_computes_all_results_of_its_graph(monkeypatch: pytest.MonkeyPa
     host_cuda.use(monkeypatch)
     graph = GRAPHS[name]
     kernel, numbers = only_kernel(graph, Lined)
-    check_results(graph, numbers, lambda addresses: compiled(kernel.launches())(addresses, ()))
+    check_results(graph, numbers, lambda addresses: compile_run(kernel.launches())(addresses, ()))
 
 
 def test_each_form_of_lines_is_covered() -> None:
@@ -53,7 +53,7 @@ def test_neighbouring_columns_belong_to_a_warp_and_few_threads_share_one() -> No
     assert isinstance(step.kernel, Lined)
     assert step.kernel.lines.form is Form.COLUMN
     assert step.kernel.threads() == ((8 * 28 * 28 // 32, 1), (32, 8))
-    assert step.kernel.held == 8
+    assert step.kernel.packs_held == 8
 
 
 def test_what_has_no_common_lines_is_refused() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.kernels.kernel import compiled
+from cudnn_actor.engines.cuda.kernels.kernel import compile_run
 from cudnn_actor.engines.cuda.operations.fused_norms import Normed
 from cudnn_actor.engines.cuda.planning.composition import compose
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
@@ -35,7 +35,7 @@ def test_kernels_compute_all_results_of_their_graph(monkeypatch: pytest.MonkeyPa
     check_results(
         graph,
         numbers,
-        lambda addresses: compiled(kernel.launches())([*addresses, workspace.ctypes.data], ()),
+        lambda addresses: compile_run(kernel.launches())([*addresses, workspace.ctypes.data], ()),
         {DType.BFLOAT16: 2**-7, DType.FLOAT16: 2**-10},
     )
 

@@ -13,7 +13,7 @@ from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.planning import cuda_builder
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.running.loading import loaded
+from cudnn_actor.engines.cuda.running.loading import load_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import GraphStep, Recipe
 
@@ -54,7 +54,7 @@ def test_a_graph_of_several_steps_is_serialised_once_and_loaded_once() -> None:
         seen.append(found)
         return object()
 
-    restored = loaded(plan_of(one, other, one, data=tuple(data)).recipe, load)
+    restored = load_plan(plan_of(one, other, one, data=tuple(data)).recipe, load)
     assert seen == [b"one", b"other"]
     assert restored.graphs[0] is restored.graphs[2] is not restored.graphs[1]
 

@@ -15,7 +15,7 @@ from cudnn_actor.engines.cuda.checking.evaluated_reference import (
     OnHostInPart,
     first_byte,
     place_of,
-    sampled,
+    sample_graph,
 )
 from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
@@ -223,7 +223,7 @@ def after(dims: tuple[int, ...], of_b: tuple[int, ...], bias: tuple[int, ...]) -
 )
 def test_a_part_of_the_operands_gives_that_part_of_the_results(dims: Any, of_b: Any, bias: Any) -> None:
     graph = after(dims, of_b, bias)
-    part, found = sampled(graph, 400_000, 1 << 30)
+    part, found = sample_graph(graph, 400_000, 1 << 30)
     rng = np.random.default_rng(0)
     given = {uid: rng.standard_normal(graph.tensor(uid).dims) for uid in (0, 2, 4)}
     whole, cut = dict(given), {uid: array[found[uid]] for uid, array in given.items()}
@@ -240,7 +240,7 @@ def test_a_part_of_the_operands_gives_that_part_of_the_results(dims: Any, of_b: 
 
 def test_a_part_lies_where_its_strides_say() -> None:
     graph = after((90, 40), (40, 70), (1, 70))
-    part, found = sampled(graph, 40_000, 1 << 30)
+    part, found = sample_graph(graph, 40_000, 1 << 30)
     data, whole = memory(graph.tensor(5).spec)
     start, spec = first_byte(graph.tensor(5), found[5]), part.tensor(5).spec
     assert start > 0
@@ -252,7 +252,7 @@ def test_a_part_lies_where_its_strides_say() -> None:
 
 def test_every_place_in_a_tile_is_evaluated_somewhere() -> None:
     graph = after((4096, 64), (64, 4096), (1, 4096))
-    rows, columns = sampled(graph, 1 << 20, 1 << 30)[1][3]
+    rows, columns = sample_graph(graph, 1 << 20, 1 << 30)[1][3]
     for part in (rows, columns):
         places = np.arange(4096)[part]
         assert {*(places % 64)} == {*range(64)}
@@ -261,7 +261,7 @@ def test_every_place_in_a_tile_is_evaluated_somewhere() -> None:
 
 def test_of_long_sums_as_few_places_are_evaluated_as_there_may_be() -> None:
     graph = after((8, 197, 3072), (3072, 768), (1, 1, 768))
-    part, found = sampled(graph, 1 << 21, 1 << 18)  # less than 16 places of each dim take
+    part, found = sample_graph(graph, 1 << 21, 1 << 18)  # less than 16 places of each dim take
     assert found
     assert part.tensor(5).dims[0] == 8
     assert all(16 >= size > 8 for size in part.tensor(5).dims[1:])
@@ -271,16 +271,16 @@ def test_a_graph_that_can_be_cut_along_the_first_dim_alone_is() -> None:
     pad = Pad(x=0, y=1, before=(0, 1, 0), after=(0, 0, 0), steps=(1, 1, 1))
     specs = [TensorSpec.packed(dims) for dims in ((8, 196, 768), (8, 197, 768))]
     graph = OperationGraph(tensors=tuple(map(tensor, range(2), specs)), operations=(pad,))
-    assert sampled(graph, 1 << 21, 1 << 18)[0].tensor(1).dims == (1, 197, 768)
+    assert sample_graph(graph, 1 << 21, 1 << 18)[0].tensor(1).dims == (1, 197, 768)
     assert place_of(graph, ready=False) is OnHostInPart
 
 
 def test_a_graph_is_evaluated_as_a_whole_where_it_is_small_or_must_be() -> None:
     graph = after((90, 40), (40, 70), (1, 70))
-    assert sampled(graph, 1 << 30, 1 << 30) == (graph, {})
-    assert sampled(graph, 1 << 30, 4000) != (graph, {})
+    assert sample_graph(graph, 1 << 30, 1 << 30) == (graph, {})
+    assert sample_graph(graph, 1 << 30, 4000) != (graph, {})
     square = OperationGraph(
         tensors=tuple(tensor(uid, TensorSpec.packed((90, 90))) for uid in range(2)),
         operations=(MatMul(a=0, b=0, y=1),),
     )
-    assert sampled(square, 1000, 1000) == (square, {})
+    assert sample_graph(square, 1000, 1000) == (square, {})

@@ -244,24 +244,24 @@ def test_a_journal_remembers_what_killed_the_process_that_tried_it(tmp_path: Pat
     trial = first.trying("deadly")
     trial.__enter__()  # and never left
     second = Journal(path)
-    assert second.killed("deadly")
-    assert not second.killed("harmless")
+    assert second.may_kill("deadly")
+    assert not second.may_kill("harmless")
 
 
 def test_a_journal_takes_plans_that_differ_in_their_knobs_for_one(tmp_path: Path) -> None:
     path = str(tmp_path / "journal")
     with pytest.raises(RuntimeError), Journal(path).trying("cuda/conv_fwd/ab12/eng7_k2=1_k3=0+elementwise"):
         raise RuntimeError
-    assert Journal(path).killed("cuda/conv_fwd/ab12/eng7_k2=4+elementwise")
+    assert Journal(path).may_kill("cuda/conv_fwd/ab12/eng7_k2=4+elementwise")
     for other in ("cuda/conv_fwd/ab12/eng71_k2=1+elementwise", "cuda/conv_fwd/cd34/eng7_k2=1+elementwise"):
-        assert not Journal(path).killed(other)
+        assert not Journal(path).may_kill(other)
 
 
 def test_a_trial_that_is_left_by_an_error_that_kills_the_context_stays_open(tmp_path: Path) -> None:
     path = str(tmp_path / "journal")
     with pytest.raises(RuntimeError), Journal(path).trying("deadly"):
         raise RuntimeError
-    assert Journal(path).killed("deadly")
+    assert Journal(path).may_kill("deadly")
 
 
 def test_a_death_is_held_against_a_plan_for_four_processes_and_two_for_good(tmp_path: Path) -> None:
@@ -270,21 +270,21 @@ def test_a_death_is_held_against_a_plan_for_four_processes_and_two_for_good(tmp_
     def die_of(plan: str) -> bool:
         """Whether a process knew the plan as deadly that then died of it."""
         journal = Journal(path)
-        knew = journal.killed(plan)
+        knew = journal.may_kill(plan)
         journal.trying(plan).__enter__()
         return knew
 
     assert not die_of("unlucky")
     assert not die_of("deadly")
-    assert [Journal(path).killed("unlucky") for _ in range(4)] == [True, True, True, False]
+    assert [Journal(path).may_kill("unlucky") for _ in range(4)] == [True, True, True, False]
     assert not die_of("deadly")
-    assert all(Journal(path).killed("deadly") for _ in range(9))
+    assert all(Journal(path).may_kill("deadly") for _ in range(9))
 
 
 def test_no_journal_remembers_nothing() -> None:
     journal = Journal(None)
     with journal.trying("plan"):
-        assert not journal.killed("plan")
+        assert not journal.may_kill("plan")
 
 
 def test_nothing_is_fused_with_tensors_that_have_gaps() -> None:
@@ -400,7 +400,7 @@ def test_libcudnn_pools_first_the_largest_of_whole_vectors(kind: Any, name: str)
         for uid, each in enumerate(specs)
     ]
     operation = kind(x=0, y=1, window=Window.symmetric(2, 2, stride=2))
-    names = IMPLEMENTATIONS[kind].ordered(operation, tensors)
+    names = IMPLEMENTATIONS[kind].launchers_in_order(operation, tensors)
     assert sorted(names) == ["kernel", "library"]
     assert names[0] == (first if kind is MaxPool else "kernel")
 

@@ -17,12 +17,12 @@ from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.library import libcudnn
 from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent
-from cudnn_actor.engines.cuda.operations.recurrent import Span, joined, spans_of
+from cudnn_actor.engines.cuda.operations.recurrent import Span, join_spans, spans_of
 from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward, LayerWeights
 from cudnn_actor.engines.cuda.planning.composition import compose, scratch_bytes
 from cudnn_actor.engines.cuda.planning.listing import singles
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.recurrent_layers import layered, together
+from cudnn_actor.engines.cuda.planning.recurrent_layers import replace_layers, together
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import OperationStep, Recipe, Scratch
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, TensorSpec
@@ -92,7 +92,7 @@ def test_layers_are_one_piece_and_their_gradients_another(mode: str, *, both: bo
     for piece in parts.pieces:
         assert cut(piece.graph) is None, "a piece is not cut again"
         if kinds_of(piece.graph):
-            (one,) = layered(piece.graph)
+            (one,) = replace_layers(piece.graph)
             assert isinstance(one, Layers if len(piece.graph.operations) == 3 else LayersBackward)
             assert len(one.w_hh) == 3
             assert one.reserve is not None
@@ -126,7 +126,7 @@ def test_gradients_by_data_alone_have_none_of_weights() -> None:
     parts = check(network("gru", 2, wanted="x"))
     *_, back = (piece.graph for piece in parts.pieces if kinds_of(piece.graph))
     assert kinds_of(back) == ["", "", "_bwd_data", "_bwd_data"]
-    (one,) = layered(back)
+    (one,) = replace_layers(back)
     assert isinstance(one, LayersBackward)
     assert (len(one.dh0), one.dw_ih) == (2, ())
 
@@ -134,7 +134,7 @@ def test_gradients_by_data_alone_have_none_of_weights() -> None:
 def test_layers_without_gradients_keep_nothing() -> None:
     parts = check(network("lstm", 2, wanted=""))
     (piece,) = (piece.graph for piece in parts.pieces if kinds_of(piece.graph))
-    weights, one = layered(piece)
+    weights, one = replace_layers(piece)
     assert isinstance(weights, LayerWeights)
     assert isinstance(one, Layers)
     assert one.reserve is None
@@ -201,7 +201,7 @@ def test_spans_cover_all_weights_once(mode: RecurrentMode, state: int) -> None:
             spans += [Span(each.name, 4 * each.start, each.place, 4 * each.nbytes) for each in found]
     rows = mode.gates * 6
     dims = {"w_ih": (2, rows, 4), "w_hh": (2, rows, state), "bias": (2, 2, rows), "w_hr": (2, state, 6)}
-    whole = joined(spans)
+    whole = join_spans(spans)
     for name, each in dims.items():
         taken = np.zeros(4 * int(np.prod(each)), int)
         for span in whole:
@@ -464,14 +464,14 @@ def test_what_is_kept_outside_of_a_plan_is_refused() -> None:
     layer = {"x": (5, 3, 4), "w_ih": (1, 6, 4), "w_hh": (1, 6, 6)}
     kept = (1, 5, 3, 1, 6)
     with pytest.raises(Refused, match="reserve"):
-        layered(reserved(Recurrent, "reserve", **layer).body)
+        replace_layers(reserved(Recurrent, "reserve", **layer).body)
     with pytest.raises(Refused, match="reserve"):
-        layered(reserved(RecurrentBackwardData, "reserve", **layer, y=(5, 3, 6), reserve=kept).body)
+        replace_layers(reserved(RecurrentBackwardData, "reserve", **layer, y=(5, 3, 6), reserve=kept).body)
     with pytest.raises(Refused, match="slopes"):
-        layered(reserved(RecurrentBackwardData, "slopes", **layer, y=(5, 3, 6)).body)
+        replace_layers(reserved(RecurrentBackwardData, "slopes", **layer, y=(5, 3, 6)).body)
     given = {"x": (5, 3, 4), "y": (5, 3, 6), "slopes": kept}
     with pytest.raises(Refused, match="slopes"):
-        layered(reserved(RecurrentBackwardWeights, "slopes", **given).body)
+        replace_layers(reserved(RecurrentBackwardWeights, "slopes", **given).body)
 
 
 def composed(library: Recorded, graph: Graph, limit: int | None = None) -> list[Any]:

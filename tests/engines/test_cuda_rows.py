@@ -44,7 +44,7 @@ def run(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     for source in step.sources:
         assert isinstance(source, Buffer)
         pointers.append(memories[source.number].ctypes.data + source.offset)
-    kernels.compiled(step.kernel.launches())(pointers, ())
+    kernels.compile_run(step.kernel.launches())(pointers, ())
     for expected, found in zip(wanted, memories, strict=True):
         np.testing.assert_array_equal(found, expected)
 
@@ -60,7 +60,7 @@ def test_every_element_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_thread_may_have_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "BUSY_BLOCKS", 1)
     kernel = step_of(IN_ROWS[name]).kernel
-    assert kernel.rows > kernel.row_step * kernel.unrolled
+    assert kernel.rows > kernel.row_step * kernel.reads_at_once
     run(IN_ROWS[name], monkeypatch)
 
 
@@ -92,7 +92,7 @@ def test_as_many_bytes_are_written_at_once_as_memory_allows() -> None:
     }
     for kernel in kernels.values():
         assert kernel.row_step * kernel.units <= kernel.blocks * 256 < kernel.row_step * kernel.units + 256
-        assert kernel.unrolled * kernel.together * kernel.itemsize == 16
+        assert kernel.reads_at_once * kernel.together * kernel.itemsize == 16
 
 
 def test_a_launch_of_a_large_copy_keeps_a_gpu_busy_and_its_threads_for_several_rows() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from cudnn_actor.engines.cuda.kernels import index_code
 from cudnn_actor.engines.cuda.kernels.axes import merge_dims
-from cudnn_actor.engines.cuda.kernels.kernel import compiled
-from cudnn_actor.engines.cuda.kernels.skewed_tiles import skewed
-from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled, tiled_source
+from cudnn_actor.engines.cuda.kernels.kernel import compile_run
+from cudnn_actor.engines.cuda.kernels.skewed_tiles import describe_skewed
+from cudnn_actor.engines.cuda.kernels.transposes import Tiled, describe_tiled, tiled_source
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph, TensorSpec
@@ -44,7 +44,7 @@ def test_every_element_is_moved(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
     evaluated(graph.body, [array_in(memory, tensor) for memory, tensor in zip(wanted, tensors, strict=True)])
     numbers = [source.number for source in step.sources if isinstance(source, Buffer)]
-    compiled(step.kernel.launches())([memories[number].ctypes.data for number in numbers], ())
+    compile_run(step.kernel.launches())([memories[number].ctypes.data for number in numbers], ())
     for expected, found in zip(wanted, memories, strict=True):
         np.testing.assert_array_equal(found, expected)
 
@@ -69,9 +69,9 @@ SKEWED = {
 def skewed_kernel(case: Case, rows: int, columns: int) -> Tiled:
     """A copy of two matrices; the result's rows, and the matrices, lie apart by odd numbers of elements."""
     strides = [((rows + 2) * columns + 5, rows + 2, 1), (rows * abs(case.step) + 3, 1, case.step)]
-    found = tiled((2, columns, rows), strides, [case.itemsize] * 2, case.itemsize)
+    found = describe_tiled((2, columns, rows), strides, [case.itemsize] * 2, case.itemsize)
     assert found is not None
-    assert found.skewed is not None
+    assert found.skewed_tiles is not None
     return found
 
 
@@ -124,7 +124,7 @@ def test_skewed_tiles_end_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -
             )
             wanted[place] = x[at]
         pointers = [y.ctypes.data + start * case.itemsize, x.ctypes.data + first * case.itemsize]
-        compiled(kernel.launches())(pointers, ())
+        compile_run(kernel.launches())(pointers, ())
         np.testing.assert_array_equal(y, wanted)
 
 
@@ -136,28 +136,28 @@ def aligned(count: int, dtype: np.dtype[Any]) -> np.ndarray:
 
 def test_matrices_that_fill_tiles_are_skewed_if_they_are_not_aligned() -> None:
     def kernel(rows: int, columns: int) -> Tiled:
-        found = tiled((columns, rows), [(rows, 1), (1, columns)], [256, 256], 2)
+        found = describe_tiled((columns, rows), [(rows, 1), (1, columns)], [256, 256], 2)
         assert found is not None
         return found
 
-    assert kernel(8191, 8193).skewed is not None
-    assert kernel(8192, 8191).skewed is not None, "what is read is not aligned"
-    assert kernel(8191, 8192).skewed is not None, "what is written is not aligned"
-    assert kernel(8192, 8192).skewed is None
-    assert kernel(8188, 8190).skewed is not None, "what is read is aligned to 4 bytes"
-    assert kernel(8188, 8196).skewed is None, "both are aligned to 8"
-    tiles = kernel(8193, 8191).skewed
+    assert kernel(8191, 8193).skewed_tiles is not None
+    assert kernel(8192, 8191).skewed_tiles is not None, "what is read is not aligned"
+    assert kernel(8191, 8192).skewed_tiles is not None, "what is written is not aligned"
+    assert kernel(8192, 8192).skewed_tiles is None
+    assert kernel(8188, 8190).skewed_tiles is not None, "what is read is aligned to 4 bytes"
+    assert kernel(8188, 8196).skewed_tiles is None, "both are aligned to 8"
+    tiles = kernel(8193, 8191).skewed_tiles
     assert tiles is not None
     assert kernel(8193, 8191).counts[1] == -(-(8193 + 15) // tiles.rows)
-    assert kernel(8191, 31).skewed is None, "too few columns"
-    assert kernel(31, 8191).skewed is None, "too few rows"
+    assert kernel(8191, 31).skewed_tiles is None, "too few columns"
+    assert kernel(31, 8191).skewed_tiles is None, "too few rows"
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
 def test_few_lanes_want_one_bank_of_a_skewed_tile(itemsize: int) -> None:
     """None the same if the rows' stride is odd; of bytes, multiples of 4 are left to the other tiles."""
     for step in range(-64, 65):
-        tiles = skewed(itemsize, 4096, 4096, step)
+        tiles = describe_skewed(itemsize, 4096, 4096, step)
         if tiles is None:
             assert (itemsize, step % 4) == (1, 0)
             continue
@@ -172,18 +172,18 @@ def test_few_lanes_want_one_bank_of_a_skewed_tile(itemsize: int) -> None:
 def test_chunks_of_a_skewed_tile_do_not_meet() -> None:
     """A row's chunks end before those of the next row begin, and within the memory."""
     for itemsize, step, columns in itertools.product((1, 2, 4, 8), range(-17, 18), (16, 32, 64, 128, 4096)):
-        tiles = skewed(itemsize, 4096, columns, step)
+        tiles = describe_skewed(itemsize, 4096, columns, step)
         if tiles is None:
             continue
         chunk = tiles.chunk
         assert (tiles.pitch - step) % chunk == 0
-        assert tiles.stored * itemsize <= 48 << 10
+        assert tiles.shared_elements * itemsize <= 48 << 10
         for shift, row in itertools.product(range(chunk), (0, 1, tiles.rows + 32 // itemsize - 2)):
             begin = shift + row * tiles.pitch
             ends = -(-(begin + tiles.columns) // chunk) * chunk
             assert ends - begin // chunk * chunk <= tiles.chunks * chunk
             assert ends <= (begin + tiles.pitch) // chunk * chunk
-            assert ends <= tiles.stored
+            assert ends <= tiles.shared_elements
 
 
 def test_as_many_bytes_are_accessed_at_once_as_memory_allows() -> None:
@@ -227,7 +227,7 @@ def test_as_many_bytes_are_accessed_at_once_as_memory_allows() -> None:
     [
         pytest.param(kernel, id=name)
         for name, graph in TRANSPOSED.items()
-        if (kernel := step_of(graph).kernel).skewed is None
+        if (kernel := step_of(graph).kernel).skewed_tiles is None
     ],
 )
 def test_few_lanes_of_a_warp_want_one_bank(kernel: Tiled) -> None:
@@ -254,13 +254,13 @@ def test_a_tile_fits_into_shared_memory() -> None:
         for read, written in itertools.product([1 << n for n in range(5) if itemsize << n <= 16], repeat=2):
             if rows % written == 0 == columns % read:
                 kernel = Tiled(itemsize, rows, columns, columns, rows, (), read, written)
-                assert kernel.stored * itemsize <= 48 << 10, kernel
+                assert kernel.shared_elements * itemsize <= 48 << 10, kernel
 
 
 def kernel_of(dims: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Tiled | None:
     """Of a copy of float32 from such strides, from so many bytes after an aligned address."""
     packed = TensorSpec.packed(dims, DType.FLOAT32).strides
-    return tiled(dims, [packed, strides], [16, start or 16], 4)
+    return describe_tiled(dims, [packed, strides], [16, start or 16], 4)
 
 
 def test_copies_without_need_have_no_tiles() -> None:

@@ -20,10 +20,10 @@ from cudnn_actor.engines.cuda.kernels.expressions import Expression, Leaf, Scala
 from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined
 from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayerWeights
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
+from cudnn_actor.engines.cuda.planning.recurrent_layers import replace_layers
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running import program
-from cudnn_actor.engines.cuda.running.divided import divided
+from cudnn_actor.engines.cuda.running.divided import divide
 from cudnn_actor.engines.cuda.running.kept_values import KeptValues
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
@@ -91,7 +91,7 @@ def test_steps_that_read_weights_alone_run_once() -> None:
         (padding(Buffer(1, 512), A), reading(A)),
         (reading(A),),  # of another part, in which the place has another tensor
     )
-    found = divided(recipe, {1})
+    found = divide(recipe, {1})
     assert found is not None
     assert [(each.reads, each.nbytes) for each in found.kept] == [((1,), 96), ((1,), 96)]
     assert found.kept[0].value != found.kept[1].value
@@ -111,12 +111,12 @@ def test_steps_that_read_weights_alone_run_once() -> None:
 def test_what_is_made_of_what_runs_once_runs_once_too() -> None:
     """What only such steps read needs no memory of its own."""
     recipe = recipe_of((padding(Buffer(0), A), padding(A, B), reading(Scratch(320, 32), Buffer(1))))
-    found = divided(recipe, {0})
+    found = divide(recipe, {0})
     assert found is not None
     assert [each.reads for each in found.kept] == [(0,)]
     assert found.once.steps == (padding(Buffer(0), A), padding(A, Buffer(3)))
     assert found.each.steps == (reading(Buffer(3, 64), Buffer(1)),)
-    assert divided(recipe, {1}) is None
+    assert divide(recipe, {1}) is None
 
 
 def test_what_lies_between_parts_is_kept_for_all_that_read_it() -> None:
@@ -131,7 +131,7 @@ def test_what_lies_between_parts_is_kept_for_all_that_read_it() -> None:
         own=512,
         between=(weights, other),
     )
-    found = divided(recipe, {0})
+    found = divide(recipe, {0})
     assert found is not None
     assert found.once.steps == (padding(Buffer(0), Buffer(3)),)
     assert found.each.steps == (
@@ -162,7 +162,7 @@ SHARED = {
 
 @pytest.mark.parametrize("name", SHARED)
 def test_a_place_that_has_more_than_one_tensor_is_written_in_each_run(name: str) -> None:
-    assert divided(recipe_of(SHARED[name]), {0}) is None
+    assert divide(recipe_of(SHARED[name]), {0}) is None
 
 
 def test_what_cudnn_computes_of_weights_is_computed_once() -> None:
@@ -183,8 +183,8 @@ def test_what_cudnn_computes_of_weights_is_computed_once() -> None:
 
 def test_what_other_parts_may_read_is_not_kept_if_it_is_not_known_which() -> None:
     recipe = recipe_of((padding(Buffer(0), A),), (reading(A),), own=512)
-    assert divided(recipe, {0}) is None
-    assert divided(msgspec.structs.replace(recipe, between=(Between(7, 96, 0, 0, 1),)), {0}) is not None
+    assert divide(recipe, {0}) is None
+    assert divide(msgspec.structs.replace(recipe, between=(Between(7, 96, 0, 0, 1),)), {0}) is not None
 
 
 def test_what_takes_scalars_runs_each_time() -> None:
@@ -196,19 +196,19 @@ def test_what_takes_scalars_runs_each_time() -> None:
         count = 1 if kernel is not scaled and kernel is not plain else 0
         sources = (A, Buffer(0), *((B, Buffer(0)) if count else ()))
         recipe = recipe_of((KernelStep(kernel, sources), reading(A)))
-        assert (divided(recipe, {0}) is not None) == runs_once
+        assert (divide(recipe, {0}) is not None) == runs_once
 
 
 def test_the_same_computation_is_the_same_value_wherever_its_weights_stand() -> None:
     one = recipe_of((padding(Buffer(0), A), reading(A, Buffer(1))))
     other = recipe_of((padding(Buffer(1), B), reading(B, Buffer(0))))
     (first,), (second,) = (
-        found.kept for found in (divided(one, {0}), divided(other, {1})) if found is not None
+        found.kept for found in (divide(one, {0}), divide(other, {1})) if found is not None
     )
     assert first.value == second.value
     assert (first.reads, second.reads) == ((0,), (1,))
     moved = recipe_of((padding(Buffer(0, 256), A), reading(A, Buffer(1))))
-    third = divided(moved, {0})
+    third = divide(moved, {0})
     assert third is not None
     assert third.kept[0].value != first.value
 
@@ -220,7 +220,7 @@ def test_a_long_chain_of_what_is_computed_of_weights_takes_no_longer_than_its_st
         source = last if steps else Buffer(0)
         last = Scratch(8 * number, 8)
         steps.append(msgspec.structs.replace(reading(source, source, target=last), digest="a sum"))
-    found = divided(recipe_of((*steps, reading(last))), {0})
+    found = divide(recipe_of((*steps, reading(last))), {0})
     assert found is not None
     assert len(found.once.steps) == 200
     assert [each.reads for each in found.kept] == [(0,)]
@@ -343,7 +343,7 @@ def test_plans_of_other_sizes_share_what_is_kept_until_the_weight_is_gone(engine
 
 def test_parts_of_one_buffer_are_kept_apart(engine: Any) -> None:
     recipe = recipe_of((padding(Buffer(0), A), padding(Buffer(0, 256), B), reading(A, B)))
-    found, buffers = divided(recipe, {0}), Buffers(0, w=(64, 6))
+    found, buffers = divide(recipe, {0}), Buffers(0, w=(64, 6))
     assert found is not None
     values = KeptValues(engine._allocate)
     plan = CudaPlan(recipe, ())
@@ -354,7 +354,7 @@ def test_parts_of_one_buffer_are_kept_apart(engine: Any) -> None:
 
 
 def test_a_plan_that_counts_more_bytes_for_a_value_has_as_many() -> None:
-    found, buffers = divided(recipe_of((padding(Buffer(0), A), reading(A))), {0}), Buffers(0, w=(3, 6))
+    found, buffers = divide(recipe_of((padding(Buffer(0), A), reading(A))), {0}), Buffers(0, w=(3, 6))
     assert found is not None
     values, places = KeptValues(bytes), list(buffers.places.values())
     plan, sizes = CudaPlan(recipe_of(), ()), []
@@ -367,7 +367,7 @@ def test_a_plan_that_counts_more_bytes_for_a_value_has_as_many() -> None:
 
 
 def test_what_only_a_plan_that_was_replaced_has_read_is_dropped() -> None:
-    found, buffers = divided(recipe_of((padding(Buffer(0), A), reading(A))), {0}), Buffers(0, w=(3, 6))
+    found, buffers = divide(recipe_of((padding(Buffer(0), A), reading(A))), {0}), Buffers(0, w=(3, 6))
     assert found is not None
     values, places = KeptValues(bytes), list(buffers.places.values())
     (shared,), old, new = found.kept, CudaPlan(recipe_of(), ()), CudaPlan(recipe_of(), ())
@@ -384,7 +384,7 @@ def test_what_only_a_plan_that_was_replaced_has_read_is_dropped() -> None:
 
 def test_nothing_is_kept_of_what_does_not_fit_as_a_whole() -> None:
     recipe = recipe_of((padding(Buffer(0), A), padding(Buffer(1), B), reading(A, B)))
-    one, whole, buffers = divided(recipe, {0}), divided(recipe, {0, 1}), Buffers(0, v=(3, 6), w=(3, 6))
+    one, whole, buffers = divide(recipe, {0}), divide(recipe, {0, 1}), Buffers(0, v=(3, 6), w=(3, 6))
     assert one is not None
     assert whole is not None
     places, room = list(buffers.places.values()), [bytes(96)]
@@ -444,7 +444,7 @@ def test_layers_read_what_their_weights_were_brought_into_once(library: Computin
         body = Network(seed).graph().body
         parts = cut(body)
         for piece in () if parts is None else (each.graph for each in parts.pieces):
-            if isinstance(layered(piece)[0], LayerWeights):
+            if isinstance(replace_layers(piece)[0], LayerWeights):
                 tried += check_layers(library, piece, seed)
     assert tried > 5
 
@@ -454,7 +454,7 @@ def check_layers(library: Computing, piece: OperationGraph, seed: int) -> bool:
 
     Returns whether its weights are prepared: they may be tensors that something computes.
     """
-    weights, layers = layered(piece)
+    weights, layers = replace_layers(piece)
     assert isinstance(layers, Layers)
     places = {piece.bound.index(uid) for uid in weights.reads if uid in piece.bound}
     handle = SimpleNamespace(backend_handle=9)

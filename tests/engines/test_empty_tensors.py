@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.planning.compiler import in_pieces
-from cudnn_actor.engines.cuda.planning.empty_tensors import filled
+from cudnn_actor.engines.cuda.planning.empty_tensors import fill_empty
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.protocol import (
     AdaptiveWindow,
@@ -315,7 +315,7 @@ def test_no_kernel_is_planned_for_results_without_elements(name: str) -> None:
     pieces = cut(graph)
     assert pieces is not None
     for piece in pieces.pieces:
-        left = filled(piece.graph)
+        left = fill_empty(piece.graph)
         operations = (
             piece.graph.operations if left is None else () if left.graph is None else left.graph.operations
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.engines.cuda.kernels.transposes import tiled
+from cudnn_actor.engines.cuda.kernels.transposes import describe_tiled
 from cudnn_actor.engines.cuda.operations.pooling import pooling_launches
 from cudnn_actor.protocol import GraphBuilder
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
@@ -32,7 +32,7 @@ def test_a_change_of_layout_has_one_source_for_all_batch_sizes() -> None:
         given, to = (
             TensorSpec.packed((batch, 3, 224, 224), "bfloat16", of) for of in (Layout.NCHW, Layout.NHWC)
         )
-        kernel = tiled(given.dims, [to.strides, given.strides], [256, 256], 2)
+        kernel = describe_tiled(given.dims, [to.strides, given.strides], [256, 256], 2)
         assert kernel is not None
         sources.update(launch.source for launch in kernel.launches())
     assert len(sources) == 1

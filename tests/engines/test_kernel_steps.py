@@ -15,7 +15,7 @@ import pytest
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise
-from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Scalar, renumbered
+from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Scalar, renumber
 from cudnn_actor.engines.cuda.kernels.kernel import Pointer
 from cudnn_actor.engines.cuda.kernels.line_kernels import Lined
 from cudnn_actor.engines.cuda.operations.fused_norms import Normed
@@ -128,7 +128,7 @@ def test_a_kernel_takes_the_numbers_that_its_scalars_have_in_the_whole_plan() ->
         if not body or body == kernel.body:
             continue
         seen.add(type(kernel))
-        (*_, launch) = renumbered(msgspec.structs.replace(kernel, body=body), [7]).launches()
+        (*_, launch) = renumber(msgspec.structs.replace(kernel, body=body), [7]).launches()
         assert [one for one in launch.arguments if isinstance(one, Scalar)] == [Scalar(7)]
         assert "double scalar7" in launch.source
     assert seen == {Elementwise, Lined, Normed, Depthwise}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor.engines.cuda.planning.ranking import ranked
+from cudnn_actor.engines.cuda.planning.ranking import rank
 from cudnn_actor.protocol import DType, GraphBuilder, Numerics, OperationGraph
 
 BFLOAT16, FLOAT16, FLOAT32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
@@ -49,29 +49,29 @@ MANY = {
 
 @pytest.mark.parametrize("name", FEW)
 def test_small_tiles_go_first_for_few_queries(name: str) -> None:
-    assert ranked(FEW[name], OF_ATTENTION) == [3, 0, 1, 2, 4]
+    assert rank(FEW[name], OF_ATTENTION) == [3, 0, 1, 2, 4]
 
 
 @pytest.mark.parametrize("name", MANY)
 def test_other_attention_is_tried_in_cudnns_order(name: str) -> None:
-    assert ranked(MANY[name], OF_ATTENTION) == [0, 1, 2, 3, 4]
+    assert rank(MANY[name], OF_ATTENTION) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("rows", [(128,), (1, 197), (2, 64)])
 def test_one_engine_goes_first_for_norms_of_few_rows(rows: tuple[int, ...]) -> None:
-    assert ranked(norm(rows), OF_NORMS) == [2, 3, 0, 1, 4]
-    assert ranked(norm(rows), OF_NORMS[:2]) == [0, 1]
+    assert rank(norm(rows), OF_NORMS) == [2, 3, 0, 1, 4]
+    assert rank(norm(rows), OF_NORMS[:2]) == [0, 1]
 
 
 @pytest.mark.parametrize(
     "graph", [norm((32, 128)), norm((49,)), norm((128,), FLOAT32)], ids=["many rows", "fewer rows", "float32"]
 )
 def test_other_norms_are_tried_in_cudnns_order(graph: OperationGraph) -> None:
-    assert ranked(graph, OF_NORMS) == [0, 1, 2, 3, 4]
+    assert rank(graph, OF_NORMS) == [0, 1, 2, 3, 4]
 
 
 def test_what_numerics_prefer_goes_first() -> None:
     g = GraphBuilder(Numerics(prefer=("k14=1", "eng41")))
     scale = g.input("scale", (768,), BFLOAT16)
     graph = g.build(y=g.layer_norm(g.input("x", (128, 768), BFLOAT16), scale)).body
-    assert ranked(graph, OF_NORMS) == [1, 4, 2, 3, 0]
+    assert rank(graph, OF_NORMS) == [1, 4, 2, 3, 0]

@@ -18,7 +18,7 @@ from cudnn_actor.engines.cuda.library import libcudnn
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent
 from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
+from cudnn_actor.engines.cuda.planning.recurrent_layers import replace_layers
 from cudnn_actor.protocol import DType, TensorSpec
 from cudnn_actor.protocol.operations import RecurrentMode
 from cudnn_actor.protocol.operations.base import tensor_of
@@ -291,7 +291,7 @@ def test_a_run_computes_in_memory_what_its_operation_says(library: Computing, fi
         body = Network(seed).graph().body
         parts = cut(body)
         for piece in () if parts is None else (each.graph for each in parts.pieces):
-            *before, operation = layered(piece)
+            *before, operation = replace_layers(piece)
             if not isinstance(operation, Layers | LayersBackward):
                 continue
             rng = np.random.default_rng(seed)

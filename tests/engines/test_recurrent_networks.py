@@ -15,7 +15,7 @@ import pytest
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward, LayerWeights
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
+from cudnn_actor.engines.cuda.planning.recurrent_layers import replace_layers
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, InvalidRequest, OperationGraph, TensorSpec
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.operations import (
@@ -247,7 +247,7 @@ def calls_of(graph: Graph) -> list[Layers[int] | LayersBackward[int]]:
 
 def check_call(piece: OperationGraph) -> Layers[int] | LayersBackward[int]:
     """A piece of recurrent layers is one call, which writes all of the piece's results. Returns the call."""
-    *before, operation = layered(piece)
+    *before, operation = replace_layers(piece)
     assert isinstance(operation, Layers | LayersBackward)
     check_weights(before, operation)
     rng = np.random.default_rng(1)
@@ -362,4 +362,4 @@ def test_a_reserve_that_the_gradient_of_another_layer_reads_is_refused() -> None
     assert parts is not None
     for piece in parts.pieces:
         with pytest.raises(Refused, match="reserve"):
-            layered(piece.graph)
+            replace_layers(piece.graph)

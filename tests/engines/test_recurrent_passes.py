@@ -18,8 +18,8 @@ from cudnn_actor.engines.cuda.operations.recurrent_calls import (
     LayerWeights,
 )
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
-from cudnn_actor.engines.cuda.planning.recurrent_passes import closed, passes
+from cudnn_actor.engines.cuda.planning.recurrent_layers import replace_layers
+from cudnn_actor.engines.cuda.planning.recurrent_passes import close_graph, passes
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.explaining import explanation
 from cudnn_actor.engines.cuda.running.recipe import Recipe
@@ -95,7 +95,7 @@ def test_the_three_calls_compute_the_gradients_in_memory(library: Computing, lay
     for kind in KINDS:
         graph = messages.graph(kind)
         assert cut(graph) is None
-        written = run.run(*layered(graph))
+        written = run.run(*replace_layers(graph))
         found |= {messages.names[uid]: array for uid, array in written.items()}
     for name, wanted in messages.results.items():
         np.testing.assert_allclose(found[name], wanted, rtol=0, atol=1e-13, err_msg=name)
@@ -105,18 +105,18 @@ def test_gradients_by_data_work_on_a_copy_of_the_reserve(library: Computing) -> 
     """Also where nobody wants it. So they can be computed again after a crash."""
     messages = Messages(WIDE["lstm"])
     run = Run(library, 1, messages.buffers(), messages.dims())
-    run.run(*layered(messages.graph(Recurrent)))
+    run.run(*replace_layers(messages.graph(Recurrent)))
     place = run.at[messages.refs["reserve"].slot]
     before = library.memory.bytes[place : place + NBYTES].copy()
     for changes in ({}, {"slopes": None}, {}):
-        run.run(*layered(messages.graph(RecurrentBackwardData, **changes)))
+        run.run(*replace_layers(messages.graph(RecurrentBackwardData, **changes)))
         np.testing.assert_array_equal(library.memory.bytes[place : place + NBYTES], before)
 
 
 def test_weights_are_brought_into_the_librarys_form_by_each_pass_that_reads_them() -> None:
     """Those of the gradients by data may have changed since the forward pass."""
     messages = Messages(WIDE["lstm"])
-    kinds = [[type(each) for each in layered(messages.graph(kind))] for kind in KINDS]
+    kinds = [[type(each) for each in replace_layers(messages.graph(kind))] for kind in KINDS]
     assert kinds == [[LayerWeights, Layers], [LayerWeights, LayerBackwardData], [LayerBackwardWeights]]
 
 
@@ -127,7 +127,7 @@ def test_what_is_checked_has_the_layer_before_and_the_operation_twice(
 ) -> None:
     messages = Messages(layer)
     graph = messages.graph(kind)
-    whole = closed(graph)
+    whole = close_graph(graph)
     assert whole is not None
     count = {Recurrent: 1, RecurrentBackwardData: 3, RecurrentBackwardWeights: 4}[kind]
     assert len(whole.operations) == count
@@ -159,7 +159,7 @@ def compare_closely(found: Values, wanted: Values) -> None:
 def test_a_graph_without_bytes_is_checked_itself() -> None:
     g = GraphBuilder()
     y = g.rnn(g.input("x", (5, 3, 6)), [[g.input(name, (6, 6)) for name in "ih"]]).y
-    assert closed(g.build(y=y).body) is None
+    assert close_graph(g.build(y=y).body) is None
 
 
 @each_layer
@@ -226,9 +226,9 @@ def test_gradients_that_keep_bytes_and_read_none_compute_the_layer() -> None:
     parts = cut(graph)
     assert parts is not None
     (piece,) = parts.pieces
-    kinds = [type(each) for each in layered(piece.graph)]
+    kinds = [type(each) for each in replace_layers(piece.graph)]
     assert kinds == [LayerWeights, Layers, LayerBackwardData]
-    assert closed(piece.graph) is not None
+    assert close_graph(piece.graph) is not None
 
 
 def test_gradients_of_a_graph_with_bytes_as_an_output_compute_the_layer_again(library: Computing) -> None:
@@ -244,7 +244,7 @@ def test_gradients_of_a_graph_with_bytes_as_an_output_compute_the_layer_again(li
     graph = g.build({"reserve": made.reserve, **{f"d{n}": each for n, each in enumerate(found)}}).body
     parts = cut(graph)
     assert parts is not None
-    kinds = [[type(each) for each in layered(piece.graph)] for piece in parts.pieces]
+    kinds = [[type(each) for each in replace_layers(piece.graph)] for piece in parts.pieces]
     assert kinds == [
         [LayerWeights, Layers],
         [LayerWeights, Layers, LayerBackwardData, LayerBackwardWeights],
@@ -297,7 +297,7 @@ def test_bytes_may_be_between_operations_of_a_graph_and_outputs(
     rng = np.random.default_rng(4)
     for piece in pieces:
         compile_split(piece, SimpleNamespace(backend_handle=9), None)
-        whole = closed(piece)
+        whole = close_graph(piece)
         if whole is None:
             continue
         values = {uid: rng.normal(size=whole.tensor(uid).dims) / 4 for uid in whole.bound}

@@ -375,7 +375,7 @@ def test_a_large_layer_has_a_launch_for_each_step_and_a_small_one_has_one() -> N
         operation: Any = problem.operation()
         names = [name for name, _ in operation.named()]
         node, implementation = operation.with_operands(names.index), IMPLEMENTATIONS[RecurrentSteps]
-        first, _ = implementation.ordered(node, problem.tensors)
+        first, _ = implementation.launchers_in_order(node, problem.tensors)
         launcher = implementation.launchers[first]
         assert launcher.launches is not None
         found = launcher.launches(node, problem.tensors)

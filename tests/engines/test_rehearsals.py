@@ -172,7 +172,7 @@ def test_rehearsals_pause_while_something_is_built(
     rehearsals.ask([rooted(8)])
     arrived.get(timeout=PATIENCE_S)
     looks.get(timeout=PATIENCE_S)
-    with rehearsals.paused():
+    with rehearsals.pause():
         may_look.set()
         looks.get(timeout=PATIENCE_S)  # at the function
         rehearsals.ask([rooted(8, "float16")])
@@ -202,7 +202,7 @@ def test_what_goes_wrong_in_a_rehearsal_does_not_end_its_thread(
 def test_closing_abandons_a_rehearsal_that_pauses(
     rehearsals: Rehearsals, rehearsed: SimpleQueue[OperationGraph]
 ) -> None:
-    with rehearsals.paused():
+    with rehearsals.pause():
         rehearsals.ask(rooted(8, dtype) for dtype in DTYPES)
         rehearsals.close()
         assert rehearsed.empty()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.reshaped_products import reshaped
+from cudnn_actor.engines.cuda.planning.reshaped_products import reshape_products
 from cudnn_actor.protocol import Graph, GraphBuilder, Tensor
 
 from .test_partition import check
@@ -92,14 +92,14 @@ OTHERS: dict[str, Make] = {
 def test_what_stands_before_a_reshape_has_the_dims_behind_it(name: str) -> None:
     make, pieces = SAME[name]
     graph = of_rows(make)
-    assert reshaped(graph.body) is not None
+    assert reshape_products(graph.body) is not None
     assert titles(graph) == pieces
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_reshapes_stay(name: str) -> None:
     graph = of_rows(OTHERS[name])
-    assert reshaped(graph.body) is None
+    assert reshape_products(graph.body) is None
     if cut(graph.body) is not None:
         check(graph)
 

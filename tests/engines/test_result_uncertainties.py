@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, difference
-from cudnn_actor.engines.cuda.checking.evaluated_reference import OnHost, evaluated, result_uncertainties
+from cudnn_actor.engines.cuda.checking.evaluated_reference import OnHost, evaluate_graph, result_uncertainties
 from cudnn_actor.protocol import DType, GraphBuilder, Tensor
 
 X = np.array([-3.0, -1.0, 0.0, 1.0, 4.0, 12.0])
@@ -20,7 +20,7 @@ def uncertainty(function: Function, x: np.ndarray = X) -> np.ndarray:
     g = GraphBuilder()
     body = g.build(y=function(g, g.input("x", x.shape))).body
     graph = body, OnHost, lambda _: x, ()
-    (found,) = result_uncertainties(*graph, evaluated(*graph)).values()
+    (found,) = result_uncertainties(*graph, evaluate_graph(*graph)).values()
     return np.asarray(found)
 
 

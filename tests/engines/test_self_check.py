@@ -29,7 +29,7 @@ from cudnn_actor.engines.cuda.checking.evaluated_reference import (
     place_of,
 )
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.checking.self_check_memory import CheckedTensor, Findings, drawn
+from cudnn_actor.engines.cuda.checking.self_check_memory import CheckedTensor, Findings, draw_array
 from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.planning.compiler import compile_plan
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
@@ -125,7 +125,7 @@ def test_what_is_evaluated_in_part_is_checked(change: Sabotage | None) -> None:
 
 
 def test_what_is_drawn_on_a_device_is_spread_evenly_and_differs_with_the_seed() -> None:
-    values = [drawn((64, 1024), seed) for seed in range(4)]
+    values = [draw_array((64, 1024), seed) for seed in range(4)]
     for each in values:
         numbers, counts = np.unique(each, return_counts=True)
         assert numbers.tolist() == list(range(-3, 5))
@@ -144,7 +144,7 @@ def contents(tensor: GraphTensor, checked: CheckedTensor) -> np.ndarray:
 def test_tensors_of_each_dtype_have_the_same_numbers_as_far_as_it_holds_them(dtype: DType) -> None:
     tensor = GraphTensor(uid=0, dims=(40, 50), strides=(50, 1), dtype=dtype)
     checked = CheckedTensor(CUPY.cuda.MemoryPool(), tensor, 7)
-    numbers = drawn((40, 50), 7)
+    numbers = draw_array((40, 50), 7)
     if dtype is DType.BOOL:
         numbers = numbers != 0
     elif dtype.name.startswith("UINT"):

@@ -133,19 +133,19 @@ def test_attention_does_not_wait_where_nothing_is_there(frontend: Frontend) -> N
 
 
 def products(*algorithms: bytes) -> Callable[..., Iterator[LtProduct]]:
-    """A `LtProduct.chosen` that chooses these."""
+    """A `LtProduct.with_algorithms` that chooses these."""
 
-    def chosen(self: LtProduct, workspace_limit: int, most: int) -> Iterator[LtProduct]:
+    def with_algorithms(self: LtProduct, workspace_limit: int, most: int) -> Iterator[LtProduct]:
         yield from (msgspec.structs.replace(self, algorithm=each) for each in algorithms[:most])
 
-    return chosen
+    return with_algorithms
 
 
 @pytest.mark.parametrize("name", SINGLE_PIXELS)
 def test_single_pixels_are_a_product_of_cublaslt_until_cudnn_is_asked(
     frontend: Frontend, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(LtProduct, "chosen", products(bytes(ALGORITHM_BYTES)))
+    monkeypatch.setattr(LtProduct, "with_algorithms", products(bytes(ALGORITHM_BYTES)))
     graph, refused = SINGLE_PIXELS[name], list[str]()
     plan = next(compiler.possible_plans(graph, None, None, on_refusal=refused.append, precompiled=True))
     assert plan.tag.rpartition("/")[2].startswith("cublaslt-")
@@ -158,7 +158,7 @@ def test_single_pixels_are_a_product_of_cublaslt_until_cudnn_is_asked(
 def test_without_an_algorithm_of_cublaslts_cudnn_is_asked_at_once(
     frontend: Frontend, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(LtProduct, "chosen", products())
+    monkeypatch.setattr(LtProduct, "with_algorithms", products())
     frontend.compiles = False
     refused: list[str] = []
     plan = next(

@@ -18,7 +18,7 @@ from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.planning.candidates import candidates, names_of
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.planning.ranking import ranked
+from cudnn_actor.engines.cuda.planning.ranking import rank
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import fast_launch
 from cudnn_actor.engines.cuda.running.recipe import Buffer
@@ -331,4 +331,4 @@ def test_small_attention_has_the_candidate_that_goes_first(name: str) -> None:
     plan = builder.build(graph, workspace_limit=None)
     names = names_of(candidates(graph, builder.context.handle, None))
     assert plan.checked
-    assert plan.tag.split("/", 3)[3] == names[ranked(graph, names)[0]]
+    assert plan.tag.split("/", 3)[3] == names[rank(graph, names)[0]]

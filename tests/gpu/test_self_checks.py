@@ -15,7 +15,7 @@ import pytest
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, compare_on_device, difference
 from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
-from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
+from cudnn_actor.engines.cuda.checking.self_check_memory import draw_array
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.protocol import DType, GraphBuilder, OperationGraph
@@ -75,7 +75,7 @@ def test_one_element_that_differs_is_found_on_the_device(
 ) -> None:
     accuracy, cupy = Accuracy(dtype), libraries().cupy
     with engine.stream:
-        wanted = drawn((count,), 0)
+        wanted = draw_array((count,), 0)
         assert set(np.unique(cupy.asnumpy(wanted))) <= set(range(-3, 5))
         assert not compare_on_device(wanted, wanted.copy(), accuracy)[0].size
         for wrong in (9.0, np.inf, np.nan):

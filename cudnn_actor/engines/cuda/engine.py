@@ -32,8 +32,8 @@ from cudnn_actor.engines.cuda.library.failures import (
     NOT_READY,
     check_status,
     mind_own_captures,
-    reported,
     translate,
+    translate_failures,
 )
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.library.versions import version_text
@@ -43,7 +43,7 @@ from cudnn_actor.engines.cuda.planning.listing import with_candidates
 from cudnn_actor.engines.cuda.running.kept_values import KeptValues, PreparedRun
 from cudnn_actor.engines.cuda.running.plan import CudaPlan, DividedPlan
 from cudnn_actor.engines.cuda.running.program import Program
-from cudnn_actor.engines.cuda.running.timing import Once, speed_of, timed
+from cudnn_actor.engines.cuda.running.timing import Once, speed_of, time_run
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.explanation import Explanation
@@ -58,8 +58,8 @@ _A_TRANSFER = 4
 _MOST_REPLAYS = 1024
 """CUDA graphs kept at most: each holds some device memory."""
 _FOR_KEPT = 1 / 4
-"""Of the memory that would be free without it: the part for what is prepared of weights. What does not fit is
-prepared in each run."""
+"""The part of the free memory that values prepared from weights may take. Values that do not fit are computed
+in each run."""
 _QUIET_S = 1.0
 """How long a builder process waits for another build before it begins what nobody waits for."""
 
@@ -108,12 +108,12 @@ class CudaEngine:
 
     @property
     def cudnn_version(self) -> str:
-        """That of the library that this process has loaded, or loads now."""
+        """The version of the library that this process has loaded, or loads now."""
         return version_text(libraries().cudnn.backend_version())
 
     # Lifecycle.
 
-    @reported
+    @translate_failures
     def open(self) -> None:
         """Make the device current on this thread; create a handle and a stream. Blocks for 0.3 s."""
         loaded = libraries().load()
@@ -162,7 +162,7 @@ class CudaEngine:
 
     # Memory.
 
-    @reported
+    @translate_failures
     def create_arena(self, arena: int, nbytes: int) -> int:
         """Allocate device memory. Returns its descriptor, which the caller owns.
 
@@ -170,12 +170,12 @@ class CudaEngine:
         """
         return self._arenas.create(arena, nbytes)
 
-    @reported
+    @translate_failures
     def map_arena(self, arena: int, fd: int, nbytes: int) -> None:
         """Map an arena that an earlier engine made, perhaps in another process. Raises `EngineFailure`."""
         self._arenas.map(arena, fd, nbytes)
 
-    @reported
+    @translate_failures
     def import_arena(self, arena: int, fd: int, nbytes: int) -> None:
         """Map an arena of another service, on this device or another, for reading. Raises `EngineFailure`."""
         self._arenas.map_for_reading(arena, fd, nbytes)
@@ -188,7 +188,7 @@ class CudaEngine:
         """A buffer's place. Raises `TypeError` if the buffer does not fit into the arena."""
         return Place(self._arenas[arena], offset, spec)
 
-    @reported
+    @translate_failures
     def view(self, src: Place, owner: object) -> Any:
         """A CuPy array on the buffer, of its dtype; the memory stays mapped while the array exists."""
         user = _User(owner)
@@ -210,7 +210,7 @@ class CudaEngine:
         arguments = (self._ordinal, access.journal, self._dynamic_shapes)
         return RemoteBuilder(make, arguments, local, access, tries=3, quiet_s=_QUIET_S)
 
-    @reported
+    @translate_failures
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:
         """Build a plan and allocate its workspace.
 
@@ -222,7 +222,7 @@ class CudaEngine:
         self.prepare(plan)
         return plan
 
-    @reported
+    @translate_failures
     def prepare(self, plan: Plan) -> None:
         """Allocate a plan's workspace and bind the plan to this engine. Does not wait for running work.
 
@@ -230,7 +230,7 @@ class CudaEngine:
         """
         self._program(plan)
 
-    @reported
+    @translate_failures
     def load(self, plan: Plan) -> None:
         """Load a plan's kernels, and run none. Raises `OutOfMemory`, `EngineFailure`, `StickyError`."""
         self._program(plan).load(self._workspace.pointer)
@@ -267,7 +267,7 @@ class CudaEngine:
         """Enqueue a run. Raises `EngineFailure`, `StickyError`."""
         self._enqueue(plan, (*[place.pointer for place in buffers], *scalars), buffers, scalars)
 
-    @reported
+    @translate_failures
     def expect(
         self,
         plan: Plan,
@@ -282,7 +282,7 @@ class CudaEngine:
         there is none left, each run prepares it. Raises `OutOfMemory`, `EngineFailure`.
         """
         program, pointers = self._program(plan), [place.pointer for place in buffers]
-        found = self._divided(plan, constant)
+        found = self._divide(plan, constant)
         kept = None if found is None else self._kept_values.of(found.each, found.kept, buffers)
         if found is not None and kept is None:
             log.info("weights.not_kept", plan=plan.tag, nbytes=sum(each.nbytes for each in found.kept))
@@ -302,7 +302,7 @@ class CudaEngine:
 
     def keeps(self, plan: Plan, constant: Collection[int]) -> frozenset[int]:
         """The buffers of which an expected run keeps values: see `Engine.keeps`."""
-        found = self._divided(plan, constant)
+        found = self._divide(plan, constant)
         kept = () if found is None else found.kept
         return frozenset(place for each in kept for place in each.reads)
 
@@ -312,7 +312,7 @@ class CudaEngine:
         return self._kept_values.nbytes
 
     @staticmethod
-    def _divided(plan: Plan, constant: Collection[int]) -> DividedPlan | None:
+    def _divide(plan: Plan, constant: Collection[int]) -> DividedPlan | None:
         return plan.divided(frozenset(constant)) if constant and isinstance(plan, CudaPlan) else None
 
     def _allocate(self, nbytes: int) -> Any:
@@ -356,20 +356,20 @@ class CudaEngine:
         program.run(key, key[: len(buffers)], scalars, self._workspace.pointer)  # type: ignore[arg-type]
         self._replays += len(program.replays) > before
 
-    @reported
+    @translate_failures
     def measure(self, plan: Plan, graph: OperationGraph, constant: Collection[int] = ()) -> PlanTimes:
         """Time a plan and its pieces, without what is computed from constant buffers alone. Blocks.
 
         Raises `OutOfMemory`, `EngineFailure`, `StickyError`.
         """
-        found = self._divided(plan, constant)
+        found = self._divide(plan, constant)
         program = self._program(plan if found is None else found.each)
         once = None if found is None else Once(self._program(found.once), [of.nbytes for of in found.kept])
         if self._speed is None:
             self._speed = speed_of(self._ordinal, self.stream)
-        return timed(program, graph, self._workspace.pointer, self._speed, self.on_progress, once=once)
+        return time_run(program, graph, self._workspace.pointer, self._speed, self.on_progress, once=once)
 
-    @reported
+    @translate_failures
     def with_candidates(
         self, plan: Plan, explanation: Explanation, graph: OperationGraph, workspace_limit: int | None
     ) -> Explanation:
@@ -379,18 +379,18 @@ class CudaEngine:
             plan.recipe, explanation, graph, self._handle, workspace_limit, on_progress=self.on_progress
         )
 
-    @reported
+    @translate_failures
     def write(self, dst: Place, array: Any) -> None:
         """Enqueue a copy of host values, or of a `DeviceArray`. Raises `InvalidRequest`, `EngineFailure`."""
         self._launched += _A_TRANSFER
         self._transfer.write(dst, array)
 
-    @reported
+    @translate_failures
     def read(self, src: Place, into: np.ndarray | None = None) -> np.ndarray:
         """A C-contiguous array of the buffer's dims and dtype. Blocks. Raises `EngineFailure`."""
         return self._transfer.read(src, into)
 
-    @reported
+    @translate_failures
     def fetch(self, src: Place, into: np.ndarray | None = None) -> Callable[[], np.ndarray] | None:
         """Enqueue a download that a later fence completes; None if the free staging memory is too small."""
         self._launched += _A_TRANSFER
@@ -402,7 +402,7 @@ class CudaEngine:
         if copy is None:
             return None
 
-        @reported
+        @translate_failures
         def enqueue() -> None:
             self._launched += 1
             copy()
@@ -415,7 +415,7 @@ class CudaEngine:
         if copy is None:
             return None
 
-        @reported
+        @translate_failures
         def enqueue(begin: int, end: int) -> None:
             self._launched += 1
             copy(begin, end)
@@ -426,31 +426,31 @@ class CudaEngine:
         """A function that enqueues the copy of one row."""
         copy = self._transfer.row_copy(rows, place, store=store)
 
-        @reported
+        @translate_failures
         def enqueue(row: int) -> None:
             self._launched += 1
             copy(row)
 
         return enqueue
 
-    @reported
+    @translate_failures
     def pin(self, memory: memoryview) -> None:
         """Lock a mapping's pages for the device. Blocks while the driver does. Raises `StickyError`."""
         self._transfer.pinned.add(memory)
 
-    @reported
+    @translate_failures
     def unpin(self, memory: memoryview) -> None:
         """Undo `pin`. Blocks until work has finished. Raises `EngineFailure`."""
         if self.stream is not None:
             self._transfer.unpin(memory)
 
-    @reported
+    @translate_failures
     def copy(self, src: Place, dst: Place) -> None:
         """Enqueue a copy between buffers of the same dims and dtype. Raises `EngineFailure`."""
         self._launched += _A_TRANSFER
         self._transfer.copy(src, dst)
 
-    @reported
+    @translate_failures
     def fill(self, dst: Place, value: float) -> None:
         """Enqueue setting every element. Raises `InvalidRequest`, `EngineFailure`."""
         self._launched += _A_TRANSFER
@@ -458,7 +458,7 @@ class CudaEngine:
 
     # Fences.
 
-    @reported
+    @translate_failures
     def fence(self) -> Fence:
         """An event after all enqueued work, and the number of launches enqueued so far."""
         self._transfer.release()
@@ -470,7 +470,7 @@ class CudaEngine:
         Raises `StickyError`.
         """
         event, launched = fence
-        if not self._fences.passed(event):
+        if not self._fences.has_passed(event):
             return False
         self._passed = launched
         self._transfer.release()  # no later call may come: an idle engine must not keep callers' arrays

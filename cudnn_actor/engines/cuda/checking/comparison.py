@@ -1,4 +1,4 @@
-"""What a self-check allows results to differ by, and where they differ by more.
+"""The differences that a self-check allows, and the places where results differ by more.
 
 The many elements of a large result are compared on the device. It is only known
 there whether all are as they should be. What may be wrong is judged on the host.

@@ -72,7 +72,7 @@ class References:
         }
 
     def uncertainties(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, np.ndarray]:
-        """What each of these elements may be off by since later operations magnify roundings. Blocks.
+        """The most that each of these elements may be off by as later operations magnify roundings. Blocks.
 
         The parameters are those of `compare`.
         """
@@ -99,7 +99,7 @@ class Reference:
         self._values: dict[int, Value] = {}
         """The values of tensors that have been found."""
         self._roundings: list[float] = []
-        """What each expression of the body may be off by, relative to its value."""
+        """The most that each expression of the body may be off by, relative to its value."""
         value = self._node(self.result)
         self._names = [*self._convolution.reads, *(leaf.uid for leaf in self._leaves)]
         self.source = self._source(value)
@@ -127,7 +127,7 @@ class Reference:
 
     @property
     def _grid(self) -> tuple[int]:
-        """As many blocks as have a warp for each sample."""
+        """The grid: as many blocks as it takes to have a warp for each sample."""
         return (-(-self.samples * WARP // _THREADS),)
 
     @functools.cached_property
@@ -174,11 +174,11 @@ class Reference:
     def _node(self, uid: int) -> Value:
         """The expression of a tensor; the convolution's own result is leaf 0."""
         if uid not in self._values:
-            self._values[uid] = self._computed(uid)
+            self._values[uid] = self._new_node(uid)
         return self._values[uid]
 
-    def _computed(self, uid: int) -> Value:
-        """The same of a tensor without one so far."""
+    def _new_node(self, uid: int) -> Value:
+        """The expression of a tensor that has none yet. Adds the expressions that it is computed from."""
         writer = next((op for op in self._graph.operations if uid in op.writes), None)
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
@@ -369,7 +369,7 @@ _BODIES: dict[type, tuple[str, str]] = {
         }}}}""",
     ),
 }
-"""Of each convolution: the operand whose dims the result has, and the statements that add the product `l`."""
+"""For each convolution, the operand of the result's dims, and the C statements that add the product `l`."""
 
 
 def _convolutions(graph: OperationGraph) -> list[Convolution[int]]:

@@ -19,11 +19,11 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, compare_on_device, rounding, some
-from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
+from cudnn_actor.engines.cuda.checking.self_check_memory import draw_array
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
 from cudnn_actor.engines.cuda.kernels.index_code import INDEXING
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, compiled, grid_over
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, compile_run, grid_over
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -47,12 +47,12 @@ __all__ = [
     "OnHostInPart",
     "Place",
     "device_place",
-    "evaluated",
+    "evaluate_graph",
     "first_byte",
     "kernels_of_evaluation",
     "place_of",
     "result_uncertainties",
-    "sampled",
+    "sample_graph",
     "small_part",
 ]
 
@@ -64,7 +64,7 @@ _FEW_ELEMENTS, _LITTLE_WORK = 1 << 20, 1 << 22
 """A graph with fewer elements in its tensors, and less work (see `Operation.work`), is computed on the host:
 that takes some milliseconds to 0.1 s, as long as CuPy takes to compile one function."""
 _FEW_ANYWAY = 1 << 17
-"""A graph with at most so many elements is computed on the host, whatever its work."""
+"""The most elements of a graph that is computed on the host whatever its work."""
 _WORK_IN_PART, _ELEMENTS_IN_PART = 1 << 21, 1 << 18
 _MOST_WORK_IN_PART, _MOST_ELEMENTS_IN_PART = 1 << 26, 1 << 22
 """The work and the elements that the part of a larger graph is to have that is computed on the host, and the
@@ -92,7 +92,7 @@ class OwnProducts(CuPy):
 
     @staticmethod
     def matmul(a: Array, b: Array) -> Array:
-        """As CuPy's, of operands with at least two dims."""
+        """The product as CuPy's `matmul` gives it, of operands with at least two dims."""
         cupy = libraries().cupy
         (*of_a, m, k), (*of_b, _, n) = a.shape, b.shape
         dims = np.broadcast_shapes(tuple(of_a), tuple(of_b))
@@ -137,9 +137,9 @@ class OnDevice:
     @staticmethod
     def draw(dims: tuple[int, ...], seed: int) -> Array:
         """Random whole numbers from -3 to 4, as float64."""
-        return drawn(dims, seed)
+        return draw_array(dims, seed)
 
-    compared = staticmethod(compare_on_device)
+    elements_to_compare = staticmethod(compare_on_device)
 
     @staticmethod
     def store(values: Array, tensor: GraphTensor, address: int) -> None:
@@ -148,7 +148,7 @@ class OnDevice:
         kind = DType.of(values.dtype)
         assert kind is not None
         strides = [tensor.strides, packed_strides(tensor.dims)]
-        run = compiled(elementwise(Leaf(0, kind), tensor.dtype, tensor.dims, strides).launches())
+        run = compile_run(elementwise(Leaf(0, kind), tensor.dtype, tensor.dims, strides).launches())
         run((address, int(values.data.ptr)), ())
 
     @staticmethod
@@ -157,12 +157,12 @@ class OnDevice:
         kind = _kind(tensor)
         values = libraries().cupy.empty(tensor.dims, kind.numpy)
         kernel = elementwise(Leaf(0, tensor.dtype), kind, tensor.dims, _load_strides(tensor))
-        run = compiled(kernel.launches())
+        run = compile_run(kernel.launches())
         run((int(values.data.ptr), address), ())
         return values
 
     @classmethod
-    def rounded(cls, values: Array, tensor: GraphTensor) -> Array:
+    def round(cls, values: Array, tensor: GraphTensor) -> Array:
         """Values as they are after a tensor has stored them."""
         if values.dtype == tensor.dtype.numpy:
             return values
@@ -202,7 +202,7 @@ class OnHost:
         return np.random.default_rng(seed).integers(-3, 5, dims, np.int8).astype(np.float64)
 
     @staticmethod
-    def compared(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
+    def elements_to_compare(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
         """The elements to compare: evenly spaced ones."""
         del accuracy
         return some(wanted), some(got)
@@ -241,7 +241,7 @@ class OnHost:
         return data
 
     @staticmethod
-    def rounded(values: Array, tensor: GraphTensor) -> Array:
+    def round(values: Array, tensor: GraphTensor) -> Array:
         """Values as they are after a tensor has stored them."""
         place = np.empty(tensor.dims, tensor.dtype.numpy)
         round_into(values, tensor.dtype, place)
@@ -281,7 +281,7 @@ def place_of(graph: OperationGraph, *, ready: bool = True) -> Place:
 
 def small_part(graph: OperationGraph) -> OperationGraph:
     """The part of a graph that is evaluated on the host: all of it if that cannot be evaluated in part."""
-    return sampled(graph, _WORK_IN_PART, _ELEMENTS_IN_PART)[0]
+    return sample_graph(graph, _WORK_IN_PART, _ELEMENTS_IN_PART)[0]
 
 
 def device_place(graph: OperationGraph) -> type[OnDevice]:
@@ -315,7 +315,7 @@ class EvaluatedReference:
     place
         Where it is evaluated.
     part, regions
-        What is evaluated of it: see `sampled`.
+        What is evaluated of it: see `sample_graph`.
     """
 
     def __init__(
@@ -329,11 +329,11 @@ class EvaluatedReference:
     def within_room(cls, graph: OperationGraph, place: Place) -> EvaluatedReference | None:
         """The reference of a graph at a place; None if the device's free memory does not suffice for it."""
         room = _room()
-        part, regions = sampled(graph, place.most_work, min(place.most_elements, room))
+        part, regions = sample_graph(graph, place.most_work, min(place.most_elements, room))
         return cls(graph, place, part, regions) if _elements_of(part) <= room else None
 
     def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
-        """What to compare of each result. Blocks.
+        """The elements to compare of each result. Blocks.
 
         What reads a result is evaluated for the result as it was stored: rounded to the other side of 0, it
         would be compared with what follows from another sign.
@@ -341,7 +341,9 @@ class EvaluatedReference:
         """
         wanted = self._evaluated_results(address, scalars)
         return {
-            uid: self._place.compared(values, self._load(uid, address), Accuracy.of(self._graph, uid))
+            uid: self._place.elements_to_compare(
+                values, self._load(uid, address), Accuracy.of(self._graph, uid)
+            )
             for uid, values in wanted.items()
         }
 
@@ -355,7 +357,9 @@ class EvaluatedReference:
 
     def _evaluated_results(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Array]:
         """The results, evaluated."""
-        return evaluated(self._part, self._place, lambda uid: self._load(uid, address), scalars, stored=True)
+        return evaluate_graph(
+            self._part, self._place, lambda uid: self._load(uid, address), scalars, stored=True
+        )
 
     def _load(self, uid: int, address: Callable[[int], int]) -> Array:
         """Returns the part of a bound tensor that is evaluated."""
@@ -363,7 +367,7 @@ class EvaluatedReference:
         return self._place.load(part, address(uid) + first_byte(whole, self._regions.get(uid)))
 
 
-def evaluated(
+def evaluate_graph(
     graph: OperationGraph,
     place: Place,
     load: Callable[[int], Array],
@@ -394,7 +398,7 @@ def evaluated(
                     result = result + error  # noqa: PLW2901 - the result of this draw
                 tensor = graph.tensor(uid)
                 bound = tensor.role is TensorRole.BOUND
-                values[uid] = load(uid) if bound and stored else place.rounded(result, tensor)
+                values[uid] = load(uid) if bound and stored else place.round(result, tensor)
                 if bound:
                     found[uid] = result
     return found
@@ -407,16 +411,16 @@ def result_uncertainties(
     scalars: Sequence[float],
     wanted: Mapping[int, Array],
 ) -> dict[int, Array]:
-    """What each element of the results may be off by since operations magnify the roundings of others.
+    """The most that each element of the results may be off by since operations magnify earlier roundings.
 
     This is Monte Carlo arithmetic (D. S. Parker, 1997): the graph is evaluated several times more, with other
     roundings each time. Infinite where an element is not finite in all of them. `wanted`: the results
-    without roundings; the other parameters are those of `evaluated`.
+    without roundings; the other parameters are those of `evaluate_graph`.
     """
     xp = place.xp
     found = {uid: xp.zeros(values.shape) for uid, values in wanted.items()}
     for draw in range(_DRAWS):
-        for uid, values in evaluated(graph, place, load, scalars, draw=draw).items():
+        for uid, values in evaluate_graph(graph, place, load, scalars, draw=draw).items():
             found[uid] = xp.maximum(found[uid], _apart(xp, values, wanted[uid]))
     return found
 
@@ -472,7 +476,9 @@ def _room() -> int:
 
 
 @functools.lru_cache(maxsize=_MOST_SAMPLED)
-def sampled(graph: OperationGraph, work: int, elements: int) -> tuple[OperationGraph, Mapping[int, Region]]:
+def sample_graph(
+    graph: OperationGraph, work: int, elements: int
+) -> tuple[OperationGraph, Mapping[int, Region]]:
     """The part of a graph that is evaluated, for so much work and so many elements; and that of its tensors.
 
     Places of each dim of the results are evaluated, or of the first dim alone if the operations allow no

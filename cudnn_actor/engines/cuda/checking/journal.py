@@ -36,7 +36,7 @@ class Journal:
         self._path = None if path is None else Path(path)
         self._killed: set[str] | None = None
 
-    def killed(self, plan: str) -> bool:
+    def may_kill(self, plan: str) -> bool:
         """Whether the plan with that tag must not run, because its self-check may have killed a process."""
         if self._killed is None:
             self._killed = self._killers()
@@ -60,7 +60,7 @@ class Journal:
             return set()
         processes, in_work = 0, ""
         left_open: defaultdict[str, list[int]] = defaultdict(list)
-        """By plan, the numbers of the processes in which its check has not ended."""
+        """The numbers of the processes in which a plan's check has not ended, by plan."""
         for line in self._path.read_text(encoding="utf-8").splitlines():
             what, _, plan = line.partition(" ")
             plan = _KNOBS.sub("", plan)

@@ -50,7 +50,7 @@ class _Closed(BaseException):
 
 
 class Rehearsals:
-    """What has been rehearsed, and the threads that do it. All methods are for the builder's thread.
+    """The rehearsals so far, and the threads that rehearse. All methods are for the builder's thread.
 
     The threads share with it a queue, from which each takes one graph after the other; an event, which is
     set while nothing is built; and a flag, which only `close` sets, before it sets the event. CuPy's own
@@ -78,7 +78,7 @@ class Rehearsals:
         self._closed = False
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Pause the threads, each at the next function of CuPy that it looks up, during the `with` block."""
         self._may_go_on.clear()
         try:
@@ -169,7 +169,7 @@ def _rehearse(graph: OperationGraph, context: BuildContext, place: type[OnDevice
 
 
 def _kinds(graph: OperationGraph) -> Iterator[Any]:
-    """What decides by which functions each operation is evaluated; dims do not."""
+    """The kind of each operation. It decides which functions evaluate the operation; dims do not."""
     for operation in graph.operations:
         operands = (graph.tensor(uid) for _, uid in operation.named())
         found = tuple((tensor.dtype, len(tensor.dims)) for tensor in operands)
@@ -177,6 +177,6 @@ def _kinds(graph: OperationGraph) -> Iterator[Any]:
 
 
 def _form(graph: OperationGraph) -> Any:
-    """What decides by which functions a graph is evaluated: its operations' kinds, and which dims are 1."""
+    """The key of the functions that evaluate a graph: its operations' kinds, and which dims are 1."""
     ones = tuple(tuple(size == 1 for size in tensor.dims) for tensor in graph.tensors)
     return tuple(_kinds(graph)), ones

@@ -43,7 +43,7 @@ _Said = Callable[[Callable[[int], int], list[float]], dict[int, V]]
 
 
 class BuildContext(NamedTuple):
-    """What plans are built and checked with.
+    """The context in which plans are built and checked.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class SelfCheck:
         If there is no reference for the graph, only NaN and the guards are checked.
         """
         journal = self.context.journal
-        if journal.killed(plan.tag):
+        if journal.may_kill(plan.tag):
             return "its self-check killed an earlier process"
         with journal.trying(plan.tag):
             fault = self._fault(plan)
@@ -224,7 +224,7 @@ class SelfCheck:
     def _faults(
         self, compared: Mapping[int, Compared], uncertainties: Mapping[int, np.ndarray] = {}
     ) -> dict[int, str]:
-        """How results differ from the reference, by uid, of those that do."""
+        """The differences of results from the reference, by uid, of the results that differ."""
         found = {
             uid: difference(wanted, got, Accuracy.of(self._graph, uid), uncertainties.get(uid, 0.0))
             for uid, (wanted, got) in compared.items()
@@ -232,7 +232,7 @@ class SelfCheck:
         return {uid: fault for uid, fault in found.items() if fault is not None}
 
     def _reference_results(self, of: Callable[[References | EvaluatedReference], _Said[V]]) -> dict[int, V]:
-        """What the reference says of each result; nothing without a reference, or without room for it."""
+        """The reference's values for each result; nothing without a reference, or without room for it."""
         if self._reference is None:
             return {}
         try:

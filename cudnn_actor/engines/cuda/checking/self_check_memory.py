@@ -22,14 +22,14 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["CheckedTensor", "Findings", "Guarded", "drawn", "enqueue"]
+__all__ = ["CheckedTensor", "Findings", "Guarded", "draw_array", "enqueue"]
 
 _GUARD_BYTES = 4096 + 256
 """CuPy aligns memory to 512 bytes; this offset aligns a tensor to 256 bytes only, as a buffer may be."""
 _GUARD, _POISON = 0xA5, 0xFF  # bytes of 0xFF are NaN in every floating type
 _GUARDS_APART = 64
 _NUMBERS = tuple(range(-3, 5))
-"""What inputs are filled with."""
+"""The numbers that inputs are filled with."""
 _RANK = 8
 _DEVICE_TO_DEVICE = 3
 
@@ -123,7 +123,7 @@ class CheckedTensor(Guarded):
         enqueue("find_nan", walk.total, (self.pointer, *numbers, findings.nan))
 
 
-def drawn(dims: tuple[int, ...], seed: int) -> Any:
+def draw_array(dims: tuple[int, ...], seed: int) -> Any:
     """A new float64 array on the device, with the numbers of a packed `CheckedTensor` with this seed."""
     values = libraries().cupy.empty(dims, np.float64)
     _draw(values, DType.FLOAT64, values.size, seed)
@@ -246,7 +246,7 @@ extern "C" __global__ void find_nan(
 
 
 def _walk(dims: Sequence[int] = (), strides: Sequence[int] = ()) -> Walk:
-    """Over a tensor's elements. It has as many axes for each rank, so that one kernel serves all."""
+    """The walk over a tensor's elements. It always has `_RANK` axes, so that one kernel serves all ranks."""
     axes = [(1, (0,))] * (_RANK - len(dims))
     axes += ((size, (step,)) for size, step in zip(dims, strides, strict=True))
     return Walk("i", ("in",), tuple(axes))

@@ -46,7 +46,7 @@ COMPILED_ATTENTION = CompiledAttention()
 
 
 def _kind(graph: OperationGraph) -> Hashable:
-    """What a kernel for attention is compiled for; None for other graphs."""
+    """The key of what a kernel for attention is compiled for; None for other graphs."""
     match graph.operations:
         case [Attention() as operation]:
             widths = tuple(graph.tensor(uid).dims[-1] for uid in (operation.q, operation.v))

@@ -175,7 +175,7 @@ def _is_dense(tensor: GraphTensor) -> bool:
 
 
 def _is_grouped(graph: OperationGraph, kind: type[Convolution[Any]], dtype: DType) -> bool:
-    """Whether a graph has a convolution of that kind and dtype in groups."""
+    """Whether a graph has a convolution in groups of this kind and dtype."""
     return any(
         isinstance(op, kind) and op.conv.groups > 1 and graph.tensor(op.reads[0]).dtype is dtype
         for op in graph.operations

@@ -36,7 +36,7 @@ _VECTOR = 16
 _SMALL = 1 << 31
 """Offsets below this fit into 32 bits."""
 _NARROW = 64
-"""Products of at most so many rows or columns get another kernel from cuDNN 9.28 than larger ones."""
+"""The most rows or columns of products that get another kernel from cuDNN 9.28 than larger products."""
 _MOST = 256
 """The most caches that are kept. A kernel takes about 100 kB."""
 
@@ -91,7 +91,7 @@ def _name(graph: OperationGraph, operation: Pointwise[int]) -> str:
 
 
 def class_of(graph: OperationGraph) -> Hashable:
-    """What a graph's kernel may depend on: all of the graph but sizes, and these as far as they matter."""
+    """The key of a graph's kernel: all of the graph but its sizes, and the sizes as far as they matter."""
     uids = graph.canonical_uids
     operations = tuple(
         (op.attributes(), tuple(uids[u] for u in op.reads), tuple(uids[u] for u in op.writes))

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from cudnn_actor.actors import forks
-from cudnn_actor.engines.cuda.device.virtual_memory import access, properties, require_access, rounded
+from cudnn_actor.engines.cuda.device.virtual_memory import access, properties, require_access, round_up
 from cudnn_actor.engines.cuda.library.failures import check
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
@@ -38,7 +38,7 @@ class Arenas:
         Raises `MemoryError`, `EngineFailure`.
         """
         driver = libraries().driver
-        kind, size = properties(self._ordinal, exported=True), rounded(self._ordinal, nbytes)
+        kind, size = properties(self._ordinal, exported=True), round_up(self._ordinal, nbytes)
         memory = check(driver.cuMemCreate(size, kind, 0))
         try:
             fd = int(check(driver.cuMemExportToShareableHandle(memory, kind.requestedHandleTypes, 0)))
@@ -54,9 +54,9 @@ class Arenas:
     def map(self, arena: int, fd: int, nbytes: int) -> None:
         """Map an arena by its descriptor, which the caller keeps. Raises `EngineFailure`."""
         driver = libraries().driver
-        memory = _imported(fd)
+        memory = _import(fd)
         try:
-            self._mapped[arena] = Mapping(memory, rounded(self._ordinal, nbytes), self._ordinal)
+            self._mapped[arena] = Mapping(memory, round_up(self._ordinal, nbytes), self._ordinal)
         finally:
             driver.cuMemRelease(memory)
 
@@ -67,10 +67,10 @@ class Arenas:
         `EngineFailure`.
         """
         driver = libraries().driver
-        memory = _imported(fd)
+        memory = _import(fd)
         try:
             require_access(self._ordinal, memory)
-            size = rounded(self._ordinal, nbytes)
+            size = round_up(self._ordinal, nbytes)
             self._mapped[arena] = Mapping(memory, size, self._ordinal, writes=False)
         finally:
             driver.cuMemRelease(memory)
@@ -88,7 +88,7 @@ class Arenas:
         return self._mapped[arena]
 
 
-def _imported(fd: int) -> Any:
+def _import(fd: int) -> Any:
     driver = libraries().driver
     kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     return check(driver.cuMemImportFromShareableHandle(fd, kind))

@@ -30,7 +30,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["DeviceArray", "adopt"]
 
 _REFUSALS = (TypeError, ValueError, RuntimeError, BufferError, AttributeError)
-"""What libraries raise if they cannot export an array, and CuPy if it cannot import one."""
+"""The exceptions of libraries that cannot export an array, and of CuPy if it cannot import one."""
 _of_thread = threading.local()
 
 

@@ -30,7 +30,7 @@ class Fences:
         event.record(self._stream)
         return event
 
-    def passed(self, event: Any) -> bool:
+    def has_passed(self, event: Any) -> bool:
         """Whether the device has passed a fence, which must then not be used again. Never blocks.
 
         Raises `StickyError`, `EngineFailure`.

@@ -92,11 +92,11 @@ class StagingRing:
                 self.fence(piece)
 
     def _collect(self) -> None:
-        while self._pieces and not self._pieces[0].in_use and self._passed(self._pieces[0]):
+        while self._pieces and not self._pieces[0].in_use and self._has_passed(self._pieces[0]):
             self._pieces.popleft()
 
-    def _passed(self, piece: Piece) -> bool:
-        return piece.fence is not None and self._fences.passed(piece.fence)
+    def _has_passed(self, piece: Piece) -> bool:
+        return piece.fence is not None and self._fences.has_passed(piece.fence)
 
     def _place_for(self, nbytes: int) -> int | None:
         """The offset of `nbytes` contiguous free bytes: after the newest piece, or at the ring's start."""

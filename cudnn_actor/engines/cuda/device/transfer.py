@@ -62,9 +62,9 @@ class Transfer:
         self._stream = stream
         self._fences = fences
         self._ring = StagingRing(_RING_BYTES, fences)
-        """For uploads and blocking downloads. Between calls, the host has nothing left to read in it."""
+        """Staging for uploads and blocking downloads. Between calls, the host needs nothing that is in it."""
         self._fetched = StagingRing(_RING_BYTES, fences)
-        """For asynchronous downloads (`fetch`), which the host reads later."""
+        """Staging for asynchronous downloads (`fetch`), which the host reads later."""
         self.pinned = PinnedMemory()
         """The caller's memory that needs no staging."""
         self._kept: deque[tuple[Any, object]] = deque()
@@ -189,7 +189,7 @@ class Transfer:
 
     def release(self) -> None:
         """Drop arrays whose copies are finished. Never blocks."""
-        while self._kept and self._fences.passed(self._kept[0][0]):
+        while self._kept and self._fences.has_passed(self._kept[0][0]):
             self._kept.popleft()
 
     def unpin(self, memory: memoryview) -> None:

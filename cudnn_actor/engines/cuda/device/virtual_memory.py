@@ -1,4 +1,4 @@
-"""What the driver's virtual memory management is told of memory, in one place.
+"""The arguments of the driver's virtual memory management, in one place.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
 """
@@ -11,11 +11,11 @@ from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.library.failures import check
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
-__all__ = ["access", "properties", "require_access", "rounded"]
+__all__ = ["access", "properties", "require_access", "round_up"]
 
 
 def properties(ordinal: int, *, exported: bool = False) -> Any:
-    """What memory on a device is like. `exported`: whether it can be exported as a file descriptor."""
+    """The driver's description of memory on a device. `exported`: it can be exported as a file descriptor."""
     driver = libraries().driver
     found = driver.CUmemAllocationProp()
     found.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -27,7 +27,7 @@ def properties(ordinal: int, *, exported: bool = False) -> Any:
     return found
 
 
-def rounded(ordinal: int, nbytes: int) -> int:
+def round_up(ordinal: int, nbytes: int) -> int:
     """Bytes, rounded up to the device's granularity."""
     driver = libraries().driver
     which = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -47,7 +47,7 @@ def require_access(ordinal: int, memory: Any) -> None:
 
 
 def access(ordinal: int, *, writes: bool = True) -> Any:
-    """That the device may read memory, and write it."""
+    """The driver's description of access by a device: it may read memory and, if `writes`, write it."""
     driver = libraries().driver
     found = driver.CUmemAccessDesc()
     found.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_actor.engines.cuda.device.virtual_memory import access, properties, rounded
+from cudnn_actor.engines.cuda.device.virtual_memory import access, properties, round_up
 from cudnn_actor.engines.cuda.library.failures import check
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
@@ -30,7 +30,7 @@ class Workspace:
     def __init__(self, ordinal: int) -> None:
         driver, runtime = libraries().driver, libraries().runtime
         self._ordinal = ordinal
-        self._reserved = rounded(ordinal, runtime.memGetInfo()[1])
+        self._reserved = round_up(ordinal, runtime.memGetInfo()[1])
         self._address = check(driver.cuMemAddressReserve(self._reserved, 0, 0, 0))
         self.pointer = int(self._address)
         """Where it begins."""
@@ -38,13 +38,13 @@ class Workspace:
         self._parts: list[tuple[int, int]] = []
         """Address and bytes of each mapping."""
         self._mark = runtime.malloc(256)
-        """What `touch` writes to."""
+        """The memory that `touch` writes to."""
         self.grow(_LEAST_BYTES)
 
     def grow(self, nbytes: int) -> None:
         """Have at least `nbytes`. If it raises `MemoryError`, nothing has changed. Work may be using it."""
         driver = libraries().driver
-        more = rounded(self._ordinal, nbytes) - self.nbytes
+        more = round_up(self._ordinal, nbytes) - self.nbytes
         if more <= 0:
             return
         if nbytes > self._reserved:

@@ -257,7 +257,7 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
 
 
 def _bus_id(cuda: ctypes.CDLL, device: ctypes.c_int) -> str:
-    """Like "0000:01:00.0"; empty where the driver does not tell."""
+    """The bus address of a device, such as "0000:01:00.0"; empty where the driver does not tell."""
     text = ctypes.create_string_buffer(32)
     try:
         _call(cuda, "cuDeviceGetPCIBusId", text, ctypes.c_int(len(text)), device)

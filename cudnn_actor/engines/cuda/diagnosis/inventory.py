@@ -78,7 +78,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     nvrtc: str = ""
     loading: Loading | None = None
 
-    def installed(self, names: Iterable[str]) -> tuple[Package, ...]:
+    def installed_packages(self, names: Iterable[str]) -> tuple[Package, ...]:
         """The installed packages that have one of these names."""
         return tuple(package for package in self.packages if package.name in names)
 
@@ -89,13 +89,15 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cudnn_version(self) -> str:
-        """That cuDNN's version, as it reported it, or of its package, or in its file's name; else empty."""
+        """The version of `cudnn`: as the library, its package or its file's name says; empty if none does."""
         if self.loading is not None and self.loading.version:
             return self.loading.version
         main = self.cudnn
         if main is None:
             return ""
-        owners = (package for package in self.installed(CUDNN) if main.path.startswith(package.folder))
+        owners = (
+            package for package in self.installed_packages(CUDNN) if main.path.startswith(package.folder)
+        )
         owner = next(owners, None)
         return owner.version if owner is not None else main.version or ""
 

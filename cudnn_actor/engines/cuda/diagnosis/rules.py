@@ -97,9 +97,9 @@ def _missing_packages(found: Inventory) -> Iterator[Problem]:
         (FRONTEND, "the cuDNN frontend is not installed", "graphs and plans need nvidia-cudnn-frontend"),
     )
     for names, what, detail in needed:
-        if not found.installed(names):
+        if not found.installed_packages(names):
             yield Problem(what=what, detail=detail, fix=install)
-    for package in found.installed(FRONTEND):
+    for package in found.installed_packages(FRONTEND):
         if package.numbers[:2] < _OLDEST_FRONTEND:
             yield Problem(
                 what="the cuDNN frontend is too old",
@@ -110,7 +110,7 @@ def _missing_packages(found: Inventory) -> Iterator[Problem]:
 
 def _install(found: Inventory) -> str:
     """The command that installs everything, for the CUDA of the installed CuPy, else of the driver."""
-    installed = [package.cuda for package in found.installed(CUPY) if package.cuda in (12, 13)]
+    installed = [package.cuda for package in found.installed_packages(CUPY) if package.cuda in (12, 13)]
     wanted = installed[0] if installed else 13
     old_driver = 0 < found.driver.cuda < 13_000  # a driver for CUDA 12 cannot run CUDA 13 programs
     return install_command(f"cuda{12 if old_driver else wanted}")
@@ -118,12 +118,16 @@ def _install(found: Inventory) -> str:
 
 def _wrong_majors(found: Inventory) -> Iterator[Problem]:
     newest = found.driver.cuda // 1000
-    used = (*found.installed(CUPY)[:1], *found.installed(BINDINGS), *found.installed(CUDNN)[:1])
+    used = (
+        *found.installed_packages(CUPY)[:1],
+        *found.installed_packages(BINDINGS),
+        *found.installed_packages(CUDNN)[:1],
+    )
     if newest:
         late = [package for package in used if (package.cuda or 0) > newest]
         if late:
             yield _driver_too_old(found, late)
-    cupy, bindings = found.installed(CUPY)[:1], found.installed(BINDINGS)
+    cupy, bindings = found.installed_packages(CUPY)[:1], found.installed_packages(BINDINGS)
     if cupy and bindings and cupy[0].cuda not in (None, bindings[0].cuda):
         yield Problem(
             what="CuPy and cuda-bindings are for different CUDA versions",
@@ -149,7 +153,7 @@ def _driver_too_old(found: Inventory, late: list[Package]) -> Problem:
 def _twins(found: Inventory) -> Iterator[Problem]:
     """Packages that install the same files, so that the files become a mixture of both."""
     for what, names in (("cuDNN", CUDNN), ("CuPy", CUPY)):
-        twins = found.installed(names)
+        twins = found.installed_packages(names)
         if len(twins) > 1:
             yield Problem(
                 what=f"{what} is installed twice",
@@ -206,7 +210,7 @@ def never_run(found: Inventory) -> Problem | None:
     version = found.cudnn_version
     if not version or was_run(version):
         return None
-    kind = next((package.name for package in found.installed(CUDNN)), "nvidia-cudnn-cu13")
+    kind = next((package.name for package in found.installed_packages(CUDNN)), "nvidia-cudnn-cu13")
     why = (
         "older ones were seen to read misaligned addresses, which ends the device context"
         if is_too_old(version)
@@ -236,7 +240,7 @@ def _loading_problems(found: Inventory) -> Iterator[Problem]:
             fix=_one_only(found),
         )
     yield from _mixture("were loaded in a test", loading.mapped, found)
-    cupy = found.installed(CUPY)[:1]
+    cupy = found.installed_packages(CUPY)[:1]
     if loading.cuda and cupy and cupy[0].cuda not in (None, loading.cuda):
         yield Problem(
             what="cuDNN and CuPy are for different CUDA versions",
@@ -261,7 +265,7 @@ def _loaded_twice(found: Inventory) -> Iterator[Problem]:
 
 
 def _compiler(found: Inventory) -> Iterator[Problem]:
-    cupy = found.installed(CUPY)[:1]
+    cupy = found.installed_packages(CUPY)[:1]
     if cupy and not found.nvrtc:
         yield Problem(
             what="CUDA's run-time compiler was not found",
@@ -273,14 +277,16 @@ def _compiler(found: Inventory) -> Iterator[Problem]:
 
 def _drop(library: Library, found: Inventory) -> str:
     """How to remove or repair one library."""
-    packaged = [package for package in found.installed(CUDNN) if library.path.startswith(package.folder)]
+    packaged = [
+        package for package in found.installed_packages(CUDNN) if library.path.startswith(package.folder)
+    ]
     if packaged:
         return f"pip install --force-reinstall --no-deps {packaged[0].name}"
     return f"remove {library.folder} from LD_LIBRARY_PATH, or cuDNN from that folder"
 
 
 def _one_only(found: Inventory) -> str:
-    packaged = found.installed(CUDNN)
+    packaged = found.installed_packages(CUDNN)
     if packaged:
         return (
             f"unset LD_LIBRARY_PATH; if that does not help, pip install --force-reinstall {packaged[0].name}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.element_types import value_dtype
-from cudnn_actor.engines.cuda.kernels.reduction_code import shuffled
+from cudnn_actor.engines.cuda.kernels.reduction_code import shuffle
 from cudnn_actor.protocol.operations import ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -18,7 +18,7 @@ __all__ = ["MOMENTS", "TWO_SUMS", "Accumulator", "accumulator_of", "place_of"]
 
 _Mode = ReductionMode
 _LONG_BYTES = 8
-"""Of a long long."""
+"""The bytes of a long long."""
 
 
 class Number(NamedTuple):
@@ -30,7 +30,7 @@ class Number(NamedTuple):
 
 
 class Accumulator(NamedTuple):
-    """What elements are reduced to.
+    """An accumulator: the numbers that elements are reduced to.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ struct State {{
         {self.join}
     }}
     __device__ State from(int apart) const {{
-        return {{{", ".join(shuffled(number.name) for number in self.numbers)}}};
+        return {{{", ".join(shuffle(number.name) for number in self.numbers)}}};
     }}
     __device__ void take({self.taken}) {{
         {self.take}
@@ -88,11 +88,11 @@ struct State {{
 
 
 _ELEMENT = "T x, long long j"
-"""What the accumulators of lines take: an element's value, and its place in the line."""
+"""The C parameters of an accumulator of lines: an element's value, and its place in the line."""
 
 
 def _one(both: str, none: str, taken: str = "x", result: str = "{state}.value") -> Accumulator:
-    """An accumulator with one number: how two are joined, that of no elements, and that of one element."""
+    """An accumulator of one number: how two are joined, and the number of no elements and of one element."""
     join = f"const T a = value, b = other.value; return {{{both}}};"
     return Accumulator((Number("value", none),), join, _ELEMENT, f"*this = with({{{taken}}});", result)
 

@@ -37,7 +37,7 @@ _MOST_NUMBERS = 128
 _MOST_SHARED = 48 << 10
 _PACK_BYTES = 16
 _FULL = 1 << 15
-"""With fewer threads, a device is not busy."""
+"""The number of threads that keep a device busy."""
 _MOST_BLOCKS, _PARTS = 4096, 512
 """The most blocks of a kernel; of backward filter, about how many sum up parts."""
 
@@ -81,7 +81,7 @@ class Line(NamedTuple):
         return None if rest else offset
 
     def offsets(self, places: int) -> list[int]:
-        """Everything that so many neighbouring results read, as offsets, ascending."""
+        """The offsets of all that `places` neighbouring results read, ascending."""
         found = {self.offset(place, tap) for place in range(places) for tap in range(self.taps)}
         return sorted(offset for offset in found if offset is not None)
 
@@ -156,7 +156,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
         return self.x[1] if self.of is Pass.DATA else self.y[1]
 
     @property
-    def read(self) -> int:
+    def channels_read(self) -> int:
         """How many neighbouring channels of the first operand a thread reads at once."""
         vector, times = self.tile.vector, self.multiplier
         if self.of is Pass.DATA:
@@ -164,7 +164,10 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
         return max(1, vector // times)
 
     def packs(self, tensor: int, count: int) -> bool:
-        """Whether so many neighbouring channels of a tensor lie side by side, at an aligned address."""
+        """Whether a thread can access `count` neighbouring channels of a tensor at once.
+
+        They must lie side by side, from an aligned address on.
+        """
         steps, size = self.strides[tensor], count * self.dtypes[tensor].itemsize
         return count == 1 or (
             steps[1] == 1
@@ -225,7 +228,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
         return min(choices, key=cost)
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of shared memory."""
         if self.of is Pass.FILTER:
             return math.prod(self.block) * self.tile.rows * self.w[3] * self.tile.vector * 4
@@ -288,7 +291,7 @@ def tiles(kernel: K) -> list[K]:
     if vector is None:
         return []
     found = [msgspec.structs.replace(kernel, tile=tile) for tile in _tiles(kernel, vector)]
-    fitting = [one for one in found if one.registers <= _MOST_NUMBERS and one.shared <= _MOST_SHARED]
+    fitting = [one for one in found if one.registers <= _MOST_NUMBERS and one.shared_bytes <= _MOST_SHARED]
     ranked = sorted(fitting, key=lambda one: (one.cost, -one.tile.columns))
     best: dict[int, K] = {}
     for one in ranked:
@@ -297,19 +300,19 @@ def tiles(kernel: K) -> list[K]:
 
 
 def _fits(kernel: Geometry, vector: int) -> bool:
-    """Whether the tensors' memory lets a thread have that many neighbouring channels."""
+    """Whether the tensors' memory lets a thread have `vector` neighbouring channels."""
     times = kernel.multiplier
     made = msgspec.structs.replace(kernel, tile=Tile(vector, 1, 1))
     if made.channels % vector or (kernel.of is not Pass.DATA and vector % times and times % vector):
         return False
     if kernel.of is Pass.FILTER:
-        return made.packs(0, made.read) and made.packs(1, vector)
+        return made.packs(0, made.channels_read) and made.packs(1, vector)
     results = range(len(kernel.operands), len(kernel.strides))
-    return made.packs(0, made.read) and all(made.packs(tensor, vector) for tensor in results)
+    return made.packs(0, made.channels_read) and all(made.packs(tensor, vector) for tensor in results)
 
 
 def _tiles(kernel: Geometry, vector: int) -> Iterator[Tile]:
-    """The tiles with so many neighbouring channels."""
+    """The tiles with `vector` neighbouring channels."""
     down, across = kernel.lines
     if kernel.of is Pass.FILTER:
         rows = range(1, min(kernel.w[2], 3) + 1)

@@ -28,7 +28,7 @@ class Depthwise(Geometry, frozen=True, tag="depthwise"):
 
     @property
     def name(self) -> str:
-        """With the tile, which tuning chooses."""
+        """See `Kernel.name`. It has the tile, which tuning chooses."""
         return f"depthwise-{self.tile.vector}x{self.tile.columns}x{self.tile.rows}"
 
     def scalars(self) -> tuple[Scalar, ...]:
@@ -41,7 +41,7 @@ class Depthwise(Geometry, frozen=True, tag="depthwise"):
         return range(len(self.operands))
 
     def launches(self) -> tuple[Launch, ...]:
-        """One, or one for parts of sums and one for the sums of these."""
+        """The only launch; for backward filter, one that computes parts of sums and one that adds them up."""
         if self.of is Pass.FILTER:
             return _parts_of_filter(self), _sums_of_filter(self)
         return (_gather_launch(self),)
@@ -144,7 +144,7 @@ def _pointers(kernel: Depthwise, tensors: Sequence[int]) -> list[str]:
 
 def _values(kernel: Depthwise) -> int:
     """How many values of the first operand's channels a thread has for each place."""
-    return kernel.tile.vector if kernel.of is Pass.DATA else kernel.read
+    return kernel.tile.vector if kernel.of is Pass.DATA else kernel.channels_read
 
 
 def _times(kernel: Depthwise) -> int:

@@ -28,7 +28,7 @@ C_TYPES = {
 
 
 WORDS = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
-"""What neighbours of so many bytes are copied as."""
+"""The C type that moves neighbours, by their bytes."""
 
 
 _LOADS = {

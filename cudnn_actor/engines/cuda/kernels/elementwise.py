@@ -59,12 +59,12 @@ from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Elementwise", "Source", "copied", "elementwise", "fused", "source"]
+__all__ = ["Elementwise", "Source", "describe_copy", "describe_elementwise", "elementwise", "source"]
 
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most elements that a thread computes together."""
 _FEW_STEPS = 4
-"""Of a body, if its values for several places are to fit into the registers."""
+"""The most steps of a body whose values for several places fit into the registers."""
 
 
 class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
@@ -101,7 +101,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
         return self.dims[-1] % self.together > 0
 
     @property
-    def unrolled(self) -> int:
+    def reads_at_once(self) -> int:
         """How many times a thread reads before it stores, so that it has 16 bytes under way."""
         if len(self.body) > _FEW_STEPS or any(leaf.selects for leaf in self.leaves()):
             return 1
@@ -111,7 +111,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
     @property
     def places(self) -> int:
         """How many threads it has work for."""
-        return -(-self.walk.total // self.unrolled) + self.rest
+        return -(-self.walk.total // self.reads_at_once) + self.rest
 
     @property
     def wide(self) -> bool:
@@ -124,7 +124,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
 
     @cached_property
     def walk(self) -> Walk:
-        """Over packs of neighbours: where they lie in the results, the operands and the tables."""
+        """The walk over packs of neighbours: where each lies in the results, the operands and the tables."""
         *slow, last = self.dims
         counts = {"out": len(self.results), "table": len(self.tables)}
         counts["in"] = len(self.strides) - sum(counts.values())
@@ -199,10 +199,10 @@ def elementwise(
     value: Value, dtype: DType, dims: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> Elementwise:
     """Describe a kernel with one result. `strides`: the result's, then each operand's."""
-    return fused((Result(value, dtype),), (), dims, strides)
+    return describe_elementwise((Result(value, dtype),), (), dims, strides)
 
 
-def fused(
+def describe_elementwise(
     results: Sequence[Result],
     body: Sequence[Expression],
     dims: Sequence[int],
@@ -251,7 +251,7 @@ def _together(kernel: Elementwise, alignments: Sequence[int]) -> int:
     return next((count for count in (8, 4, 2) if count <= most and fits(count)), 1)
 
 
-def copied(
+def describe_copy(
     dtypes: tuple[DType, DType],
     dims: Sequence[int],
     strides: Sequence[Sequence[int]],
@@ -276,7 +276,7 @@ def copied(
         axes = [*((n, tuple(step // count for step in steps)) for n, steps in slow), (size // count, last)]
         of = to = word
         dims, strides = [n for n, _ in axes], [[steps[t] for _, steps in axes] for t in range(2)]
-    return fused([Result(Leaf(0, of), to)], [], dims, strides, alignments)
+    return describe_elementwise([Result(Leaf(0, of), to)], [], dims, strides, alignments)
 
 
 def source(description: Elementwise) -> str:
@@ -296,7 +296,7 @@ class Source:
 
     def text(self) -> str:
         """The source of the kernel alone."""
-        packs = PACK if self._together > 1 or self._kernel.unrolled > 1 else ""
+        packs = PACK if self._together > 1 or self._kernel.reads_at_once > 1 else ""
         placed = PLACED if any(_is_read(select) for leaf in self._read for select in leaf.selects) else ""
         return f"""{PREAMBLE}{packs}{placed}{indexing(wide=self._kernel.wide)}
 extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
@@ -307,7 +307,7 @@ extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
 """
 
     def function(self, name: str) -> str:
-        """The same as a device function for a kernel of several: from a place to another, in steps."""
+        """The source as a device function, for a kernel that joins several: a loop over places, in steps."""
         arguments = [f"const long long {given}" for given in ("first", "stride", "last")] + self.arguments()
         return f"""
 struct {name} {{
@@ -328,7 +328,7 @@ struct {name} {{
 
     def _loop(self) -> str:
         """A thread's loops: over packs, and over the elements that remain."""
-        several = self._kernel.unrolled > 1
+        several = self._kernel.reads_at_once > 1
         return f"""{self._several() if several else self._each()}
     {self._of_the_rest() if self._kernel.rest else ""}"""
 
@@ -342,7 +342,7 @@ struct {name} {{
 
     def _several(self) -> str:
         """The loop that reads several packs before it stores them."""
-        count, number = self._kernel.unrolled, place_type(wide=self._kernel.wide)
+        count, number = self._kernel.reads_at_once, place_type(wide=self._kernel.wide)
         results = [(i, f"Pack<{C_TYPES[dtype]}, {self._together}>") for i, dtype in enumerate(self._stored)]
         kept = " ".join(f"{pack} r{i}s[{count}]; I at{i}s[{count}];" for i, pack in results)
         stored = " ".join(f"*({pack}*)&out{i}[at{i}s[u]] = r{i}s[u];" for i, pack in results)
@@ -383,7 +383,7 @@ struct {name} {{
         inside: list[str] = []
         after: list[str] = []
         self._elements: list[str] = []
-        """What is read of each operand."""
+        """The C expression of the element that is read of each operand."""
         for i, leaf in enumerate(self._read):
             tensor = self._kernel.tensor(leaf)
             step, alike = self._kernel.strides[tensor][-1], together > 1 and self._kernel.selects_alike(leaf)

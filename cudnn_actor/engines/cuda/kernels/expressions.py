@@ -12,7 +12,7 @@ from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Constant", "Earlier", "Expression", "Leaf", "Result", "Scalar", "Selection", "Table", "Tabled"]
-__all__ += ["Value", "expression", "nodes_of", "renumbered", "scalars_of", "takes_scalars"]
+__all__ += ["Value", "expression", "nodes_of", "renumber", "scalars_of", "takes_scalars"]
 
 K = TypeVar("K")
 
@@ -142,7 +142,7 @@ def scalars_of(roots: Iterable[Any]) -> tuple[Scalar, ...]:
     return tuple(map(Scalar, sorted(numbers)))
 
 
-def renumbered(kernel: K, numbers: Sequence[int]) -> K:
+def renumber(kernel: K, numbers: Sequence[int]) -> K:
     """A kernel, or several as one, with `numbers[n]` in the place of the plan's scalar `n`."""
 
     def of(node: Any) -> Any:

@@ -103,7 +103,7 @@ FORMULAS: Mapping[PointwiseMode, Formula] = {
     _M.IS_NAN: Formula("{a} != {a}"),
     _M.IS_INF: Formula("isinf({a})", "0"),
 }
-"""As accurate as CUDA's mathematical functions. Arithmetic of integers is modulo 2**64."""
+"""The formula of each mode, as accurate as CUDA's mathematical functions. Integers are modulo 2**64."""
 
 FORMULA_FUNCTIONS = r"""
 typedef unsigned long long U;
@@ -159,7 +159,7 @@ template <class T> __device__ __forceinline__ T softplus(T a, T p) {
 """
 """Functions that the formulas call."""
 PREAMBLE = CONVERSIONS + FORMULA_FUNCTIONS
-"""What a source with formulas begins with."""
+"""C++ before a kernel with formulas: the functions that they call."""
 
 
 Known = Mapping[int, tuple[str, str]]

@@ -21,7 +21,7 @@ from cudnn_actor.protocol.graphs.step_kinds import StepKind
 __all__ = ["Joined", "joined_source", "shared_launches"]
 
 _MOST_BYTES = 4096
-"""Of a launch's arguments."""
+"""The most bytes of a launch's arguments."""
 
 
 def shared_launches(kernels: Sequence[Elementwise]) -> Iterator[range]:

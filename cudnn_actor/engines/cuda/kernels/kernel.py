@@ -35,7 +35,7 @@ __all__ = [
     "Run",
     "arguments_of",
     "blocks_for",
-    "compiled",
+    "compile_run",
     "grid_over",
     "on_device",
     "parameters_of",
@@ -48,7 +48,7 @@ FEW_BLOCKS, MOST_BLOCKS, LARGEST_GRID = 1 << 10, 1 << 16, (1 << 31) - 1
 """The most blocks of a grid: if each has memory of its own, or ends with a step that waits for the others';
 if each can do the work of several; and if each has much to do. The last is CUDA's limit."""
 BUSY_BLOCKS, MOST_TURNS = 2048, 4
-"""As many blocks keep a GPU busy; if there are more, each does as much as so many at most."""
+"""The number of blocks that keeps a GPU busy, and the most turns of a block where there would be more."""
 ROUNDING = ("--fmad=false",)
 """The options for kernels with formulas: a contracted product and sum would not round in between."""
 
@@ -125,7 +125,7 @@ class Kernel(Protocol):
 
 
 def arguments_of(tensors: int, *others: Argument) -> list[Argument]:
-    """The arguments of a kernel that takes the addresses of so many tensors, and then others."""
+    """The arguments of a kernel: the addresses of `tensors` tensors, and then `others`."""
     return [*map(Pointer, range(tensors)), *others]
 
 
@@ -178,7 +178,7 @@ AHEAD = Ahead()
 """The sources of this process. A builder adds to them."""
 
 
-def compiled(launches: Iterable[Launch]) -> Run:
+def compile_run(launches: Iterable[Launch]) -> Run:
     """The run of some launches in order, compiled for the current device. Blocks for up to seconds."""
     runs = [_compile_launch(launch) for launch in launches if math.prod(launch.grid)]
     if len(runs) == 1:
@@ -241,5 +241,5 @@ def power_of_two(least: int) -> int:
 
 
 def blocks_for(needed: int) -> int:
-    """How many blocks do the work of so many, if each can do that of several."""
+    """The number of blocks to launch for the work of `needed` ones, where a block can do several' work."""
     return max(min(needed, BUSY_BLOCKS), -(-needed // MOST_TURNS))

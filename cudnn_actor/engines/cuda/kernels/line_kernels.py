@@ -35,7 +35,7 @@ from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.operations import PointwiseMode, ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Lined", "Reduced", "fits", "lined", "source"]
+__all__ = ["Lined", "Reduced", "describe_lined", "fits", "source"]
 
 _MOST_HELD = 8
 """How many packs of all tensors together a thread keeps in registers."""
@@ -85,19 +85,19 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
         return any(steps[tensor] for _, steps in self.lines.along)
 
     @property
-    def held(self) -> int:
+    def packs_held(self) -> int:
         """How many packs of each operand a thread keeps in registers; 0 if it reads the line in each pass."""
         threads = 32 if self.lines.form is Form.WARP else self.threads().block[-1]
         fits = self._fits(threads) and any(isinstance(node, Reduced) for node in self.body)
         return -(-self.lines.packs // threads) if fits else 0
 
     def _fits(self, threads: int) -> bool:
-        """Whether a line stays in the registers of so many threads."""
+        """Whether a line stays in the registers of `threads` threads."""
         inner = sum(map(self.moves, range(len(self.operands))))
         return -(-self.lines.packs // threads) * inner <= _MOST_HELD
 
     def threads(self) -> Threads:
-        """Grid and block: so many threads that a line stays in their registers, if that is possible."""
+        """Grid and block. They have enough threads to keep a line in their registers, if that is possible."""
         threads = self.lines.threads()
         match self.lines.form:
             case Form.BLOCK:
@@ -131,7 +131,7 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
         return (Launch("lined", source(self), *self.threads(), arguments, ROUNDING),)
 
 
-def lined(
+def describe_lined(
     body: Sequence[Expression | Reduced],
     results: Sequence[Result],
     operands: Sequence[DType],
@@ -188,7 +188,7 @@ class _Source:
         """Name and C type of the values that are known, by their index."""
         self._steps: list[str] = []
         """The statements that compute numbers of a line."""
-        self._held = kernel.held
+        self._held = kernel.packs_held
         self._keeping = self._costly() if self._held else set()
         """The expressions of elements whose values stay in registers."""
         self._kept: set[int] = set()

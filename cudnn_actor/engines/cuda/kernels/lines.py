@@ -30,10 +30,10 @@ from cudnn_actor.engines.cuda.kernels.kernel import (
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Form", "Lines", "Threads", "beginning", "lines_of", "rounded", "value_of"]
+__all__ = ["Form", "Lines", "Threads", "beginning", "lines_of", "stored_value", "value_of"]
 
 _LONG = 1 << 13
-"""Lines of so many elements have larger blocks if there are few of them."""
+"""The least elements of a line that has larger blocks, if there are few lines."""
 _FEW_LINES = 264
 _ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
 """Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
@@ -206,7 +206,7 @@ def value_of(tensor: GraphTensor, element: str) -> str:
     return f"(T)({load(tensor.dtype, element)})"
 
 
-def rounded(tensor: GraphTensor, value: str, *, exact: bool = False) -> str:
+def stored_value(tensor: GraphTensor, value: str, *, exact: bool = False) -> str:
     """The C expression of what is stored for a value. `exact`: it is a 64-bit integer, which saturates."""
     dtype = tensor.dtype
     if not exact or dtype is DType.BOOL:

@@ -171,7 +171,7 @@ class _Kernels:
 
     @property
     def _accumulator(self) -> Accumulator:
-        """What a line is reduced to."""
+        """The accumulator that a line is reduced to."""
         return TWO_SUMS if self._pass.moments is None else MOMENTS
 
     @property

@@ -33,10 +33,10 @@ __all__ = [
     "in_turn",
     "over_halves",
 ]
-__all__ += ["over_lanes", "part_of_line", "shuffled", "stored_part"]
+__all__ += ["over_lanes", "part_of_line", "shuffle", "stored_part"]
 
 
-def shuffled(part: str) -> str:
+def shuffle(part: str) -> str:
     """The C expression of what a variable is in the lane that is `apart` from this one."""
     return f"__shfl_xor_sync(~0u, {part}, apart)"
 
@@ -53,7 +53,7 @@ class Join(NamedTuple):
     """
 
     both: str
-    fetched: str = shuffled("{a}")
+    fetched: str = shuffle("{a}")
 
     def of(self, a: str, b: str) -> str:
         """The C expression of two parts together."""
@@ -62,7 +62,7 @@ class Join(NamedTuple):
 
 SUM, LARGEST = Join("{a} + {b}"), Join("max({a}, {b})")
 STATES = Join("{a}.with({b})", "{a}.from(apart)")
-"""Of accumulators."""
+"""The join of two accumulators."""
 
 
 def over_lanes(part: str, by: Join = SUM, nearest: int = 1) -> str:
@@ -151,7 +151,7 @@ template <int N, class S> __device__ void over_columns(S* state) {{
     {_EACH}state[s] = parts[s][threadIdx.x];
 }}
 """
-"""As `over_column`, of several lines at once: threads wait for each other once for all of them."""
+"""C++ that combines the parts of several lines at once: threads wait for each other once for all lines."""
 
 
 def part_of_line(packs: str, vector: int | str) -> str:

@@ -40,7 +40,7 @@ _UNIT, _PACK_BYTES = 4, 16
 """Bytes of a unit of small elements, and how many a thread has under way."""
 _MOST_PARTS = 16
 _LEAST_ROWS = 8
-"""With fewer, finding out where a column comes from takes most of the time."""
+"""The least rows of a copy: with fewer, finding out where a column comes from takes most of the time."""
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
 
     @property
     def walk(self) -> Walk:
-        """Over the rows: where they begin in the result, y, and in each operand."""
+        """The walk over the rows: where each begins in the result, y, and in each operand."""
         return Walk("i", ("y", *(f"x{n}" for n in range(self._tensors - 1))), self.axes)
 
     @property
@@ -87,14 +87,14 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
         return sum(part.size for part in self.parts) // self.together
 
     @property
-    def unrolled(self) -> int:
+    def reads_at_once(self) -> int:
         """How many units a thread reads before it stores them."""
         return max(1, _PACK_BYTES // (self.itemsize * self.together))
 
     @property
     def row_step(self) -> int:
-        """Stride, in rows, of the grid-stride loop: so many rows have a thread for each unit."""
-        blocks = blocks_for(-(-self.rows * self.units // (THREADS * self.unrolled)))
+        """The stride of the grid-stride loop, in rows: the rows of which each unit has a thread."""
+        blocks = blocks_for(-(-self.rows * self.units // (THREADS * self.reads_at_once)))
         return max(1, min(blocks * THREADS // self.units, self.rows))
 
     @property
@@ -241,7 +241,7 @@ def row_source(description: Rows) -> str:
     element = C_TYPES[WORDS[description.itemsize]]
     return f"""{PACK}{indexing(wide=description.wide)}
 typedef {element} E;
-constexpr int TOGETHER = {description.together}, COUNT = {description.unrolled};
+constexpr int TOGETHER = {description.together}, COUNT = {description.reads_at_once};
 typedef Pack<E, TOGETHER> Unit;
 extern "C" __global__ void __launch_bounds__({THREADS}) rows({parameters}) {{
     I row = (I)({THREAD});

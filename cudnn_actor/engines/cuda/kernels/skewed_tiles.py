@@ -19,18 +19,17 @@ import msgspec
 
 from cudnn_actor.engines.cuda.kernels.kernel import THREADS, WARP, power_of_two
 
-__all__ = ["COPY", "Skewed", "skewed"]
+__all__ = ["COPY", "Skewed", "describe_skewed"]
 
-"""Of a block, and of a warp; those of every kernel of tiles."""
 _TILES = {1: (128, 256), 2: (128, 128), 4: (128, 64), 8: (64, 64)}
-"""By the bytes of an element: the most rows and columns of a tile.
+"""The most rows and columns of a tile, by the bytes of an element.
 
 Rows are the operand's, and whole words of a warp. The share of rows that two blocks read is less if tiles
 are tall, and that of sectors that two tiles read if they are wide. A tile takes up to 48 KiB of shared
 memory.
 """
 _BLOCKS = 5
-"""Of a multiprocessor, which has 227 KiB of shared memory."""
+"""The most blocks of a multiprocessor at once, which has 227 KiB of shared memory."""
 _SECTOR = 32
 """Bytes at whose multiples a tile's part of a row of the result begins."""
 _CHUNK, _WORD = 16, 4
@@ -77,7 +76,7 @@ class Skewed(msgspec.Struct, frozen=True):
         return _SECTOR // self.itemsize
 
     @property
-    def read(self) -> int:
+    def rows_read(self) -> int:
         """Rows that a tile reads."""
         return self.rows + self.sector - 1
 
@@ -93,9 +92,9 @@ class Skewed(msgspec.Struct, frozen=True):
         return least + (self.step - least) % self.chunk
 
     @property
-    def stored(self) -> int:
+    def shared_elements(self) -> int:
         """Elements of shared memory."""
-        return self.read * self.pitch + self.chunk
+        return self.rows_read * self.pitch + self.chunk
 
     @property
     def resident(self) -> int:
@@ -115,7 +114,7 @@ class Skewed(msgspec.Struct, frozen=True):
         """The C++ that moves a block's tile, for `tiled_source`."""
         chunk, chunks = self.chunk * self.itemsize, self.chunks
         bits = 8 * self.itemsize % 64
-        times = -(-self.read * chunks // THREADS)
+        times = -(-self.rows_read * chunks // THREADS)
         return f"""constexpr int SECTOR = {self.sector}, CHUNK = {self.chunk}, PITCH = {self.pitch};
         const int shift = (int)((from_at + (unsigned)(x + x_of(row - (SECTOR - 1)))) & (CHUNK - 1));
         #pragma unroll {min(times, _MOST_UNROLLED)}
@@ -123,7 +122,7 @@ class Skewed(msgspec.Struct, frozen=True):
             const int p = (int)thread + k * {THREADS}, r = p / {chunks}, c = p % {chunks} * CHUNK;
             const I number = row - (SECTOR - 1) + r, place = x + x_of(number);
             const int before = (int)((from_at + (unsigned)place) & (CHUNK - 1));
-            if (p < {self.read * chunks} && (U)number < (U)rows && c - before < beside)
+            if (p < {self.rows_read * chunks} && (U)number < (U)rows && c - before < beside)
                 copy<{chunk}>(tile + (shift + r * PITCH - before + c), from + (place - before + c));
         }}
         wait();
@@ -158,7 +157,7 @@ class Skewed(msgspec.Struct, frozen=True):
         }}"""
 
 
-def skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
+def describe_skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
     """Describe such tiles; None for matrices that are too small, or if too many lanes would need one bank."""
     most_rows, most_columns = _TILES[itemsize]
     written = WARP * max(_WORD // itemsize, 1)  # by a warp at once
@@ -199,4 +198,4 @@ __device__ __forceinline__ void wait() {{
 #endif
 }}
 """
-"""What tiles need to be defined before a kernel."""
+"""C++ before a kernel of skewed tiles: the functions that it calls."""

@@ -40,10 +40,10 @@ from cudnn_actor.engines.cuda.kernels.kernel import (
     parameters_of,
     power_of_two,
 )
-from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, Skewed, skewed
+from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, Skewed, describe_skewed
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
-__all__ = ["Tiled", "tiled", "tiled_source"]
+__all__ = ["Tiled", "describe_tiled", "tiled_source"]
 
 _WARPS = THREADS // WARP
 _PACK_BYTES, _WORD = 16, 4
@@ -94,18 +94,18 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         return self.read < self.word, self.written < self.word
 
     @property
-    def skewed(self) -> Skewed | None:
+    def skewed_tiles(self) -> Skewed | None:
         """The tiles, if they are skewed; else None."""
         together = min(self.read, self.written)
         if together > self.word or self.rows_within[0] > 1 or self.columns_within[0] > 1:
             return None
-        return skewed(self.itemsize, self.rows, self.columns, self.row_step)
+        return describe_skewed(self.itemsize, self.rows, self.columns, self.row_step)
 
     @property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of a tile: about as many of both, if there are."""
-        if self.skewed is not None:
-            return self.skewed.rows, self.skewed.columns
+        if self.skewed_tiles is not None:
+            return self.skewed_tiles.rows, self.skewed_tiles.columns
         side = _side(self.itemsize) if not any(self.shifted) else 128
         narrow = min(self.rows, self.columns) < side
         count = side * {1: side, 2: 128 if narrow else 64, 4: 64, 8: 32}[self.itemsize]
@@ -129,7 +129,9 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
     def counts(self) -> tuple[int, int]:
         """Tiles along the columns and along the rows."""
         rows, columns = self.tile
-        down = -(-self.rows // rows) if self.skewed is None else self.skewed.blocks_along(self.rows)
+        down = (
+            -(-self.rows // rows) if self.skewed_tiles is None else self.skewed_tiles.blocks_along(self.rows)
+        )
         return -(-self.columns // columns), down
 
     @property
@@ -170,10 +172,10 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         return columns if columns < max(self.written, self.word) else 0
 
     @property
-    def stored(self) -> int:
+    def shared_elements(self) -> int:
         """Elements that the tile takes in shared memory."""
-        if self.skewed is not None:
-            return self.skewed.stored
+        if self.skewed_tiles is not None:
+            return self.skewed_tiles.shared_elements
         rows, _ = self.tile
         return rows * self.pitch + (rows // WARP + 1) * self.skew
 
@@ -183,8 +185,8 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
         Bytes were measured slower with fewer: a thread has the more to do between reads and writes.
         """
-        if self.skewed is not None:
-            return self.skewed.resident
+        if self.skewed_tiles is not None:
+            return self.skewed_tiles.resident
         return 3 if any(self.shifted) else {1: 6, 2: 4, 4: 4, 8: 3}[self.itemsize]
 
     @property
@@ -224,7 +226,7 @@ def _side(itemsize: int) -> int:
     return 128 if itemsize == 1 else 64
 
 
-def tiled(
+def describe_tiled(
     dims: Sequence[int], strides: Sequence[Sequence[int]], alignments: Sequence[int], itemsize: int
 ) -> Tiled | None:
     """Describe a copy by tiles; None if there is no need for tiles.
@@ -298,7 +300,7 @@ def tiled_source(description: Tiled) -> str:
     ]
     row = _place("i", "rows_within", "row_step", description.rows_within)
     column = _place("i", "columns_within", "column_step", description.columns_within)
-    tiles = description.skewed
+    tiles = description.skewed_tiles
     return f"""{PACK}{indexing(wide=description.wide)}{"" if tiles is None else COPY}
 typedef {C_TYPES[WORDS[size]]} E;
 typedef unsigned {index_type(wide=description.wide)} U;
@@ -308,7 +310,7 @@ typedef {C_TYPES[WORDS[max(size, _WORD)]]} Bits;
 extern "C" __global__ void __launch_bounds__({THREADS}, {description.resident}) tiled(
     E* y, const E* from, {parameters_of(description.numbers)}
 ) {{
-    alignas({_PACK_BYTES}) __shared__ Bits words[{-(-description.stored // description.word)}];
+    alignas({_PACK_BYTES}) __shared__ Bits words[{-(-description.shared_elements // description.word)}];
     E* const tile = (E*)words;
     const unsigned thread = threadIdx.x, warp = thread / {WARP}, lane = thread % {WARP};
     // Where elements are in the operand without `x`, and in the result without `z`, and in the tile.

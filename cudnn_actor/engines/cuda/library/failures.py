@@ -16,7 +16,15 @@ from cudnn_actor.engines.base import EngineFailure, StickyError, blame, blamed
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.errors import CudnnActorError
 
-__all__ = ["NOT_READY", "STICKY", "check", "check_status", "mind_own_captures", "reported", "translate"]
+__all__ = [
+    "NOT_READY",
+    "STICKY",
+    "check",
+    "check_status",
+    "mind_own_captures",
+    "translate",
+    "translate_failures",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,7 +123,7 @@ def _with_last_words(error: Exception) -> str:
     return f"{text} (cuDNN: {last})" if last and last not in text else text
 
 
-def reported(method: Callable[P, R]) -> Callable[P, R]:
+def translate_failures(method: Callable[P, R]) -> Callable[P, R]:
     """Decorate a method: library exceptions are raised as `translate` translates them."""
 
     @functools.wraps(method)

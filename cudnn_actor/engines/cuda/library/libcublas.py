@@ -22,7 +22,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 __all__ = ["PROTOTYPES", "WORKSPACE_BYTES", "CublasHandle", "libcublas", "of_thread", "thread_handle"]
 
 _OPERANDS = (c_int, c_int, c_int64, c_int64, c_int64, c_void_p)
-"""Of a product: what is transposed, its sizes, and the factor."""
+"""The C types of a product's first parameters: what is transposed, the sizes, and the factor."""
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cublasCreate_v2": (POINTER(c_void_p),),
     "cublasDestroy_v2": (c_void_p,),

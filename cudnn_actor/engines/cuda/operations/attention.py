@@ -1,4 +1,4 @@
-"""Attention on CUDA: cuDNN's fused attention, and what it is given.
+"""Attention on CUDA: cuDNN's fused attention, and the operands and options that it is given.
 
 cuDNN's takes half types, and heads of a multiple of 8 features. Its own dropout
 draws other numbers than ours, so it gets ours: a tensor of 0 and 1 for the
@@ -31,7 +31,7 @@ AnyAttention = Attention[int] | AttentionBackward[int]
 
 _LENGTHS = ("lengths_q", "lengths_kv")
 FEW_KEYS = 32
-"""With no more keys, a kernel of ours runs attention: it does not round the weights."""
+"""The most keys for which a kernel of ours comes first: it does not round the weights."""
 _TILE = 128
 """cuDNN's backward pass can give NaN for keys that are not a multiple of this, unless it is given lengths."""
 
@@ -73,7 +73,7 @@ def lower_attention(graph: FrontendGraph, operation: AnyAttention) -> None:
 
 
 def attention_masks(operation: AnyAttention, q: GraphTensor, k: GraphTensor) -> dict[str, Any]:
-    """cuDNN's options for what each position sees, and for ALiBi. Raises `Refused`."""
+    """cuDNN's options for the keys that each position sees, and for ALiBi. Raises `Refused`."""
     (_, heads, rows, _), columns = q.dims, k.dims[2]
     left, right = operation.bounds(rows, columns)
     if operation.causal and rows == 1:

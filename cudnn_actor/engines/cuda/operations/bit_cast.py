@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudnn_actor.engines.cuda.kernels.elementwise import fused
+from cudnn_actor.engines.cuda.kernels.elementwise import describe_elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.kernels.kernel import Launch
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
@@ -18,7 +18,7 @@ def bit_cast_launches(operation: BitCast[int], tensors: Sequence[GraphTensor]) -
     del operation
     x, y = tensors
     result = Result(Leaf(0, x.dtype), x.dtype)
-    kernel = fused([result], [], y.dims, [y.strides, x.strides], [y.alignment, x.alignment])
+    kernel = describe_elementwise([result], [], y.dims, [y.strides, x.strides], [y.alignment, x.alignment])
     return [launch.on((1, 0)) for launch in kernel.launches()]
 
 

@@ -43,11 +43,11 @@ _BUSY = 264
 """Blocks: two for each multiprocessor of an H200 keep it busy."""
 _LEAST_ROOM = 128
 _MOST_BYTES = 1 << 28
-"""Of the workspace, if one sample needs no more."""
+"""The most bytes of the workspace, unless one sample needs more."""
 _MOST_UNROLLED = 4
-"""Of loops over a thread's states."""
+"""The most turns of a loop over a thread's states that is unrolled."""
 _AHEAD = {1: 4, 2: 2}
-"""By a thread's states: how many frames ahead it reads, while it waits for others; else 1."""
+"""How many frames ahead a thread of few states reads while it waits for other threads; else 1."""
 
 
 class _Shape(NamedTuple):
@@ -78,7 +78,7 @@ class _Shape(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the workspace."""
+        """Bytes of the workspace."""
         return self.blocks * self.doubles * DType.FLOAT64.itemsize
 
 

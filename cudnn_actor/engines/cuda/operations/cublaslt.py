@@ -36,7 +36,12 @@ from cudnn_actor.engines.cuda.library.libcublaslt import (
     thread_lt_handle,
 )
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.matmul import CUDA_TYPES, check_for_libraries, computing, described
+from cudnn_actor.engines.cuda.operations.matmul import (
+    CUDA_TYPES,
+    check_for_libraries,
+    computing,
+    describe_product,
+)
 from cudnn_actor.protocol.operations import GraphTensor, PointwiseMode
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.numerics import Numerics
@@ -119,7 +124,7 @@ class LtProduct(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What the tags of plans call it: algorithms have different names."""
+        """The product's name in the tags of plans. Each algorithm has another name."""
         return f"cublaslt-{hashlib.blake2b(self.algorithm, digest_size=4).hexdigest()}"
 
     @property
@@ -127,8 +132,8 @@ class LtProduct(msgspec.Struct, frozen=True, kw_only=True):
         """Which of its addresses it only reads from: by their numbers."""
         return [n for n in range(len(self.matrices) + (self.bias_alignment > 0)) if n != _Y]
 
-    def chosen(self, workspace_limit: int, most: int) -> Iterator[LtProduct]:
-        """Yields it with each of the algorithms that are expected to be the fastest, at most so many.
+    def with_algorithms(self, workspace_limit: int, most: int) -> Iterator[LtProduct]:
+        """Yields the product with each of the `most` algorithms that cuBLASLt expects to be the fastest.
 
         Raises `EngineFailure` if cuBLASLt has none.
         """
@@ -168,7 +173,7 @@ class LtProduct(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Descriptors:
-    """What cuBLASLt is told of a product: `matrices` are the descriptors of a, b, d and c."""
+    """The descriptors of a product for cuBLASLt: `matrices` are those of a, b, d and c."""
 
     def __init__(self, of: LtProduct) -> None:
         double = of.matrices[_A].dtype is DType.FLOAT64
@@ -186,7 +191,7 @@ class Descriptors:
 
 
 def preference(of: LtProduct, workspace_limit: int) -> Described:
-    """Which algorithms may be chosen for a product."""
+    """The descriptor of which algorithms may be chosen for a product."""
     found = Described("MatmulPreference")
     found.set(Preference.MAX_WORKSPACE_BYTES, c_uint64(workspace_limit))
     found.set(Preference.REDUCTION_SCHEME_MASK, c_uint32(SUMS_IN_FLOAT32))
@@ -219,7 +224,7 @@ def lt_product(
         raise Refused(f"cuBLASLt does not store products of {a.dtype} as {y.dtype}")
     compute, _ = computing(numerics, a.dtype)
     tensors = [tensor for tensor in (a, b, y, added) if tensor is not None]
-    product = described(*tensors)
+    product = describe_product(*tensors)
     if len(product.batch) > 1:
         raise Refused("cuBLASLt's products have one dim as a batch")
     ((size, steps),) = product.batch or ((1, (0,) * len(tensors)),)

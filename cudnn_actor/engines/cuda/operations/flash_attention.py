@@ -31,7 +31,7 @@ AnyAttention = Attention[int] | AttentionBackward[int]
 
 _THREADS = 128
 _COLUMNS = 64
-"""Of a tile that a block goes over."""
+"""The columns of a tile that a block goes over: keys, or queries for gradients by keys."""
 _ENOUGH_BLOCKS = 256
 """Below this, tiles are smaller, so that more of a GPU's multiprocessors have one."""
 
@@ -97,7 +97,7 @@ def _tiles(operation: AnyAttention, given: Mapping[str, GraphTensor]) -> dict[st
 
 
 def attention_workspace(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> int:
-    """For gradients, the sum of dy * y of each query."""
+    """Bytes of the workspace: for gradients, the sum of dy * y of each query; else 0."""
     if isinstance(operation, Attention):
         return 0
     q = _tensors_by_name(operation, tensors)["q"]
@@ -105,7 +105,7 @@ def attention_workspace(operation: AnyAttention, tensors: Sequence[GraphTensor])
 
 
 def attention_launches(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> list[Launch]:
-    """The launches of attention. The order counts: the first writes what others read of the workspace."""
+    """The launches of attention, in order: the first writes the workspace, which the later ones read."""
     given = _tensors_by_name(operation, tensors)
     q, tiles = given["q"], _tiles(operation, given)
     text = _source(operation, given, tiles)

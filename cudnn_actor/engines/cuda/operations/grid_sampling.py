@@ -8,7 +8,7 @@ from cudnn_actor.engines.cuda.kernels.axes import extent
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.index_code import is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
-from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
+from cudnn_actor.engines.cuda.kernels.lines import beginning, stored_value, value_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, GridPadding, GridSample, ResampleMode
@@ -30,7 +30,7 @@ def grid_sample_launches(operation: GridSample[int], tensors: Sequence[GraphTens
 
 
 def _walk(tensors: Sequence[GraphTensor]) -> Walk:
-    """Over the result: where the sample and the channel of x begin, and the numbers of the grid."""
+    """The walk over the result: where the sample and the channel of x begin, and the numbers of the grid."""
     x, grid, y = tensors
     spatial = [0] * (len(x.dims) - 2)
     of_grid = (grid.strides[0], 0, *grid.strides[1:-1])
@@ -58,7 +58,7 @@ def _source(operation: GridSample[int], tensors: Sequence[GraphTensor], walk: Wa
     taps = " ".join(
         f"const Taps taps{axis} = taps_of({number}, (T)size{axis});" for axis, number in enumerate(numbers)
     )
-    loop = walk.loop(f"{taps} T sum = 0; {body} y[y_at] = {rounded(y, 'sum')};")
+    loop = walk.loop(f"{taps} T sum = 0; {body} y[y_at] = {stored_value(y, 'sum')};")
     sizes = ", ".join(f"long long size{axis}, long long step{axis}" for axis in range(spatial))
     return f"""{beginning(x.dtype, wide=wide)}{_taps(operation)}
 extern "C" __global__ void grid_sample(

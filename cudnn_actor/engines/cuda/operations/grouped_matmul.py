@@ -40,7 +40,7 @@ class _Matrix(NamedTuple):
 
 def grouped_launches(operation: Grouped, tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launches of either product."""
-    text, shared = _source(operation, tensors), _shared(operation, tensors)
+    text, shared = _source(operation, tensors), _shared_bytes(operation, tensors)
     (experts,), (step,) = tensors[2].dims, tensors[2].strides
     a, b, offsets, y, workspace = map(Pointer, range(5))
     ends = (offsets, workspace, experts, step, tensors[0].dims[0], _tile(tensors))
@@ -58,7 +58,7 @@ def grouped_workspace(operation: Grouped, tensors: Sequence[GraphTensor]) -> int
     return 2 * (tensors[2].dims[0] + 1) * DType.INT64.itemsize
 
 
-def _shared(operation: Grouped, tensors: Sequence[GraphTensor]) -> int:
+def _shared_bytes(operation: Grouped, tensors: Sequence[GraphTensor]) -> int:
     """Bytes of shared memory that a block is given when it is launched."""
     dtype = tensors[0].dtype
     if not dtype.is_half:
@@ -100,7 +100,7 @@ def _numbers(operation: Grouped, tensors: Sequence[GraphTensor]) -> Mapping[str,
 
 
 def _matrices(operation: Grouped, tensors: Sequence[GraphTensor]) -> tuple[_Matrix, _Matrix, _Matrix]:
-    """What is multiplied for each group, and the result."""
+    """The two matrices that are multiplied for each group, and the result."""
     tokens, other, result = (_Matrix(*tensors[number].strides[-2:]) for number in (0, 1, 3))
     forward = isinstance(operation, GroupedMatMul)
     return tokens if forward else _Matrix(tokens.column, tokens.row), other, result
@@ -171,7 +171,7 @@ _BACKWARD = f"""const long long tall = (inner + size - 1) / size;
 
 
 def _tile_source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:
-    """What defines `multiply`, by which a block computes a tile: see `tile_source`."""
+    """C++ that defines `multiply`, by which a block computes a tile: see `tile_source`."""
     given = [tensors[number] for number in (0, 1, 3)]
     dtype, y = tensors[0].dtype, tensors[3].dtype
     if not dtype.is_half:
@@ -232,7 +232,7 @@ template <int COUNT> __device__ __forceinline__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" :: "n"(COUNT) : "memory");
 }
 """
-"""What tensor cores are used with, and copies to shared memory that nobody waits for."""
+"""C++ before a kernel: functions for tensor cores, and for asynchronous copies to shared memory."""
 _TENSOR_TILE = r"""
 typedef unsigned short Half;
 struct alignas(16) Eight { Half of[8]; };

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph
 from cudnn_actor.engines.cuda.kernels.expressions import Value
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, compiled
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, compile_run
 from cudnn_actor.protocol.operations import GraphTensor, Operation
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -86,7 +86,7 @@ def kernels(
 
     def make(operation: Any, tensors: Sequence[GraphTensor], handle: Any) -> Run:
         del handle
-        return compiled(launches(operation, tensors))
+        return compile_run(launches(operation, tensors))
 
     return {"kernel": Launcher(make, workspace=workspace, launches=launches)}
 
@@ -123,7 +123,7 @@ class Implementation(NamedTuple):
         """How many ways there are: a graph of cuDNN's on tensors as given or packed, and each launcher."""
         return (self.lower is not None) * 2 + len(self.launchers)
 
-    def ordered(self, operation: Operation[Any], tensors: Sequence[GraphTensor]) -> list[str]:
+    def launchers_in_order(self, operation: Operation[Any], tensors: Sequence[GraphTensor]) -> list[str]:
         """The names of the launchers, in the order in which they are to be tried for an operation."""
 
         def is_later(name: str) -> bool:
@@ -134,7 +134,7 @@ class Implementation(NamedTuple):
 
 
 IMPLEMENTATIONS: dict[type[Operation[Any]], Implementation] = {}
-"""That of each operation. Launchers stand in the order of their speed on most shapes, measured on an H200."""
+"""The implementation of each operation. Launchers stand in the order of their speed on most shapes (H200)."""
 
 
 def implement(

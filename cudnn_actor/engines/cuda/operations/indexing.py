@@ -21,7 +21,7 @@ from typing import NamedTuple
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.index_code import PLACED, indexing, is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
-from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
+from cudnn_actor.engines.cuda.kernels.lines import beginning, stored_value, value_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import (
@@ -38,7 +38,7 @@ from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scatteri
 __all__ = ["gather_launches", "scatter_launches", "scatter_workspace"]
 
 _UNROLLED = 4
-"""How often a gather's loop is unrolled: so many reads wait for their indices and for memory at once."""
+"""How often a gather's loop is unrolled: as many reads wait for their indices and for memory at once."""
 _MOVED = {
     1: "unsigned char",
     2: "unsigned short",
@@ -46,7 +46,7 @@ _MOVED = {
     8: "unsigned long long",
     16: "Sixteen",
 }
-"""What so many bytes are moved as."""
+"""The C type that moves an element, by its bytes."""
 
 
 class _Gather(NamedTuple):
@@ -78,18 +78,21 @@ def _gather_source(gather: _Gather, indices: GraphTensor) -> str:
 extern "C" __global__ void gather(
     const {element}* __restrict__ x, const {C_TYPES[indices.dtype]}* __restrict__ indices,
     {element}* __restrict__ y, {gather.walk.parameters}, {selection(len(gather.selects))}) {{
-    {gather.walk.loop(f"y[y_at] = x[x_at + {selected(len(gather.selects))}];", _UNROLLED)}
+    {gather.walk.loop(f"y[y_at] = x[x_at + {selection_offset(len(gather.selects))}];", _UNROLLED)}
 }}
 """
 
 
 def selection(count: int) -> str:
-    """The C parameters of `selected`: size and step of each selected axis; the step from index to index."""
+    """The C parameters that `selection_offset` names: size and step of each selected axis, and `component`.
+
+    `component` is the distance of two components of one index, where indices have components.
+    """
     names = [name for n in range(count) for name in (f"size{n}", f"step{n}")]
     return ", ".join(f"long long {name}" for name in (*names, "component"))
 
 
-def selected(count: int) -> str:
+def selection_offset(count: int) -> str:
     """The C expression of the offset that the indices select."""
     return " + ".join(
         f"(I)placed(indices[indices_at + {n} * (I)component], size{n}) * (I)step{n}" for n in range(count)
@@ -175,7 +178,7 @@ class _Scatter(NamedTuple):
         return is_wide(max(walk.span for walk in self[:3]) + self.destinations, sums=True)
 
     @property
-    def listed(self) -> int:
+    def list_length(self) -> int:
         """How many numbers the workspace has: each destination's first writer, and each writer's next one."""
         return self.destinations + self.writers.total
 
@@ -236,7 +239,7 @@ def scatter_workspace(operation: Scattering[int], tensors: Sequence[GraphTensor]
     scatter = _scatter(operation, tensors)
     if not math.prod(tensors[0].dims):
         return 0
-    count = scatter.destinations if _takes_last(operation) else scatter.listed
+    count = scatter.destinations if _takes_last(operation) else scatter.list_length
     return count * (8 if scatter.wide else 4)
 
 
@@ -282,7 +285,7 @@ def _scatter_source(scatter: _Scatter, operation: Scattering[int], tensors: Sequ
     found = "last(first + to, (I)w_number);"
     if not _takes_last(operation):
         found = "first[destinations + w_number] = exchanged(first + to, (I)w_number);"
-    find = f"const I to = d_at + {selected(count)}; {found}"
+    find = f"const I to = d_at + {selection_offset(count)}; {found}"
     update = "*(const Packed*)(updates + u_at + written_at)"
     if _takes_last(operation):
         body = f"""Packed pack;
@@ -292,7 +295,7 @@ def _scatter_source(scatter: _Scatter, operation: Scattering[int], tensors: Sequ
         *(Packed*)(y + y_at) = pack;"""
     else:
         combined = _COMBINED[operation.reduction]
-        stored = rounded(y, "values[v]", exact=not y.dtype.is_floating)
+        stored = stored_value(y, "values[v]", exact=not y.dtype.is_floating)
         each = f"for (int v = 0; v < {scatter.together}; ++v)"
         body = f"""Packed pack = *(const Packed*)(x + x_at);
         T values[{scatter.together}];

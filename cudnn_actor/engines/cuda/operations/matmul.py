@@ -30,7 +30,14 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.numerics import Numerics
 
 __all__ = ["CUDA_TYPES", "THREADS", "TILE", "CublasCall", "Matrix", "Product"]
-__all__ += ["check_for_libraries", "computing", "cublas_call", "cublas_product", "described", "lower_matmul"]
+__all__ += [
+    "check_for_libraries",
+    "computing",
+    "cublas_call",
+    "cublas_product",
+    "describe_product",
+    "lower_matmul",
+]
 __all__ += ["matmul_launches", "tile_source"]
 
 _A, _B, _Y = range(3)
@@ -70,8 +77,8 @@ class Product(NamedTuple):
     matrices: tuple[Matrix, ...]
 
 
-def described(a: GraphTensor, b: GraphTensor, *results: GraphTensor) -> Product:
-    """Describe a product. `results`: y, and others of its dims."""
+def describe_product(a: GraphTensor, b: GraphTensor, *results: GraphTensor) -> Product:
+    """Describe a product. `results`: y, and other tensors of its dims."""
     y = results[0]
     *sizes, rows, columns = y.dims
     inner = a.dims[-1]
@@ -112,7 +119,7 @@ def lower_matmul(graph: FrontendGraph, operation: MatMul[int]) -> None:
     check_for_libraries(given)
     if given[_A].dtype is DType.FLOAT32 and not graph.numerics.tf32:
         raise Refused("cuDNN 9.19 multiplies matrices of float32 in TF32, and does not say so")
-    product = described(*given)
+    product = describe_product(*given)
     if len(product.batch) > 1:
         raise Refused("cuDNN's products of matrices have one dim as a batch")
     ((size, steps),) = product.batch or ((1, (0, 0, 0)),)
@@ -171,7 +178,7 @@ _IN_FLOAT32, _IN_FLOAT64, _IN_INT32, _IN_TF32 = 68, 70, 72, 77
 _DEFAULT_ALGORITHM = -1
 _MOST_CALLS = 64
 _ALIGNED = 4
-"""What leading dims of int8, and all distances in it, must be multiples of."""
+"""The number that leading dims of int8 matrices, and all distances in them, must be multiples of."""
 
 
 def cublas_product(operation: MatMul[int], tensors: Sequence[GraphTensor], handle: Any) -> Run:
@@ -200,7 +207,7 @@ def cublas_product(operation: MatMul[int], tensors: Sequence[GraphTensor], handl
 
 
 class CublasCall(NamedTuple):
-    """What cuBLAS is called with. It stores matrices by columns, so it computes yᵀ = bᵀ aᵀ for y by rows.
+    """The arguments of cuBLAS. It stores matrices by columns, so it computes yᵀ = bᵀ aᵀ for y by rows.
 
     Parameters
     ----------
@@ -231,7 +238,7 @@ def cublas_call(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> Cubla
     """The calls for a product. Raises `Refused` for what cuBLAS does not take."""
     check_for_libraries(tensors)
     compute, factor = computing(operation.numerics, tensors[_A].dtype)
-    product = described(*tensors)
+    product = describe_product(*tensors)
     *others, (size, strides) = sorted(product.batch, key=lambda axis: axis[0]) or [(1, (0, 0, 0))]
     if math.prod(count for count, _ in others) > _MOST_CALLS:
         raise Refused("it would be too many calls of cuBLAS")
@@ -288,12 +295,12 @@ TILE, THREADS = 64, 256
 """Rows and columns of a tile, and the threads of the block that computes it."""
 _DEPTH = 16
 _MOST_AXES = 6
-"""Of a batch: tensors have at most eight dims."""
+"""The most axes of a batch: tensors have at most eight dims."""
 
 
 def matmul_launches(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launch of a product on tensors of any strides."""
-    product = described(*tensors)
+    product = describe_product(*tensors)
     numbers = _numbers(product)
     tiles = [-(-size // TILE) for size in product.matrices[_Y][:2]]
     blocks = math.prod((*tiles, *(size for size, _ in product.batch)))
@@ -345,7 +352,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) matmul(
 
 
 def tile_source(tensors: Sequence[GraphTensor], compute: DType) -> str:
-    """What a kernel's source begins with: a function by which a block computes a tile of a product.
+    """C++ before a kernel: the function by which a block computes a tile of a product.
 
     `tensors`: a, b and y, of which the dtypes count. A block of 16 x 16 threads computes 64 x 64 elements, 16
     steps of the sums at a time.

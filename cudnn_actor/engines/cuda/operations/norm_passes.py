@@ -20,7 +20,7 @@ CUDNN_NAMES: Mapping[str, str] = {
     "running_mean": "in_running_mean",
     "running_variance": "in_running_var",
 }
-"""What cuDNN's frontend calls the inputs of norms."""
+"""The names of norms' inputs in cuDNN's frontend."""
 ELEMENTS = ("x", "y", "dy", "dx")
 """The operands that have all of x's elements."""
 

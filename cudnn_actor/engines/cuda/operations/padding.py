@@ -52,12 +52,12 @@ class _Axis(NamedTuple):
     gap: int = 1
 
     @property
-    def padded(self) -> bool:
+    def is_padded(self) -> bool:
         return self.size != self.of or self.gap != 1
 
 
 class _Padding(NamedTuple):
-    """What the kernel is made of.
+    """The description of the kernel.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class _Padding(NamedTuple):
 
     @property
     def walk(self) -> Walk:
-        """Over the rows: where they begin in the result."""
+        """The walk over the rows: where each begins in the result."""
         axes = tuple((axis.size, (axis.step,)) for axis in self.axes[:-1])
         return Walk("i", ("y",), axes or ((1, (0,)),))
 
@@ -217,7 +217,7 @@ def _units(found: _Padding, *, fills: bool) -> str:
 def _source_index(mode: str, found: _Padding, n: int, place: str) -> str:
     """The C expression of where a place along an axis comes from, as an index of x."""
     axis = found.axes[n]
-    if not axis.padded:
+    if not axis.is_padded:
         return place
     return f"{_map(mode, axis)}<I>({place} - (I)before{n}, (I)of{n}, (I)gap{n})"
 
@@ -244,14 +244,14 @@ def _padding(operation: Pad[int] | BorderPad[int], x: GraphTensor, y: GraphTenso
         axis = _Axis(y.dims[n], y.strides[n], x.dims[n], step, operation.before[n], abs(steps[n]))
         outer = axes[-1] if axes else axis
         joined = outer.step == axis.size * axis.step and outer.from_step == axis.size * axis.from_step
-        if axes and joined and not outer.padded and not axis.padded:
+        if axes and joined and not outer.is_padded and not axis.is_padded:
             size = outer.size * axis.size
             axes[-1] = axis._replace(size=size, of=size)
         else:
             axes.append(axis)
     axes = axes or [_Axis(1, 1, 1, 1)]
     last, apart = axes[-1], [axis.step for axis in axes[:-1]]
-    alike = last.step == last.from_step == 1 and not last.padded
+    alike = last.step == last.from_step == 1 and not last.is_padded
     if alike:
         apart += [start, *(axis.from_step for axis in axes[:-1])]
     alignment = math.gcd(x.alignment, y.alignment) if alike else y.alignment

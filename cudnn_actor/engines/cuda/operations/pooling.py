@@ -229,7 +229,7 @@ _IN_ADAPTIVES = """
                 for (I q4 = i4 * y4 / x4; q4 * x4 < (i4 + 1) * y4; ++q4) {{
                     {body}
                 }}"""
-"""The same two for adaptive windows."""
+"""Run `body` for each adaptive window q, of 2 and of 3 dims, that has the element i of the input."""
 
 
 def _loop_over_window(operation: Pooling, body: str) -> str:

@@ -53,7 +53,7 @@ __all__ = [
     "Call",
     "Network",
     "Span",
-    "joined",
+    "join_spans",
     "library_layers",
     "room_for_reserve",
     "spans_of",
@@ -73,7 +73,7 @@ _PROJECTION = 8
 """The number that cudnnGetRNNWeightParams has for the weights of a projection."""
 _BFLOAT16_SINCE = 91300
 _LINE = 256
-"""Parts of the workspace begin at multiples of that."""
+"""The bytes at whose multiples parts of the workspace begin."""
 _BASE = 1 << 32
 """An address that stands for the space of the weights: what is asked for is where they lie in it."""
 _ON_DEVICE = 3
@@ -169,7 +169,7 @@ class _Weights:
         ]
         if any(each.place < 0 or each.place + each.nbytes > self.nbytes for each in named):
             raise Refused("cuDNN's weights lie outside of their space")
-        return joined(named)
+        return join_spans(named)
 
     def _number(self, number: int) -> int:
         """The number of weights in cudnnGetRNNWeightParams."""
@@ -262,7 +262,7 @@ class Network:
 
 
 def _by_name(operation: _Any, values: Sequence[V]) -> dict[str, V]:
-    """What stands for each operand, by the operand's name."""
+    """The value for each operand, by the operand's name."""
     return dict(zip((name for name, _ in operation.named()), values, strict=False))
 
 
@@ -292,7 +292,7 @@ def spans_of(
     yield Span("bias", (way * 2 * gates + number) * hidden, places[1], hidden)
 
 
-def joined(spans: Sequence[Span]) -> list[Span]:
+def join_spans(spans: Sequence[Span]) -> list[Span]:
     """The spans, sorted; neighbours both in their operand and in the space of the weights become one."""
     found: list[Span] = []
     for span in sorted(spans, key=lambda each: (each.name, each.start)):
@@ -509,7 +509,7 @@ def library_layers(operation: AnyLayers, tensors: Sequence[GraphTensor], handle:
     return lambda addresses, _: run(Call(network, addresses))
 
 
-def _asked(operation: AnyLayers, tensors: Sequence[GraphTensor], handle: Any) -> Asked:
+def _ask_for_memory(operation: AnyLayers, tensors: Sequence[GraphTensor], handle: Any) -> Asked:
     """Bytes of the workspace, and of the reserve, perhaps with the weights."""
     network = Network(operation, tensors, handle)
     if "space" in network.given:
@@ -560,7 +560,7 @@ implement(
 implement(
     Layers,
     LayersBackward,
-    launchers={"library": Launcher(library_layers, packed=True, asked=_asked)},
+    launchers={"library": Launcher(library_layers, packed=True, asked=_ask_for_memory)},
 )
 implement(
     LayerWeights,

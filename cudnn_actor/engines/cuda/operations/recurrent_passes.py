@@ -49,7 +49,7 @@ def _by_weights(operation: LayerBackwardWeights[int], tensors: Sequence[GraphTen
     return run
 
 
-def _asked(
+def _ask_for_memory(
     operation: LayerBackwardData[int] | LayerBackwardWeights[int],
     tensors: Sequence[GraphTensor],
     handle: Any,
@@ -61,9 +61,9 @@ def _asked(
 
 implement(
     LayerBackwardData,
-    launchers={"library": Launcher(_by_data, packed=True, asked=_asked)},
+    launchers={"library": Launcher(_by_data, packed=True, asked=_ask_for_memory)},
 )
 implement(
     LayerBackwardWeights,
-    launchers={"library": Launcher(_by_weights, packed=True, asked=_asked)},
+    launchers={"library": Launcher(_by_weights, packed=True, asked=_ask_for_memory)},
 )

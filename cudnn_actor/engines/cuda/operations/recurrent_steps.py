@@ -47,9 +47,9 @@ BY_STEP = "kernel_by_step"
 """The launcher that has a launch for each step."""
 
 _MOST_THREADS, _MOST_ROWS = 1024, (1 << 16) - 1
-"""Of a block; and of a grid along its second dim."""
+"""The most threads of a block, and the most blocks of a grid along its second dim."""
 _MACROS = {"x": "IN", "bias": "BIAS", "peepholes": "PEEPHOLES", "h0": "FIRST_H", "c0": "FIRST_C"}
-"""What reads an operand."""
+"""The names of the macros that read an operand."""
 _BUSY = 132
 """Blocks with which each multiprocessor of an H200 has one."""
 _MOST_WEIGHTS = 128 << 10
@@ -57,10 +57,10 @@ _MOST_WEIGHTS = 128 << 10
 as lie in a multiprocessor's cache. With as many, both ways take 4.3 to 5.3 microseconds a step, for one
 sequence and for 32; with four times as many, a block takes 30 and a launch 5.4 to 7.4 (H200, LSTM)."""
 _MOST_SEQUENCES = 256
-"""Of both directions together, beyond which a block walks even so. For 32 sequences, the products take a
-launch 2 microseconds more than for one, where a block takes 30 for any number: it is an estimate."""
+"""The most sequences of both directions for which each step may be a launch. For 32 sequences, a launch takes
+2 microseconds more than for one, and a block takes 30 for any number: it is an estimate."""
 _MOST_LAUNCHES = 1 << 14
-"""Of a plan; a layer of more steps is one launch, whatever it takes."""
+"""The most launches of a plan. A layer of more steps is one launch, however long that takes."""
 _WARPS, _TOGETHER = 4, 8
 """Units of a block that has a step, and sequences of a warp, which share what it reads of the weights."""
 
@@ -445,7 +445,7 @@ _FIRST_HALF_BY_STEP = """        if (halves & 1) {
 
 
 class _Cell(NamedTuple):
-    """What a step of a cell computes.
+    """A cell: the computation of a step.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from cudnn_actor.engines.cuda.kernels.lines import (
     Lines,
     beginning,
     lines_of,
-    rounded,
+    stored_value,
     value_of,
 )
 from cudnn_actor.engines.cuda.kernels.reduction_code import (
@@ -42,7 +42,7 @@ AnyReduction = Reduction[int] | ArgReduction[int]
 _Mode = ReductionMode
 
 _MANY_LINES, _SHORT = 4096, 64
-"""A thread scans a line alone if there are so many lines side by side, or they are so short."""
+"""A thread scans a line alone if at least `_MANY_LINES` lie side by side, or it is at most `_SHORT` long."""
 
 
 # cuDNN's.
@@ -125,7 +125,7 @@ def _sources(
     accumulator = _accumulator(operation, x.dtype)
     start = beginning(x.dtype, wide=lines.wide) + accumulator.struct + COMBINING
     exact = isinstance(operation, ArgReduction) or not x.dtype.is_floating
-    stored = f"y[y_base] = {rounded(y, accumulator.result.format(state='state'), exact=exact)};"
+    stored = f"y[y_base] = {stored_value(y, accumulator.result.format(state='state'), exact=exact)};"
     from_x, to_y = f"const {C_TYPES[x.dtype]}* x", f"{C_TYPES[y.dtype]}* y"
     body = _REDUCE.format(
         base=lines.base({"x": 0, "y": 1}),
@@ -148,7 +148,7 @@ def _sources(
 
 
 def _accumulator(operation: AnyReduction, dtype: DType) -> Accumulator:
-    """What elements of a dtype are reduced to."""
+    """The accumulator of a reduction, of elements of this dtype."""
     if isinstance(operation, ArgReduction):
         return place_of(operation.mode)
     return accumulator_of(operation.mode, dtype)
@@ -203,7 +203,7 @@ def cumulative_launches(operation: Cumulative[int], tensors: Sequence[GraphTenso
 def _scan_source(operation: Cumulative[int], tensors: Sequence[GraphTensor], lines: Lines) -> str:
     """The kernel in CUDA C++."""
     x, y = tensors
-    value = rounded(y, "{}", exact=not x.dtype.is_floating)
+    value = stored_value(y, "{}", exact=not x.dtype.is_floating)
     total = operation.mode is _Mode.SUM
     body = (_SCAN_ALONE if lines.form is Form.COLUMN else _SCAN).format(
         base=lines.base({"x": 0, "y": 1}),

@@ -24,7 +24,7 @@ from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.index_code import is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, value_of
-from cudnn_actor.engines.cuda.kernels.lines import rounded as stored
+from cudnn_actor.engines.cuda.kernels.lines import stored_value as stored
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, Resample, ResampleBackward, ResampleMode
@@ -41,11 +41,11 @@ _ROWS = (4, 2)
 _MOST_WINDOW, _MOST_PRODUCTS = 48, 512
 """The most elements of x that a thread reads for its neighbours' sake, and products in the source."""
 _MOST_UNROLLED = 128
-"""Loops of so many steps, one in another, are unrolled. The compiler takes minutes for thousands."""
+"""The most steps of nested loops that are unrolled. The compiler takes minutes for thousands."""
 
 
 class _Pattern(NamedTuple):
-    """What groups of neighbours along a dim are made of, if that is the same for all groups.
+    """A repeating pattern along a dim: the elements of x and the weights of each group of neighbours.
 
     Parameters
     ----------
@@ -84,12 +84,12 @@ class _Pattern(NamedTuple):
 
 
 _ALONE = _Pattern(groups=0, step=0, first=0, places=((0,),), weights=((1.0,),))
-"""Of one neighbour in each group, which is one element of x."""
+"""The pattern of groups of one neighbour, which is one element of x."""
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What the kernel is made of.
+    """The description of the kernel.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ class _Kernel:
         return self.neighbours * math.prod(int(of.places.shape[1]) for of in self.taps.values())
 
     @property
-    def known(self) -> dict[int, _Pattern]:
+    def repeating(self) -> dict[int, _Pattern]:
         """The resized dimensions that have a repeating pattern, by number."""
         numbers = ((self.count - 2, self.rows), (self.count - 1, self.columns))
         return {n: of for n, of in numbers if of is not None and of is not _ALONE}
@@ -168,7 +168,7 @@ class _Kernel:
         found: list[np.ndarray] = []
         kind = np.int64 if self.wide else np.int32
         for n, (axis, of) in enumerate(self.lists.items()):
-            if n not in self.known:
+            if n not in self.repeating:
                 places = np.where(of.places < 0, -1, of.places * self.x.strides[axis])
                 found += [each.astype(kind) for each in (of.starts, places)]
                 found.append(of.weights.astype(self.floats))
@@ -216,7 +216,7 @@ def _lists(taps: Taps, transposed: int | None) -> Lists:
 
 
 def _fits(tensor: GraphTensor, fastest: int, count: int) -> bool:
-    """Whether a thread can access so many elements along the fastest dim at once, wherever they begin."""
+    """Whether a thread can access `count` elements along the fastest dim at once, wherever they begin."""
     nbytes = min(count * tensor.dtype.itemsize, _PACK_BYTES)
     of = enumerate(zip(tensor.dims, tensor.strides, strict=True))
     apart = (step for axis, (size, step) in of if axis != fastest and size > 1)
@@ -294,7 +294,7 @@ def _walk(
 
 
 def _in_groups(axis: Axis, count: int, pattern: _Pattern | None, own: int) -> Axis:
-    """An axis of the walk in groups of so many. `own`: which of its steps is the coordinate's."""
+    """An axis of the walk in groups of `count`. `own`: which of its steps is the coordinate's."""
     size, steps = axis
     ahead = [step * count for step in steps]
     if pattern is not None:
@@ -303,7 +303,7 @@ def _in_groups(axis: Axis, count: int, pattern: _Pattern | None, own: int) -> Ax
 
 
 def _pattern(taps: Taps, size: int, together: int, floats: Any) -> _Pattern | None:
-    """What each group of neighbours is made of, if that is the same but where places end at x's ends."""
+    """The pattern of all groups of neighbours, if they have the same but where places end at x's ends."""
     if len(taps.places) % together:
         return None
     places = taps.places.reshape(-1, together, taps.places.shape[1])
@@ -330,7 +330,7 @@ def resample_launches(operation: Resampling, tensors: Sequence[GraphTensor]) -> 
     """The launch of a resampling."""
     made = _kernel(operation, tensors)
     arguments = arguments_of(2, *made.tables())
-    for n in made.known:
+    for n in made.repeating:
         axis = [*made.taps][n]
         arguments += [made.x.dims[axis], made.x.strides[axis], made.y.strides[axis]]
     arguments += [made.floats(getattr(operation, "extrapolation", 0.0)), *made.walk.numbers.values()]
@@ -345,9 +345,9 @@ def _source(made: _Kernel) -> str:
         f"const I* __restrict__ starts{n}, const I* __restrict__ places{n}, "
         f"const T* __restrict__ weights{n}, "
         for n in range(made.count)
-        if n not in made.known
+        if n not in made.repeating
     )
-    tables += "".join(f"long long size{n}, long long step{n}, long long ahead{n}, " for n in made.known)
+    tables += "".join(f"long long size{n}, long long step{n}, long long ahead{n}, " for n in made.repeating)
     nearest = made.forward and made.operation.mode is ResampleMode.NEAREST
     body = _copy_body(made) if nearest else _sum_body(made)
     rows = range(len(made.rows.places))
@@ -399,7 +399,7 @@ def _places(made: _Kernel) -> str:
         const I place = n{n}_at + t + ({pattern.first});
         places{n}[t] = min(max(place, (I)0), (I)size{n} - 1) * (I)step{n};
     }} """
-        for n, pattern in made.known.items()
+        for n, pattern in made.repeating.items()
     )
 
 
@@ -418,7 +418,7 @@ def _window(made: _Kernel, columns: _Pattern, start: str) -> str:
         else f"window[r][{t}] = x[row + places{last}[{t}]]; "
         for t in range(columns.window)
     )
-    start += f" + places{last - 1}[r]" if last - 1 in made.known else ""
+    start += f" + places{last - 1}[r]" if last - 1 in made.repeating else ""
     return f"""typedef Pack<E, {piece}> Piece;
     E window[{made.rows.window}][{columns.window}];
     #pragma unroll
@@ -427,7 +427,7 @@ def _window(made: _Kernel, columns: _Pattern, start: str) -> str:
 
 def _copy_body(made: _Kernel) -> str:
     """The body of a resampling to the nearest, which moves bits."""
-    places = [f"places{n}[{_number(made, n)}]" for n in range(made.count) if n not in made.known]
+    places = [f"places{n}[{_number(made, n)}]" for n in range(made.count) if n not in made.repeating]
     at, outside, pack = " + ".join(["x_at", *places]), _outside(made), _pack(made)
     filled = f"if ({outside}) {pack} = {stored(made.y, 'extrapolation')}; else"
     if made.columns is not None:
@@ -459,7 +459,7 @@ def _sum_body(made: _Kernel) -> str:
     else:
         inner = f"sums[v] += {weight}{value_of(made.x, f'x[{at}]')};"
     for n in reversed(range(made.count)):
-        if n not in made.known:
+        if n not in made.repeating:
             inner = _loop_over_table(made, n, inner)
     outside, filled = _outside(made), f"{_pack(made)} = {stored(made.y, 'sums[v]')};"
     clear = _each(made, "sums[v] = 0;")
@@ -509,7 +509,7 @@ def _products(made: _Kernel, columns: _Pattern) -> Iterator[list[tuple[str, str]
 
 def _pattern_source(made: _Kernel, columns: _Pattern) -> str:
     """The C++ of sums whose places and weights are part of the source."""
-    before, start = _before(made.count - len(made.known))
+    before, start = _before(made.count - len(made.repeating))
     sums = "".join(
         f"sums[{v}] += {before}{weight} * {value_of(made.x, element)}; "
         for v, products in enumerate(_products(made, columns))

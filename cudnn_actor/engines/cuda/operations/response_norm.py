@@ -13,7 +13,7 @@ import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
-from cudnn_actor.engines.cuda.kernels.lines import Lines, beginning, lines_of, rounded, value_of
+from cudnn_actor.engines.cuda.kernels.lines import Lines, beginning, lines_of, stored_value, value_of
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.types.dtypes import DType
@@ -62,7 +62,7 @@ def _sources(operation: AnyResponse, tensors: Sequence[GraphTensor], lines: Line
     window = _WINDOW.format(x=value("x", f"x_base + c * {_step(lines, places['x'])}"))
     if isinstance(operation, LocalResponseNorm):
         y = f"{value('x', 'x_at')} * pow(base, -beta)"
-        bodies = {"forward": f"{window} y[y_at] = {rounded(given['y'], y)};"}
+        bodies = {"forward": f"{window} y[y_at] = {stored_value(given['y'], y)};"}
     else:
         places["shared"] = len(names)
         pointers.append("T* shared")
@@ -71,7 +71,7 @@ def _sources(operation: AnyResponse, tensors: Sequence[GraphTensor], lines: Line
         around = _AROUND.format(step=_step(lines, places["shared"]))
         bodies = {
             "share": f"{window} shared[shared_at] = {shared};",
-            "backward": f"{window} {around} dx[dx_at] = {rounded(given['dx'], dx)};",
+            "backward": f"{window} {around} dx[dx_at] = {stored_value(given['dx'], dx)};",
         }
     last = ", T scale, T beta, T bias, T twice, long long before, long long after"
     start = beginning(tensors[0].dtype, wide=lines.wide)
@@ -98,7 +98,7 @@ def _lines(operation: AnyResponse, tensors: Sequence[GraphTensor]) -> Lines:
 
 
 def _step(lines: Lines, place: int) -> str:
-    """From channel to channel."""
+    """The C expression of the distance of neighbouring channels."""
     return f"(I)e0_step{place}" if lines.along else "0"
 
 

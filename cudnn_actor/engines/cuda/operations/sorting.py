@@ -60,7 +60,7 @@ def top_k_workspace(operation: TopK[int], tensors: Sequence[GraphTensor]) -> int
 
 
 def _lines(operation: TopK[int], tensors: Sequence[GraphTensor]) -> Walk:
-    """Over the lines: where each begins."""
+    """The walk over the lines: where each begins."""
     axis = operation.axis % len(tensors[0].dims)
     others = [n for n in range(len(tensors[0].dims)) if n != axis]
     names = ("x", "values", "indices")

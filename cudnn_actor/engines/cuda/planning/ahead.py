@@ -98,7 +98,7 @@ def _as_a_step(piece: OperationGraph, *, soon: bool) -> Node | None:
 
 
 def _of_kernels(piece: OperationGraph, limit: int) -> CudaPlan | None:
-    """The plan of a piece that kernels of our own run first; None for others. Raises `Refused`."""
+    """The plan of a piece if kernels of our own come first for it; else None. Raises `Refused`."""
     others = [operation for operation in piece.operations if not isinstance(operation, Pointwise)]
     if is_elementwise(piece):
         return compile_split(piece, None, limit)

@@ -56,7 +56,7 @@ def aligned_product(graph: OperationGraph, *, every: bool = False) -> OperationG
     if not isinstance(operation, MatMul) or len(graph.results) != 1:
         return None
     found = _Aligning(graph, operation)
-    return found.aligned() if found.is_possible and (every or found.pays) else None
+    return found.rewrite() if found.is_possible and (every or found.pays) else None
 
 
 class _Aligning:
@@ -123,14 +123,14 @@ class _Aligning:
         whole = not any(step % _VECTOR for step in (*others, column)) and not self._b.alignment % 16
         return row == 1 and whole and self._columns >= 2 * _VECTOR
 
-    def aligned(self) -> OperationGraph:
+    def rewrite(self) -> OperationGraph:
         """See `aligned_product`."""
         inner, columns = self._inner % _VECTOR, self._columns % _VECTOR
         in_parts = columns and not inner and self._has_columns_in_order
         if inner:
-            self._a = self._padded(self._a, (-1,))
+            self._a = self._pad(self._a, (-1,))
         if inner or (columns and not in_parts):
-            self._b = self._padded(self._b, (-2, -1))
+            self._b = self._pad(self._b, (-2, -1))
         if not columns:
             self._compute(self._b, 0, self._columns, self._result)
         elif in_parts:
@@ -159,7 +159,7 @@ class _Aligning:
     def _compute(
         self, b: GraphTensor, start: int, size: int, result: GraphTensor | None = None
     ) -> GraphTensor:
-        """Add the operations that compute so many columns, with these of b; returns what they compute.
+        """Add the operations that compute `columns` columns, from these columns of b. Returns the result.
 
         What they read comes before all of them, so that they can be one piece.
         """
@@ -185,9 +185,9 @@ class _Aligning:
             dims = (*tensor.dims[:-1], size)
             changed = msgspec.structs.replace(tensor, dims=dims, strides=packed_strides(dims))
             return self._put(changed, tensor.role)
-        return self._padded(tensor, (-1,)) if size > self._columns else self._part(tensor, start, size)
+        return self._pad(tensor, (-1,)) if size > self._columns else self._part(tensor, start, size)
 
-    def _padded(self, tensor: GraphTensor, axes: Sequence[int]) -> GraphTensor:
+    def _pad(self, tensor: GraphTensor, axes: Sequence[int]) -> GraphTensor:
         """A copy of a tensor, in the same order in memory, with zeros behind it up to whole vectors."""
         after = [0] * len(tensor.dims)
         for axis in axes:

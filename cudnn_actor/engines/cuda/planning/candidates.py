@@ -29,7 +29,7 @@ __all__ = [
     "ignore_refusal",
     "is_compiled_first",
     "names_of",
-    "serialised",
+    "serialise",
     "takes_bytes",
 ]
 
@@ -45,7 +45,7 @@ TAKES_LONGER = "cuDNN takes longer to give its plan: left for later"
 
 
 DYNAMIC = "-dynamic"
-"""What the names of plans end with whose kernels graphs of other sizes share."""
+"""The end of the names of plans that share their kernels with graphs of other sizes."""
 
 
 def ignore_refusal(reason: str) -> None:
@@ -181,7 +181,7 @@ def _statistics_in_place(graph: OperationGraph, operation: Node) -> set[int]:
 
 
 def computed_first(graph: OperationGraph, operation: Node) -> Mapping[str, Computed]:
-    """What cuDNN must be given instead of some operands, by name: see `Implementation.computed`."""
+    """The tensors that cuDNN must get in place of some operands, by name: see `Implementation.computed`."""
     compute = IMPLEMENTATIONS[type(operation)].computed
     if compute is None:
         return {}
@@ -202,7 +202,7 @@ def takes_bytes(tensors: Sequence[GraphTensor]) -> bool:
     return x.dtype is DType.INT8 and fours and all(packed)
 
 
-def serialised(lowered: Any) -> bytes:
+def serialise(lowered: Any) -> bytes:
     """A built graph as cuDNN's bytes. Raises `Refused` if cuDNN cannot write them."""
     try:
         return bytes(lowered.serialize(as_bytes=True))

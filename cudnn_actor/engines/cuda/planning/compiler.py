@@ -34,7 +34,7 @@ from cudnn_actor.engines.cuda.planning.candidates import (
     ignore_refusal,
     is_compiled_first,
     names_of,
-    serialised,
+    serialise,
 )
 from cudnn_actor.engines.cuda.planning.composition import compose, largest, scratch_bytes
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
@@ -42,7 +42,7 @@ from cudnn_actor.engines.cuda.planning.fusing import compile_fused, norm_alone
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
 from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of, is_split_by_default
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
-from cudnn_actor.engines.cuda.planning.ranking import ranked
+from cudnn_actor.engines.cuda.planning.ranking import rank
 from cudnn_actor.engines.cuda.planning.rearranging import (
     Rearranged,
     as_product,
@@ -50,11 +50,11 @@ from cudnn_actor.engines.cuda.planning.rearranging import (
     product_in_one_step,
     rearrangements,
 )
-from cudnn_actor.engines.cuda.planning.recurrent_passes import closed
+from cudnn_actor.engines.cuda.planning.recurrent_passes import close_graph
 from cudnn_actor.engines.cuda.planning.splitting import MOST_FORMS, compile_split, is_elementwise, ways
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, placed
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, place_step
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
-from cudnn_actor.engines.cuda.running.loading import load, loaded
+from cudnn_actor.engines.cuda.running.loading import load, load_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import GraphStep
 from cudnn_actor.engines.support import check_graph, unsupported
@@ -168,7 +168,7 @@ def _first_good(
         context.trying(reason)
 
     check: SelfCheck | None = None
-    checked = closed(graph)  # in its place
+    checked = close_graph(graph)  # in its place
     in_passes: CudaPlan | None = None
     last = "cuDNN has no plan for it"
     reasons: list[str] = []
@@ -216,11 +216,11 @@ def _checked_plan(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | Non
     if not _shares_kernels(plan):
         return plan, check.fault(plan)
     handle, stream, journal, *_ = check.context
-    if journal.killed(plan.tag):
+    if journal.may_kill(plan.tag):
         return plan, "to load it killed an earlier process"
     with journal.trying(plan.tag):
         try:
-            plan = loaded(plan.recipe, partial(load, handle=handle, stream=stream))
+            plan = load_plan(plan.recipe, partial(load, handle=handle, stream=stream))
         except Exception as error:
             known = translate(error)
             if isinstance(known, StickyError):
@@ -365,7 +365,7 @@ def compile_aligned(
     sources = bound_sources(graph)
     buffers = [sources[uid] for uid in aligned.bound]
     numbers = [graph.scalars.index(uid) for uid in aligned.scalars]
-    steps = [placed(step, buffers, numbers, 0) for step in plan.recipe.steps]
+    steps = [place_step(step, buffers, numbers, 0) for step in plan.recipe.steps]
     return finish(graph, steps, plan.graphs, plan.recipe.scratch, limit)
 
 
@@ -374,7 +374,7 @@ def _in_one_piece(
 ) -> Iterator[_Make]:
     """The graph as a single cuDNN graph: each of cuDNN's candidates, its fallbacks last.
 
-    They come in cuDNN's order, but for what `ranked` puts first. Asking for fallbacks takes most of the time,
+    They come in cuDNN's order, but for what `rank` puts first. Asking for fallbacks takes most of the time,
     and they are seldom needed. A kernel for dynamic shapes comes first if cuDNN would compile another.
     """
     cache = None if kernels is None or graph.numerics.prefer else kernels.cache(graph)
@@ -391,7 +391,7 @@ def _in_one_piece(
         if cache is not None and count and is_compiled_first(lowered, 0):
             yield partial(_dynamic, graph, handle, limit, cache)
             cache = None
-        order = [done + index for index in ranked(graph, names[done:])]
+        order = [done + index for index in rank(graph, names[done:])]
         for index in order[:1]:
             yield partial(_whole, graph, lowered, limit, index)
         for index in order[1:]:
@@ -453,7 +453,7 @@ def _with_kernels(
         refusals.append(str(error))
         return None, ()
     names, compiled = names_of(lowered), COMPILED_ATTENTION.of(graph)
-    every = ranked(graph, names)
+    every = rank(graph, names)
     found = [n for n in every if names[n] in compiled or not is_compiled_first(lowered, n)]
     if not found or found[0] != every[0]:
         on_refusal(COMPILES)
@@ -490,7 +490,7 @@ def _dynamic(graph: OperationGraph, handle: Any, limit: int | None, cache: Any) 
     lowered = candidates(graph, handle, limit, fallbacks=False, cache=cache)
     build_candidate(graph, lowered, 0)
     step = graph_step(graph, lowered, bound_sources(graph))
-    step = msgspec.structs.replace(step, engine=step.engine + DYNAMIC, plan=serialised(lowered))
+    step = msgspec.structs.replace(step, engine=step.engine + DYNAMIC, plan=serialise(lowered))
     return finish(graph, [step], [lowered], 0, limit)
 
 

@@ -11,7 +11,7 @@ from cudnn_actor.engines.base import blame, blamed
 from cudnn_actor.engines.cuda.planning.kept_reserves import Handing, handings
 from cudnn_actor.engines.cuda.planning.partition import Cut, Piece
 from cudnn_actor.engines.cuda.planning.scratch_places import places, spans
-from cudnn_actor.engines.cuda.planning.steps import finish, moved, placed
+from cudnn_actor.engines.cuda.planning.steps import finish, place_step, source_behind
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import Between, Buffer, Part, Scratch, Source, Step
 from cudnn_actor.protocol.errors import OperationError
@@ -79,16 +79,18 @@ def _steps(
     scalars = {uid: number for number, uid in enumerate(graph.scalars)}
     found = []
     for piece, plan in in_order:
-        buffers = [moved(roots[parts.stored[uid].root], parts.stored[uid].offset) for uid in piece.tensors]
+        buffers = [
+            source_behind(roots[parts.stored[uid].root], parts.stored[uid].offset) for uid in piece.tensors
+        ]
         numbers = [scalars[uid] for uid in piece.graph.scalars]
-        found.append([placed(step, buffers, numbers, nbytes) for step in plan.recipe.steps])
+        found.append([place_step(step, buffers, numbers, nbytes) for step in plan.recipe.steps])
     return found
 
 
 def _between(
     graph: OperationGraph, parts: Cut, offsets: Mapping[int, int], counts: Sequence[int]
 ) -> tuple[Between, ...]:
-    """What lies between pieces: its canonical number, bytes, place, and when it is used.
+    """The tensors between pieces: canonical number, bytes, place, and the parts that use each.
 
     `counts`: how many parts each piece has.
     """
@@ -108,12 +110,12 @@ def _between(
 
 
 def scratch_bytes(parts: Cut) -> int:
-    """Bytes of scratch memory that what lies between a graph's pieces takes, if they hand nothing on."""
+    """Bytes of scratch memory for the tensors between a graph's pieces, if pieces hand no reserve on."""
     return places(parts._replace(kept=()))[1]
 
 
 def largest(graph: OperationGraph, parts: Cut) -> tuple[int, ...]:
-    """The numbers of the operations that write the largest of what lies between a graph's pieces."""
+    """The numbers of the operations that write the largest tensor between a graph's pieces."""
     size = max(tensor.spec.nbytes for tensor in parts.between)
     uids = {tensor.uid for tensor in parts.between if tensor.spec.nbytes == size}
     return tuple(

@@ -38,7 +38,7 @@ def read_in_parts(graph: OperationGraph) -> Reshaped | None:
     """Returns such a graph; None if no concatenation is to be changed. Bound tensors keep their uids."""
     if not any(isinstance(operation, Concat) for operation in graph.operations):
         return None
-    return _Reading(graph).changed()
+    return _Reading(graph).rewrite()
 
 
 class _Reading:
@@ -55,7 +55,7 @@ class _Reading:
         self._overwritten = {tensor.overwrites for tensor in graph.tensors}
         self._writers = {uid: number for number, each in enumerate(graph.operations) for uid in each.writes}
 
-    def changed(self) -> Reshaped | None:
+    def rewrite(self) -> Reshaped | None:
         """See `read_in_parts`."""
         instead: dict[int, list[Node]] = {}
         for number, operation in enumerate(self._graph.operations):
@@ -107,7 +107,7 @@ class _Reading:
         return number if isinstance(operation, Pointwise) and operation.mode is PointwiseMode.NEG else None
 
     def _source(self, uid: int, negation: int | None) -> GraphTensor:
-        """What is to be padded for a part."""
+        """The tensor that is padded in the place of a part."""
         return self._tensors[uid if negation is None else self._graph.operations[negation].reads[0]]
 
     def _may_be_padded(self, operation: Concat[int], negated: dict[int, int | None]) -> bool:

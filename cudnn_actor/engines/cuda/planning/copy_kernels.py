@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, copied
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, describe_copy
 from cudnn_actor.engines.cuda.kernels.row_copies import Rows, row_concatenation, row_copy
-from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled
+from cudnn_actor.engines.cuda.kernels.transposes import Tiled, describe_tiled
 from cudnn_actor.engines.cuda.running.recipe import AnyKernel
 from cudnn_actor.protocol.operations import Concat, GraphTensor
 
@@ -29,10 +29,10 @@ def copying(tensor: GraphTensor, to: GraphTensor) -> Elementwise | Tiled:
     """The kernel that copies a tensor, perhaps converted, to another of the same dims."""
     strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
     if tensor.dtype is to.dtype:
-        tiles = tiled(to.dims, strides, alignments, to.dtype.itemsize)
+        tiles = describe_tiled(to.dims, strides, alignments, to.dtype.itemsize)
         if tiles is not None:
             return tiles
-    return copied((to.dtype, tensor.dtype), to.dims, strides, alignments)
+    return describe_copy((to.dtype, tensor.dtype), to.dims, strides, alignments)
 
 
 def rows_of_parts(operation: Concat[int], result: GraphTensor, tensors: Sequence[GraphTensor]) -> Rows | None:

@@ -15,14 +15,14 @@ from cudnn_actor.engines.cuda.checking.rehearsal import Rehearsals
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.library import libcublaslt
-from cudnn_actor.engines.cuda.library.failures import mind_own_captures, reported
+from cudnn_actor.engines.cuda.library.failures import mind_own_captures, translate_failures
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, REFUSED
 from cudnn_actor.engines.cuda.planning.ahead import compiling_ahead
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_piece, in_pieces
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.tuning import tune
-from cudnn_actor.engines.cuda.running.loading import load, loaded
+from cudnn_actor.engines.cuda.running.loading import load, load_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.recipe import GraphStep, OperationStep, Recipe
@@ -73,7 +73,7 @@ class CudaBuilder(PieceByPiece):
     def expect_builds(self) -> None:
         """Does nothing: `open` does all the preparation."""
 
-    @reported
+    @translate_failures
     def open(self) -> None:
         """Make the device current on this thread and create a cuDNN handle. Raises `EngineFailure`."""
         loaded = libraries().load()
@@ -95,7 +95,7 @@ class CudaBuilder(PieceByPiece):
         )
 
     def _apart(self) -> BuildContext:
-        """What another thread evaluates with, made current on it."""
+        """The context with which another thread evaluates. Makes it current on that thread."""
         cupy = libraries().cupy
         cupy.cuda.Device(self._ordinal).use()
         mind_own_captures()
@@ -113,14 +113,14 @@ class CudaBuilder(PieceByPiece):
 
     @property
     def context(self) -> BuildContext:
-        """What plans are built and checked with, while it is open."""
+        """The context in which plans are built and checked, while the builder is open."""
         assert self._context is not None, "the builder is not open"
         return self._context
 
     def interrupt(self) -> None:
         """Does nothing: a cuDNN call cannot be interrupted."""
 
-    @reported
+    @translate_failures
     def build(
         self,
         graph: OperationGraph,
@@ -156,10 +156,10 @@ class CudaBuilder(PieceByPiece):
             plan = build(piece)
             if self.on_piece is not None:
                 with contextlib.suppress(EngineFailure):  # the whole cannot be exported, either
-                    self.on_piece(self._exported(plan))
+                    self.on_piece(self._export(plan))
             return plan
 
-        with self._rehearsals.paused():
+        with self._rehearsals.pause():
             parts = cut(graph)
             if parts is None:
                 return build(graph)
@@ -175,21 +175,21 @@ class CudaBuilder(PieceByPiece):
             del self._pieces[next(iter(self._pieces))]
         self._pieces[key] = plan
 
-    @reported
+    @translate_failures
     def tune(
         self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback
     ) -> CudaPlan:
         """See `tuning.tune`. Blocks for seconds to minutes. Raises as `build`."""
-        with self._rehearsals.paused():  # or they would be timed, too
+        with self._rehearsals.pause():  # or they would be timed, too
             return tune(graph, self.context, workspace_limit, progress)
 
-    @reported
+    @translate_failures
     def export(self, plan: Plan) -> bytes | None:
         """A plan as bytes; None for another engine's plan. Raises `EngineFailure` if cuDNN cannot do it."""
-        return self._exported(plan) if isinstance(plan, CudaPlan) else None
+        return self._export(plan) if isinstance(plan, CudaPlan) else None
 
-    @reported
-    def _exported(self, plan: CudaPlan) -> bytes:
+    @translate_failures
+    def _export(self, plan: CudaPlan) -> bytes:
         graphs, steps = iter(plan.graphs), []
         serialised = functools.cache(lambda graph: bytes(graph.serialize(as_bytes=True)))
         for step in plan.recipe.steps:
@@ -200,7 +200,7 @@ class CudaBuilder(PieceByPiece):
             steps.append(step)
         return msgspec.msgpack.encode(msgspec.structs.replace(plan.recipe, steps=tuple(steps)))
 
-    @reported
+    @translate_failures
     def restore(self, graph: OperationGraph, data: bytes) -> CudaPlan:
         """The plan that `export` serialised. Raises `EngineFailure` if the bytes are not such a plan."""
         try:
@@ -217,7 +217,7 @@ class CudaBuilder(PieceByPiece):
                 if step.launcher not in launchers:
                     raise EngineFailure("BAD_PLAN", f"{kind} has no launcher {step.launcher!r}")
         known, self._loaded = self._loaded, {}
-        plan = loaded(recipe, lambda data: known.get(data) or self._load(data))
+        plan = load_plan(recipe, lambda data: known.get(data) or self._load(data))
         if not known:
             self._load_kernels(plan)
         return plan
@@ -227,7 +227,7 @@ class CudaBuilder(PieceByPiece):
         with contextlib.suppress(Exception):
             recipe = msgspec.msgpack.decode(data, type=Recipe)
             if len(self._loaded) < _MOST_LOADED:
-                plan = loaded(recipe, self._load)
+                plan = load_plan(recipe, self._load)
                 steps = (step for step in recipe.steps if isinstance(step, GraphStep))
                 self._loaded |= {step.plan: graph for step, graph in zip(steps, plan.graphs, strict=True)}
                 self._load_kernels(plan)

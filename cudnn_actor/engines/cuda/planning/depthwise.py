@@ -55,7 +55,7 @@ def is_depthwise(operation: Node, form: Callable[[int], GraphTensor]) -> bool:
 
 
 def compile_depthwise(graph: OperationGraph, limit: int | None, choice: int = 0) -> CudaPlan:
-    """Returns the graph as one kernel: the choice of that index, of `ways_of_depthwise`.
+    """Returns the graph as one kernel: the one with the index `choice` among `ways_of_depthwise`.
 
     Raises `Refused` if our depthwise kernels cannot run the graph, or if it has no such choice.
     """

@@ -18,7 +18,7 @@ from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, Pointw
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import packed_strides
 
-__all__ = ["Filled", "filled"]
+__all__ = ["Filled", "fill_empty"]
 
 
 class Filled(NamedTuple):
@@ -31,11 +31,11 @@ class Filled(NamedTuple):
     numbers: tuple[int, ...]
 
 
-def filled(graph: OperationGraph) -> Filled | None:
+def fill_empty(graph: OperationGraph) -> Filled | None:
     """Returns the graph without operations on tensors that have no elements; None if it has none of them."""
     if all(0 not in tensor.dims for tensor in graph.tensors):
         return None
-    return _Filling(graph).filled()
+    return _Filling(graph).rewrite()
 
 
 class _Filling:
@@ -48,8 +48,8 @@ class _Filling:
         self._next = 1 + max(tensor.uid for tensor in graph.tensors)
         self._tensors = {tensor.uid: tensor for tensor in graph.tensors}
 
-    def filled(self) -> Filled | None:
-        """See `filled`."""
+    def rewrite(self) -> Filled | None:
+        """See `fill_empty`."""
         kept: list[tuple[int, Node]] = []
         for number in reversed(range(len(self._graph.operations))):
             of_this = [(number, operation) for operation in self._instead_of(number)]
@@ -64,7 +64,7 @@ class _Filling:
         return Filled(self._of(operations), numbers)
 
     def _of(self, operations: tuple[Node, ...]) -> OperationGraph:
-        """The graph of these operations. What overwrites an input that none of them reads just writes."""
+        """The graph of these operations. A result no longer overwrites an input that none of them reads."""
         touched = dict.fromkeys(uid for op in operations for uid in (*op.reads, *op.writes))
         tensors = (self._tensors[uid] for uid in touched)
         return OperationGraph(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Inapplicable, Refused
 from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result, Value
-from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced, fits, lined
+from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced, describe_lined, fits
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
 from cudnn_actor.engines.cuda.operations.fused_norms import FUSED, Normed, beside, elements
 from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
@@ -162,7 +162,7 @@ class _Fuser:
             *(self._strides_of_result(tensor) for tensor in results),
         ]
         values = zip(body.of(graph.results), results, strict=True)
-        kernel = lined(
+        kernel = describe_lined(
             body.nodes,
             [Result(value, tensor.dtype) for value, tensor in values],
             [tensor.dtype for tensor, _ in body.leaves],

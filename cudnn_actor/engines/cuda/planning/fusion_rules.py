@@ -25,7 +25,7 @@ What stands before them has kernels of its own: with a scale and a relu before a
 cuDNN took as long as both kernels, or twice as long (9.19, H200, bfloat16, NHWC).
 """
 SLOW_EPILOGUES = frozenset({PointwiseMode.SIGMOID})
-"""What takes longer in cuDNN's graph, behind a product or a convolution, than as a kernel behind it.
+"""The modes that take longer in cuDNN's graph, behind a product or a convolution, than in a kernel behind it.
 
 It took twice as long as both kernels. Of the others, erf and GELU took as long or a little longer, and all
 others less (9.19, H200, bfloat16; `benchmarks.epilogues`).
@@ -57,7 +57,7 @@ Rule = Callable[[View, Candidate], Fusion | None]
 
 
 def fusion_of(view: View, candidate: Candidate) -> Fusion:
-    """What an operation becomes part of; by default, a group that begins."""
+    """The piece or group that an operation becomes part of; by default, a new group."""
     answers = (rule(view, candidate) for rule in RULES)
     return next((fusion for fusion in answers if fusion is not None), Fusion())
 
@@ -119,7 +119,7 @@ def piece_stays_small(epilogue: Epilogue) -> bool:
 
 
 def other_operands_are_computed_before(epilogue: Epilogue) -> bool:
-    """What the operation and the trees read besides is computed in an earlier place than the piece."""
+    """All that the operation and the trees read besides is computed in an earlier place than the piece."""
     computed = {uid for part in epilogue.parts for op in part.operations.values() for uid in op.writes}
     read = {*epilogue.operation.reads, *(uid for tree in epilogue.trees for uid in tree.reads)}
     return all(epilogue.view.place_of(uid) < epilogue.piece.place for uid in read - computed)

@@ -18,7 +18,7 @@ from cudnn_actor.protocol.operations.indexing import Gathering
 __all__ = ["Read", "indices_of", "is_indexed_read", "read_of"]
 
 _MOST_INDICES = 1 << 14
-"""Of all tables of an operation: a recipe has them as numbers."""
+"""The most indices in all tables of an operation: a recipe has them as numbers."""
 _LARGEST = (1 << 31) - 1
 """An index in a table has 32 bits."""
 

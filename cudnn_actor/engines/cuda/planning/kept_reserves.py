@@ -15,7 +15,7 @@ import msgspec
 
 from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward
 from cudnn_actor.engines.cuda.planning.recurrent_layers import Kept
-from cudnn_actor.engines.cuda.running.recipe import OperationStep, Scratch, Source, Step, aligned
+from cudnn_actor.engines.cuda.running.recipe import OperationStep, Scratch, Source, Step, align
 from cudnn_actor.engines.scratch_places import Held
 
 __all__ = ["Handing", "handings"]
@@ -70,7 +70,7 @@ def handings(kept: Sequence[Kept], steps: Sequence[Sequence[Step]]) -> Iterator[
         names = ["reserve", *(["y"] if isinstance(_source(step, "y"), Scratch) else [])]
         memory = {
             name: Held(
-                -1 - 2 * number - place, aligned(_form(step, name).spec.nbytes), each.layers, each.gradients
+                -1 - 2 * number - place, align(_form(step, name).spec.nbytes), each.layers, each.gradients
             )
             for place, name in enumerate(names)
         }

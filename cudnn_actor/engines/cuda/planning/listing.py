@@ -33,7 +33,7 @@ def with_candidates(
     *,
     on_progress: Callable[[], None] = no_progress,
 ) -> Explanation:
-    """What a recipe says of itself, with the plans that may run each piece. Blocks for up to 0.1 s for each.
+    """The explanation of a recipe, with the plans that may run each piece. Blocks for up to 0.1 s a piece.
 
     cuDNN's fallbacks are listed where it has no others. A candidate that tuning has tried has what tuning
     found out about it. `handle` may be an `AbsentDevice`. `on_progress` is called after each piece.
@@ -58,7 +58,7 @@ def with_candidates(
 
 
 def _tunings(recipe: Recipe) -> list[Tuning | None]:
-    """What tuning measured of each part."""
+    """The measurements of each part by tuning."""
     return [recipe.tuning] if len(recipe.parts) == 1 else [part.tuning for part in recipe.parts]
 
 

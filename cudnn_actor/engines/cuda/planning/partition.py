@@ -29,7 +29,7 @@ import msgspec
 from cudnn_actor.engines.cuda.operations.fused_norms import FUSED
 from cudnn_actor.engines.cuda.planning.concatenated_reads import read_in_parts
 from cudnn_actor.engines.cuda.planning.depthwise import is_depthwise
-from cudnn_actor.engines.cuda.planning.empty_tensors import filled
+from cudnn_actor.engines.cuda.planning.empty_tensors import fill_empty
 from cudnn_actor.engines.cuda.planning.fusing import is_lined, lines_of_operation
 from cudnn_actor.engines.cuda.planning.fusion_rules import Candidate, fusion_of
 from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
@@ -42,7 +42,7 @@ from cudnn_actor.engines.cuda.planning.layout_rules import (
 )
 from cudnn_actor.engines.cuda.planning.pieces import Draft, Lines, Pieces, Stored
 from cudnn_actor.engines.cuda.planning.recurrent_layers import Kept, together
-from cudnn_actor.engines.cuda.planning.reshaped_products import reshaped
+from cudnn_actor.engines.cuda.planning.reshaped_products import reshape_products
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Concat,
@@ -89,7 +89,7 @@ def cut(graph: OperationGraph, *, layers_apart: bool = False) -> Cut | None:
     other dims than in the graph: see `reshaped_products`.
     """
     whole, numbers = graph, tuple(range(len(graph.operations)))
-    for change in (filled, reshaped, read_in_parts):
+    for change in (fill_empty, reshape_products, read_in_parts):
         if (found := change(whole)) is not None:
             if found.graph is None:
                 return _NOTHING
@@ -176,7 +176,7 @@ class _Partition:
         return form is not None
 
     def _candidate(self, number: int, operation: Node) -> Candidate | None:
-        """What the rules of fusion are asked about; None for an operation that they are not for."""
+        """The question for the rules of fusion; None for an operation that they do not apply to."""
         if isinstance(operation, Pointwise):
             return Candidate(operation, self._graph.tensor(operation.result).dims)
         dims = self._graph.tensor(operation.reads[0]).dims
@@ -306,7 +306,7 @@ class _Partition:
 
 
 def _read_alike(graph: OperationGraph) -> set[int]:
-    """What a pointwise operation with a result of the same dims reads."""
+    """The uids that some pointwise operation with a result of the same dims reads."""
     return {
         uid
         for operation in graph.operations
@@ -317,6 +317,6 @@ def _read_alike(graph: OperationGraph) -> set[int]:
 
 
 def _parts_only_joined(graph: OperationGraph, pieces: Pieces) -> set[int]:
-    """What nothing but one concatenation reads."""
+    """The uids that one concatenation reads, and nothing else."""
     concatenations = (operation for operation in graph.operations if isinstance(operation, Concat))
     return {uid for each in concatenations for uid in each.reads if pieces.readers(uid) == 1}

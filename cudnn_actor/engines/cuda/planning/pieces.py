@@ -22,7 +22,7 @@ __all__ = ["Anchored", "Draft", "Group", "Lines", "Pieces", "Stored", "View"]
 _MOST_OPERATIONS, _MOST_TENSORS = 64, 24
 """The most of a piece: larger kernels take long to compile, and do not fit into the registers."""
 _MOST_LOOKED_AT = 64
-"""Of the groups that read a tensor, how many are looked at."""
+"""The most groups that are looked at, of those that read a tensor."""
 
 
 class Stored(NamedTuple):
@@ -66,7 +66,7 @@ class Anchored(Draft, frozen=True, eq=False, kw_only=True):
 
 
 class Group(Draft, frozen=True, eq=False, kw_only=True):
-    """What one kernel of our own computes, with results of these dims, along lines if it has any.
+    """A group: operations that one kernel of our own computes, with results of `dims`, along `lines` if any.
 
     `gathers`: whether gathers, paddings or resamplings are part of it.
     """
@@ -96,7 +96,7 @@ D = TypeVar("D", bound=Draft)
 
 
 class View:
-    """What rules may ask about a graph, its pieces, and where its tensors lie."""
+    """A view of a graph, its pieces and the places of its tensors, for the rules to ask."""
 
     forms: Mapping[int, GraphTensor]
     """Each tensor as it is stored."""
@@ -171,7 +171,7 @@ class View:
         return stored and uid not in self._settled and self.forms[uid].role is TensorRole.VIRTUAL
 
     def _results(self, operations: Iterable[Node]) -> set[int]:
-        """What operations of one piece compute that is stored, or that an operation outside may read."""
+        """The results of operations of one piece that are stored, or may be read outside the piece."""
         inside: dict[int, int] = {}
         written: set[int] = set()
         for operation in operations:
@@ -284,7 +284,7 @@ class Pieces(View):
         self._places[operation.y] = self.place_of(operation.x)
 
     def add_joint(self, uid: int, place: int) -> None:
-        """Have a tensor be stored that pieces write parts of. `place`: that of the last of them."""
+        """Have a tensor be stored that pieces write parts of. `place`: the place of the last such piece."""
         self.stored.setdefault(uid, Stored(uid))
         self._settled.add(uid)
         self._places[uid] = place

@@ -16,9 +16,9 @@ import msgspec
 from cudnn_actor.engines.cuda.planning.fusion_rules import SLOW_EPILOGUES
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, placed
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, place_step
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import Scratch, Step, aligned
+from cudnn_actor.engines.cuda.running.recipe import Scratch, Step, align
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, MatMul, Node, Pointwise, PointwiseMode, TensorRole
 
@@ -26,16 +26,16 @@ __all__ = ["Halves", "compile_halves", "halves_of", "is_split_by_default"]
 
 
 _COSTLY = frozenset({PointwiseMode.ERF, PointwiseMode.GELU})
-"""What takes longer in cuDNN's graph than as a kernel that reads the product in a half type.
+"""The modes that take longer in cuDNN's graph than in a kernel that reads the product in a half type.
 
 For each element of the result, cuDNN's graph of a product, a bias and GELU takes 3.8 to 4.6 ps (H100; ViT,
 BERT and ConvNeXt, 32 samples). A product with a bias by cuBLASLt and such a kernel take 3.2 with rows of 96
 numbers, and 4.6 with rows of 768.
 """
 _LONGEST_ROWS = 512
-"""Of the product's operands: with longer ones nothing is gained (ViT), or a tenth is lost (BERT)."""
+"""The longest rows of the product's operands: longer ones gain nothing (ViT), or lose a tenth (BERT)."""
 _LEAST_BYTES = 8 << 20
-"""Of what lies in between, with rows of any length up to that."""
+"""The least bytes of the tensor between the halves, where rows are no longer than `_LONGEST_ROWS`."""
 _SMALL = range(256 << 10, 5 << 20)
 """Elements of a small product that is split if its rows are no shorter than `_SHORTEST_ROWS`.
 
@@ -96,7 +96,7 @@ def _chain(graph: OperationGraph, product: Node) -> list[Node]:
 
 
 def _part(graph: OperationGraph, operations: Sequence[Node], between: GraphTensor) -> OperationGraph | None:
-    """Some operations as a graph; None if they read what others compute, besides `between`."""
+    """Some operations as a graph; None if they read results of the other operations, besides `between`."""
     read = {uid for each in operations for uid in each.reads}
     written = {uid for each in operations for uid in each.writes}
     tensors = [between if uid == between.uid else graph.tensor(uid) for uid in sorted(read | written)]
@@ -121,7 +121,7 @@ def compile_halves(
     """
     product = product_of(halves.first)
     assert product is not None, "that is what the first half is"
-    nbytes = aligned(halves.between.spec.nbytes)
+    nbytes = align(halves.between.spec.nbytes)
     sources = bound_sources(graph) | {halves.between.uid: Scratch(0, nbytes)}
     steps: list[Step] = []
     plans = [
@@ -131,5 +131,5 @@ def compile_halves(
     for part, plan in plans:
         buffers = [sources[uid] for uid in part.bound]
         numbers = [graph.scalars.index(uid) for uid in part.scalars]
-        steps += [placed(step, buffers, numbers, nbytes) for step in plan.recipe.steps]
+        steps += [place_step(step, buffers, numbers, nbytes) for step in plan.recipe.steps]
     return finish(graph, steps, [], nbytes + max(plan.recipe.scratch for _, plan in plans), limit)

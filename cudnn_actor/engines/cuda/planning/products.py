@@ -21,7 +21,7 @@ from cudnn_actor.engines.cuda.planning.candidates import AbsentDevice
 from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import KernelStep, ProductStep, Scratch, Step, aligned
+from cudnn_actor.engines.cuda.running.recipe import KernelStep, ProductStep, Scratch, Step, align
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
@@ -36,7 +36,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["GraphProduct", "compile_product", "product_of"]
 
 _WORKSPACE_BYTES = 32 << 20
-"""What NVIDIA recommends for Hopper and later."""
+"""The bytes of workspace that NVIDIA recommends for Hopper and later."""
 
 
 class GraphProduct(NamedTuple):
@@ -91,7 +91,7 @@ def _meaning(graph: OperationGraph) -> _Meaning | None:
 
 
 def _is_exact(graph: OperationGraph, uid: int) -> bool:
-    """Whether a value is that of a sum, not rounded to another type, and read once."""
+    """Whether a value is a sum that is not rounded to another type, and that is read once."""
     tensor, reads = graph.tensor(uid), [read for each in graph.operations for read in each.reads]
     exact = tensor.dtype is graph.compute(graph.operations[0])
     return tensor.role is TensorRole.VIRTUAL and exact and reads.count(uid) == 1
@@ -144,7 +144,7 @@ def _has_defaults(operation: Pointwise[int]) -> bool:
 def compile_product(
     graph: OperationGraph, of: GraphProduct, handle: Any, limit: int | None, choice: int = 0
 ) -> CudaPlan:
-    """Returns a graph that is a product as one step, with the algorithm of that index: see `chosen`.
+    """Returns a graph that is a product as one step, with the algorithm of that index: see `with_algorithms`.
 
     Raises `Refused`.
     """
@@ -152,15 +152,15 @@ def compile_product(
         raise Refused("cuBLASLt chooses algorithms for the device that is there")
     most = _WORKSPACE_BYTES if limit is None else min(limit, _WORKSPACE_BYTES)
     try:
-        chosen = next(itertools.islice(of.product.chosen(most, choice + 1), choice, None), None)
+        chosen = next(itertools.islice(of.product.with_algorithms(most, choice + 1), choice, None), None)
     except EngineFailure as failure:
         raise Refused(str(failure)) from failure
     if chosen is None:
         raise Refused(f"cuBLASLt has no algorithm {choice} for it")
-    sources, scratch, steps = bound_sources(graph), aligned(chosen.workspace), list[Step]()
+    sources, scratch, steps = bound_sources(graph), align(chosen.workspace), list[Step]()
     if of.bias is not None:
         given, place = graph.tensor(of.bias.uid), Scratch(scratch, of.bias.spec.nbytes)
-        scratch += aligned(of.bias.spec.nbytes)
+        scratch += align(of.bias.spec.nbytes)
         steps.append(KernelStep(copy_kernel(given, of.bias), (place, sources[given.uid])))
         sources[given.uid] = place
     places = (sources[uid] for uid in of.uids)

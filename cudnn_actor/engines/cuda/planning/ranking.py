@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Attention, LayerNorm
 
-__all__ = ["ranked"]
+__all__ = ["rank"]
 
 _TILE, _MOST_TILES = 128, 32
 """How many queries a tile of cuDNN's first candidate for attention has, and how many such tiles are few."""
@@ -27,7 +27,7 @@ _ROWS = range(128, 257)
 """How many rows a layer norm of few rows has."""
 
 
-def ranked(graph: OperationGraph, names: Sequence[str]) -> list[int]:
+def rank(graph: OperationGraph, names: Sequence[str]) -> list[int]:
     """The indices of cuDNN's candidates of these names, in the order in which they are to be tried.
 
     The candidates that the graph's numerics prefer are the first.

@@ -41,9 +41,9 @@ from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.axes import merge_axes
 from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel
 from cudnn_actor.engines.cuda.planning.products import product_of
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, placed
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, place_step
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
+from cudnn_actor.engines.cuda.running.recipe import KernelStep, OperationStep, Scratch, Source, Step, align
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     ConvolutionForward,
@@ -72,7 +72,7 @@ _VECTOR = 8
 _LONGEST_STRIDE = 8
 """The longest that the tensor memory accelerator takes."""
 _LEAST_BYTES = 1 << 20
-"""Of x, for a convolution with nothing behind it: copies take launches."""
+"""The least bytes of x for a convolution with nothing behind it: copies take launches."""
 _MOST_RESULTS = 1 << 20
 """The most elements of the result of a 1x1 convolution with as many filters as channels that is a product."""
 _LEAST_FLOAT32 = 3 << 20
@@ -142,7 +142,7 @@ def plan_of_rearranged(
     steps: list[Step] = []
     for copy in rearranged.copies:
         place = Scratch(scratch, copy.form.spec.nbytes)
-        scratch += aligned(copy.form.spec.nbytes)
+        scratch += align(copy.form.spec.nbytes)
         both = (place, sources[copy.uid])
         if copy.seen.dims == copy.form.dims:
             steps.append(KernelStep(copy_kernel(copy.seen, copy.form), both))
@@ -151,7 +151,7 @@ def plan_of_rearranged(
         sources[copy.uid] = place
     buffers = [sources[uid] for uid in rearranged.graph.bound]
     numbers = range(len(graph.scalars))
-    steps += [placed(step, buffers, numbers, scratch) for step in plan.recipe.steps]
+    steps += [place_step(step, buffers, numbers, scratch) for step in plan.recipe.steps]
     return finish(graph, steps, plan.graphs, scratch + plan.recipe.scratch, limit)
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward, LayerWeights
-from cudnn_actor.engines.cuda.planning.recurrent_passes import has_bytes, passes, refused
+from cudnn_actor.engines.cuda.planning.recurrent_passes import has_bytes, passes, refusal_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Node,
@@ -35,7 +35,7 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.operations.base import tensor_of
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Kept", "Together", "layered", "together"]
+__all__ = ["Kept", "Together", "replace_layers", "together"]
 
 _RECURRENT: Any = Recurrent | RecurrentBackwardData | RecurrentBackwardWeights
 _OF_LAYERS = (*LayerWeights.inputs, "h0", "c0")
@@ -116,7 +116,7 @@ def together(graph: OperationGraph, *, apart: bool = False) -> Together | None:
     """Returns the graph with groups of layers, each by itself if `apart`; None if it has no layers."""
     if not any(isinstance(each, _RECURRENT) for each in graph.operations):
         return None
-    return _Grouping(graph).grouped(apart=apart)
+    return _Grouping(graph).group(apart=apart)
 
 
 class _Grouping:
@@ -132,7 +132,7 @@ class _Grouping:
                 self._readers[uid].append(number)
         self._uids = itertools.count(1 + max(self._tensors))
 
-    def grouped(self, *, apart: bool) -> Together:
+    def group(self, *, apart: bool) -> Together:
         """See `together`."""
         layers = list(self._layers())
         each_alone = [[layer] for layer in layers]
@@ -212,10 +212,10 @@ class _Grouping:
                 stack = [layer]
                 while stack[-1] in above:
                     stack.append(above[stack[-1]])
-                stacks += self._divided(stack)
+                stacks += self._divide(stack)
         return stacks
 
-    def _divided(self, stack: Sequence[_Layer]) -> Iterator[list[_Layer]]:
+    def _divide(self, stack: Sequence[_Layer]) -> Iterator[list[_Layer]]:
         """The parts of a stack in which a layer reads nothing of another but what the library hands on.
 
         A layer may begin with the last state of the one below. In one call, that operand would be a result.
@@ -232,7 +232,7 @@ class _Grouping:
         yield part
 
     def _read_and_written(self, layer: _Layer) -> tuple[set[int], set[int]]:
-        """What a layer and its gradients read, but for what the library hands on, and what they write."""
+        """The uids that a layer and its gradients read, without those in `_HANDED_ON`, and write."""
         numbers = (layer.forward, layer.data, layer.weights)
         operations = [self._operations[number] for number in numbers if number is not None]
         reads = {
@@ -274,7 +274,7 @@ class _Grouping:
         return uid is not None and (self._is_bound(uid) or bool(self._readers[uid]))
 
     def _form(self, layer: Recurrent[int]) -> tuple[object, ...]:
-        """What is alike in layers that are computed together."""
+        """The properties that layers which are computed together have in common."""
         w_hh = self._tensors[layer.w_hh]
         return layer.mode, layer.lengths, _names(layer), w_hh.dims, w_hh.dtype
 
@@ -301,7 +301,7 @@ class _Grouping:
         else:
             yield _Block(tuple(forward))
             of = self._copies([uid for _, each in forward for uid in (each.y, each.reserve)])
-            copied = tuple((number, _changed(each, of)) for number, each in (*own, *gradients))
+            copied = tuple((number, _read_copies(each, of)) for number, each in (*own, *gradients))
             yield _Block(copied, of=forward[0][0], y=forward[-1][1].y)
 
     def _are_needed(self, forward: Sequence[tuple[int, Any]], gradients: Sequence[int]) -> bool:
@@ -326,7 +326,8 @@ class _Grouping:
     def _computed_again(self, data: tuple[int, Any], *weights: tuple[int, Any]) -> Iterator[tuple[int, Any]]:
         """Yields a layer and its gradients, for gradients that do not belong to a layer of the graph.
 
-        Gradients that read the reserve of another layer, or an input, stay alone: `layered` refuses them.
+        Gradients that read the reserve of another layer, or an input, stay alone: `replace_layers` refuses
+        them.
         """
         number, back = data
         if back.reserve is not None and not self._is_computed(back):
@@ -383,7 +384,7 @@ class _Grouping:
                     before[n].add(writers[uid])
                 for over in self._over.get(uid, ()):
                     before[writers[over]].add(n)
-        return _sorted(nodes, [each - {n} for n, each in enumerate(before)])
+        return _sort_blocks(nodes, [each - {n} for n, each in enumerate(before)])
 
     @functools.cached_property
     def _over(self) -> dict[int, list[int]]:
@@ -422,7 +423,7 @@ class _Grouping:
         return Together(graph, tuple(number for number, _ in numbered), groups, kept)
 
 
-def _sorted(nodes: Sequence[_Block], before: Sequence[set[int]]) -> list[_Block] | None:
+def _sort_blocks(nodes: Sequence[_Block], before: Sequence[set[int]]) -> list[_Block] | None:
     """The nodes in the order of their first operations' numbers, but each behind the nodes in its `before`.
 
     None if nodes wait for each other in a circle.
@@ -456,8 +457,8 @@ def _names(operation: Any) -> set[str]:
     return {name for name, _ in operation.named()}
 
 
-def _changed(operation: Any, of: Mapping[int, int]) -> Any:
-    """An operation on copies of what its layer computes. As another operand, it reads the tensor itself."""
+def _read_copies(operation: Any, of: Mapping[int, int]) -> Any:
+    """The operation, with copies of its layer's results as the operands that the library hands on."""
     return msgspec.structs.replace(
         operation,
         **{name: of[uid] for name, uid in operation.named() if name in _HANDED_ON - {"dy"} and uid in of},
@@ -467,7 +468,7 @@ def _changed(operation: Any, of: Mapping[int, int]) -> Any:
 # A group as one step.
 
 
-def layered(graph: OperationGraph) -> Sequence[Node]:
+def replace_layers(graph: OperationGraph) -> Sequence[Node]:
     """Returns the operations of a graph; for a group of recurrent layers, those that stand for the group.
 
     They have an operand that the graph does not have, with a new uid: the library's reserve, or the space of
@@ -485,9 +486,9 @@ def layered(graph: OperationGraph) -> Sequence[Node]:
     weights: list[Any] = [each for each in operations if isinstance(each, RecurrentBackwardWeights)]
     bound = {tensor.uid for tensor in graph.tensors if tensor.role is TensorRole.BOUND}
     if any(each.slopes in bound for each in (*data, *weights)):
-        raise refused("slopes")
+        raise refusal_of("slopes")
     if any(each.reserve in bound for each in (*layers, *data)):
-        raise refused("reserve")
+        raise refusal_of("reserve")
     is_one = len(layers) + len(data) + len(weights) == len(operations) and len(data) in (0, len(layers))
     if not is_one or len(weights) not in (0, len(data)):
         raise Refused("recurrent layers are steps of their own")

@@ -3,7 +3,7 @@
 A reserve of bytes holds what libcudnn keeps. So it may lie in a buffer, and the forward pass and the two
 gradients may be requests of their own. A plan with such operands can not be checked by itself: nobody but
 libcudnn knows what they should hold. What is checked instead is a plan of the same steps in which the layers
-come first (`closed`), and whose other results are compared.
+come first (`close_graph`), and whose other results are compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.operations.base import tensor_of
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["closed", "has_bytes", "passes"]
+__all__ = ["close_graph", "has_bytes", "passes"]
 
 _STATES = ("h0", "c0", "h_n", "c_n", "dh_n", "dc_n", "dh0", "dc0")
 _OF_LAYERS = frozenset((*LayerWeights.inputs, *_STATES, *LayerBackwardWeights.outputs))
@@ -81,16 +81,16 @@ class _Passes:
         for each in self._graph.operations:
             match each:
                 case Recurrent():
-                    reserve = None if each.reserve is None else self._written(each, "reserve")
+                    reserve = None if each.reserve is None else self._place_of_written(each, "reserve")
                     self._add(Layers, each, space=self._space(each), reserve=reserve)
                 case RecurrentBackwardData():
-                    reserve = self._read(each, "reserve")
-                    slopes = None if each.slopes is None else self._written(each, "slopes")
+                    reserve = self._place_of_read(each, "reserve")
+                    slopes = None if each.slopes is None else self._place_of_written(each, "slopes")
                     self._add(
                         LayerBackwardData, each, space=self._space(each), reserve=reserve, slopes=slopes
                     )
                 case RecurrentBackwardWeights():
-                    self._add(LayerBackwardWeights, each, slopes=self._read(each, "slopes"))
+                    self._add(LayerBackwardWeights, each, slopes=self._place_of_read(each, "slopes"))
                 case _:
                     raise Refused("recurrent layers are steps of their own")
         return self._calls
@@ -115,16 +115,16 @@ class _Passes:
             self._calls.append(LayerWeights(**weights, space=space, mode=operation.mode))
         return self._spaces[key]
 
-    def _written(self, operation: Any, name: str) -> int:
-        """Where what an operation keeps is stored."""
+    def _place_of_written(self, operation: Any, name: str) -> int:
+        """The uid at which a reserve, or slopes, that an operation writes are stored."""
         uid: int = getattr(operation, name)
         if self._is_bound(operation, name):
             return uid
         self._kept[uid] = next(self._uids)
         return self._kept[uid]
 
-    def _read(self, operation: Any, name: str) -> int:
-        """Where what an operation reads is stored."""
+    def _place_of_read(self, operation: Any, name: str) -> int:
+        """The uid at which a reserve, or slopes, that an operation reads are stored."""
         uid = getattr(operation, name)
         if uid in self._kept:
             return self._kept[uid]
@@ -134,15 +134,15 @@ class _Passes:
         return bound
 
     def _is_bound(self, operation: Any, name: str) -> bool:
-        """Whether something kept lies in a buffer. Raises `Refused` if it does and is not bytes."""
+        """Whether a reserve, or slopes, lie in a buffer. Raises `Refused` if they do and are not bytes."""
         if self._graph.tensor(getattr(operation, name)).role is not TensorRole.BOUND:
             return False
         if name not in _kept_specs(self._graph, operation):
-            raise refused(name)
+            raise refusal_of(name)
         return True
 
 
-def refused(name: str) -> Refused:
+def refusal_of(name: str) -> Refused:
     """The refusal of a reserve, or of slopes, in a buffer that is to hold numbers."""
     return Refused(
         f"{name} of cuDNN's are bytes that have a meaning to it alone: give a buffer of uint8 with as many "
@@ -153,14 +153,14 @@ def refused(name: str) -> Refused:
 # The check.
 
 
-def closed(graph: OperationGraph) -> OperationGraph | None:
+def close_graph(graph: OperationGraph) -> OperationGraph | None:
     """Returns a graph whose plan is checked in place of that of a graph with bytes; None without bytes.
 
     Where an operation reads bytes that nothing before it writes, the layer comes first, and its gradients by
     data; and the operation comes twice, since what the library keeps must be as good after it as before it.
     All that is kept lies within the plan, and is a tensor of numbers, so that the graph can be evaluated.
     """
-    return _Closing(graph).closed() if has_bytes(graph) else None
+    return _Closing(graph).close() if has_bytes(graph) else None
 
 
 class _Closing:
@@ -172,9 +172,9 @@ class _Closing:
         self._uids = itertools.count(1 + max(self._tensors))
         self._operations: list[Any] = []
 
-    def closed(self) -> OperationGraph:
+    def close(self) -> OperationGraph:
         for operation in self._graph.operations:
-            own = self._given(operation)
+            own = self._with_written_operands(operation)
             self._keep_within(operation)
             if own is not operation:
                 self._add_twin(own)
@@ -186,8 +186,8 @@ class _Closing:
             numerics=self._graph.numerics,
         )
 
-    def _given(self, operation: Any) -> Any:
-        """An operation on what the operations write that come before it."""
+    def _with_written_operands(self, operation: Any) -> Any:
+        """The operation, on a reserve or slopes that one before it writes. Adds that one if needed."""
         match operation:
             case RecurrentBackwardData(reserve=int(uid)) if uid not in self._graph.written:
                 return msgspec.structs.replace(operation, **self._layer_of(operation))
@@ -198,7 +198,7 @@ class _Closing:
     def _layer_of(self, back: RecurrentBackwardData[int]) -> dict[str, int]:
         """Adds the layer of which these are the gradients. Returns its y and its reserve."""
         given = {name: getattr(back, name) for name in (*Recurrent.inputs, "mode", "lengths")}
-        return self._applied(Recurrent(**given), "y", "reserve")
+        return self._apply(Recurrent(**given), "y", "reserve")
 
     def _slopes_of(self, weights: RecurrentBackwardWeights[int]) -> dict[str, int]:
         """Adds a layer with such weights, and its gradients by data. Returns its y, and their slopes."""
@@ -212,10 +212,10 @@ class _Closing:
         state = specs["dw_hh"].dims[2]
         if given["w_hr"] is None and state < hidden:
             given["w_hr"] = self._input(TensorSpec.packed((directions, state, hidden), specs["x"].dtype))
-        made: dict[str, Any] = self._applied(Recurrent(**given), "y", "reserve")
+        made: dict[str, Any] = self._apply(Recurrent(**given), "y", "reserve")
         dy = self._input(specs["y"])
         back: Any = RecurrentBackwardData(**given, **made, dy=dy)
-        return {"y": made["y"], "slopes": self._applied(back, "dx", "slopes")["slopes"]}
+        return {"y": made["y"], "slopes": self._apply(back, "dx", "slopes")["slopes"]}
 
     def _input(self, spec: TensorSpec) -> int:
         """Adds an input."""
@@ -223,8 +223,8 @@ class _Closing:
         self._tensors[uid] = tensor_of(uid, spec)
         return uid
 
-    def _applied(self, operation: Any, *names: str) -> dict[str, int]:
-        """Adds an operation with these outputs. Returns them."""
+    def _apply(self, operation: Any, *names: str) -> dict[str, int]:
+        """Adds an operation with these outputs. Returns their uids, by name."""
         inferred = operation.infer({name: self._tensors[uid].spec for name, uid in operation.named()})
         made = {name: next(self._uids) for name in names}
         for name, uid in made.items():

@@ -18,7 +18,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, MatMul, Node, Pointwise, Reshape, TensorRole
 from cudnn_actor.protocol.types.tensor import packed_strides
 
-__all__ = ["Reshaped", "reshaped"]
+__all__ = ["Reshaped", "reshape_products"]
 
 
 class Reshaped(NamedTuple):
@@ -31,11 +31,11 @@ class Reshaped(NamedTuple):
     numbers: tuple[int, ...]
 
 
-def reshaped(graph: OperationGraph) -> Reshaped | None:
+def reshape_products(graph: OperationGraph) -> Reshaped | None:
     """Returns such a graph; None if it is that already."""
     if not any(isinstance(operation, MatMul) for operation in graph.operations):
         return None
-    return _Reshaping(graph).reshaped()
+    return _Reshaping(graph).rewrite()
 
 
 class _Reshaping:
@@ -50,13 +50,13 @@ class _Reshaping:
         self._computed = {
             uid for each in graph.operations if isinstance(each, Pointwise) for uid in each.reads
         }
-        """What pointwise operations read."""
+        """The uids that pointwise operations read."""
         self._writers = {uid: number for number, each in enumerate(graph.operations) for uid in each.writes}
         self._instead: dict[int, list[Node]] = {}
         """The operations in the place of one, by its number."""
 
-    def reshaped(self) -> Reshaped | None:
-        """See `reshaped`."""
+    def rewrite(self) -> Reshaped | None:
+        """See `reshape_products`."""
         for number, operation in enumerate(self._graph.operations):
             if isinstance(operation, Reshape) and operation.y in self._computed:
                 chain = self._chain(operation)
@@ -149,7 +149,7 @@ class _Reshaping:
             self._instead[number] = [*filter(None, views), changed]
 
     def _view(self, uid: int, new: int, rows: tuple[int, ...]) -> Node | None:
-        """What makes a tensor of rows, or one that is broadcast to them, one with these dims of rows.
+        """The reshape of a tensor of rows, or of one that is broadcast to rows, to these dims of rows.
 
         None for a constant, which just has other dims.
         """

@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What it is, in words."""
+        """The candidate's kind, in words."""
         return f"{self.kind}, {self.number}"
 
 

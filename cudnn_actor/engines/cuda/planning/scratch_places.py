@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cudnn_actor.engines import scratch_places
 from cudnn_actor.engines.cuda.planning.partition import Cut
-from cudnn_actor.engines.cuda.running.recipe import aligned
+from cudnn_actor.engines.cuda.running.recipe import align
 from cudnn_actor.engines.scratch_places import Held
 
 __all__ = ["places", "spans"]
@@ -33,6 +33,6 @@ def places(parts: Cut, more: Sequence[Held] = ()) -> tuple[dict[int, int], int]:
     """
     of = spans(parts)
     between = [
-        Held(tensor.uid, aligned(max(tensor.spec.nbytes, 1)), *of[tensor.uid]) for tensor in parts.between
+        Held(tensor.uid, align(max(tensor.spec.nbytes, 1)), *of[tensor.uid]) for tensor in parts.between
     ]
     return scratch_places.places([*between, *more])

@@ -19,7 +19,7 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, elementwise, fused
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, describe_elementwise, elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Result
 from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined, shared_launches
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, Launcher
@@ -34,9 +34,9 @@ from cudnn_actor.engines.cuda.planning.candidates import (
 )
 from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel, copying, rows_of_parts
 from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
-from cudnn_actor.engines.cuda.planning.recurrent_layers import layered
+from cudnn_actor.engines.cuda.planning.recurrent_layers import replace_layers
 from cudnn_actor.engines.cuda.planning.recurrent_passes import passes
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, moved
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, source_behind
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
     KernelStep,
@@ -44,7 +44,7 @@ from cudnn_actor.engines.cuda.running.recipe import (
     Scratch,
     Source,
     Step,
-    aligned,
+    align,
 )
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -101,7 +101,7 @@ def compile_split(
     Raises `Refused` if there is no such form or candidate.
     """
     splitter = _Splitter(graph, handle, limit, form, choice, on_refusal=on_refusal, precompiled=precompiled)
-    return splitter.plan(passes(graph) if in_passes else layered(graph))
+    return splitter.plan(passes(graph) if in_passes else replace_layers(graph))
 
 
 def _is_fused(graph: OperationGraph, operation: Node) -> bool:
@@ -248,7 +248,8 @@ class _Splitter:
         if implementation.lower is not None:
             run += [partial(self._by_graph, packed=packed) for packed in (False, True)]
         tensors = [self._forms[uid] for uid in (*operation.reads, *operation.writes)]
-        run += [partial(self._by_step, launcher=name) for name in implementation.ordered(operation, tensors)]
+        launchers = implementation.launchers_in_order(operation, tensors)
+        run += [partial(self._by_step, launcher=name) for name in launchers]
         run[min(self._choice, len(run) - 1)](operation)
 
     def _by_graph(self, operation: Node, *, packed: bool) -> None:
@@ -407,7 +408,7 @@ class _Splitter:
     # Pointwise.
 
     def _compute(self, results: Sequence[int]) -> None:
-        """Add the kernels that compute pointwise results which are in no step yet: one for each dims."""
+        """Add the kernels of pointwise results that no step computes yet: one for all of the same dims."""
         by_dims: dict[tuple[int, ...], list[int]] = {}
         for uid in results:
             by_dims.setdefault(self._graph.tensor(uid).dims, []).append(uid)
@@ -434,7 +435,7 @@ class _Splitter:
             return
         body = self._body(operations, dims)
         tensors = [*stored, *(tensor for tensor, _ in body.leaves)]
-        kernel = fused(
+        kernel = describe_elementwise(
             [Result(value, tensor.dtype) for value, tensor in zip(body.of(uids), stored, strict=True)],
             body.nodes,
             dims,
@@ -503,7 +504,7 @@ class _Splitter:
 
     def _reserve(self, nbytes: int) -> Scratch:
         place = Scratch(self._scratch, nbytes)
-        self._scratch += aligned(nbytes)
+        self._scratch += align(nbytes)
         return place
 
 
@@ -520,7 +521,7 @@ def _part_of(
     part = msgspec.structs.replace(
         tensor, dims=dims, strides=placed.strides, alignment=math.gcd(tensor.alignment, start)
     )
-    return part, moved(source, start)
+    return part, source_behind(source, start)
 
 
 def _generating(operation: Operation[str], placed: Mapping[str, tuple[GraphTensor, Source]]) -> OperationStep:

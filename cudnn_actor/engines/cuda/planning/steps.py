@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, frontend_uids
-from cudnn_actor.engines.cuda.kernels.expressions import renumbered
+from cudnn_actor.engines.cuda.kernels.expressions import renumber
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
     AnyKernel,
@@ -23,17 +23,18 @@ from cudnn_actor.engines.cuda.running.recipe import (
     Scratch,
     Source,
     Step,
-    aligned,
+    align,
 )
 from cudnn_actor.engines.support import tag_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, Pointwise
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["bound_sources", "finish", "graph_step", "kernel_plan", "moved", "placed"]
+__all__ = ["bound_sources", "finish", "graph_step", "kernel_plan", "place_step", "source_behind"]
 
 _AWAITED = frozenset(("a", "b", "w", "x", "y", "dy", "q", "k", "v"))
-"""What a convolution, a product, attention or a norm is of: cuDNN's kernels wait before they read these."""
+"""The main operands of a convolution, a product, attention or a norm: cuDNN's kernels wait before they read
+these."""
 
 
 def bound_sources(graph: OperationGraph) -> dict[int, Source]:
@@ -96,11 +97,11 @@ def kernel_plan(
     places = [sources[uid] for uid in uids]
     if workspace:
         places.append(Scratch(0, workspace))
-    return finish(graph, [KernelStep(kernel, tuple(places))], [], aligned(workspace), limit)
+    return finish(graph, [KernelStep(kernel, tuple(places))], [], align(workspace), limit)
 
 
-def moved(source: Source, offset: int) -> Source:
-    """The memory that begins so many bytes behind a source."""
+def source_behind(source: Source, offset: int) -> Source:
+    """The memory that begins `offset` bytes behind a source."""
     if not offset:
         return source
     if isinstance(source, Scratch):
@@ -109,13 +110,13 @@ def moved(source: Source, offset: int) -> Source:
     return Buffer(source.number, source.offset + offset)
 
 
-def placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scratch: int) -> Step:
-    """A step of a part of a plan in the whole: with these buffers and scalars, and scratch from there on."""
+def place_step(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scratch: int) -> Step:
+    """A step of a part as one of the whole plan: on these buffers and scalars, scratch behind `scratch`."""
 
     def place(source: Source) -> Source:
         match source:
             case Buffer(number=number, offset=offset):
-                return moved(buffers[number], offset)
+                return source_behind(buffers[number], offset)
             case Number(number=number, double=double):
                 return Number(numbers[number], double)
             case _:
@@ -123,13 +124,13 @@ def placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scratc
 
     changes: dict[str, Any] = {"sources": tuple(map(place, step.sources))}
     if numbers and isinstance(step, KernelStep):
-        changes["kernel"] = renumbered(step.kernel, numbers)
+        changes["kernel"] = renumber(step.kernel, numbers)
     placed: Step = msgspec.structs.replace(step, **changes)
     return placed
 
 
 def _name(step: Step) -> str:
-    """What the plan's tag calls a step."""
+    """The name of a step in the plan's tag."""
     match step:
         case GraphStep():
             return step.engine

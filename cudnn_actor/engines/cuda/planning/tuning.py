@@ -51,7 +51,7 @@ _WARM_UPS, _ROUGH_RUNS = 5, 5
 _CANDIDATES, _FINALISTS = 16, 4
 """How many candidates of a piece are built, and how many of them are tried in the whole."""
 _OF_ENGINE, _OF_CUDNN = 3, 6
-"""The most of these that are cuDNN's: of one engine, and of all engines."""
+"""The most candidates of cuDNN's: of one engine, and of all engines."""
 _LONGEST_S = 240.0
 """After so long, no further piece is begun."""
 _NOTHING = Tuning(heuristic_us=0.0, tuned_us=0.0, timed=0, discarded=())
@@ -71,7 +71,7 @@ def tune(
     not fit.
     """
     limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
-    return _Tuner(graph, context, limit, progress).tuned()
+    return _Tuner(graph, context, limit, progress).tune()
 
 
 class _Tuner:
@@ -83,15 +83,15 @@ class _Tuner:
         self._graph, self._context, self._limit, self._progress = graph, context, limit, progress
         self._began = time.monotonic()
         self._cuts: dict[str, Cut | None] = {}
-        """By the digest of a graph, or of a piece: its pieces; None if it is a single one."""
+        """The pieces of a graph, or of a piece, by its digest; None if it is a single piece."""
         self._singles: dict[str, OperationGraph] = {}
         """The different pieces that are cut no further, by digest: the keys of their plans."""
         self._chosen: dict[str, CudaPlan] = {}
-        """The plan so far of each of these."""
+        """The plan so far of each of `_singles`, by digest."""
         self._timed = 0
         self._discarded: list[str] = []
 
-    def tuned(self) -> CudaPlan:
+    def tune(self) -> CudaPlan:
         """See `tune`."""
         building = self._context._replace(trying=lambda what: self._progress(0, 0, what))
         for single in self._in_order(self._graph):
@@ -136,7 +136,7 @@ class _Tuner:
 
     @property
     def _of_single(self) -> Tuning:
-        """What was found out about the whole, if it is a single piece."""
+        """The times of the whole's candidates, if it is a single piece."""
         plan = self._chosen.get(self._graph.digest())
         return _NOTHING if plan is None or plan.tuning is None else plan.tuning
 
@@ -183,7 +183,7 @@ class _Tuner:
                 return None
 
     def _finalists(self, digest: str, place: tuple[int, int]) -> tuple[list[Timed], list[CudaPlan]]:
-        """What was found out about a piece's plans alone, and which may be faster than the present one."""
+        """The times of a piece's plans alone, and the plans that may be faster than the present one."""
         piece, first = self._singles[digest], self._chosen[digest]
         found: list[tuple[CudaPlan, float]] = []
         candidates: list[Timed] = []
@@ -234,7 +234,7 @@ class _Tuner:
                 few.note(present)
                 continue
             name = f"tuning/{piece.digest()[:8]}/{candidate.what}"
-            if journal.killed(name):
+            if journal.may_kill(name):
                 log.info("plan.discarded", plan=name, reason="to build it killed an earlier process")
                 continue
             with journal.trying(name):
@@ -337,7 +337,7 @@ def _with_first(plan: CudaPlan, first: CudaPlan) -> CudaPlan:
 
 
 def _name(plan: CudaPlan) -> str:
-    """What a plan launches, as its tag has it."""
+    """The part of a plan's tag that says what it launches."""
     return plan.tag.split("/", 3)[-1]
 
 

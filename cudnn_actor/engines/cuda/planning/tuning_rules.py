@@ -27,7 +27,7 @@ _SURE = 3.0
 _LEAST_US = 0.5
 """A smaller gain, in microseconds, is none: the device's events count in such steps."""
 _NEAR = 1.5
-"""A candidate that alone takes over so many times as long as the first choice is not tried in the whole."""
+"""The most times as long as the first choice that a candidate may take alone, to be tried in the whole."""
 _NORMAL = 1.4826
 """Standard deviations in a median absolute deviation, of normally distributed numbers."""
 
@@ -45,7 +45,7 @@ def worth_tuning(times: Iterable[tuple[str, float]]) -> list[str]:
 
 
 def shortlist(candidates: Iterable[tuple[Hashable, T]], most: int) -> list[T]:
-    """At most so many candidates: the first ones of each kind, equally many of each kind if there are.
+    """At most `most` candidates: the first ones of each kind, as many of each kind if there are enough.
 
     `candidates`: each with its kind. Those of one kind come in the order in which they are expected to be
     fast.
@@ -102,14 +102,14 @@ def finalists(first_us: float, others_us: Sequence[float], most: int) -> list[in
 
 
 class Gain(NamedTuple):
-    """Microseconds that a run is shorter, and the standard error of that."""
+    """How many microseconds a run is shorter, and the standard error of the difference."""
 
     us: float
     error_us: float
 
 
 def gain_of(runs: Sequence[tuple[float, float]]) -> Gain:
-    """What a plan gains on another one. `runs`: microseconds of both in each turn, first of the other one.
+    """The gain of a plan on another one. `runs`: microseconds of both in each turn, first of the other plan.
 
     The two runs of a turn have the same clock and temperature, so they are compared with each other.
     """

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, fused
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, describe_elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.planning.candidates import build_candidate, candidates, check_whole
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
+from cudnn_actor.engines.cuda.running.recipe import KernelStep, OperationStep, Scratch, Source, Step, align
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, GraphTensor, Pad, Pointwise, TensorRole
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec, settled_strides
@@ -26,7 +26,7 @@ __all__ = ["compile_widened", "is_widened"]
 
 _CHANNELS = 8
 _LEAST_BYTES = 1 << 20
-"""Of the copy of x, for a convolution with nothing behind it: copies take two launches."""
+"""The least bytes of the copy of x for a convolution with nothing behind it: copies take two launches."""
 
 
 def is_widened(graph: OperationGraph) -> bool:
@@ -57,7 +57,7 @@ def compile_widened(
     after: list[Step] = []
     for uid, form in forms.items():
         given, place = sources[uid], Scratch(scratch, form.spec.nbytes)
-        scratch += aligned(form.spec.nbytes)
+        scratch += align(form.spec.nbytes)
         sources[uid] = place
         if uid in graph.written:
             after.append(_narrowing(graph.tensor(uid), given, form, place))
@@ -120,5 +120,5 @@ def _narrowing(
 ) -> KernelStep[Elementwise]:
     """The step that copies a result without the further channels."""
     result = Result(Leaf(0, form.dtype), tensor.dtype)
-    kernel = fused([result], [], tensor.dims, [tensor.strides, form.strides])
+    kernel = describe_elementwise([result], [], tensor.dims, [tensor.strides, form.strides])
     return KernelStep(kernel, (target, place))

@@ -14,7 +14,7 @@ from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
-from cudnn_actor.engines.cuda.running.timing import operands, replayed
+from cudnn_actor.engines.cuda.running.timing import operands, replay_of
 from cudnn_actor.engines.timing import medians, without_overhead
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -89,14 +89,14 @@ class Contest:
         return found
 
     def _runner_of(self, plan: CudaPlan, *, pieces: bool = False) -> Callable[[], Sequence[float]]:
-        """What runs a plan once, and returns the microseconds: of each piece, or of the whole."""
+        """A function that runs a plan once, and returns the microseconds: of each piece, or of the whole."""
         with self._stream:
             workspace = self._pool.malloc(max(plan.workspace, 1))
             program = Program(plan, self._handle, self._stream)
             given = self._pointers, self._scalars, int(workspace.ptr)
             program.launch(*given, no_progress)  # what a library loads at its first launch cannot be captured
             self._stream.synchronize()
-            run = replayed(program, *given, pieces=pieces)
+            run = replay_of(program, *given, pieces=pieces)
 
         def once() -> Sequence[float]:
             assert workspace.ptr, "it lives as long as this function"

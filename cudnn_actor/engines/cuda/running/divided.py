@@ -35,7 +35,7 @@ from cudnn_actor.engines.cuda.running.recipe import (
     Step,
 )
 
-__all__ = ["Divided", "Kept", "divided"]
+__all__ = ["Divided", "Kept", "divide"]
 
 
 class Kept(NamedTuple):
@@ -79,7 +79,7 @@ class Divided(NamedTuple):
     numbers: frozenset[int]
 
 
-def divided(recipe: Recipe, constant: Collection[int]) -> Divided | None:
+def divide(recipe: Recipe, constant: Collection[int]) -> Divided | None:
     """A recipe in two, for runs in which the buffers at these places keep their values.
 
     None if no step computes from such buffers alone.
@@ -99,12 +99,12 @@ def divided(recipe: Recipe, constant: Collection[int]) -> Divided | None:
             half = once if number in found.steps else each
             half[-1][1].append(_with_sources(step, found.in_place_of(number, moved)))
     whole = msgspec.structs.replace(recipe, buffers=recipe.buffers + len(kept))
-    values = tuple(value.kept() for value in kept)
+    values = tuple(value.keep() for value in kept)
     return Divided(values, _with(whole, once), _with(whole, each), frozenset(found.steps))
 
 
 class _Value:
-    """What a step that runs once writes to one place.
+    """A value: what a step that runs once writes to one place.
 
     Parameters
     ----------
@@ -128,8 +128,8 @@ class _Value:
         self.is_read_each_time = False
         """Whether a step of each run reads it."""
 
-    def kept(self) -> Kept:
-        """What is kept of it. It lists each value once, however often that is read."""
+    def keep(self) -> Kept:
+        """The value as one to keep. It lists each value that it is computed from once."""
         buffers, listed = dict[int, int](), dict[_Value, int]()
         steps, waiting = list[Hashable](), [self]
         while waiting:
@@ -212,7 +212,7 @@ class _Constants:
                 known.add(value.place, value)
 
     def _values_of(self, number: int) -> list[_Value] | None:
-        """What a step writes, if it reads nothing but weights and what is made of them; None for others."""
+        """The values that a step writes, if it reads only weights and values made of weights; else None."""
         step, part = self._steps[number]
         if not _is_known(step):
             return None
@@ -235,7 +235,7 @@ class _Constants:
         return values
 
     def _weight_in(self, source: Source, part: int) -> _Read | None:
-        """What a source is, if it is a weight or made of weights."""
+        """The identity of a source that is a weight or a value made of weights; None for other sources."""
         if isinstance(source, Buffer):
             return (source.number, source.offset) if source.number in self._constant else None
         value = self._value_at(source, part)
@@ -245,7 +245,7 @@ class _Constants:
         return value, source.offset - value.place.offset
 
     def _value_at(self, source: Source, part: int) -> _Value | None:
-        """What has been written once to a place that a step of this part reads; None if nothing was."""
+        """The value that a step of this part reads at a place; None if no step that runs once wrote it."""
         if not isinstance(source, Scratch):
             return None
         known = itertools.chain(self._own[part].of(source), self._shared.of(source))
@@ -305,7 +305,7 @@ def _is_known(step: Step) -> bool:
 
 
 def _computation(step: Step) -> Hashable:
-    """What a step computes of what it reads, without where that lies."""
+    """The computation of a step, without the places of its operands."""
     match step:
         case GraphStep():
             return step.digest, step.engine, step.uids

@@ -34,7 +34,7 @@ LAUNCHERS = {
 
 
 def explanation(recipe: Recipe, graph: OperationGraph) -> Explanation:
-    """How a recipe runs a graph of the digest that it was made for."""
+    """The explanation of how a recipe runs a graph, whose digest is that of the recipe's own graph."""
     uids = {number: uid for uid, number in graph.canonical_uids.items()}
     writers = {uid: number for number, operation in enumerate(graph.operations) for uid in operation.writes}
     run = {number for part in recipe.parts for number in part.operations}
@@ -76,11 +76,11 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
             workspace=part.workspace,
             checked=part.checked,
             measured=_measurement_of(part),
-            reserve=sum(map(_kept, own)),
+            reserve=sum(map(_reserve_bytes, own)),
         )
 
 
-def _kept(step: Step) -> int:
+def _reserve_bytes(step: Step) -> int:
     """The bytes of a layer's reserve, if it is only that: without the space of the weights behind it."""
     match step:
         case OperationStep(operation=Layers(space=int(), reserve=int(place))):
@@ -89,7 +89,7 @@ def _kept(step: Step) -> int:
 
 
 def _runs(step: Step) -> str:
-    """What an explanation calls a step."""
+    """The name of a step in an explanation."""
     match step:
         case GraphStep():
             return StepKind.CUDNN.named(step.engine)
@@ -102,7 +102,7 @@ def _runs(step: Step) -> str:
 
 
 def _measurement_of(part: Part) -> Measured | None:
-    """What tuning measured of a piece; None if it was not tuned."""
+    """The measurements of a piece by tuning; None if it was not tuned."""
     found = part.tuning
     if found is None:
         return None
@@ -115,7 +115,7 @@ def _measurement_of(part: Part) -> Measured | None:
 
 
 def _gain_of(recipe: Recipe) -> Tuned | None:
-    """What tuning has gained on the whole; None if it was not tuned."""
+    """The gain of tuning on the whole; None if it was not tuned."""
     found = recipe.tuning
     if found is None:
         return None

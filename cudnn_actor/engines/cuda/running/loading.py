@@ -11,10 +11,10 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import GraphStep, Recipe
 
-__all__ = ["load", "loaded"]
+__all__ = ["load", "load_plan"]
 
 
-def loaded(recipe: Recipe, load: Callable[[bytes], Any]) -> CudaPlan:
+def load_plan(recipe: Recipe, load: Callable[[bytes], Any]) -> CudaPlan:
     """Returns the plan of a recipe, with the graphs that `load` makes of its steps' bytes.
 
     Steps of equal bytes share a graph.

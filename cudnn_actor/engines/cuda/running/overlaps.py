@@ -1,4 +1,4 @@
-"""What lies where in the scratch memory: finds what has bytes in common with a place."""
+"""Finds the tensors and values in scratch memory that have bytes in common with a place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Overlaps(Generic[T]):
 
     def __init__(self, things: Iterable[tuple[Scratch, T]] = ()) -> None:
         self._of_size: dict[int, list[_Entry[T]]] = {}
-        """Numbers of bits → things of places whose bytes are a number of so many bits."""
+        """Bits in the length of a place → the things whose places have such a length."""
         for place, thing in sorted(things, key=lambda each: each[0].offset):
             self._like(place).append(_Entry(place.offset, place.offset + place.nbytes, thing))
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cudnn_actor.engines.cuda.running.divided import Divided, Kept, divided
+from cudnn_actor.engines.cuda.running.divided import Divided, Kept, divide
 from cudnn_actor.engines.cuda.running.explaining import explanation
 from cudnn_actor.engines.cuda.running.recipe import GraphStep, Recipe
 from cudnn_actor.protocol.graphs.explanation import Explanation
@@ -51,10 +51,10 @@ class CudaPlan:
     def divided(self, constant: frozenset[int]) -> DividedPlan | None:
         """The plan in two, for runs in which the buffers at these places keep their values.
 
-        None if there is nothing to prepare of them. See `divided`.
+        None if there is nothing to prepare of them. See `divide`.
         """
         if constant not in self._divided:
-            found = divided(self.recipe, constant)
+            found = divide(self.recipe, constant)
             self._divided[constant] = None if found is None else self._halves(found)
         return self._divided[constant]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.base import blame
-from cudnn_actor.engines.cuda.kernels.kernel import Run, compiled
+from cudnn_actor.engines.cuda.kernels.kernel import Run, compile_run
 from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
@@ -169,7 +169,7 @@ class Program:
                 run = step.product.run()
                 self._steps.append(self._step_on_stream(run, step.sources, recipe.own_workspace))
             else:
-                run = compiled(step.kernel.launches())
+                run = compile_run(step.kernel.launches())
                 self._steps.append(self._step_on_stream(run, step.sources, recipe.own_workspace))
             if waits_here:
                 self._steps[-1] = _behind_barrier(self._steps[-1], stream)

@@ -43,13 +43,13 @@ __all__ = [
     "Source",
     "Step",
     "Tuning",
-    "aligned",
+    "align",
 ]
 
 _ALIGNMENT = 256
 
 
-def aligned(nbytes: int) -> int:
+def align(nbytes: int) -> int:
     """`nbytes` rounded up to a multiple of the alignment of device memory."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
@@ -131,7 +131,7 @@ class KernelStep(msgspec.Struct, Generic[K_co], frozen=True, tag="kernel"):
 
     @property
     def reads(self) -> Sequence[int]:
-        """Which sources it only reads. It may write all others."""
+        """The numbers of the sources that the step only reads. It may write all other sources."""
         return self.kernel.reads
 
 
@@ -163,7 +163,7 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
 
     @property
     def reads(self) -> Sequence[int]:
-        """Which sources it only reads. It may write all others."""
+        """The numbers of the sources that the step only reads. It may write all other sources."""
         changed = {*self.operation.writes}
         if isinstance(self.operation, LayersBackward):
             changed.add(self.operation.reserve)  # libcudnn writes to it, too
@@ -178,7 +178,7 @@ class ProductStep(msgspec.Struct, frozen=True, tag="product"):
 
     @property
     def reads(self) -> Sequence[int]:
-        """Which sources it only reads. It may write all others."""
+        """The numbers of the sources that the step only reads. It may write all other sources."""
         return self.product.reads
 
 
@@ -186,7 +186,7 @@ Step = GraphStep | KernelStep[AnyKernel] | OperationStep | ProductStep
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """What tuning found out about a candidate for a piece.
+    """The times that tuning measured of a candidate for a piece.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ class Recipe(msgspec.Struct, frozen=True):
     @property
     def own_workspace(self) -> int:
         """Bytes that cuDNN's steps need; they run one after the other and share this memory."""
-        return aligned(max((step.workspace for step in self.steps if isinstance(step, GraphStep)), default=0))
+        return align(max((step.workspace for step in self.steps if isinstance(step, GraphStep)), default=0))
 
     @property
     def workspace(self) -> int:

@@ -24,7 +24,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PlanTimes
 from cudnn_actor.protocol.operations import GraphTensor
 
-__all__ = ["Once", "operands", "replayed", "speed_of", "timed"]
+__all__ = ["Once", "operands", "replay_of", "speed_of", "time_run"]
 
 _HOST_TO_DEVICE, _DEVICE_TO_DEVICE = 1, 3
 _CLOCK_KHZ = 13
@@ -42,7 +42,7 @@ _PER_CLOCK = {
 
 
 class Once(NamedTuple):
-    """What runs before a program, once: the other half of a divided plan.
+    """A program that runs once before the timed one: the other half of a divided plan.
 
     `nbytes`: of each buffer that it writes, which both programs take behind those of the graph.
     """
@@ -51,7 +51,7 @@ class Once(NamedTuple):
     nbytes: Sequence[int]
 
 
-def timed(
+def time_run(
     program: Program,
     graph: OperationGraph,
     workspace: int,
@@ -74,8 +74,8 @@ def timed(
                 held |= {-1 - number: _memory(pool, nbytes) for number, nbytes in enumerate(once.nbytes)}
                 pointers += [int(held[-1 - number].ptr) for number in range(len(once.nbytes))]
                 once.program.launch(pointers, scalars, workspace, no_progress)
-            pieces = replayed(program, pointers, scalars, workspace, pieces=True)
-            whole = replayed(program, pointers, scalars, workspace, pieces=False)
+            pieces = replay_of(program, pointers, scalars, workspace, pieces=True)
+            whole = replay_of(program, pointers, scalars, workspace, pieces=False)
 
             def run() -> Sequence[float]:
                 on_progress()
@@ -127,7 +127,7 @@ def _fill(address: int, tensor: GraphTensor) -> None:
         filled += part
 
 
-def replayed(
+def replay_of(
     program: Program, pointers: Sequence[int], scalars: Sequence[float], workspace: int, *, pieces: bool
 ) -> Callable[[], Sequence[float]]:
     """A function that runs the program once and waits. It returns microseconds: of each piece or the run."""
@@ -157,7 +157,7 @@ def replayed(
 
 
 def _capture(stream: Any, enqueue: Callable[[Callable[[Any], object]], None]) -> Any:
-    """What is enqueued, with its events, as a CUDA graph; None if it cannot be captured."""
+    """The CUDA graph of all that `enqueue` enqueues, with its events; None if that cannot be captured."""
     driver = libraries().driver
     external = int(driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
 
@@ -177,7 +177,7 @@ def _capture(stream: Any, enqueue: Callable[[Callable[[Any], object]], None]) ->
 
 
 def speed_of(ordinal: int, stream: Any) -> DeviceSpeed:
-    """What a device can do. Blocks while it copies, for some milliseconds."""
+    """The speed of a device. Blocks while it copies, for some milliseconds."""
     runtime = libraries().runtime
     properties = runtime.getDeviceProperties(ordinal)
     per_clock = _PER_CLOCK.get((properties["major"], properties["minor"]), {})
