@@ -1,16 +1,21 @@
 """Operations on the lines of a tensor, in terms of pointwise operations and reductions.
 
 So described, an operation becomes part of a kernel that computes what stands
-around it as well: see `kernels.line_kernels`.
+around it as well: see `kernels.line_kernels`. The description is a trace of the
+operation's definition, `Operation.evaluate`, on values that note what is done
+with them in place of arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Value
 from cudnn_actor.protocol.operations import (
+    FUNCTIONS,
     LayerNorm,
     Node,
     PointwiseMode,
@@ -21,10 +26,9 @@ from cudnn_actor.protocol.operations import (
     SoftmaxBackward,
 )
 
-__all__ = ["IN_LINES", "Computing", "InLines"]
+__all__ = ["IN_LINES", "Computing", "InLines", "compute_in_lines"]
 
 _M, _R = PointwiseMode, ReductionMode
-_ONE = Constant(1.0)
 
 
 class Computing(Protocol):
@@ -38,70 +42,114 @@ class Computing(Protocol):
 
 
 class InLines(NamedTuple):
-    """How an operation is written as pointwise functions and reductions along lines.
+    """How an operation is computed along lines.
 
     Parameters
     ----------
     axes
         The dims of x that are a line's, ascending, from the operation and x's rank.
-    compute
-        Adds the operation, from the values of its inputs by name; gives the values of all of its outputs.
     alone
         Whether it runs in this way with nothing around it, too.
     """
 
     axes: Callable[[Any, int], tuple[int, ...]]
-    compute: Callable[[Any, Mapping[str, Value], Computing], Mapping[str, Value]]
     alone: bool = False
 
 
-def _reduction(operation: Reduction[int], given: Mapping[str, Value], to: Computing) -> Mapping[str, Value]:
-    return {"y": to.reduce(operation.mode, given["x"])}
-
-
-def _softmax(operation: Softmax[int], given: Mapping[str, Value], to: Computing) -> Mapping[str, Value]:
-    below = to.apply(_M.SUB, given["x"], to.reduce(_R.MAX, given["x"]))
-    powers = to.apply(_M.EXP, below)
-    total = to.reduce(_R.SUM, powers)
-    if operation.log:
-        return {"y": to.apply(_M.SUB, below, to.apply(_M.LOG, total))}
-    return {"y": to.apply(_M.MUL, powers, to.apply(_M.DIV, _ONE, total))}
-
-
-def _softmax_gradient(
-    operation: SoftmaxBackward[int], given: Mapping[str, Value], to: Computing
+def compute_in_lines(
+    operation: Node, given: Mapping[str, Value], rank: int, to: Computing
 ) -> Mapping[str, Value]:
-    dy, y = given["dy"], given["y"]
-    if operation.log:
-        return {"dx": to.apply(_M.SUB, dy, to.apply(_M.MUL, to.apply(_M.EXP, y), to.reduce(_R.SUM, dy)))}
-    total = to.reduce(_R.SUM, to.apply(_M.MUL, dy, y))
-    return {"dx": to.apply(_M.MUL, y, to.apply(_M.SUB, dy, total))}
+    """Append an operation of `IN_LINES` to a kernel's body. Returns the values of its outputs, by name.
+
+    `given`: the values of its inputs, by name. `rank`: x's.
+    """
+    if isinstance(operation, Reduction):  # its definition is a mode, as is a kernel's reduction
+        return {"y": to.reduce(operation.mode, given["x"])}
+    lines = _Lines(to, rank, IN_LINES[type(operation)].axes(operation, rank))
+    traced: Any = {name: _Traced(value, lines) for name, value in given.items()}
+    found: Mapping[str, Any] = operation.evaluate(_FUNCTIONS, traced, {})
+    return {name: each.value for name, each in found.items()}
 
 
-def _inverse(square: Value, epsilon: float, to: Computing) -> Value:
-    """1 / sqrt(mean + epsilon), the mean of this square along the line."""
-    mean = to.apply(_M.ADD, to.reduce(_R.MEAN, square), Constant(epsilon))
-    return to.apply(_M.DIV, _ONE, to.apply(_M.SQRT, mean))
+class _Lines(NamedTuple):
+    """The body that a trace appends to, the rank of its tensors, and the axes of a line."""
+
+    to: Computing
+    rank: int
+    axes: tuple[int, ...]
 
 
-def _layer_norm(operation: LayerNorm[int], given: Mapping[str, Value], to: Computing) -> Mapping[str, Value]:
-    mean = to.reduce(_R.MEAN, given["x"])
-    centred = to.apply(_M.SUB, given["x"], mean)
-    inverse = _inverse(to.apply(_M.SQUARE, centred), operation.epsilon, to)
-    y = to.apply(_M.MUL, centred, inverse)
-    if "scale" in given:
-        y = to.apply(_M.MUL, y, given["scale"])
-    if "bias" in given:
-        y = to.apply(_M.ADD, y, given["bias"])
-    return {"y": y, "mean": mean, "inverse_deviation": inverse}
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """A value of a kernel over lines, as the array that a definition computes with.
+
+    `alike`: whether all elements of a line have the same.
+    """
+
+    value: Value
+    lines: _Lines
+    alike: bool = False
+
+    size = 1  # tensors without elements have no kernels
+
+    @property
+    def ndim(self) -> int:
+        return self.lines.rank
+
+    def of(self, mode: PointwiseMode, *operands: _Traced | float) -> _Traced:
+        """A function of values and numbers."""
+        alike = all(not isinstance(each, _Traced) or each.alike for each in operands)
+        values = (each.value if isinstance(each, _Traced) else Constant(float(each)) for each in operands)
+        return _Traced(self.lines.to.apply(mode, *values), self.lines, alike)
+
+    def _reduced(self, mode: ReductionMode, axis: int | tuple[int, ...], *, keepdims: bool) -> _Traced:
+        axes = (axis,) if isinstance(axis, int) else axis
+        assert keepdims, "a line's number stays beside its elements"
+        assert tuple(each % self.ndim for each in axes) == self.lines.axes, "it is no reduction along lines"
+        return _Traced(self.lines.to.reduce(mode, self.value), self.lines, alike=True)
+
+    def max(self, axis: int | tuple[int, ...], *, keepdims: bool) -> _Traced:
+        return self._reduced(_R.MAX, axis, keepdims=keepdims)
+
+    def sum(self, axis: int | tuple[int, ...], *, keepdims: bool) -> _Traced:
+        return self._reduced(_R.SUM, axis, keepdims=keepdims)
+
+    def mean(self, axis: int | tuple[int, ...], *, keepdims: bool) -> _Traced:
+        return self._reduced(_R.MEAN, axis, keepdims=keepdims)
+
+    def __add__(self, other: _Traced | float) -> _Traced:
+        # Definitions add 0 for a bias that is left out, and multiply by 1 for a scale.
+        return self if other == 0 else self.of(_M.ADD, self, other)
+
+    def __sub__(self, other: _Traced | float) -> _Traced:
+        return self.of(_M.SUB, self, other)
+
+    def __mul__(self, other: _Traced | float) -> _Traced:
+        if other is self:
+            return self.of(_M.SQUARE, self)
+        return self if other == 1 else self.of(_M.MUL, self, other)
+
+    def __truediv__(self, other: _Traced) -> _Traced:
+        if other.alike and not self.alike:  # one division for a line, in place of one for each element
+            return self * (1 / other)
+        return self.of(_M.DIV, self, other)
+
+    def __rtruediv__(self, other: float) -> _Traced:
+        return self.of(_M.DIV, other, self)
 
 
-def _rms_norm(operation: RMSNorm[int], given: Mapping[str, Value], to: Computing) -> Mapping[str, Value]:
-    inverse = _inverse(to.apply(_M.SQUARE, given["x"]), operation.epsilon, to)
-    y = to.apply(_M.MUL, given["x"], inverse)
-    if "scale" in given:
-        y = to.apply(_M.MUL, y, given["scale"])
-    return {"y": y, "inverse_rms": inverse}
+def _traced(mode: PointwiseMode) -> Callable[[_Traced], _Traced]:
+    return lambda x: x.of(mode, x)
+
+
+_FUNCTIONS = SimpleNamespace(
+    **{
+        function.formula: _traced(mode)
+        for mode, function in FUNCTIONS.items()
+        if isinstance(function.formula, str) and function.arity == 1
+    }
+)
+"""NumPy's functions of one operand, on traced values."""
 
 
 def _last(operation: Any, rank: int) -> tuple[int, ...]:
@@ -115,9 +163,10 @@ def _only(operation: Any, rank: int) -> tuple[int, ...]:
 
 
 IN_LINES: Mapping[type[Node], InLines] = {
-    Reduction: InLines(lambda operation, rank: operation.reduced(rank), _reduction),
-    Softmax: InLines(_only, _softmax, alone=True),
-    SoftmaxBackward: InLines(_only, _softmax_gradient, alone=True),
-    LayerNorm: InLines(_last, _layer_norm),
-    RMSNorm: InLines(_last, _rms_norm),
+    Reduction: InLines(lambda operation, rank: operation.reduced(rank)),
+    Softmax: InLines(_only, alone=True),
+    SoftmaxBackward: InLines(_only, alone=True),
+    LayerNorm: InLines(_last),
+    RMSNorm: InLines(_last),
 }
+"""The operations along lines. Another one needs a definition by what `_Traced` can do."""

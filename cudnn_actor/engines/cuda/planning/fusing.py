@@ -6,14 +6,14 @@ kernels of their own: see `kernels.norm_kernels`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Inapplicable, Refused
 from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result, Value
 from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced, describe_lined, fits
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
 from cudnn_actor.engines.cuda.operations.fused_norms import FUSED, Normed, beside, elements
-from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
+from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES, compute_in_lines
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.planning.steps import kernel_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
@@ -187,7 +187,7 @@ class _Fuser:
             name: self._body.value(uid, None if name == "x" else self._weights(uid))
             for name, uid in operation.named(operation.inputs)
         }
-        found: Mapping[str, Value] = IN_LINES[type(operation)].compute(operation, given, self)
+        found = compute_in_lines(operation, given, len(self._dims), self)
         for name, uid in operation.named(operation.outputs):
             self._body.define(uid, found[name], self._compute)
 
