@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from cudnn_actor.engines.cpu.sessions.draft import Draft, refuse
 from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
-from cudnn_actor.protocol.operations.functions import SELU, SELU_ALPHA
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["emit_pointwise"]
@@ -161,31 +162,10 @@ def _expm1(draft: Draft, x: str) -> str:
     )
 
 
-def _not_positive(draft: Draft, x: str) -> tuple[str, str]:
-    """Whether x is positive, and x or 0, whichever is less."""
-    positive = draft.emit("Greater", x, draft.number(0))
-    return positive, draft.emit("Where", positive, draft.number(0), x)
-
-
-def _elu(draft: Draft, x: str, p: float) -> str:
-    positive, below = _not_positive(draft, x)
-    return draft.emit("Where", positive, x, draft.emit("Mul", _expm1(draft, below), draft.number(p)))
-
-
-def _celu(draft: Draft, x: str, p: float) -> str:
-    positive, below = _not_positive(draft, x)
-    scaled = draft.emit("Div", below, draft.number(p))
-    return draft.emit("Where", positive, x, draft.emit("Mul", _expm1(draft, scaled), draft.number(p)))
-
-
-def _softplus(draft: Draft, x: str, p: float = 1.0) -> str:
-    """max(p x, 0) + log1p(t), where t = exp(-abs(p x)) is at most 1, and log1p(t) = 2 atanh(t / (t + 2))."""
-    scaled = x if p == 1 else draft.emit("Mul", x, draft.number(p))
-    decay = draft.emit("Exp", draft.emit("Neg", draft.emit("Abs", scaled)))
-    ratio = draft.emit("Div", decay, draft.emit("Add", decay, draft.number(2)))
-    log1p = draft.emit("Mul", draft.emit("Atanh", ratio), draft.number(2))
-    found = draft.emit("Add", draft.emit("Max", scaled, draft.number(0)), log1p)
-    return found if p == 1 else draft.emit("Div", found, draft.number(p))
+def _log1p(draft: Draft, x: str) -> str:
+    """log(1 + x) = 2 atanh(x / (x + 2)), which keeps the digits of a small x."""
+    ratio = draft.emit("Div", x, draft.emit("Add", x, draft.number(2)))
+    return draft.emit("Mul", draft.emit("Atanh", ratio), draft.number(2))
 
 
 def _relu(draft: Draft, x: str, slope: float, lower: float, upper: float) -> str:
@@ -220,13 +200,88 @@ def _not(operator: str) -> _Floats:
     return lambda draft, *operands: draft.emit("Not", draft.emit(operator, *operands))
 
 
-def _selu(draft: Draft, x: str) -> str:
-    return draft.emit("Mul", _elu(draft, x, SELU_ALPHA), draft.number(SELU))
+# Definitions as nodes.
 
 
-def _prelu(draft: Draft, x: str, slope: str) -> str:
-    positive = draft.emit("GreaterOrEqual", x, draft.number(0))
-    return draft.emit("Where", positive, x, draft.emit("Mul", slope, x))
+class _Trace:
+    """NumPy's functions on traced values. The same node is not written twice."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._written: dict[tuple[str, ...], str] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., _Traced]:
+        write = _OF_NUMPY[name]
+
+        def emit(*operands: _Traced | float) -> _Traced:
+            names = [
+                each.name if isinstance(each, _Traced) else self._draft.number(each) for each in operands
+            ]
+            key = (name, *names)
+            if key not in self._written:
+                self._written[key] = write(self._draft, *names)
+            return _Traced(self, self._written[key])
+
+        return emit
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    """A function of NumPy's as an operator of traced values."""
+
+    def apply(self: _Traced, *others: _Traced | float) -> _Traced:
+        return getattr(self.trace, name)(self, *others)  # type: ignore[no-any-return]
+
+    return apply
+
+
+def _operator_with_one(name: str) -> Callable[..., Any]:
+    """The same of a function that gives back its first operand for 1: that takes no node."""
+    apply = _operator(name)
+    return lambda self, other: self if other == 1 else apply(self, other)
+
+
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """A value of a session, as the array that a definition computes with."""
+
+    trace: _Trace
+    name: str
+
+    __add__, __neg__ = _operator("add"), _operator("negative")
+    __mul__ = __rmul__ = _operator_with_one("multiply")
+    __truediv__ = _operator_with_one("true_divide")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+
+
+_OF_NUMPY: Mapping[str, _Floats] = {
+    "abs": _one("Abs"),
+    "add": _one("Add"),
+    "exp": _one("Exp"),
+    "expm1": _expm1,
+    "greater": _one("Greater"),
+    "greater_equal": _one("GreaterOrEqual"),
+    "log1p": _log1p,
+    "maximum": _one("Max"),
+    "multiply": _one("Mul"),
+    "negative": _one("Neg"),
+    "tanh": _one("Tanh"),
+    "true_divide": _one("Div"),
+    "where": _one("Where"),
+}
+"""The nodes of NumPy's functions that definitions call."""
+
+
+def _defined(mode: PointwiseMode) -> _Floats:
+    """The nodes of a mode that is no operator of ONNX: those of its definition."""
+    formula: Any = FUNCTIONS[mode].formula
+
+    def emit(draft: Draft, *given: str | float) -> str:
+        trace = _Trace(draft)
+        found = formula(trace, *(_Traced(trace, each) if isinstance(each, str) else each for each in given))
+        name: str = found.name
+        return name
+
+    return emit
 
 
 _LOGIC = {
@@ -297,17 +352,17 @@ _OF_FLOATS: Mapping[PointwiseMode, _Floats] = {
     _M.TRUNC: _trunc,
     _M.RELU: _relu,
     _M.LEAKY_RELU: lambda draft, x, p: draft.emit("LeakyRelu", x, alpha=p),
-    _M.PRELU: _prelu,
+    _M.PRELU: _defined(_M.PRELU),
     _M.SIGMOID: _one("Sigmoid"),
-    _M.ELU: _elu,
-    _M.SELU: _selu,
-    _M.CELU: _celu,
+    _M.ELU: _defined(_M.ELU),
+    _M.SELU: _defined(_M.SELU),
+    _M.CELU: _defined(_M.CELU),
     _M.GELU: _one("Gelu"),
     _M.GELU_TANH: _one("Gelu", approximate="tanh"),
-    _M.SOFTPLUS: _softplus,
+    _M.SOFTPLUS: _defined(_M.SOFTPLUS),
     _M.SOFTSIGN: _one("Softsign"),
     _M.SWISH: _swish,
-    _M.MISH: lambda draft, x: draft.emit("Mul", x, draft.emit("Tanh", _softplus(draft, x))),
+    _M.MISH: _defined(_M.MISH),
     _M.HARD_SIGMOID: lambda draft, x, p: draft.emit("HardSigmoid", x, alpha=p, beta=0.5),
     _M.HARD_SWISH: _one("HardSwish"),
     _M.CLIP: _clip,
