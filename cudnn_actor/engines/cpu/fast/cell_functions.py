@@ -1,4 +1,8 @@
-"""The functions of recurrent cells, in the place of what they are taken of."""
+"""The functions of recurrent cells, which overwrite what they are taken of.
+
+They are those of `CellActivation`, rearranged into few calls with one spare array. A recording of the
+definition would have more: a choice (`where`) is several calls.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Pointwise functions in CUDA C++, and the statements that compute an expression."""
+"""Pointwise functions in CUDA C++, and the statements that compute an expression.
+
+The formulas are written for C. They are no traces of the definitions in `protocol.operations.functions`:
+NumPy's `minimum` and `maximum` pass NaN on, which C's do not, and C computes only one side of a choice.
+"""
 
 from __future__ import annotations
 

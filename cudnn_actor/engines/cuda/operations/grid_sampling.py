@@ -70,7 +70,10 @@ extern "C" __global__ void grid_sample(
 
 
 def _taps(operation: GridSample[int]) -> str:
-    """The function that gives places and weights along one dim: `GridSample._taps`."""
+    """The C function that gives places and weights along one dim, as `GridSample._taps` does.
+
+    It has a loop over taps. A trace of the definition would have a statement for each tap of each dim.
+    """
     first, count = operation.reach
     corners, padding = operation.align_corners, operation.padding
     low, high = ("0", "size - 1") if corners else ("(T)-0.5", "size - (T)0.5")

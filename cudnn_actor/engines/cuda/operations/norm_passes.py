@@ -1,4 +1,8 @@
-"""Norms and their gradients as passes over lines: see `kernels.norm_kernels`."""
+"""Norms and their gradients as passes over lines: see `kernels.norm_kernels`.
+
+They are no traces of the definitions, as those of `in_lines` are: these kernels find a line's mean and its
+squares in one pass, and may cut a line into parts, where a definition goes over it twice.
+"""
 
 from __future__ import annotations
 

@@ -252,7 +252,11 @@ def _clip_statement(clip: float, kind: str) -> str:
 
 
 def _text(activation: CellActivation, kind: str) -> str:
-    """A function of x in C."""
+    """The C expression of a function of x.
+
+    Those that are no pointwise mode are written by hand, as formulas are (`kernels.formulas`): see
+    `CellActivation.__call__` for their definitions.
+    """
     a, b = literal(activation.alpha, kind), literal(activation.beta, kind)
     own = {
         CellFunction.AFFINE: f"{a} * x + {b}",
