@@ -113,11 +113,11 @@ class EventRecord(logging.LogRecord):
         """The event and its fields as one line. If a handler has replaced `msg`, its text unchanged."""
         if self.msg != self.event:  # a QueueHandler has stored the formatted line
             return super().getMessage()
-        shown = (f"{name}={_shown(value)}" for name, value in self.fields.items() if name != "exception")
+        shown = (f"{name}={_show(value)}" for name, value in self.fields.items() if name != "exception")
         return " ".join((self.event, *shown))
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     return value if isinstance(value, str) and _PLAIN.fullmatch(value) else repr(value)
 
 

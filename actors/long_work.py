@@ -15,7 +15,7 @@ __all__ = ["check_wanted", "in_own_thread"]
 
 T = TypeVar("T")
 _given_up: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("given_up", default=None)
-"""Of the work that runs in this thread: set once nobody waits for it."""
+"""An event of the work that runs in this thread: set once nobody waits for that work."""
 
 
 class _Abandoned(BaseException):

@@ -35,7 +35,7 @@ _BUSY = 0.75
 _RAREST_BUSY_S = 0.002
 _RAREST_IDLE_S = 0.016
 _FORGET_S = 0.1
-"""After so many seconds without a check, what earlier checks found says nothing about the loop any more."""
+"""The seconds without a check after which earlier checks say nothing about the loop any more."""
 
 
 class StarvationWatch:

@@ -134,7 +134,7 @@ class InvalidRequest(CudnnActorError, ValueError):
     fix: str
 
     def __init__(self, *, field: str, value: object, problem: str, fix: str) -> None:
-        shown = _shown(value)
+        shown = _show(value)
         super().__init__(
             f"{field}={shown}: {problem}; {fix}", field=field, value=shown, problem=problem, fix=fix
         )
@@ -150,7 +150,7 @@ class InvalidRequest(CudnnActorError, ValueError):
         return type(self).of_facts({**self._facts, "field": field})
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """A value as shown in an error's text, of bounded length: an array's type, dtype and dims; what says by
     itself how it is shown, by `str`; else its repr."""
     if isinstance(value, str):  # also a member of a string enum, shown by its value

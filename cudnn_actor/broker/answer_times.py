@@ -92,7 +92,7 @@ class AnswerTimes:
         _pack(self._packed, nbytes, waiting)
         nbytes += _FULL_BYTES
         if nbytes == _MOST_BYTES:
-            times, nbytes = _added(times, self._packed), 0
+            times, nbytes = _with_answers(times, self._packed), 0
         emptied: list[Any] = []
         self.kept = times, nbytes, emptied
         return emptied
@@ -106,7 +106,7 @@ class AnswerTimes:
                 break
         packed += bytes(len(waiting) // len(_FORMAT) * _PACKED.itemsize)
         _pack(packed, nbytes, waiting)
-        return _added(times, packed) if packed else times
+        return _with_answers(times, packed) if packed else times
 
 
 def together(one: Times, other: Times) -> Times:
@@ -125,7 +125,7 @@ def _pack(memory: bytearray, start: int, stamps: Sequence[Any]) -> None:
         struct.pack_into(form, memory, start, *clipped)
 
 
-def _added(times: Mapping[int, Times], packed: bytearray) -> dict[int, Times]:
+def _with_answers(times: Mapping[int, Times], packed: bytearray) -> dict[int, Times]:
     """New times, with those of some answers."""
     found, stamps = dict(times), np.frombuffer(packed, _PACKED)
     for start in range(0, len(stamps), _AT_ONCE):

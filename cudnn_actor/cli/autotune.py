@@ -207,12 +207,12 @@ def tune_all(tuner: Tuner, problems: Sequence[Problem]) -> list[Tuned]:
         results = []
         for problem in problems:
             progress.update(plans, description=_short(problem.text), completed=0, total=None)
-            results.append(tuner.tune(problem, _shown(progress, plans, _short(problem.text))))
+            results.append(tuner.tune(problem, _show_progress(progress, plans, _short(problem.text))))
             progress.advance(all_of_them)
     return results
 
 
-def _shown(progress: Progress, task: TaskID, name: str) -> Callable[[int, int, str], None]:
+def _show_progress(progress: Progress, task: TaskID, name: str) -> Callable[[int, int, str], None]:
     """A callback through which a tuning reports its progress."""
 
     def show(done: int, of: int, what: str) -> None:

@@ -43,7 +43,7 @@ def find_blas() -> Blas:
 
 def _threads() -> int | None:
     """Ask the library that this process has loaded. Only OpenBLAS is supported: NumPy's wheels contain it."""
-    for path in _loaded("openblas"):
+    for path in _loaded_libraries("openblas"):
         library = ctypes.CDLL(path)
         for name in _COUNTERS:
             if hasattr(library, name):
@@ -51,7 +51,7 @@ def _threads() -> int | None:
     return None
 
 
-def _loaded(part: str) -> list[str]:
+def _loaded_libraries(part: str) -> list[str]:
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -155,14 +155,14 @@ def _try_both(device: str) -> dict[str, Check]:
     Process isolation comes first: on a GPU, a library that ends its process then ends only a worker. On a
     thread it would end this process.
     """
-    process = _bounded(device, "process")
+    process = _run_bounded(device, "process")
     if process.ok or device == "cpu" or process.device == "cpu":
-        return {"thread": _bounded(device, "thread"), "process": process}
+        return {"thread": _run_bounded(device, "thread"), "process": process}
     why = "not tried, since it might end this process: no worker process could do it"
     return {"thread": Check(isolation="thread", ok=False, detail=why), "process": process}
 
 
-def _bounded(device: str, isolation: Literal["thread", "process"]) -> Check:
+def _run_bounded(device: str, isolation: Literal["thread", "process"]) -> Check:
     """One check, on its own thread. A check that hangs is abandoned, and ends with this process."""
     answer: list[Check] = []
     trying = threading.Thread(

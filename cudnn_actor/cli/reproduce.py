@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the graph runs and its results agree with the CPU's."""
     console = Console(highlight=False, soft_wrap=True)
     graph = read_problem(" ".join(args.problem)).graph
-    for line in _described(graph):
+    for line in _describe(graph):
         console.print(Text(line))
     values = made_up_values(graph, args.seed)
     try:
@@ -95,7 +95,7 @@ def _uncertainties(graph: OperationGraph, values: Mapping[str, np.ndarray]) -> d
     return result_uncertainties(*how, evaluate_graph(*how))
 
 
-def _described(graph: OperationGraph) -> Iterator[str]:
+def _describe(graph: OperationGraph) -> Iterator[str]:
     """The graph as lines of text: its operations and its tensors."""
     yield " -> ".join(type(operation).__name__ for operation in graph.operations) + f"  {graph.digest()[:8]}"
     tensors = {tensor_name(graph, uid): graph.tensor(uid) for uid in graph.bound}

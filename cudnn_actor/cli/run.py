@@ -186,7 +186,7 @@ async def _run(args: argparse.Namespace) -> int:
                 print(f"{name}: {value.dtype} {value.shape}, {_summary(value)}")
             if args.time:
                 await _time(gpu, model, inputs, first)
-            found = await _measured(gpu, model, inputs, endpoint, args)
+            found = await _measure(gpu, model, inputs, endpoint, args)
         if args.json is not None:
             await asyncio.to_thread(_write_json, args.json, found)
         if args.out is not None:
@@ -195,7 +195,7 @@ async def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _measured(
+async def _measure(
     gpu: CudnnRef,
     model: Model,
     inputs: dict[str, np.ndarray],

@@ -125,12 +125,12 @@ def _curve(
     path = " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     lines = [f'<path d="M{path}" {_stroke(colour, dashes)}/>']
     for each, (x, y) in zip(rows, places, strict=True):
-        told = f"<title>{_told(each)}</title>"
+        told = f"<title>{_tell(each)}</title>"
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}">{told}</circle>')
     return lines
 
 
-def _told(each: Throughput) -> str:
+def _tell(each: Throughput) -> str:
     batch = "" if each.mean_batch is None else f"\n{each.mean_batch:.1f} samples a batch"
     times = f"p50 {each.p50_ms:,.2f} ms, p90 {each.p90_ms:,.2f} ms, p99 {each.p99_ms:,.2f} ms"
     return escape(f"{each.in_flight} in flight: {each.per_s:,.1f} a second\n{times}{batch}")

@@ -30,7 +30,7 @@ _SAID: set[Problem] = set()
 """Cautions that this process has logged. Threads that start services side by side may log one twice."""
 
 
-def _unlimited() -> None:
+def _no_limit() -> None:
     """No limit on arenas but the device's own memory."""
 
 
@@ -93,7 +93,7 @@ class EngineChoice(NamedTuple):
     worker: WorkerEngine | None = None
     preload: tuple[str, ...] = ()
     host_arenas: bool = False
-    default_limit: Callable[[], int | None] = _unlimited
+    default_limit: Callable[[], int | None] = _no_limit
     memory_bytes: int = 0
     bus_id: str = ""
 
@@ -204,7 +204,7 @@ def visible_gpus(executable: str | os.PathLike[str] | None = None) -> tuple[tupl
 
 
 def _automatic(setting: _Setting) -> EngineChoice:
-    driver, problem = _examined(setting)
+    driver, problem = _examine(setting)
     if problem is None:
         return _cuda(0, driver, f"{_gpu(driver, 0)} is the first GPU here", setting)
     if not expects_gpu(driver):
@@ -213,14 +213,14 @@ def _automatic(setting: _Setting) -> EngineChoice:
     return _cpu(f"{there}{problem}", setting, unused_gpu=True)
 
 
-def _examined(setting: _Setting) -> tuple[Driver, Problem | None]:
+def _examine(setting: _Setting) -> tuple[Driver, Problem | None]:
     """The driver, and what prevents the use of its GPUs."""
     driver = find_driver_apart(executable=setting.executable) if setting.apart else find_driver()
     return driver, obstacle(driver if setting.apart else None)
 
 
 def _asked_for(device: str, ordinal: int, setting: _Setting) -> EngineChoice:
-    driver, problem = _examined(setting)
+    driver, problem = _examine(setting)
     if problem is not None:
         why = f"cannot be used here: {problem.what} ({problem.detail})"
         raise _refused(device, why, f"{problem.fix}; cudnn-actor doctor says more")

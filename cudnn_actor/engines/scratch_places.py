@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.memory.free_list import GRANULARITY, FreeList, rounded
+from cudnn_actor.memory.free_list import GRANULARITY, FreeList, round_up
 
 __all__ = ["Held", "places"]
 
@@ -76,7 +76,7 @@ def _largest_first(held: Sequence[Held], together: dict[int, list[Held]]) -> dic
 def _in_order(held: Sequence[Held]) -> dict[int, int]:
     """The offset of each tensor, by uid: in the smallest gap that there is when its first piece runs."""
     offsets: dict[int, int] = {}
-    gaps = FreeList(sum(rounded(one.size, GRANULARITY) for one in held))
+    gaps = FreeList(sum(round_up(one.size, GRANULARITY) for one in held))
     ending: defaultdict[int, list[int]] = defaultdict(list)
     running = 0
     for one in sorted(held, key=lambda one: (one.first, -one.size)):

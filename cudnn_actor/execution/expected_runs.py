@@ -178,7 +178,7 @@ class ExpectedRuns:
         executor = self._executor
         buffers = [executor.binding(slot) for slot in bound.slots]
         constant = self._constant_places(cached, bound.slots, plan, copied)
-        prepare = functools.partial(_prepared, executor, plan, bound.scalars, constant)
+        prepare = functools.partial(_prepare, executor, plan, bound.scalars, constant)
         return ExpectedRun(plan, bound.slots, buffers, constant, prepare)
 
     def _constant_places(
@@ -193,7 +193,7 @@ class ExpectedRuns:
         return self._executor.engine.keeps(plan, constant)
 
 
-def _prepared(
+def _prepare(
     executor: Executor[Any],
     plan: Plan,
     scalars: Sequence[float],

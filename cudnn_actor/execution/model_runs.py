@@ -30,7 +30,7 @@ Source = Slot | np.ndarray | Arriving
 """Where the values of an input come from."""
 
 _OFTEN = 64
-"""Behind so many runs between the same places, a device runs the graph on the buffers themselves. The copies
+"""The runs between the same places behind which a device runs the graph on the buffers themselves. The copies
 take it 10 to 20 us, and to capture a graph for these addresses takes as long as a hundred of them."""
 
 

@@ -319,7 +319,7 @@ class Planner:
             self._builder_thread.ask(job)
             return
         self.cache.note_build(result.took_ns)
-        outcome = self._prepared(job, result.outcome)
+        outcome = self._prepare(job, result.outcome)
         if outcome is not None:
             self._end_build(job, outcome)
 
@@ -330,7 +330,7 @@ class Planner:
         del self._tuning[key]
         if not isinstance(result.outcome, NotKept):
             self.cache.note_build(result.took_ns)
-            outcome = self._prepared(job, result.outcome)
+            outcome = self._prepare(job, result.outcome)
             assert outcome is not None, "it is not built again with less workspace"
             self._use_tuned(job, outcome)
         for waiter in self._for_tuned.pop(key):
@@ -341,7 +341,7 @@ class Planner:
             return
         del self._improving[job.digest]
         self.cache.note_build(result.took_ns)
-        outcome = self._prepared(job, result.outcome)
+        outcome = self._prepare(job, result.outcome)
         assert outcome is not None, "it is not built again with less workspace"
         known = self.cache.peek(job.digest)
         if isinstance(outcome, CudnnActorError):
@@ -352,7 +352,7 @@ class Planner:
             known = outcome
         _tell(self._for_better.pop(job.digest, []), job.digest, known or outcome)
 
-    def _prepared(self, job: Job, outcome: Plan | BaseException) -> Outcome | None:
+    def _prepare(self, job: Job, outcome: Plan | BaseException) -> Outcome | None:
         """A plan that is ready to run, or the error. None while one with less workspace is being built."""
         if isinstance(outcome, BaseException):
             return self._meaning(outcome, job.graph)

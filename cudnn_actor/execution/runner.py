@@ -547,7 +547,7 @@ class Runner(Generic[T]):
         self.faults.inject("explain")
         try:
             plan = self._plan(graph, outcomes.get(graph.digest()))
-            times = self._measured(plan, graph, message.weights) if message.measure else None
+            times = self._measure(plan, graph, message.weights) if message.measure else None
         except OperationError as error:
             raise described(error, graph) from error
         explanation = plan.explain(graph)
@@ -555,7 +555,7 @@ class Runner(Generic[T]):
             explanation = self._with_candidates(plan, explanation, graph)
         return explanation if times is None else explanation.with_times(graph, times)
 
-    def _measured(self, plan: Plan, graph: OperationGraph, weights: Sequence[int]) -> PlanTimes:
+    def _measure(self, plan: Plan, graph: OperationGraph, weights: Sequence[int]) -> PlanTimes:
         self.host.flush()  # answers that are ready need not wait
         measure = self.executor.engine.measure
         times: PlanTimes = self.executor.call(plan.tag, measure, plan, graph, weights)

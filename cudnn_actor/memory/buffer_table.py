@@ -141,7 +141,7 @@ class MemoryTable:
         self._pool.limit = limit
 
     def check_staging(self, nbytes: int, lent: int) -> None:
-        """Raise `OutOfMemory` unless a staging array of so many bytes fits beside those of `lent` bytes.
+        """Raise `OutOfMemory` unless a staging array of `nbytes` fits beside those of `lent` bytes.
 
         On the CPU they count towards the limit of the arenas, too: drop `arenas_to_drop(nbytes)`.
         """
@@ -155,7 +155,7 @@ class MemoryTable:
             )
 
     def count_staging(self, lent: int) -> None:
-        """Have staging arrays of so many bytes count towards the limit, if they are in the arenas' memory."""
+        """Have staging arrays of `lent` bytes count towards the limit, if they are in the arenas' memory."""
         self._pool.beside = lent if self.device == "cpu" else 0
 
     def arenas(self) -> tuple[Arena, ...]:
@@ -225,7 +225,7 @@ class MemoryTable:
         """
         arena = self._pool.add_import(number, nbytes)
         arena.free.take(offset, spec.nbytes)
-        return self._seated(spec, arena, offset)
+        return self._seat(spec, arena, offset)
 
     def take_idle_imports(self) -> tuple[int, ...]:
         """Forget the imported arenas whose buffer has ended, and return their numbers: unmap them."""
@@ -271,9 +271,9 @@ class MemoryTable:
         """
         self.take_back()
         arena, offset = self._pool.place(spec.nbytes)
-        return self._seated(spec, arena, offset)
+        return self._seat(spec, arena, offset)
 
-    def _seated(self, spec: TensorSpec, arena: Arena, offset: int) -> BufferRef:
+    def _seat(self, spec: TensorSpec, arena: Arena, offset: int) -> BufferRef:
         slot = self._vacant_slot()
         slot.seat(spec, arena, offset)
         self._mirror_seat(slot)

@@ -40,7 +40,7 @@ _FILES = {
     1: _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: _Files("memory.max", "memory.current", "inactive_file"),
 }
-"""By version."""
+"""The files of each version of control groups."""
 
 
 def default_limit() -> int | None:
@@ -111,13 +111,13 @@ def _quota_v2(folder: Path) -> float | None:
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """As `_quota_v2`."""
+    """See `_quota_v2`."""
     quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
     return quota / period if quota and period else None
 
 
 _QUOTAS = {1: _quota_v1, 2: _quota_v2}
-"""By version."""
+"""What reads the quota of each version of control groups."""
 
 
 def _folders(groups: Path, own: Path, controller: str) -> Iterator[tuple[Path, int]]:

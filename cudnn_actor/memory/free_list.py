@@ -65,7 +65,7 @@ class FreeList:
 
     def allocate(self, nbytes: int) -> int | None:
         """Take `nbytes` (rounded up to 256, also 0) and return their offset; None if there is no room."""
-        size = rounded(max(nbytes, 1), GRANULARITY)
+        size = round_up(max(nbytes, 1), GRANULARITY)
         found = bisect.bisect_left(self._by_size, (size, 0))
         if found == len(self._by_size):
             return None
@@ -82,7 +82,7 @@ class FreeList:
 
         Raises `ValueError` if it does not lie in the arena, or something is taken.
         """
-        size = rounded(max(nbytes, 1), GRANULARITY)
+        size = round_up(max(nbytes, 1), GRANULARITY)
         if self._taken or offset < 0 or offset % GRANULARITY or offset + size > self.nbytes:
             raise ValueError(f"{size} bytes at {offset} are no place that could be taken")
         self._remove_hole(0, self.nbytes)
@@ -118,6 +118,6 @@ class FreeList:
         self.free_bytes -= end - start
 
 
-def rounded(nbytes: int, step: int) -> int:
+def round_up(nbytes: int, step: int) -> int:
     """`nbytes` rounded up to a multiple of `step`."""
     return -(-nbytes // step) * step

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Iterable
 
 from cudnn_actor.memory.arena import ARENA_STEP, Arena
-from cudnn_actor.memory.free_list import rounded
+from cudnn_actor.memory.free_list import round_up
 from cudnn_actor.protocol.errors import OutOfMemory, ServiceStopped
 
 __all__ = ["ArenaPool"]
 
 _SHRINK = 4
-"""By how much smaller the next arena is when the system has refused one."""
+"""The divisor of the next arena's size when the system has refused one."""
 
 
 class ArenaPool:
@@ -32,7 +32,7 @@ class ArenaPool:
         """Bytes of all arenas."""
         self.beside = 0
         """Bytes of other memory that count towards the limit."""
-        self._full = self._usual = rounded(arena_bytes, ARENA_STEP)
+        self._full = self._usual = round_up(arena_bytes, ARENA_STEP)
         self._arenas: dict[int, Arena] = {}
         self._imported: dict[int, Arena] = {}
         """Arenas of other services, which are only read: no place of them is given away, and they count
@@ -65,7 +65,7 @@ class ArenaPool:
 
     def next(self, nbytes: int) -> tuple[int, int]:
         """Number and size in bytes of an arena to create for a buffer of `nbytes`. Raises `OutOfMemory`."""
-        needed = rounded(max(nbytes, 1), ARENA_STEP)
+        needed = round_up(max(nbytes, 1), ARENA_STEP)
         if self.limit is None:
             return self._next_number, max(needed, self._usual)
         # Prefer a smaller arena beside the idle ones to one of full size in their place.
@@ -92,8 +92,8 @@ class ArenaPool:
 
         Returns whether a smaller one could hold a buffer of `nbytes`, so that it is worth another try.
         """
-        self._usual = max(ARENA_STEP, rounded(refused // _SHRINK, ARENA_STEP))
-        return refused > rounded(max(nbytes, 1), ARENA_STEP)
+        self._usual = max(ARENA_STEP, round_up(refused // _SHRINK, ARENA_STEP))
+        return refused > round_up(max(nbytes, 1), ARENA_STEP)
 
     def add(self, number: int, nbytes: int, fd: int) -> None:
         """Take ownership of an arena and its descriptor; when this raises, the caller keeps the

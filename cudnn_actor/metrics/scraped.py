@@ -89,7 +89,7 @@ class _Samples:
 
     def label(self, name: str, label: str) -> str:
         """The value of a label of the first sample of a name; empty if there is none."""
-        return next((_shown(dict(labels).get(label, "")) for labels in self.of(name)), "")
+        return next((_show(dict(labels).get(label, "")) for labels in self.of(name)), "")
 
     def present(self, name: str) -> str:
         """The state that is 1."""
@@ -115,7 +115,7 @@ def _service(name: str, samples: _Samples) -> Metrics:
     }
     count = samples.count
     return Metrics(
-        service=_shown(name),
+        service=_show(name),
         device=samples.label("cudnn_actor_arena_bytes", "device"),
         state=HealthState(samples.present("cudnn_actor_state")),
         generation=count("cudnn_actor_generation"),
@@ -128,7 +128,7 @@ def _service(name: str, samples: _Samples) -> Metrics:
         withdrawn=count("cudnn_actor_requests_withdrawn_total"),
         expired=count("cudnn_actor_requests_expired_total"),
         replayed=count("cudnn_actor_requests_replayed_total"),
-        restarts_by_cause={_shown(cause): number for cause, number in causes.items()},
+        restarts_by_cause={_show(cause): number for cause, number in causes.items()},
         standby=StandbyState(samples.present("cudnn_actor_standby")),
         plans=PlanCounts(
             size=count("cudnn_actor_plans"),
@@ -171,8 +171,8 @@ def _requests(samples: _Samples, labels: dict[str, str]) -> RequestCounts:
 
     model = labels["model"]
     return RequestCounts(
-        operation=_shown(labels["operation"]),
-        model=_shown(model) or None,
+        operation=_show(labels["operation"]),
+        model=_show(model) or None,
         failed=count("cudnn_actor_requests_failed_total"),
         queue=times("_queue"),
         run=times("_run"),
@@ -183,6 +183,6 @@ def _requests(samples: _Samples, labels: dict[str, str]) -> RequestCounts:
     )
 
 
-def _shown(text: str) -> str:
+def _show(text: str) -> str:
     """A stranger's name as it may be put on a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_LETTERS])

@@ -14,7 +14,7 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import did_you_mean, require_awaited, require_names
 from cudnn_actor.protocol.types.device_array import DeviceArray
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.spatial import rearranged
+from cudnn_actor.protocol.types.spatial import rearrangement
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = ["Alike", "checked_inputs", "named_once", "spec_of"]
@@ -172,7 +172,7 @@ def _check_dims(features: Sequence[Feature], given: Mapping[str, Any]) -> None:
                 as_it_is = f", as {dim} is in other dims" if of_name else ""
                 problem = f"dim {place} is {size}, not {wanted}{as_it_is}"
         if problem:
-            way = rearranged("array", dims, partial(_fits, feature.dims, bound))
+            way = rearrangement("array", dims, partial(_fits, feature.dims, bound))
             raise InvalidRequest(
                 field=feature.name,
                 value=dims,
@@ -204,10 +204,10 @@ def _conversion(feature: Feature, *, uploaded: bool) -> str:
 
 def spec_of(value: BufferRef | np.ndarray) -> TensorSpec:
     """The spec that an input has, or will have once uploaded. Raises `InvalidRequest` for too many dims."""
-    return value.spec if isinstance(value, BufferRef) else _packed(value.shape, value.dtype)
+    return value.spec if isinstance(value, BufferRef) else _pack(value.shape, value.dtype)
 
 
 @lru_cache(maxsize=256)
-def _packed(dims: tuple[int, ...], dtype: np.dtype[Any]) -> TensorSpec:
+def _pack(dims: tuple[int, ...], dtype: np.dtype[Any]) -> TensorSpec:
     """The spec of such arrays. Cached, because each run asks for the same ones."""
     return TensorSpec.packed(dims, dtype)

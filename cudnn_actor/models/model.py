@@ -29,7 +29,7 @@ from cudnn_actor.protocol.messages.messages import Allocate, LendStaging, RunMod
 from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.planning_messages import Explain
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.short_repr import listed
+from cudnn_actor.protocol.types.short_repr import listing
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.protocol.types.tune import Tune
 
@@ -137,7 +137,7 @@ class Model:
         return f"<{closed}model: {self._signature()}>"
 
     def _signature(self) -> str:
-        inputs, outputs = (listed(map(str, each), len(each), _ROOM) for each in (self.inputs, self.outputs))
+        inputs, outputs = (listing(map(str, each), len(each), _ROOM) for each in (self.inputs, self.outputs))
         return f"{inputs} -> {outputs}"
 
     def belongs_to(self, service: object) -> bool:

@@ -50,7 +50,7 @@ def sets_of_specs(
             field=missing[0],
             value=None,
             problem=f"is a dim of {_where(missing[0], features)} and has no size",
-            fix=f"give it: {_sized(missing[0], '1')}",
+            fix=f"give it: {_spell_size(missing[0], '1')}",
         )
     return [
         {each.name: _spec(each, dict(zip(choices, chosen, strict=True))) for each in features}
@@ -74,7 +74,10 @@ def one_set_of_specs(features: Sequence[Feature], sizes: Mapping[str, Any]) -> d
             as_index(size)
         except TypeError:
             raise InvalidRequest(
-                field=name, value=size, problem="must be one whole number", fix=f"use {_sized(name, '8')}"
+                field=name,
+                value=size,
+                problem="must be one whole number",
+                fix=f"use {_spell_size(name, '8')}",
             ) from None
     (specs,) = sets_of_specs(features, sizes, 1)
     return specs
@@ -141,7 +144,7 @@ def _choices(name: str, value: Any, names: Sequence[str]) -> tuple[int, ...]:
             field=name,
             value=value,
             problem="must be a whole number from 0 on, or a sequence of them",
-            fix=f"use {_sized(name, '8')}, or {_sized(name, '(1, 8)')}",
+            fix=f"use {_spell_size(name, '8')}, or {_spell_size(name, '(1, 8)')}",
         )
     return tuple(dict.fromkeys(several))
 
@@ -156,7 +159,7 @@ def _require_sizes(field: str, sizes: object) -> None:
         )
 
 
-def _sized(name: str, size: str) -> str:
+def _spell_size(name: str, size: str) -> str:
     """How a caller gives a dim's size: as a keyword if that is possible, else in a mapping."""
     return f"{name}={size}" if _is_keyword(name) else f'{{"{name}": {size}}}'
 

@@ -87,19 +87,19 @@ class StepsRun:
 
     async def _run(self, step: Step) -> None:
         for cell, spec in step.outputs.items():
-            self._keep(cell, await self._allocated(spec, step, cell))
+            self._keep(cell, await self._allocate(spec, step, cell))
         inputs = {name: self._weights.get(name) or self._cells[step.reads[name]] for name in step.inputs}
         buffers = {**inputs, **{cell: self._cells[cell] for cell in step.outputs}}
         if not isinstance(step.run, Loop):
             await self._gpu.ask(RunGraph.bind(step.run, buffers), timeout=self._deadline.left_s)
             return
-        scratch = await self._allocated(step.run.scratch, step, "scratch")
+        scratch = await self._allocate(step.run.scratch, step, "scratch")
         try:
             message = RunLoop.bind(step.run, buffers, turns=step.turns, scratch=scratch)
             await self._gpu.ask(message, timeout=self._deadline.left_s)
         finally:
             self._discard(scratch)
-        if step.ends and bool(await self._downloaded(step.ends)):
+        if step.ends and bool(await self._download(step.ends)):
             raise InvalidRequest(
                 field="inputs",
                 value=Words(step.label),
@@ -107,7 +107,7 @@ class StepsRun:
                 fix="give inputs with which its condition becomes False before that",
             )
 
-    async def _allocated(self, spec: TensorSpec, step: Step, what: str) -> BufferRef:
+    async def _allocate(self, spec: TensorSpec, step: Step, what: str) -> BufferRef:
         try:
             ref: BufferRef = await self._gpu.ask(Allocate(spec=spec), timeout=self._deadline.left_s)
         except OutOfMemory as error:
@@ -120,7 +120,7 @@ class StepsRun:
             if self._last.get(cell, number) <= number and cell in self._made:
                 self._discard(self._made.pop(cell))
 
-    async def _downloaded(self, cell: str) -> np.ndarray:
+    async def _download(self, cell: str) -> np.ndarray:
         array: np.ndarray = await self._gpu.download(self._cells[cell], timeout=self._deadline.left_s)
         return array
 
@@ -134,9 +134,9 @@ class StepsRun:
             for name, cell in of.outputs.items():
                 if name in keep and name not in of.rows:
                     continue  # taken below, where nothing can fail any more
-                array = await self._downloaded(cell)
+                array = await self._download(cell)
                 if name in of.rows:
-                    count = int(await self._downloaded(of.rows[name]))
+                    count = int(await self._download(of.rows[name]))
                     if count < len(array):
                         array = array[:count].copy()  # a view would keep the rows of all turns
                 results[name] = array

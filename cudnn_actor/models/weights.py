@@ -46,10 +46,10 @@ def checked_weights(
             fix='name each: {"layer1.weight": array}; model.weights lists the names',
         )
     known = specs_of(tensors, ())
-    return {name: _checked(name, known, decided, values, value) for name, value in given.items()}
+    return {name: _check(name, known, decided, values, value) for name, value in given.items()}
 
 
-def _checked(
+def _check(
     name: Any, known: Mapping[str, TensorSpec], decided: Collection[str], values: Values, value: Any
 ) -> np.ndarray | BufferRef:
     if name in decided:

@@ -155,7 +155,7 @@ class Writing:
                 for key, origin in keeping.origins.items()
                 if not origin.names.isdisjoint(given)
             ]
-        arrays = await in_own_thread(_computed, chosen, source.tensors)
+        arrays = await in_own_thread(_compute, chosen, source.tensors)
         if chosen:
             refs = tuple(ref for ref, _ in chosen)
             message = WriteWeights(model=keeping.ref, buffers=refs, values=tuple(arrays))
@@ -170,7 +170,7 @@ class Writing:
         keeping.source, self._unsure = source, {}
 
 
-def _computed(
+def _compute(
     chosen: Collection[tuple[BufferRef, Origin]], tensors: Mapping[str, np.ndarray]
 ) -> list[np.ndarray]:
     """The values of weights, each in its buffer's dtype. Raises `InvalidRequest`."""

@@ -49,7 +49,7 @@ def _scan(node: Node, inline: Inliner) -> list[Value]:
         for axis, value in zip(node.attribute("scan_input_axes") or (0,) * scanned, inputs, strict=True)
     ]
     backwards = node.attribute("scan_input_directions") or (0,) * scanned
-    states, found = _scanned(node, inline, states, list(zip(inputs, axes, backwards, strict=True)))
+    states, found = _scan_steps(node, inline, states, list(zip(inputs, axes, backwards, strict=True)))
     towards = node.attribute("scan_output_directions") or (0,) * outputs
     behind = node.attribute("scan_output_axes") or (0,) * outputs
     if not inputs[0].dims[axes[0]]:
@@ -73,12 +73,12 @@ def _batches(node: Node, inline: Inliner) -> list[Value]:
     for sample in range(batch):
         own = [_part(inline, value, 0, sample) for value in values]
         along = [(value, 0, back) for value, back in zip(own[-scanned:], backwards, strict=True)]
-        states, found = _scanned(node, inline, own[:-scanned], along)
+        states, found = _scan_steps(node, inline, own[:-scanned], along)
         samples.append(states + [_stack(inline, each, 0) for each in found])
     return [_stack(inline, each, 0) for each in zip(*samples, strict=True)]
 
 
-def _scanned(
+def _scan_steps(
     node: Node, inline: Inliner, states: list[Value], inputs: Sequence[tuple[Value, int, int]]
 ) -> tuple[list[Value], list[list[Value]]]:
     """The last states of a scan, and each output of each step.

@@ -111,7 +111,7 @@ def _of_shape(call: _Call) -> int:
     return _count(call.listed(0))
 
 
-def _expanded(call: _Call) -> int:
+def _cost_of_expand(call: _Call) -> int:
     return call.size(0) * _count(call.listed(1))
 
 
@@ -123,7 +123,7 @@ def _range(call: _Call) -> int:
     return int(steps) + 1
 
 
-def _padded(call: _Call) -> int:
+def _cost_of_pad(call: _Call) -> int:
     given = [list(each.ints) for each in call.node.attribute if each.name in ("pads", "paddings")]
     pads = given[0] if given else call.listed(1)
     axes = len(pads) // 2  # each is added to the largest dims: an upper bound for any axes
@@ -133,7 +133,7 @@ def _padded(call: _Call) -> int:
     return _count(dim + more for dim, more in zip(dims, along, strict=False))
 
 
-def _gathered(call: _Call) -> int:
+def _cost_of_gather(call: _Call) -> int:
     dims, axis = list(call.given(0).shape), call.attribute("axis", 0)
     if not -len(dims) <= axis < len(dims):
         raise Declined(f"has the axis {axis}, for dims {tuple(dims)}")
@@ -275,19 +275,19 @@ _BOUNDS: dict[str, tuple[_Bound, Cost]] = {
     "Constant": (_constant, _QUICK),
     "ConstantOfShape": (_of_shape, _QUICK),
     "Einsum": (_einsum_elements, _QUICK),
-    "Expand": (_expanded, _QUICK),
-    "Gather": (_gathered, _QUICK),
+    "Expand": (_cost_of_expand, _QUICK),
+    "Gather": (_cost_of_gather, _QUICK),
     "GatherND": (_gathered_nd, _LOOPED),
     "Gemm": (_gemm, _QUICK),
     "MatMul": (_product, _QUICK),
     "MelWeightMatrix": (_mel, _LOOPED),
     "NonMaxSuppression": (_as_given, _LOOPED),
     "NonZero": (_non_zero, _QUICK),
-    "OneHot": (_expanded, _QUICK),
-    "Pad": (_padded, _QUICK),
+    "OneHot": (_cost_of_expand, _QUICK),
+    "Pad": (_cost_of_pad, _QUICK),
     "Range": (_range, _QUICK),
     "Split": (_split, _QUICK),
-    "Tile": (_expanded, _QUICK),
+    "Tile": (_cost_of_expand, _QUICK),
     "TopK": (_largest, _SORTED),
     "EyeLike": (_matrices, _QUICK),
     "Trilu": (_matrices, _QUICK),

@@ -122,10 +122,10 @@ def decode(key: PlanKey, content: bytes) -> StoredPlan:
     header, data = content[_START : _START + length], content[_START + length :]
     if content[_PREFIX.size : _START] != _hash(content[: _PREFIX.size], header, data):
         raise BadPlanFile("does not match its checksum: truncated, or corrupted")
-    return _checked(key, header, data)
+    return _check(key, header, data)
 
 
-def _checked(key: PlanKey, header: bytes, data: bytes) -> StoredPlan:
+def _check(key: PlanKey, header: bytes, data: bytes) -> StoredPlan:
     try:
         facts = msgspec.msgpack.decode(header, type=_Header)
     except msgspec.DecodeError as error:

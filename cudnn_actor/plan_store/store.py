@@ -79,14 +79,14 @@ class PlanStore:
 
     def load(self, key: PlanKey) -> StoredPlan | None:
         """The plan of this key; None if there is none that can be trusted. Never raises."""
-        with self._opened(create=False) as directory:
+        with self._directory(create=False) as directory:
             if directory is not None:
                 return self._load(directory, key)
         return None
 
     def is_empty(self) -> bool:
         """Whether the store has no plan, or cannot be used. Never raises."""
-        with self._opened(create=False) as directory, contextlib.suppress(OSError):
+        with self._directory(create=False) as directory, contextlib.suppress(OSError):
             if directory is not None:
                 with os.scandir(directory) as entries:
                     return not any(entry.name.endswith(_SUFFIX) for entry in entries)
@@ -94,7 +94,7 @@ class PlanStore:
 
     def save(self, key: PlanKey, plan: StoredPlan) -> None:
         """Store a plan, replacing an earlier one of its key unless that has a higher rank. Never raises."""
-        with self._opened(create=True) as directory:
+        with self._directory(create=True) as directory:
             if directory is None or plan.rank < self._rank(directory, key):
                 return
             try:
@@ -106,7 +106,7 @@ class PlanStore:
     def reject(self, key: PlanKey, reason: str) -> None:
         """Delete the plan of this key, because the device library refused it. Never raises."""
         log.warning("plan_store.bad_file", path=self._path(key), reason=reason)
-        with self._opened(create=False) as directory:
+        with self._directory(create=False) as directory:
             if directory is not None:
                 _delete(directory, key.file_name())
 
@@ -114,7 +114,7 @@ class PlanStore:
         return os.path.join(self.directory, key.file_name())
 
     @contextlib.contextmanager
-    def _opened(self, *, create: bool) -> Iterator[int | None]:
+    def _directory(self, *, create: bool) -> Iterator[int | None]:
         """A descriptor of the directory; None if it is unusable.
 
         A path could name another directory later; the descriptor stays that of the directory checked here.

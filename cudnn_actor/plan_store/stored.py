@@ -83,7 +83,7 @@ class StoredPlans:
         stored = self._store.load(key)
         if stored is not None and stored.provisional and effort != "soon":
             return None
-        return self._restored(graph, key, stored)
+        return self._restore(graph, key, stored)
 
     def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
         """The stored tuned plan; else the winner of a new measurement, which is then stored.
@@ -101,7 +101,7 @@ class StoredPlans:
         """The stored plan, if it is tuned; None if there is none. Raises `StickyError`."""
         key = self._key(graph, workspace_limit)
         stored = self._store.load(key)
-        return self._restored(graph, key, stored) if stored is not None and stored.tuned else None
+        return self._restore(graph, key, stored) if stored is not None and stored.tuned else None
 
     def interrupt(self) -> None:
         """Call the builder's `interrupt`. Any thread."""
@@ -118,7 +118,7 @@ class StoredPlans:
     def _key(self, graph: OperationGraph, workspace_limit: int | None) -> PlanKey:
         return PlanKey(graph=graph.digest(), fingerprint=self.fingerprint, workspace_limit=workspace_limit)
 
-    def _restored(self, graph: OperationGraph, key: PlanKey, stored: StoredPlan | None) -> Plan | None:
+    def _restore(self, graph: OperationGraph, key: PlanKey, stored: StoredPlan | None) -> Plan | None:
         if stored is None:
             return None
         try:

@@ -86,7 +86,7 @@ class Moving:
             return None
         failed = self._failed[pair]
         try:
-            copied = await _copied(buffer, source, target, deadline)
+            copied = await _copy(buffer, source, target, deadline)
         except _Refused as refused:
             if refused.in_copy:  # of several at a time, one worker's end has been the end of all
                 self._failed[pair] = failed + 1
@@ -98,7 +98,7 @@ class Moving:
         return copied
 
 
-async def _copied(buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadline: Deadline) -> BufferRef:
+async def _copy(buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadline: Deadline) -> BufferRef:
     """A copy by way of the memory itself. Raises `_Refused` if it cannot be made, and what `move` raises."""
     lender: Any = source._service
     reader: Any = target._service

@@ -72,7 +72,7 @@ def spawn_pool(
     """
     require_whole("replicas", replicas, 1)
     require_whole("min_ready", min_ready, 1)
-    named = None if devices == "all" else _checked(devices)
+    named = None if devices == "all" else _check(devices)
     if named is not None:
         require_whole("min_ready", min_ready, 1, len(named) * replicas)
     for option in _OWN:
@@ -104,7 +104,7 @@ def _all_gpus(executable: Any) -> list[str]:
     return list(found)
 
 
-def _checked(devices: Sequence[str]) -> list[str]:
+def _check(devices: Sequence[str]) -> list[str]:
     if isinstance(devices, str) or not devices:
         raise InvalidRequest(
             field="devices",

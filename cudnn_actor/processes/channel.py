@@ -145,10 +145,10 @@ class Channel:
             return
         data, _ = self._out.pop()
         if len(self._out) or not self._sent:  # else they were sent with the first part of the frame
-            descriptors = self._copied(descriptors)
+            descriptors = self._copy(descriptors)
         self._out.append((data, descriptors))
 
-    def _copied(self, descriptors: Sequence[int]) -> Sequence[int]:
+    def _copy(self, descriptors: Sequence[int]) -> Sequence[int]:
         """Duplicates for a waiting frame, because the caller may close the originals. Raises `OSError`."""
         copies: list[int] = []
         try:
@@ -305,11 +305,11 @@ class Channel:
             end = LENGTH.size + length
             if len(rest) < end:
                 return frames, rest, end
-            frames.append(self._decoded(rest[LENGTH.size : end]))
+            frames.append(self._decode(rest[LENGTH.size : end]))
             rest = rest[end:]
         return frames, rest, LENGTH.size
 
-    def _decoded(self, body: memoryview) -> Any:
+    def _decode(self, body: memoryview) -> Any:
         try:
             return self._decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

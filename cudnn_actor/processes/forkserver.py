@@ -113,7 +113,7 @@ class _Server:
         if fd == self._socket.fileno():
             self._obey()
         else:
-            self._tell(self._reaped(fd))
+            self._tell(self._reap(fd))
 
     def _obey(self) -> None:
         try:
@@ -150,7 +150,7 @@ class _Server:
 
     def _launch(self, launch: Launch, descriptors: list[int]) -> None:
         try:
-            pid, pidfd = self._forked(launch, descriptors)
+            pid, pidfd = self._fork(launch, descriptors)
         except OSError as error:
             self._tell(Refused(launch.number, reason_of(error)))
             return
@@ -161,7 +161,7 @@ class _Server:
         self._poll.register(pidfd, select.POLLIN)
         self._tell(Launched(launch.number, pid), [pidfd])
 
-    def _forked(self, launch: Launch, descriptors: list[int]) -> tuple[int, int]:
+    def _fork(self, launch: Launch, descriptors: list[int]) -> tuple[int, int]:
         """Process id and pidfd of a new worker. Returns in this process only. Raises `OSError`."""
         if (lost := launch.descriptors - len(descriptors)) != 0:
             raise OSError(f"the forkserver had no room for {lost} of its descriptors")
@@ -178,7 +178,7 @@ class _Server:
             os.waitpid(pid, 0)
             raise
 
-    def _reaped(self, pidfd: int) -> Exited:
+    def _reap(self, pidfd: int) -> Exited:
         """Reap a worker that has exited."""
         number = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
@@ -198,7 +198,7 @@ class _Server:
         for pidfd in self._workers:
             _kill(pidfd)
         for pidfd in list(self._workers):
-            self._reaped(pidfd)
+            self._reap(pidfd)
 
 
 def main() -> None:

@@ -102,12 +102,12 @@ class Child:
         if not self.wait(timeout_s):
             return "has not ended"
         self._report(self, deadline)
-        return self.end or self._reaped() or "has ended"
+        return self.end or self._reap() or "has ended"
 
     def close(self) -> None:
         """Release the worker, which is killed if it still runs. Does not wait for its end. Idempotent."""
         self.lifeline.cut()
-        self._reaped()
+        self._reap()
         with self._lock:
             pidfd, self.pidfd = self.pidfd, _NOWHERE
             if pidfd != _NOWHERE:
@@ -119,7 +119,7 @@ class Child:
         """Note how it ended: its exit status, as in `subprocess`."""
         self.end = ending_of(status)
 
-    def _reaped(self) -> str | None:
+    def _reap(self) -> str | None:
         """How the worker ended, if this process must reap it; else None. Never blocks.
 
         A worker that has outlived its server gets another parent: process 1, or a process that has asked to
@@ -141,7 +141,7 @@ class Child:
             wait_for((pidfd,), timeout_s)
             os.close(pidfd)
         if self._process is not None:
-            self._reaped()
+            self._reap()
 
     def forget(self) -> None:
         """In a fork of the process: replace the lock, which another thread may hold, and close all."""

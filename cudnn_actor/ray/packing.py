@@ -60,19 +60,19 @@ def joined(head: Head, apart: Sequence[Any]) -> list[Any]:
 
 def packed(what: Any) -> Any:
     """A graph as bytes; the class of an operation as it is, which is pickled by its name."""
-    return _packed(what) if isinstance(what, Graph) else what
+    return _pack(what) if isinstance(what, Graph) else what
 
 
 def unpacked(what: Any) -> Any:
     """What was packed, on the other side."""
-    return _unpacked(what) if isinstance(what, bytes) else what
+    return _unpack(what) if isinstance(what, bytes) else what
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _packed(graph: Graph) -> bytes:
+def _pack(graph: Graph) -> bytes:
     return pickle.dumps(graph, protocol=5)
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _unpacked(data: bytes) -> Any:
+def _unpack(data: bytes) -> Any:
     return pickle.loads(data)

@@ -48,11 +48,11 @@ async def compute(
     elif isinstance(what, type) and what in _CONVOLUTIONS:
         _refuse_also(also)
         method, operands = _CONVOLUTIONS[what]
-        fields = await _uploaded(scope, what, arrays, operands, deadline)
+        fields = await _upload(scope, what, arrays, operands, deadline)
         found = {"": await getattr(scope, method)(**fields, timeout=deadline.left_s)}
     elif isinstance(what, type) and what in OPERATIONS:
         operands = (*what.inputs, *what.outputs)
-        fields = await _uploaded(scope, what, arrays, operands, deadline)
+        fields = await _upload(scope, what, arrays, operands, deadline)
         given = await scope.apply(what(**fields), also=also, timeout=deadline.left_s)
         found = {"": given} if isinstance(given, BufferRef) else given._asdict()
     else:
@@ -91,7 +91,7 @@ async def _ports(
     return {name: await buffer(name, array) for name, array in given.items()}
 
 
-async def _uploaded(
+async def _upload(
     scope: Scope, kind: type, fields: Mapping[str, Any], operands: Sequence[str], deadline: Deadline
 ) -> dict[str, Any]:
     """The fields of a message, with buffers in place of the arrays of its operands. References stay."""

@@ -69,7 +69,7 @@ from cudnn_actor.protocol.types.conv import ConvSpec, Padding
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.epilogue import Epilogue
 from cudnn_actor.protocol.types.numerics import Numerics
-from cudnn_actor.protocol.types.spelling import spelled
+from cudnn_actor.protocol.types.spelling import check_spelling
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.protocol.types.tune import Tune, require_tune
 from cudnn_actor.service.arrays import about_array, packed_like
@@ -173,7 +173,7 @@ class Requests:
 
     # Memory. `timeout` is that of `ask`, everywhere.
 
-    @spelled
+    @check_spelling
     async def upload(
         self,
         array: Any,
@@ -214,7 +214,7 @@ class Requests:
         except InvalidRequest as error:
             raise about_array(error, own_dtype=dtype is None) from None
 
-    @spelled
+    @check_spelling
     async def empty(
         self,
         dims: Sequence[int],
@@ -226,7 +226,7 @@ class Requests:
         """A new buffer whose contents are undefined. Raises `InvalidRequest`, `OutOfMemory`."""
         return await self.ask(Allocate(spec=TensorSpec.packed(dims, dtype, layout)), timeout=timeout)
 
-    @spelled
+    @check_spelling
     async def write(self, dst: BufferRef, array: Any, *, timeout: float | None = None) -> Receipt:
         """Overwrite a buffer with values of the same dims, on the host or the device as for `upload`.
 
@@ -416,7 +416,7 @@ class Requests:
         self._discard(asked.scratch)
         return outputs_of(asked)
 
-    @spelled
+    @check_spelling
     async def conv_fwd(
         self,
         x: BufferRef,
@@ -468,9 +468,9 @@ class Requests:
             )
 
         dims = conv.output_dims(x.spec.dims, w.spec.dims)
-        return await self._filled(message, dims, like=x, dtype=dtype, timeout=timeout)
+        return await self._fill_new(message, dims, like=x, dtype=dtype, timeout=timeout)
 
-    @spelled
+    @check_spelling
     async def conv_bwd_data(
         self,
         dy: BufferRef,
@@ -498,9 +498,9 @@ class Requests:
             return ConvBwdData(dy=dy, w=w, dx=dx, conv=conv, alpha=alpha, numerics=numerics or Numerics())
 
         wanted = conv.input_dims(dy.spec.dims, w.spec.dims) if dims is None else dims
-        return await self._filled(message, wanted, like=dy, timeout=timeout)
+        return await self._fill_new(message, wanted, like=dy, timeout=timeout)
 
-    @spelled
+    @check_spelling
     async def conv_bwd_filter(
         self,
         x: BufferRef,
@@ -526,9 +526,9 @@ class Requests:
         def message(dw: BufferRef) -> ConvBwdFilter:
             return ConvBwdFilter(x=x, dy=dy, dw=dw, conv=conv, alpha=alpha, numerics=numerics or Numerics())
 
-        return await self._filled(message, dims, like=x, timeout=timeout)
+        return await self._fill_new(message, dims, like=x, timeout=timeout)
 
-    async def _filled(
+    async def _fill_new(
         self,
         message: Callable[[BufferRef], Compute],
         dims: Sequence[int],
@@ -865,7 +865,7 @@ class Requests:
         """
         return await self.ask(ClearPlans(), timeout=timeout)
 
-    @spelled
+    @check_spelling
     async def explain(
         self, what: Graph | Compute, *, measure: bool = False, timeout: float | None = None
     ) -> Explanation:
@@ -899,7 +899,7 @@ class Requests:
         graph = self._explained(what)
         return await self.ask(Explain(graph=graph, measure=measure), timeout=timeout)
 
-    @spelled
+    @check_spelling
     async def plans(
         self, what: Graph | Compute, *, measure: bool = False, timeout: float | None = None
     ) -> Explanation:
@@ -929,7 +929,7 @@ class Requests:
                 await self.ask(tuned, timeout=deadline.left_s)
             return await self.ask(Explain(graph=graph, candidates=True), timeout=deadline.left_s)
 
-    @spelled
+    @check_spelling
     async def reserve_nbytes(self, layer: Recurrent[BufferRef], *, timeout: float | None = None) -> int:
         """How many bytes a layer keeps for its gradients, on this engine.
 

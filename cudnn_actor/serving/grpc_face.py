@@ -88,7 +88,7 @@ class _GrpcFace:
         """The handlers of all methods; the others of the protocol are answered with UNIMPLEMENTED."""
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._unary(name, operation), response_serializer=_serialized
+                self._unary(name, operation), response_serializer=_serialize
             )
             for name, operation in self._operations().items()
         }
@@ -141,7 +141,7 @@ class _GrpcFace:
             "SystemSharedMemoryUnregister": unregister,
             "RepositoryModelLoad": load,
             "RepositoryModelUnload": unload,
-            **{name: _awaited(answer) for name, answer in at_once.items()},
+            **{name: _awaitable(answer) for name, answer in at_once.items()},
         }
 
     def _unary(self, name: str, operation: Operation) -> Callable[[bytes, Any], Awaitable[Any]]:
@@ -167,11 +167,11 @@ class _GrpcFace:
         try:
             self._require_token(context)
             parsed = grpc_wire.parse_inference(data)
-            return await self._answered(parsed, len(data), context, context.time_remaining())
+            return await self._answer(parsed, len(data), context, context.time_remaining())
         except CudnnActorError as error:
             await _abort(context, error)
 
-    async def _answered(self, parsed: _Parsed, nbytes: int, call: Any, left_s: float | None) -> bytes:
+    async def _answer(self, parsed: _Parsed, nbytes: int, call: Any, left_s: float | None) -> bytes:
         """The response to an inference whose request has `nbytes` bytes, by a call's context. Raises
         `CudnnActorError`."""
         request, raw, listed = parsed
@@ -207,7 +207,7 @@ class _GrpcFace:
         async def read() -> None:
             try:
                 async for data in requests:
-                    task = asyncio.create_task(self._streamed(data, context))
+                    task = asyncio.create_task(self._answer_in_stream(data, context))
                     running.add(task)
                     task.add_done_callback(running.discard)
                     await under_way.put(task)
@@ -223,23 +223,25 @@ class _GrpcFace:
                 each.cancel()
             await asyncio.gather(reading, *running, return_exceptions=True)
 
-    async def _streamed(self, data: bytes, call: Any) -> bytes:
+    async def _answer_in_stream(self, data: bytes, call: Any) -> bytes:
         """The response to one request of a stream."""
         request = None
         try:
             parsed = grpc_wire.parse_inference(data)
             request = parsed[0]
-            response = await self._answered(parsed, len(data), call, None)
+            response = await self._answer(parsed, len(data), call, None)
             asked = grpc_wire.parameters_of(request.parameters)
-            return grpc_wire.streamed(response, last=bool(asked.get("triton_enable_empty_final_response")))
+            return grpc_wire.stream_response(
+                response, last=bool(asked.get("triton_enable_empty_final_response"))
+            )
         except CudnnActorError as error:
             failed = message_class("ModelStreamInferResponse")(error_message=str(error))
             if request is not None:
                 failed.infer_response.id = request.id  # by which the client finds whose error it is
-            return _serialized(failed)
+            return _serialize(failed)
 
 
-def _awaited(answer: Callable[[Any], Mapping[str, Any]]) -> Operation:
+def _awaitable(answer: Callable[[Any], Mapping[str, Any]]) -> Operation:
     """An operation that answers at once, as one that is awaited."""
 
     async def operation(asked: Any) -> Mapping[str, Any]:
@@ -248,7 +250,7 @@ def _awaited(answer: Callable[[Any], Mapping[str, Any]]) -> Operation:
     return operation
 
 
-def _serialized(message: Any) -> bytes:
+def _serialize(message: Any) -> bytes:
     return message.SerializeToString()  # type: ignore[no-any-return]
 
 

@@ -23,7 +23,7 @@ from cudnn_actor.serving.requests import (
 )
 from cudnn_actor.serving.tensors import NAMES, array_of_bytes, bytes_of, checked_shape, dtype_of, nbytes_of
 
-__all__ = ["decode", "encode", "parameters_of", "parse", "parse_inference", "streamed"]
+__all__ = ["decode", "encode", "parameters_of", "parse", "parse_inference", "stream_response"]
 
 _CONTENTS = {
     "bool": "bool_contents",
@@ -182,7 +182,7 @@ def encode(
             name=wanted.name, datatype=NAMES[DType(array.dtype.name)], shape=array.shape
         )
         if wanted.place is None:
-            raw += _begun(_RAW_OUTPUT, array.nbytes), bytes_of(array)
+            raw += _begin_field(_RAW_OUTPUT, array.nbytes), bytes_of(array)
             continue
         regions.write(wanted.place, array)
         said.parameters["shared_memory_region"].string_param = wanted.place.region
@@ -191,16 +191,16 @@ def encode(
     return b"".join([answer.SerializeToString(), *raw])
 
 
-def streamed(response: bytes, *, last: bool) -> bytes:
+def stream_response(response: bytes, *, last: bool) -> bytes:
     """A `ModelStreamInferResponse` with a response. `last`: whether that says that no other follows it."""
     said = _Response()
     if last:
         said.parameters["triton_final_response"].bool_param = True
     more = said.SerializeToString()  # behind the response's own fields it is a part of it
-    return b"".join([_begun(_STREAMED_RESPONSE, len(response) + len(more)), response, more])
+    return b"".join([_begin_field(_STREAMED_RESPONSE, len(response) + len(more)), response, more])
 
 
-def _begun(first: int, nbytes: int) -> bytes:
+def _begin_field(first: int, nbytes: int) -> bytes:
     """The beginning of a field with a value of so many bytes."""
     begun = bytearray([first])
     while nbytes >= 0x80:

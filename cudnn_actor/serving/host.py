@@ -231,12 +231,12 @@ class Host:
         written. `headers` gives those of the request, which may name the client's span. `left_s`: seconds
         until the client stops waiting; None for no end. Raises `CudnnActorError`.
         """
-        inferred = self._inferred(name, version, decode, encode, listed=listed, left_s=left_s)
+        inferred = self._infer(name, version, decode, encode, listed=listed, left_s=left_s)
         if (observer := self._gpu._service.state.counters.observer) is None:
             return await inferred
         return await asyncio.create_task(inferred, context=observer.received(headers()))
 
-    async def _inferred(
+    async def _infer(
         self,
         name: str,
         version: str,

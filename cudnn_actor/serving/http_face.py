@@ -249,7 +249,7 @@ class _HttpFace:
         encoding = request.headers.get("content-encoding", "")
         if encoding in ("", "identity"):
             return whole
-        inflated = await self._host.aside(lambda: http_wire.decompressed(whole, encoding, most))
+        inflated = await self._host.aside(lambda: http_wire.decompress(whole, encoding, most))
         take(len(inflated))
         return inflated
 
@@ -299,7 +299,7 @@ def _model(request: Request) -> dict[str, str]:
 def _answer(parts: list[bytes | memoryview], head: int | None, accepted: str) -> Response:
     headers = {} if head is None else {http_wire.HEADER_LENGTH: str(head)}
     media = "application/json" if head is None else "application/octet-stream"
-    found = http_wire.compressed(parts, accepted) if "gzip" in accepted or "deflate" in accepted else None
+    found = http_wire.compress(parts, accepted) if "gzip" in accepted or "deflate" in accepted else None
     if found is not None:
         headers["Content-Encoding"] = found[0]
     return Response(b"".join(parts) if found is None else found[1], 200, headers, media_type=media)

@@ -32,7 +32,7 @@ from cudnn_actor.serving.tensors import (
     dtype_of,
 )
 
-__all__ = ["HEADER_LENGTH", "compressed", "decode", "decompressed", "encode", "header_length"]
+__all__ = ["HEADER_LENGTH", "compress", "decode", "decompress", "encode", "header_length"]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """The header with the bytes of JSON at the beginning of a body; what follows are tensors."""
@@ -182,7 +182,7 @@ def encode(
     return [head, *raw], len(head) if raw else None
 
 
-def decompressed(body: bytes, encoding: str, most: int) -> bytes:
+def decompress(body: bytes, encoding: str, most: int) -> bytes:
     """A body as it was before it was compressed, of at most so many bytes. Raises `Refused`."""
     window = _WINDOWS.get(encoding)
     if window is None:
@@ -204,7 +204,7 @@ def decompressed(body: bytes, encoding: str, most: int) -> bytes:
     return whole
 
 
-def compressed(parts: Sequence[bytes | memoryview], accepted: str) -> tuple[str, bytes] | None:
+def compress(parts: Sequence[bytes | memoryview], accepted: str) -> tuple[str, bytes] | None:
     """The encoding that a client accepts, and the body in it; None to send it as it is."""
     offered = [word.partition(";")[0].strip() for word in accepted.split(",")]
     encoding = next((each for each in offered if each in _WINDOWS), None)

@@ -65,7 +65,7 @@ class SharedMemory:
             raise Refused(problem=f"{_MOST:,} regions are registered", fix="unregister some")
         if not 0 < nbytes < 1 << 62 or not 0 <= offset < 1 << 62:
             raise Refused(problem="a region's bytes are out of range", fix="give one byte or more")
-        descriptor = _opened(key)
+        descriptor = _open(key)
         if os.fstat(descriptor).st_size < offset + nbytes:
             os.close(descriptor)
             raise Refused(
@@ -145,7 +145,7 @@ def _within(descriptor: int, data: list[memoryview], at: int) -> int:
     return os.pwritev(descriptor, [data[0][:room]], at) if room > 0 else 0
 
 
-def _opened(key: str) -> int:
+def _open(key: str) -> int:
     """A descriptor of a file of shared memory that belongs to this process's user. Raises `Refused`."""
     name = key.removeprefix("/")
     if not name or "/" in name or "\0" in name or name in (".", ".."):

@@ -95,7 +95,7 @@ class Served:
         self._under_way.end()
 
     async def _outputs(self, inputs: dict[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
-        future = self._submitted(inputs, timeout_s)
+        future = self._submit(inputs, timeout_s)
         if future is None:
             began_ns = time.perf_counter_ns()
             outputs = await self._gpu.run(self.model, inputs, timeout=timeout_s)
@@ -107,7 +107,7 @@ class Served:
             future.cancel()
             raise
 
-    def _submitted(
+    def _submit(
         self, inputs: dict[str, np.ndarray], timeout_s: float | None
     ) -> asyncio.Future[dict[str, np.ndarray]] | None:
         """The answer in a batch; None for a request that must run by itself. Raises `MailboxFull`."""
@@ -134,8 +134,8 @@ class Served:
             "name": name,
             "versions": [self.version],
             "platform": PLATFORM,
-            "inputs": [_described(each) for each in (*self.model.inputs, *self.model.defaults)],
-            "outputs": [_described(each) for each in self.model.outputs],
+            "inputs": [_describe(each) for each in (*self.model.inputs, *self.model.defaults)],
+            "outputs": [_describe(each) for each in self.model.outputs],
         }
 
     def config(self, name: str) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _batched(
         raise
 
 
-def _described(feature: Feature) -> dict[str, Any]:
+def _describe(feature: Feature) -> dict[str, Any]:
     return {"name": feature.name, "datatype": _datatype(feature), "shape": _dims(feature)}
 
 

@@ -272,7 +272,7 @@ def _loader(gpu: CudnnRef, options: ServerOptions) -> Any:
     return load_origin
 
 
-async def _drained(host: Host, drain_s: float) -> None:
+async def _drain(host: Host, drain_s: float) -> None:
     """Take no more inferences, and wait until those that run have been answered."""
     host.draining = True
     with contextlib.suppress(TimeoutError):
@@ -281,7 +281,7 @@ async def _drained(host: Host, drain_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _cancelled(task: asyncio.Task[None]) -> Iterator[None]:
+def _cancelling(task: asyncio.Task[None]) -> Iterator[None]:
     """Cancel a task at the end of the block."""
     try:
         yield

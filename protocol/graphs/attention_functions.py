@@ -119,7 +119,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             causal=from_end or causal,
             dropout=dropout,
         )
-        y = self._attended(plain)  # also for its checks: if nothing reads y, it is left out of the graph
+        y = self._attend(plain)  # also for its checks: if nothing reads y, it is left out of the graph
         if not from_end and sinks is None and score is None:
             return y
         shift = self._shift(plain) if from_end else 0
@@ -133,7 +133,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
                 problem="is given, and so is score",
                 fix="give one of the two",
             )
-        return self._scored(plain, shift, score)
+        return self._attend_by_products(plain, shift, score)
 
     def multi_head_attention(
         self,
@@ -192,7 +192,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         require_flag("zero_key", zero_key)
         _check_weights(self, weights)
         _check_ranks(query=query, key=key, value=value)
-        q, k, v = self._projected((query, key, value), weights, heads, batch_first)
+        q, k, v = self._project((query, key, value), weights, heads, batch_first)
         plain = _operation(
             q,
             k,
@@ -206,7 +206,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             causal=causal,
             dropout=dropout,
         )
-        y = self._attended(plain)
+        y = self._attend(plain)
         rows = []
         if "bias_k" in weights:
             rows.append(
@@ -285,7 +285,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
 
     # Parts.
 
-    def _attended(self, attention: Attention[Any]) -> Tensor:
+    def _attend(self, attention: Attention[Any]) -> Tensor:
         named = {"window_left": "window", "window_right": "window", "slopes": "alibi"}
         y: Tensor = self._result(attention, **named)
         return y
@@ -329,7 +329,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         """Attention with a position's own key `shift` places behind it, and `rows` that all positions see."""
         q, k, v, bias, slopes = attention.q, attention.k, attention.v, attention.bias, attention.slopes
         wide = attention.compute((q.dtype,))
-        window = _moved(attention, shift, len(rows))
+        window = _window_without_shift(attention, shift, len(rows))
         if window is None:
             hidden = self._hidden(attention, shift, wide)
             bias = hidden if bias is None else self.add(hidden, bias)
@@ -353,7 +353,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             window_right=right,
             slopes=slopes,
         )
-        return self._attended(made)
+        return self._attend(made)
 
     def _with_rows(self, of: Tensor, rows: Sequence[Tensor | None]) -> Tensor:
         zeros = self.full((of.dims[0], of.dims[1], 1, of.dims[3]), 0.0, of.dtype)
@@ -408,7 +408,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             found = after if found is None else self.logical_and(found, after)
         return found
 
-    def _scored(
+    def _attend_by_products(
         self, attention: Attention[Any], shift: int | Tensor, score: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Attention by products and a softmax, with scores that the caller changes."""
@@ -470,7 +470,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         hidden = self.where(visible, scores, self.where(sees, -math.inf, 0.0))
         return self.where(sees, self.softmax(self.astype(hidden, scores.dtype)), 0.0)
 
-    def _projected(
+    def _project(
         self,
         given: tuple[Tensor, Tensor, Tensor],
         weights: Mapping[str, Tensor],
@@ -577,7 +577,7 @@ def _window(attention: Attention[Any]) -> tuple[int | None, int | None]:
     return attention.window_left, 0 if attention.causal else attention.window_right
 
 
-def _moved(
+def _window_without_shift(
     attention: Attention[Any], shift: int | Tensor, front: int
 ) -> tuple[int | None, int | None] | None:
     """The window of an operation without `shift`, with `front` keys before the others, that shows the same.

@@ -78,16 +78,16 @@ class _Layout:
         """
         ranks = range(self._reach.get(source, self._ranks[source]) + 1, self._ranks[target])
         if len(ranks) > self._places_left:
-            return self._linked([source, target])
+            return self._link([source, target])
         self._places_left -= len(ranks)
         passed: dict[Hashable, int] = {("line", source, rank): rank for rank in ranks}
         self._boxes |= dict.fromkeys(passed, Size(0, 0))
         self._ranks |= passed
         start = self._trunk(source, ranks.start - 1)
         self._reach[source] = max(self._ranks[target] - 1, ranks.start - 1)
-        return self._linked([start, *passed, target])
+        return self._link([start, *passed, target])
 
-    def _linked(self, chain: list[Hashable]) -> list[Hashable]:
+    def _link(self, chain: list[Hashable]) -> list[Hashable]:
         """Note that successive boxes of a line are neighbours, and return the line."""
         for one, other in pairwise(chain):
             self._below.setdefault(one, []).append(other)

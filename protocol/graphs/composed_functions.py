@@ -12,7 +12,7 @@ from cudnn_actor.protocol.graphs.expressions import Axes, Tensor
 from cudnn_actor.protocol.graphs.graph_functions import Functions
 from cudnn_actor.protocol.graphs.graph_recorder import as_called
 from cudnn_actor.protocol.graphs.indexing_functions import IndexingFunctions
-from cudnn_actor.protocol.graphs.integer_division import floored
+from cudnn_actor.protocol.graphs.integer_division import divide_down
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.protocol.operations import CTCLoss
 from cudnn_actor.protocol.operations.base import axis_of
@@ -334,4 +334,4 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
 
         An integer divided by 0 is any number.
         """
-        return floored(cast("GraphBuilder", self), a, b)
+        return divide_down(cast("GraphBuilder", self), a, b)

@@ -13,7 +13,7 @@ from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.spatial import Padding, check_spatial, sides, spatial_dims_of, spread
 
-__all__ = ["ConvolutionFunctions", "transposed"]
+__all__ = ["ConvolutionFunctions", "transpose_convolution"]
 
 
 class ConvolutionFunctions(MovementFunctions):
@@ -52,7 +52,7 @@ class ConvolutionFunctions(MovementFunctions):
         spatial = self._spatial_dims(x)
         conv = ConvSpec.spread(spatial, pad, stride, dilation, groups)
         self._check_filter(x, w, "K, C / groups, spatial")
-        w = self._turned(w, flipped)
+        w = self._flip_filter(w, flipped)
         y = self._result(ConvolutionForward(x=x, w=w, conv=conv))
         return self._with_bias(y, bias)
 
@@ -117,8 +117,9 @@ class ConvolutionFunctions(MovementFunctions):
                 problem=f"has {w.dims[0]} filters, but x has {x.dims[1]} channels",
                 fix="give it dims C, K / groups, spatial: its first dim is that of x's channels",
             )
-        w = self._turned(w, flipped)
-        return self._with_bias(transposed(self, x, w, conv, before=before, after=after, extra=extra), bias)
+        w = self._flip_filter(w, flipped)
+        y = transpose_convolution(self, x, w, conv, before=before, after=after, extra=extra)
+        return self._with_bias(y, bias)
 
     def _spatial_dims(self, x: Tensor, most: int = 3) -> int:
         """How many spatial dims x has. Raises `InvalidRequest` unless it has 1 to `most`."""
@@ -135,7 +136,7 @@ class ConvolutionFunctions(MovementFunctions):
                 fix=f"give it dims {dims}",
             )
 
-    def _turned(self, w: Tensor, flipped: bool) -> Tensor:
+    def _flip_filter(self, w: Tensor, flipped: bool) -> Tensor:
         """A filter, backwards along each spatial dim if it is flipped."""
         require_flag("flipped", flipped)
         return self.slice(w, (..., *[slice(None, None, -1)] * (w.rank - 2))) if flipped else w
@@ -156,7 +157,7 @@ class ConvolutionFunctions(MovementFunctions):
         return self.pointwise("add", y, bias if bias.rank > 1 else self.reshape(bias, of_channels))
 
 
-def transposed(
+def transpose_convolution(
     g: MovementFunctions,
     x: Tensor,
     w: Tensor,

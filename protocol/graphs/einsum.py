@@ -35,18 +35,18 @@ def einsum(
     left to right; a label that is needed no more is summed over at once. Raises `InvalidRequest` if the
     equation is malformed, or does not fit the tensors.
     """
-    terms, result = _parsed(equation, [x.rank for x in tensors])
+    terms, result = _parse(equation, [x.rank for x in tensors])
     _check_sizes(equation, terms, tensors)
     left = [_diagonal(g, labels, x) for labels, x in zip(terms, tensors, strict=True)]
     while len(left) > 1:
         first, second, *rest = left
         needed = set(result).union(*(labels for labels, _ in rest))
-        left = [_Joining(g, product, total).joined(first, second, needed), *rest]
-    labels, x = _summed(total, left[0], set(result))
+        left = [_Joining(g, product, total).multiply(first, second, needed), *rest]
+    labels, x = _sum_out(total, left[0], set(result))
     return g.transpose(x, [labels.index(each) for each in result]) if labels != result else x
 
 
-def _parsed(equation: object, ranks: Sequence[int]) -> tuple[list[str], str]:
+def _parse(equation: object, ranks: Sequence[int]) -> tuple[list[str], str]:
     """The labels of each operand and of the result, with unused letters for an ellipsis.
 
     Raises `InvalidRequest`.
@@ -118,7 +118,7 @@ def _diagonal(g: GraphBuilder, labels: str, x: Tensor) -> _Term:
     return labels, x
 
 
-def _summed(total: Callable[[Tensor, tuple[int, ...]], Tensor], term: _Term, kept: set[str]) -> _Term:
+def _sum_out(total: Callable[[Tensor, tuple[int, ...]], Tensor], term: _Term, kept: set[str]) -> _Term:
     """A tensor summed over the labels that are not kept."""
     labels, x = term
     axes = tuple(n for n, label in enumerate(labels) if label not in kept)
@@ -136,10 +136,10 @@ class _Joining:
     ) -> None:
         self._g, self._product, self._total = g, product, total
 
-    def joined(self, first: _Term, second: _Term, needed: set[str]) -> _Term:
+    def multiply(self, first: _Term, second: _Term, needed: set[str]) -> _Term:
         """The product of two tensors, summed over the labels that are not `needed`."""
-        a_labels, a = _summed(self._total, first, needed | set(second[0]))
-        b_labels, b = _summed(self._total, second, needed | set(a_labels))
+        a_labels, a = _sum_out(self._total, first, needed | set(second[0]))
+        b_labels, b = _sum_out(self._total, second, needed | set(a_labels))
         sizes = dict.fromkeys(a_labels + b_labels, 1)
         for labels, x in ((a_labels, a), (b_labels, b)):
             for label, size in zip(labels, x.dims, strict=True):

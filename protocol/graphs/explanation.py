@@ -14,7 +14,7 @@ from cudnn_actor.protocol.graphs.timeline import timeline
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times, share_of_device
 from cudnn_actor.protocol.operations import Node, Recurrent
 from cudnn_actor.protocol.types.html_table import html_table
-from cudnn_actor.protocol.types.short_repr import listed, one_line, short_repr
+from cudnn_actor.protocol.types.short_repr import listing, one_line, short_repr
 
 __all__ = ["Explanation", "Measured", "PieceOfPlan", "PlanCandidate", "ScratchTensor", "Tuned", "piece_of"]
 
@@ -239,8 +239,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for number, piece in sorted(enumerate(self.pieces), key=_slowest_first):
             took = "" if piece.time is None else f"{piece.time.us:,.1f}"
             share = "" if piece.time is None else share_of_device(piece.time)
-            labels = listed(piece.labels, len(piece.labels), _LONGEST_LABELS)
-            why = listed(piece.why, len(piece.why), _LONGEST_LABELS) if piece.why else ""
+            labels = listing(piece.labels, len(piece.labels), _LONGEST_LABELS)
+            why = listing(piece.why, len(piece.why), _LONGEST_LABELS) if piece.why else ""
             rows.append((str(number), *((took, share) * timed), _runs(piece), labels, why))
         head = ("piece", *(("us", "of the device") * timed), "runs", "operations", "because")
         return html_table(repr(self)[1:-1], head, rows)
@@ -299,7 +299,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             *([] if self.tuned is None else [self._gain(self.tuned)]),
             "",
         ]
-        head, measured = _timed(self.pieces)
+        head, measured = _columns_of_times(self.pieces)
         width = max(len("runs") * bool(head), *(len(_runs(piece)) for piece in self.pieces), 0)
         if self.run_us is not None and self.device is not None:
             copied = f"a copy: {self.device.copy_bytes_per_s / 1e9:,.1f} GB/s"
@@ -337,11 +337,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def piece_of(graph: OperationGraph, plan: str, operations: Sequence[int], *steps: str) -> PieceOfPlan:
     """A piece of the first choice, that runs these operations of a graph in these steps."""
     labels = tuple(graph.label(number) for number in operations)
-    kept = sum(_kept(graph, graph.operations[number]) for number in operations)
+    kept = sum(_reserve_bytes(graph, graph.operations[number]) for number in operations)
     return PieceOfPlan(operations=tuple(operations), labels=labels, steps=steps, plan=plan, reserve=kept)
 
 
-def _kept(graph: OperationGraph, operation: Node) -> int:
+def _reserve_bytes(graph: OperationGraph, operation: Node) -> int:
     """The bytes of a recurrent layer's reserve, of an engine that keeps numbers, if it is bytes."""
     if not isinstance(operation, Recurrent):
         return 0
@@ -355,7 +355,7 @@ def _slowest_first(numbered: tuple[int, PieceOfPlan]) -> tuple[float, int]:
     return (0.0 if piece.time is None else -piece.time.us), number
 
 
-def _timed(pieces: Sequence[PieceOfPlan]) -> tuple[str, list[str]]:
+def _columns_of_times(pieces: Sequence[PieceOfPlan]) -> tuple[str, list[str]]:
     """The head and the rows of the columns of times; empty texts without times."""
     times = [piece.time for piece in pieces]
     total = sum(time.us for time in times if time is not None)

@@ -12,7 +12,7 @@ from cudnn_actor.protocol.operations import TensorRole
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.other_names import no_attribute
 from cudnn_actor.protocol.types.short_repr import one_line
-from cudnn_actor.protocol.types.spelling import spelled
+from cudnn_actor.protocol.types.spelling import check_spelling
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 if TYPE_CHECKING:
@@ -45,21 +45,21 @@ class Made(NamedTuple):
 def _operator(name: str) -> Callable[[Tensor, Any], Tensor]:
     """The builder's function of that name as an operator."""
 
-    def applied(self: Tensor, other: Any) -> Tensor:
+    def apply(self: Tensor, other: Any) -> Tensor:
         made: Tensor = getattr(self.builder, name)(self, other)
         return made
 
-    return applied
+    return apply
 
 
-def _reflected(name: str) -> Callable[[Tensor, Any], Tensor]:
-    """The same with the tensor on the right."""
+def _reflect(name: str) -> Callable[[Tensor, Any], Tensor]:
+    """A function of the builder as an operator whose tensor is on the right."""
 
-    def applied(self: Tensor, other: Any) -> Tensor:
+    def apply(self: Tensor, other: Any) -> Tensor:
         made: Tensor = getattr(self.builder, name)(other, self)
         return made
 
-    return applied
+    return apply
 
 
 class Tensor:
@@ -147,19 +147,19 @@ class Tensor:
 
     # Operators.
 
-    __add__, __radd__ = _operator("add"), _reflected("add")
-    __sub__, __rsub__ = _operator("subtract"), _reflected("subtract")
-    __mul__, __rmul__ = _operator("multiply"), _reflected("multiply")
-    __truediv__, __rtruediv__ = _operator("divide"), _reflected("divide")
-    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _reflected("floor_divide")
-    __mod__, __rmod__ = _operator("mod"), _reflected("mod")
-    __pow__, __rpow__ = _operator("power"), _reflected("power")
-    __and__, __rand__ = _operator("bitwise_and"), _reflected("bitwise_and")
-    __or__, __ror__ = _operator("bitwise_or"), _reflected("bitwise_or")
-    __xor__, __rxor__ = _operator("bitwise_xor"), _reflected("bitwise_xor")
-    __lshift__, __rlshift__ = _operator("left_shift"), _reflected("left_shift")
-    __rshift__, __rrshift__ = _operator("right_shift"), _reflected("right_shift")
-    __matmul__, __rmatmul__ = _operator("matmul"), _reflected("matmul")
+    __add__, __radd__ = _operator("add"), _reflect("add")
+    __sub__, __rsub__ = _operator("subtract"), _reflect("subtract")
+    __mul__, __rmul__ = _operator("multiply"), _reflect("multiply")
+    __truediv__, __rtruediv__ = _operator("divide"), _reflect("divide")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _reflect("floor_divide")
+    __mod__, __rmod__ = _operator("mod"), _reflect("mod")
+    __pow__, __rpow__ = _operator("power"), _reflect("power")
+    __and__, __rand__ = _operator("bitwise_and"), _reflect("bitwise_and")
+    __or__, __ror__ = _operator("bitwise_or"), _reflect("bitwise_or")
+    __xor__, __rxor__ = _operator("bitwise_xor"), _reflect("bitwise_xor")
+    __lshift__, __rlshift__ = _operator("left_shift"), _reflect("left_shift")
+    __rshift__, __rrshift__ = _operator("right_shift"), _reflect("right_shift")
+    __matmul__, __rmatmul__ = _operator("matmul"), _reflect("matmul")
     __eq__, __ne__ = _operator("equal"), _operator("not_equal")  # type: ignore[assignment]
     __lt__, __le__ = _operator("less"), _operator("less_equal")
     __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
@@ -176,65 +176,65 @@ class Tensor:
     def __getitem__(self, index: Any) -> Tensor:
         return self.builder.slice(self, index)
 
-    @spelled
+    @check_spelling
     def astype(self, dtype: DTypeLike) -> Tensor:
         """Rounded to another type: integers saturate, and NaN becomes 0."""
         return self.builder.astype(self, dtype)
 
     # Movement.
 
-    @spelled
+    @check_spelling
     def reshape(self, *dims: int | Sequence[int]) -> Tensor:
         """With other dims, as NumPy's `reshape`; one of them may be -1."""
         return self.builder.reshape(self, _flat(dims))
 
-    @spelled
+    @check_spelling
     def transpose(self, *axes: int | Sequence[int]) -> Tensor:
         """With its axes in another order; without any, reversed. As NumPy's `transpose`."""
         return self.builder.transpose(self, _flat(axes) or None)
 
     # Reductions.
 
-    @spelled
+    @check_spelling
     def sum(
         self, axis: Axes = None, *, keepdims: bool = False, compute_dtype: DTypeLike | None = None
     ) -> Tensor:
         """The sum of the elements along these dims. `compute_dtype`: as in `GraphBuilder.reduce`."""
         return self.builder.sum(self, axis, keepdims=keepdims, compute_dtype=compute_dtype)
 
-    @spelled
+    @check_spelling
     def mean(
         self, axis: Axes = None, *, keepdims: bool = False, compute_dtype: DTypeLike | None = None
     ) -> Tensor:
         """The mean of the elements along these dims. `compute_dtype`: as in `GraphBuilder.reduce`."""
         return self.builder.mean(self, axis, keepdims=keepdims, compute_dtype=compute_dtype)
 
-    @spelled
+    @check_spelling
     def max(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The largest element along these dims."""
         return self.builder.max(self, axis, keepdims=keepdims)
 
-    @spelled
+    @check_spelling
     def min(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The smallest element along these dims."""
         return self.builder.min(self, axis, keepdims=keepdims)
 
-    @spelled
+    @check_spelling
     def all(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """Whether all elements along these dims are true, or not 0."""
         return self.builder.all(self, axis, keepdims=keepdims)
 
-    @spelled
+    @check_spelling
     def any(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """Whether any element along these dims is true, or not 0."""
         return self.builder.any(self, axis, keepdims=keepdims)
 
-    @spelled
+    @check_spelling
     def var(self, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
         """The variance along these dims."""
         return self.builder.var(self, axis, ddof=ddof, keepdims=keepdims)
 
-    @spelled
+    @check_spelling
     def std(self, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
         """The standard deviation along these dims."""
         return self.builder.std(self, axis, ddof=ddof, keepdims=keepdims)

@@ -42,7 +42,7 @@ class GraphAssembly:
         self._numerics = builder._numerics
         self._outputs = {name: tensor.number for name, tensor in outputs.items()}
         self._updates = {name: tensor.number for name, tensor in updates.items()}
-        self._operations = self._needed(builder._operations)
+        self._operations = self._needed_operations(builder._operations)
         self._read = {uid for operation in self._operations for uid in operation.reads}
         self._declared: dict[int, DType] = {}
         """The dtypes of the tensors, as far as they are known."""
@@ -70,7 +70,7 @@ class GraphAssembly:
         )
         return Graph(body=body, inputs=inputs, outputs=outputs)
 
-    def _needed(self, operations: Sequence[Node]) -> list[Node]:
+    def _needed_operations(self, operations: Sequence[Node]) -> list[Node]:
         """The operations that the outputs depend on, in order.
 
         Their optional outputs are left out if nothing reads them.

@@ -19,8 +19,8 @@ from cudnn_actor.protocol.types.checks import did_you_mean, require_mapping, req
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.other_names import no_attribute
-from cudnn_actor.protocol.types.short_repr import listed
-from cudnn_actor.protocol.types.spelling import spelled
+from cudnn_actor.protocol.types.short_repr import listing
+from cudnn_actor.protocol.types.spelling import check_spelling
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 
 __all__ = ["GraphBuilder", "Tensor"]
@@ -51,7 +51,7 @@ class GraphBuilder(AttentionFunctions, RecurrentFunctions):
     def __repr__(self) -> str:
         inputs = (repr(Tensor(self, number))[1:-1] for number in self._inputs.values())
         count = len(self._inputs)
-        declared = f": {listed(inputs, count, _ROOM)}" if count else ""
+        declared = f": {listing(inputs, count, _ROOM)}" if count else ""
         return f"<GraphBuilder with {len(self._operations)} operations{declared}>"
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -218,4 +218,4 @@ for _class in GraphBuilder.__mro__[:-1]:
         if isinstance(_function, FunctionType) and not _name.startswith("_"):
             # Errors about arguments name the class that users know.
             _function.__name__, _function.__qualname__ = _name, f"GraphBuilder.{_name}"
-            setattr(_class, _name, spelled(_function))
+            setattr(_class, _name, check_spelling(_function))

@@ -100,7 +100,7 @@ class Gradients:
 
     def _full(self, tensor: Tensor, value: float) -> Tensor:
         """A gradient of a tensor, with one value in all elements."""
-        with self._labelled(tensor._made.label):
+        with self._label(tensor._made.label):
             return self._builder.full(tensor.dims, value, tensor.dtype)
 
     def _differentiate(self, node: Node) -> None:
@@ -119,7 +119,7 @@ class Gradients:
                 problem=f"depends on wrt by {type(operation).__name__}, which has no gradient",
                 fix="differentiate what comes before it, or with respect to what comes behind it",
             )
-        with self._labelled(label):
+        with self._label(label):
             place = len(builder._operations)
             gradients = operation.gradient(builder, known)
             wanted = (of.number for n, of in gradients.items() if operands[n].number in self._depends)
@@ -133,7 +133,7 @@ class Gradients:
             return
         builder, spec, before = self._builder, self._builder._tensors[number].spec, self._found.get(number)
         assert gradient.dims == spec.dims, f"a gradient of dims {gradient.dims} for {spec.dims}"
-        with self._labelled(builder._tensors[number].label):
+        with self._label(builder._tensors[number].label):
             if before is not None:
                 gradient = builder.add(before, gradient)
             if gradient.dtype is not spec.dtype:
@@ -141,7 +141,7 @@ class Gradients:
         self._found[number] = gradient
 
     @contextlib.contextmanager
-    def _labelled(self, label: str) -> Iterator[None]:
+    def _label(self, label: str) -> Iterator[None]:
         """Label the operations added here as the gradient of `label`, unless an outer call labels them.
 
         Raises `InvalidRequest` at the end if the graph has too many operations.

@@ -253,7 +253,7 @@ class Recorder:
             return self.pointwise(mode, *scaled, parameter=parameter, lower=lower, upper=upper)
         rank = max(tensor.rank for tensor in tensors)
         chosen = operands[1:] if mode == PointwiseMode.SELECT else operands  # a condition decides no type
-        stored = of_numbers = _promoted(chosen)
+        stored = of_numbers = _promote(chosen)
         if len(tensors) < len(operands) and not stored.is_floating:
             mode, operands = as_compared(mode, operands, stored)
         operation: Pointwise[Any] = Pointwise(
@@ -264,7 +264,7 @@ class Recorder:
                 tuple(one.dtype if isinstance(one, Tensor) else stored for one in operands)
             )
             of_numbers = computed if computed.is_floating else stored  # -1 is no uint64, but may divide one
-        aligned = self._aligned(operands, rank, of_numbers)
+        aligned = self._align(operands, rank, of_numbers)
         result = self._result(msgspec.structs.replace(operation, operands=tuple(aligned)))
         computed = self._operations[-1].compute(tuple(tensor.dtype for tensor in aligned))
         inferred = result._made
@@ -294,7 +294,7 @@ class Recorder:
             return self.pointwise(PointwiseMode.MUL, operand, factor)
         return operand * factor
 
-    def _aligned(self, operands: Sequence[Any], rank: int, dtype: DType) -> list[Tensor]:
+    def _align(self, operands: Sequence[Any], rank: int, dtype: DType) -> list[Tensor]:
         """Operands as tensors of that rank, with leading dims of 1."""
         aligned = []
         for number, operand in enumerate(operands):
@@ -489,7 +489,7 @@ def _check_broadcast(operands: Sequence[Any]) -> None:
                 )
 
 
-def _promoted(operands: Sequence[Any]) -> DType:
+def _promote(operands: Sequence[Any]) -> DType:
     """The type of the result of arithmetic on tensors and numbers.
 
     That of its floats, if any: two half types give float32. Else NumPy's of its integers; uint64 if one is.

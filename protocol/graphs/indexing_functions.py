@@ -33,15 +33,15 @@ class IndexingFunctions(MovementFunctions):
 
     def sort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
         """The elements along a dim in order; NaN is larger than any number."""
-        made: Tensor = self._sorted(x, axis, descending).values
+        made: Tensor = self._sort(x, axis, descending).values
         return made
 
     def argsort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
         """The indices, int64, that sort x along a dim; of equal elements, the lower index comes first."""
-        found: Tensor = self._sorted(x, axis, descending).indices
+        found: Tensor = self._sort(x, axis, descending).indices
         return found
 
-    def _sorted(self, x: Tensor, axis: int, descending: bool) -> Any:
+    def _sort(self, x: Tensor, axis: int, descending: bool) -> Any:
         self._own("x", x)
         try:
             return self.top_k(x, x.dims[axis_of("axis", axis, x.rank)], axis, largest=descending)

@@ -77,7 +77,7 @@ class MovementFunctions(Recorder):
                 continue
             for _ in range(x.rank - used if one is Ellipsis else 1):
                 axis = len(picked)
-                picked.append(_picked(one, axis, x.dims[axis]))
+                picked.append(_pick(one, axis, x.dims[axis]))
                 if not isinstance(one, int):
                     dims.append(len(picked[-1]))
         made = x
@@ -241,7 +241,7 @@ def _part(index: Any) -> _Index:
     raise _no_index(index, "is not a whole number, a slice of them, ... or None", fix)
 
 
-def _picked(index: _Index, axis: int, size: int) -> range:
+def _pick(index: _Index, axis: int, size: int) -> range:
     """The elements of an axis that a part of an index selects. Raises `InvalidRequest` if out of range."""
     if isinstance(index, int):
         if not size:

@@ -21,7 +21,7 @@ from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.types.checks import require_name, require_type
-from cudnn_actor.protocol.types.short_repr import listed, one_line, short_repr
+from cudnn_actor.protocol.types.short_repr import listing, one_line, short_repr
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["FORMAT", "Graph", "Port"]
@@ -104,7 +104,9 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise _malformed("body", sorted(missing), "has bound tensors without a name")
 
     def __repr__(self) -> str:
-        inputs, outputs = (_listed(*each) for each in zip((self.inputs, self.outputs), _ROOM, strict=True))
+        inputs, outputs = (
+            _list_ports(*each) for each in zip((self.inputs, self.outputs), _ROOM, strict=True)
+        )
         return f"<Graph of {len(self.body.operations)} operations: {inputs} -> {outputs}>"
 
     @property
@@ -283,10 +285,10 @@ def _with_numbers(file: Any) -> Any:
     return file
 
 
-def _listed(ports: tuple[Port, ...], room: int) -> str:
+def _list_ports(ports: tuple[Port, ...], room: int) -> str:
     """The first few ports, as text."""
     texts = (f"{one_line(port.name, _LONGEST_NAME)} {port.spec.dtype} {port.spec.dims}" for port in ports)
-    return listed(texts, len(ports), room)
+    return listing(texts, len(ports), room)
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

@@ -20,10 +20,10 @@ def _of_class(kind: str, names: tuple[str, ...]) -> Any:
     fields: Any = namedtuple(kind, names, rename=True)  # type: ignore[misc]
 
     def reduced(made: tuple[Any, ...]) -> tuple[Any, ...]:
-        return _restored, (kind, names, tuple(made))
+        return _restore, (kind, names, tuple(made))
 
     return type(kind, (fields,), {"__slots__": (), "__reduce__": reduced})
 
 
-def _restored(kind: str, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+def _restore(kind: str, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
     return _of_class(kind, names)(*values)

@@ -200,7 +200,7 @@ class OperationGraph(
 
         `xp`, `values` and what is returned are as in `Operation.evaluate`.
         """
-        given, specs = self._given(operation, values)
+        given, specs = self._inputs_and_specs(operation, values)
         results = self._of_nothing(xp, operation, given) or operation.evaluate(xp, given, specs)
         return {uid: results[name] for name, uid in operation.named(operation.outputs)}
 
@@ -221,17 +221,19 @@ class OperationGraph(
 
     def magnitudes(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
         """`Operation.magnitudes` of an operation of the graph, by uid."""
-        return self._of_results(operation, operation.magnitudes(xp, *self._given(operation, values)))
+        found = operation.magnitudes(xp, *self._inputs_and_specs(operation, values))
+        return self._of_results(operation, found)
 
     def uncentred(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
         """`Operation.uncentred` of an operation of the graph, by uid."""
-        return self._of_results(operation, operation.uncentred(xp, *self._given(operation, values)))
+        found = operation.uncentred(xp, *self._inputs_and_specs(operation, values))
+        return self._of_results(operation, found)
 
     def _of_results(self, operation: Node, results: Mapping[str, Array]) -> dict[int, Array]:
-        """By uid, those of an operation's results that the graph has."""
+        """The results of an operation that the graph has, by uid."""
         return {uid: results[name] for name, uid in operation.named(operation.outputs) if name in results}
 
-    def _given(
+    def _inputs_and_specs(
         self, operation: Node, values: Mapping[int, Array]
     ) -> tuple[dict[str, Array], dict[str, TensorSpec]]:
         """An operation's inputs, and the specs of its outputs, by name."""
@@ -275,7 +277,7 @@ class OperationGraph(
 
     @property
     def footprint(self) -> int:
-        """About the bytes of host memory that the graph takes."""
+        """About how many bytes of host memory the graph takes."""
         return _GRAPH_BYTES * (1 + len(self.tensors) + len(self.operations))
 
     def digest(self) -> str:

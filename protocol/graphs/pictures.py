@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["dot", "svg"]
 
 _SIZE, _LETTER, _ROW = 11, 6.63, 14
-"""Of the monospaced font: its size, the width of a letter, and the height of a row, in pixels."""
+"""The size of the monospaced font, the width of a letter, and the height of a row, in pixels."""
 _PAD, _MARGIN, _GAP = 8, 24, Size(24, 44)
 
 
@@ -45,11 +45,11 @@ class _Edge(NamedTuple):
     is_update: bool = False
 
 
-def _drawn(graph: Graph) -> tuple[list[_Node], list[_Edge]]:
+def _nodes_and_edges(graph: Graph) -> tuple[list[_Node], list[_Edge]]:
     """What a picture of a graph shows; each node after those that lead to it."""
     body = graph.body
     nodes = [
-        _Node(("in", number), _shown(port.name), is_port=True) for number, port in enumerate(graph.inputs)
+        _Node(("in", number), _show(port.name), is_port=True) for number, port in enumerate(graph.inputs)
     ]
     edges: list[_Edge] = []
     made: dict[int, Hashable] = {
@@ -62,7 +62,7 @@ def _drawn(graph: Graph) -> tuple[list[_Node], list[_Edge]]:
         edges += [_Edge(made[uid], number, _shape(body, uid)) for uid in sources]
         made |= dict.fromkeys(operation.writes, number)
     for number, port in enumerate(graph.outputs):
-        nodes.append(_Node(("out", number), _shown(port.name), is_port=True))
+        nodes.append(_Node(("out", number), _show(port.name), is_port=True))
         if port.uid is not None:
             edges.append(_Edge(made[port.uid], ("out", number), _shape(body, port.uid)))
     for tensor in body.tensors:
@@ -105,7 +105,7 @@ def _shape(body: OperationGraph, uid: int) -> str:
     return f"{tensor.dtype} {'×'.join(map(str, tensor.dims)) or 'scalar'}"
 
 
-def _shown(name: str) -> str:
+def _show(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
@@ -125,15 +125,15 @@ def _colour(piece: PieceOfPlan) -> str:
 
 def dot(graph: Graph, explanation: Explanation | None = None) -> str:
     """See `Graph.to_dot`."""
-    nodes, edges = _drawn(graph)
+    nodes, edges = _nodes_and_edges(graph)
     texts = {
         node.key: f"{_name(node.key)} [{'shape=ellipse, ' if node.is_port else ''}"
-        f"label={_quoted(f'{node.name} {node.line}'.strip())}];"
+        f"label={_quote(f'{node.name} {node.line}'.strip())}];"
         for node in nodes
     }
     lines = ["digraph {", "  rankdir=TB; node [shape=box];"]
     for number, piece in enumerate(explanation.pieces if explanation else ()):
-        lines.append(f"  subgraph cluster{number} {{ label={_quoted(_head(number, piece))};")
+        lines.append(f"  subgraph cluster{number} {{ label={_quote(_head(number, piece))};")
         lines.append(f'    style=filled; fillcolor="{_colour(piece)}";')
         lines += [f"    {texts.pop(operation)}" for operation in piece.operations]
         lines.append("  }")
@@ -141,7 +141,7 @@ def dot(graph: Graph, explanation: Explanation | None = None) -> str:
     for edge in edges:
         style = "style=dashed, " if edge.is_update else ""
         ends = f"{_name(edge.source)} -> {_name(edge.target)}"
-        lines.append(f"  {ends} [{style}label={_quoted(edge.label)}];")
+        lines.append(f"  {ends} [{style}label={_quote(edge.label)}];")
     return "\n".join([*lines, "}", ""])
 
 
@@ -149,7 +149,7 @@ def _name(key: Hashable) -> str:
     return "".join(map(str, key)) if isinstance(key, tuple) else f"op{key}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -158,7 +158,7 @@ def _quoted(text: str) -> str:
 
 def svg(graph: Graph, explanation: Explanation | None = None, *, most: int = sys.maxsize) -> str:
     """See `Graph.to_svg`. Of a graph with more nodes than `most`, the first ones are drawn."""
-    nodes, edges = _first(*_drawn(graph), most)
+    nodes, edges = _first(*_nodes_and_edges(graph), most)
     boxes = _boxes(nodes, explanation.pieces if explanation else ())
     home = {key: box.key for box in boxes for key in box.holds}
     below: dict[Hashable, float] = {}
@@ -174,7 +174,7 @@ def svg(graph: Graph, explanation: Explanation | None = None, *, most: int = sys
     updates = [(home[edge.source], home[edge.target]) for edge in edges if edge.is_update]
     shapes = [_path(line) for line in placed.lines]
     shapes += [_update(placed.boxes[source], placed.boxes[target]) for source, target in updates]
-    shapes += [shape for box in boxes for shape in box.drawn(*placed.boxes[box.key])]
+    shapes += [shape for box in boxes for shape in box.elements(*placed.boxes[box.key])]
     told: set[tuple[Hashable, str]] = set()
     told_first = sorted(zip(down.items(), placed.lines, strict=True), key=lambda each: each[1][-1][1])
     for ((source, _), labels), line in told_first:
@@ -220,7 +220,7 @@ class _Box(NamedTuple):
         """Its height, in pixels."""
         return _ROW * len(self.rows) + _PAD
 
-    def drawn(self, x: float, y: float) -> Iterator[str]:
+    def elements(self, x: float, y: float) -> Iterator[str]:
         """The SVG elements of the box, with its middle at a point."""
         left, top = x - self.width / 2, y - self.height / 2
         style = f'fill="{self.fill}"' if self.fill else 'fill="#ffffff" stroke-dasharray="3 3"'

@@ -242,7 +242,7 @@ class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             raise as_called(error, _OF_WEIGHTS) from None
 
     def _together(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Those of the directions, with a dim for these."""
+        """The tensors of the directions as one, whose first dim is the direction."""
         return self.expand_dims(tensors[0], 0) if len(tensors) == 1 else self.stack(tensors)
 
     def _of_layers(self, weights: object, directions: int) -> list[list[Sequence[Tensor]]]:

@@ -80,7 +80,7 @@ class SpatialFunctions(ArrangementFunctions, RangeFunctions, ConvolutionFunction
         # Strips of as many elements as the stride lie side by side, and a block consists of some in a row.
         strips = blocks.number + blocks.strips - 1
         x = self.slice(x, (*every, slice(0, strips * blocks.stride)))
-        x = self._placed(x, axis, strips * blocks.stride)
+        x = self._place_apart(x, axis, strips * blocks.stride)
         x = self.reshape(x, (*x.dims[:axis], strips, blocks.stride, *x.dims[axis + 1 :]))
         parts = [slice(first, first + blocks.number) for first in range(blocks.strips)]
         cut = [self.moveaxis(self.slice(x, (*every, part)), axis + 1, 2) for part in parts]
@@ -130,10 +130,10 @@ class SpatialFunctions(ArrangementFunctions, RangeFunctions, ConvolutionFunction
         made = self.reshape(x, dims)
         for along in blocks:  # the elements of blocks lie before the places, of which the first are whole
             inside = slice(along.before, along.before + along.pixels)
-            made = self.slice(self._joined(made, 2 + rank, along), (*(slice(None),) * (1 + rank), inside))
+            made = self.slice(self._join(made, 2 + rank, along), (*(slice(None),) * (1 + rank), inside))
         return made
 
-    def _joined(self, x: Tensor, axis: int, blocks: _Blocks) -> Tensor:
+    def _join(self, x: Tensor, axis: int, blocks: _Blocks) -> Tensor:
         """x without its third dim, the elements of blocks, and along `axis` the padded image for the blocks.
 
         An element of that is the sum of what lies on it.
@@ -141,22 +141,22 @@ class SpatialFunctions(ArrangementFunctions, RangeFunctions, ConvolutionFunction
         before, step = (slice(None), slice(None)), blocks.stride
         if blocks.are_cut_by_element:
             parts = [
-                self._placed(
+                self._place_apart(
                     self.slice(x, (*before, tap)), axis - 1, blocks.padded, tap * blocks.dilation, step
                 )
                 for tap in range(blocks.taps)
             ]
             return functools.reduce(operator.add, parts)
-        x = self._placed(x, 2, blocks.strips * step)  # as in `_cut`
+        x = self._place_apart(x, 2, blocks.strips * step)  # as in `_cut`
         size = max((blocks.number + blocks.strips - 1) * step, blocks.padded)
         parts = []
         for first in range(0, blocks.strips * step, step):
             strip = self.moveaxis(self.slice(x, (*before, slice(first, first + step))), 2, axis)
             whole = (*strip.dims[: axis - 1], blocks.number * step, *strip.dims[axis + 1 :])
-            parts.append(self._placed(self.reshape(strip, whole), axis - 1, size, first))
+            parts.append(self._place_apart(self.reshape(strip, whole), axis - 1, size, first))
         return functools.reduce(operator.add, parts)
 
-    def _placed(self, x: Tensor, axis: int, size: int, start: int = 0, step: int = 1) -> Tensor:
+    def _place_apart(self, x: Tensor, axis: int, size: int, start: int = 0, step: int = 1) -> Tensor:
         """x with a dim of that size, in which its elements are `step` apart, and 0 elsewhere."""
         if x.dims[axis] == size:
             return x

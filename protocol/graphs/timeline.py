@@ -21,7 +21,7 @@ _MOST_ROWS, _A_ROW = 16, 16
 _LEAST_US = 1e-3
 """A piece that takes less is drawn as long."""
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#bab0ac")
-"""Of the kinds of steps, those that take longest first; the last is for all others."""
+"""The colours of the kinds of steps, first of those that take longest; the last is for all other kinds."""
 
 
 class _Bar(NamedTuple):
@@ -75,7 +75,7 @@ def timeline(explanation: Explanation) -> str:
             lines.append(
                 f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" stroke="white" '
                 f'stroke-width="0.5" fill="{colours[_kind(piece)]}">'
-                f"<title>{_told(number, piece)}</title></rect>"
+                f"<title>{_tell(number, piece)}</title></rect>"
             )
             lines += _label(piece, x, y, width)
         begin += us
@@ -106,7 +106,7 @@ def _label(piece: PieceOfPlan, x: float, y: float, width: float) -> list[str]:
     return [_text(x, y + _BAR + 11, name[:room])] if room >= min(len(name), 4) else []
 
 
-def _told(number: int, piece: PieceOfPlan) -> str:
+def _tell(number: int, piece: PieceOfPlan) -> str:
     time = piece.time
     assert time is not None
     share = share_of_device(time)

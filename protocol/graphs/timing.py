@@ -157,7 +157,7 @@ def _flops(graph: OperationGraph, nodes: Sequence[Node]) -> Counter[str]:
 
 
 def multiplications(graph: OperationGraph, node: Node) -> int:
-    """Those of a convolution, a product, attention or a recurrent layer; 0 of anything else."""
+    """The multiplications of a convolution, a product, attention or a recurrent layer; else 0."""
 
     def dims(uid: int) -> tuple[int, ...]:
         return graph.tensor(uid).dims

@@ -105,7 +105,7 @@ def lower(message: Compute) -> Lowered:
         case Operation():
             graph, names, views = _assemble(message)
         case RunGraph():
-            graph, names, views = _bound(message)
+            graph, names, views = _bind(message)
         case _:
             graph, names, views = composites.assemble(message)
     buffers = tuple(names[uid] for uid in graph.bound)
@@ -132,7 +132,7 @@ def _assemble(message: Operation[BufferRef]) -> composites.Assembled:
     return composites.Assembled(graph, names, {})
 
 
-def _bound(message: RunGraph) -> composites.Assembled:
+def _bind(message: RunGraph) -> composites.Assembled:
     """The graph of a `RunGraph`, whose buffers must have the specs of its ports."""
     graph: Any = message.graph
     if not isinstance(graph, Graph):

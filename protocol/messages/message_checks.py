@@ -195,7 +195,7 @@ def _port_of_state(draws: Draws, graph: Graph, inputs: Mapping[str, str]) -> lis
 
 
 def _require_int(field: str, value: object, least: int) -> None:
-    """As `require_whole`, but only for an int itself, because a message is encoded as it is."""
+    """`require_whole` for a field that must be an int itself, because a message is encoded as it is."""
     if type(value) is not int:
         require_type(field, value, int)
     require_whole(field, value, least)

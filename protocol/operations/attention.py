@@ -44,7 +44,7 @@ Piece = tuple[slice, slice, slice, slice]
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """ALiBi's slopes for so many heads: for a power of two n, 2**(-8 / n), its square and so on.
+    """ALiBi's slopes for a number of heads: for a power of two n, 2**(-8 / n), its square and so on.
 
     For another number, those of the power of two below it, and then every other one of the power above.
     https://github.com/ofirpress/attention_with_linear_biases
@@ -230,7 +230,7 @@ class _Attention(Operation[T]):
         q, k = values["q"][b, h, r], values["k"][b, g]
         scores = _by_group(q, k.shape[1]) @ k.swapaxes(2, 3)
         scores = scores.reshape(*q.shape[:3], k.shape[2]) * self.effective_scale(q.shape[3])
-        scores += self._added(xp, values, piece)
+        scores += self._added_scores(xp, values, piece)
         row, column = xp.arange(r.start, r.stop)[:, None], xp.arange(k.shape[2])
         seen = xp.ones((1, 1, len(row), len(column)), bool)
         left, right = self.bounds(values["q"].shape[2], k.shape[2])
@@ -244,7 +244,7 @@ class _Attention(Operation[T]):
             seen = seen & (column < values["lengths_kv"][b, None, None, None])
         return scores, seen
 
-    def _added(self, xp: Any, values: Mapping[str, Array], piece: Piece) -> Any:
+    def _added_scores(self, xp: Any, values: Mapping[str, Array], piece: Piece) -> Any:
         """What is added to some of the scores: the bias, and ALiBi's."""
         b, h, _, r = piece
         added: Any = 0.0
@@ -349,7 +349,7 @@ class Attention(_Attention[T], tag=True):
         return {"y": y, "statistics": self._statistics(q)}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
-        """Of q, k, v and the bias, by `AttentionBackward`. The statistics have no gradient."""
+        """The gradients of q, k, v and the bias, by `AttentionBackward`. The statistics have none."""
         if "statistics" in d:
             raise InvalidRequest(
                 field="statistics", value=None, problem="have no gradient", fix="compute with y alone"
@@ -457,7 +457,7 @@ class AttentionBackward(_Attention[T], tag=True):
         return self._sums(xp, values, specs)
 
     def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        """With a single key, what dq and dk are sums of is a difference of equal numbers."""
+        """The magnitudes of dq and dk: with a single key, their terms are differences of equal numbers."""
         return {name: xp.sqrt(sums) for name, sums in self._sums(xp, values, specs, power=2).items()}
 
     def _sums(self, xp: Any, values: Mapping[str, Array], specs: Specs, power: int = 1) -> dict[str, Array]:
@@ -515,7 +515,7 @@ def _local(dims: tuple[int, ...]) -> Example:
 
 
 def examples() -> tuple[Example, ...]:
-    """With a bias and lengths; causal; in a window, with slopes."""
+    """Attention with a bias and lengths; causal attention; attention in a window, with slopes."""
     return (
         _with_bias((1, 4, 9, 8), (1, 2, 16, 8)),
         _with_bias((1, 2, 32, 8), (1, 2, 32, 8), heads_of_bias=2, causal=True),

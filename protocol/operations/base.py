@@ -130,7 +130,7 @@ class GraphTensor(Record):
 
 
 def is_all(size: int, part: slice) -> bool:
-    """Whether a part of so many elements is all of them, in their order."""
+    """Whether a part of `size` elements is all of them, in their order."""
     return range(size)[part] == range(size)
 
 
@@ -155,7 +155,7 @@ def tensor_of(uid: int, spec: TensorSpec, **fields: Any) -> GraphTensor:
 
 
 @functools.lru_cache(256)
-def _numbered(field: str, count: int) -> tuple[str, ...]:
+def _names_in_tuple(field: str, count: int) -> tuple[str, ...]:
     """The names of the operands in a tuple."""
     return tuple(f"{field}[{number}]" for number in range(count))
 
@@ -234,7 +234,7 @@ class Operation(Record, Generic[T], tag=True):
         for name in (*self.inputs, *self.outputs) if fields is None else fields:
             value = getattr(self, name)
             if isinstance(value, tuple):
-                yield from zip(_numbered(name, len(value)), value, strict=True)
+                yield from zip(_names_in_tuple(name, len(value)), value, strict=True)
             elif value is not None:
                 yield name, value
 

@@ -58,7 +58,7 @@ class ChannelNorm(Norm[T]):
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Those of the dims (N, groups, channels of a group, others) that belong together."""
+        """The axes that are normalised together, of the dims (N, groups, channels of a group, others)."""
         return (0, 2, 3) if self.over_samples else (2, 3)
 
     def count(self, dims: tuple[int, ...]) -> int:
@@ -96,7 +96,7 @@ class ChannelNorm(Norm[T]):
 
     # Values, as arrays of the dims (N, groups, channels of a group, others).
 
-    def _parted(self, x: Array) -> Array:
+    def _split_groups(self, x: Array) -> Array:
         samples, channels = x.shape[:2]
         groups = self.groups_of(channels)
         return x.reshape(samples, groups, channels // groups, math.prod(x.shape[2:]))
@@ -105,7 +105,7 @@ class ChannelNorm(Norm[T]):
         """A number for each channel; `other` if the operand was left out."""
         if name not in values:
             return other
-        return self._parted(values[name].reshape(1, -1, 1))
+        return self._split_groups(values[name].reshape(1, -1, 1))
 
     # Tensors of a builder, for gradients.
 
@@ -165,7 +165,7 @@ class BatchNorm(ChannelNorm[T], tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         mean, variance = (self._of_channels(values, name, 0.0) for name in ("mean", "variance"))
-        normal = (self._parted(values["x"]) - mean) / xp.sqrt(variance + self.epsilon)
+        normal = (self._split_groups(values["x"]) - mean) / xp.sqrt(variance + self.epsilon)
         y = normal * self._of_channels(values, "scale", 1.0) + self._of_channels(values, "bias", 0.0)
         return {"y": y.reshape(values["x"].shape)}
 
@@ -215,13 +215,13 @@ class _Normalizing(ChannelNorm[T]):
         del xp
         # Far from 0, the variance from the mean of squares loses its digits. Of equal values it is 0.
         x = 0.4 * draw(specs["x"]) + 137
-        parted = self._parted(x)
+        parted = self._split_groups(x)
         parted[(0 if self.over_samples else slice(None), slice(None), 0, 0)] = 141
         return {"x": parted.reshape(x.shape)}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
-        x, axes = self._parted(values["x"]), self.axes
+        x, axes = self._split_groups(values["x"]), self.axes
         mean = x.mean(axis=axes, keepdims=True)
         centred = x - mean
         variance = (centred * centred).mean(axis=axes, keepdims=True)
@@ -235,13 +235,13 @@ class _Normalizing(ChannelNorm[T]):
 
     def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
-        x = self._parted(values["x"])
+        x = self._split_groups(values["x"])
         squares = (x * x).mean(axis=self.axes) / self.count(values["x"].shape)
         mean = xp.sqrt(squares).reshape(-1 if self.over_samples else x.shape[:2])
         return {"mean": mean, "new_running_mean": mean}
 
     def uncentred(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        x = self._parted(values["x"])
+        x = self._split_groups(values["x"])
         inverse = self.evaluate(xp, values, specs)["inverse_deviation"].reshape(-1, x.shape[1], 1, 1)
         y = abs(x * inverse * self._of_channels(values, "scale", 1.0))
         return {"y": y.reshape(values["x"].shape)}
@@ -335,7 +335,7 @@ class BatchNormTraining(_Normalizing[T], tag=True):
                 )
 
     def correction(self, count: int) -> float:
-        """What the variance of so many elements is multiplied with for the running one."""
+        """The factor of the variance of `count` elements in the running variance."""
         return count / max(1, count - 1) if self.unbiased else 1.0
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
@@ -425,13 +425,13 @@ class _Gradients(NormBackward[T], ChannelNorm[T]):
 
     def _rows_of(self, values: Mapping[str, Array]) -> tuple[Array, Array, Array, tuple[int, ...]]:
         """What `gradient_of_rows` takes."""
-        dy, x = (self._parted(values[name]) for name in ("dy", "x"))
+        dy, x = (self._split_groups(values[name]) for name in ("dy", "x"))
         mean, inverse = (values[name].reshape(-1, x.shape[1], 1, 1) for name in ("mean", "inverse_deviation"))
         return dy * self._of_channels(values, "scale", 1.0), (x - mean) * inverse, inverse, self.axes
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del xp, specs
-        rows, dy = self._rows_of(values), self._parted(values["dy"])
+        rows, dy = self._rows_of(values), self._split_groups(values["dy"])
         sums = {"dscale": dy * rows[1], "dbias": dy}
         return {
             "dx": gradient_of_rows(*rows).reshape(values["x"].shape),
@@ -507,7 +507,7 @@ class GenStats(ChannelNorm[T], tag=True):
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del xp, specs
-        x = self._parted(values["x"])
+        x = self._split_groups(values["x"])
         sums = {"sum": x, "sum_of_squares": x * x}
         return {name: array.sum(axis=self.axes) for name, array in sums.items()}
 

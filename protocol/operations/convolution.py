@@ -43,7 +43,7 @@ class Convolution(Operation[T]):
     shape: ClassVar[tuple[str, str, str]]
     """The fields that have the input's, the filter's and the output's dims."""
     dtypes: ClassVar[tuple[DType, ...]] = _FLOATS
-    """Those that the operands can have, both the same."""
+    """The dtypes that the operands can have. Both have the same."""
     conv: ConvSpec
 
     @property
@@ -115,10 +115,10 @@ class ConvolutionForward(Convolution[T], tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x, w, y = values["x"], values["w"], specs["y"]
         groups = self.conv.groups
-        padded = _padded(xp, self.conv, x)
+        padded = _pad(xp, self.conv, x)
         total = xp.zeros((y.dims[0], groups, y.dims[1] // groups, *y.dims[2:]), x.dtype)
         for tap, seen in taps(self.conv, w.shape[2:], y.dims[2:]):
-            part = _grouped(padded[seen], groups)
+            part = _group(padded[seen], groups)
             total += xp.einsum("ngc...,gkc->ngk...", part, _filters(w[(..., *tap)], groups))
         return {"y": total.reshape(y.dims)}
 
@@ -144,9 +144,9 @@ class ConvolutionBackwardData(Convolution[T], tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         dy, w, dx = values["dy"], values["w"], specs["dx"]
         groups = self.conv.groups
-        padded = _padded(xp, self.conv, xp.zeros(dx.dims, dy.dtype))
+        padded = _pad(xp, self.conv, xp.zeros(dx.dims, dy.dtype))
         for tap, seen in taps(self.conv, w.shape[2:], dy.shape[2:]):
-            part = xp.einsum("ngk...,gkc->ngc...", _grouped(dy, groups), _filters(w[(..., *tap)], groups))
+            part = xp.einsum("ngk...,gkc->ngc...", _group(dy, groups), _filters(w[(..., *tap)], groups))
             padded[seen] += part.reshape(padded[seen].shape)
         inside = (slice(b, b + d) for b, d in zip(self.conv.pre_padding, dx.dims[2:], strict=True))
         return {"dx": padded[(slice(None), slice(None), *inside)]}
@@ -173,10 +173,10 @@ class ConvolutionBackwardFilter(Convolution[T], tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x, dy, dw = values["x"], values["dy"], specs["dw"]
         groups = self.conv.groups
-        padded = _padded(xp, self.conv, x)
+        padded = _pad(xp, self.conv, x)
         result = xp.empty(dw.dims, x.dtype)
         for tap, seen in taps(self.conv, dw.dims[2:], dy.shape[2:]):
-            a, b = (_flat(_grouped(array, groups)) for array in (padded[seen], dy))
+            a, b = (_flat(_group(array, groups)) for array in (padded[seen], dy))
             part = xp.einsum("ngcp,ngkp->gkc", a, b)
             result[(..., *tap)] = part.reshape(dw.dims[:2])
         return {"dw": result}
@@ -190,11 +190,11 @@ def check_dims(operation: type[Convolution[Any]], conv: ConvSpec, specs: Specs) 
     check_result(y, specs[y].dims, wanted, f"of conv({x}, {w})", gradient=gradient)
 
 
-def _padded(xp: Any, conv: ConvSpec, x: Array) -> Array:
+def _pad(xp: Any, conv: ConvSpec, x: Array) -> Array:
     return xp.pad(x, ((0, 0), (0, 0), *zip(conv.pre_padding, conv.post_padding, strict=True)))
 
 
-def _grouped(values: Array, groups: int) -> Array:
+def _group(values: Array, groups: int) -> Array:
     return values.reshape(values.shape[0], groups, values.shape[1] // groups, *values.shape[2:])
 
 

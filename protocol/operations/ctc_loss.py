@@ -198,7 +198,7 @@ class _Lattice:
         labels = np.clip(target_lengths, 0, targets.shape[1])
         most = int(labels.max(initial=0))
         self._classes = np.full((samples, 2 * most + 1), blank, np.int64)
-        """Of each sample and state."""
+        """The class of each sample's states."""
         self._classes[:, 1::2] = np.clip(targets[:, :most], 0, classes - 1)
         self._is_used = np.arange(2 * most + 1) <= 2 * labels[:, None]
         self._skips = np.zeros(self._classes.shape, np.bool_)
@@ -222,18 +222,18 @@ class _Lattice:
         for frame in range(self._longest):
             if frame % self._step == 0:
                 yield row
-            row = self._advanced(row, frame)
+            row = self._advance(row, frame)
         yield row
 
-    def _advanced(self, row: Array, frame: int) -> Array:
-        """From the logarithms of the probabilities to be in each state: those a frame later."""
+    def _advance(self, row: Array, frame: int) -> Array:
+        """The logarithms of the probabilities to be in each state a frame later, from those now."""
         one, two = (np.full(row.shape, -math.inf, row.dtype) for _ in range(2))
         one[:, 1:] = row[:, :-1]
         two[:, 2:] = np.where(self._skips[:, 2:], row[:, :-2], -math.inf)
-        found = _log_of_sum((row, one, two)) + self._emitted(frame)
+        found = _log_of_sum((row, one, two)) + self._emission(frame)
         return np.where(frame < self.frames[:, None], found, row)
 
-    def _emitted(self, frame: int) -> Array:
+    def _emission(self, frame: int) -> Array:
         """The logarithm of the probability of each state's class; -infinity of states behind the last."""
         found = self._xp.take_along_axis(self._log_probs[frame], self._classes, 1)
         return np.where(self._is_used, found, -math.inf)
@@ -243,7 +243,7 @@ class _Lattice:
         for start in reversed(range(0, self._longest, self._step)):
             row, rows = self._kept[start // self._step], []
             for frame in range(start, min(start + self._step, self._longest)):
-                row = self._advanced(row, frame)
+                row = self._advance(row, frame)
                 rows.append((frame, row))
             yield from reversed(rows)
 
@@ -257,7 +257,7 @@ class _Lattice:
             inside = frame < self.frames[:, None]
             shares = np.where(inside, np.exp(row + behind - self.log_likelihoods[:, None]), 0.0)
             np.subtract.at(slopes[frame], (self._of_samples[:, None], self._classes), shares)
-            through = behind + self._emitted(frame)
+            through = behind + self._emission(frame)
             one, two = (np.full(shape, -math.inf, slopes.dtype) for _ in range(2))
             one[:, :-1] = through[:, 1:]
             two[:, :-2] = np.where(self._skips[:, 2:], through[:, 2:], -math.inf)
@@ -274,7 +274,7 @@ def _log_of_sum(terms: Any) -> Array:
 
 
 def examples() -> tuple[Example, ...]:
-    """Of labels in five classes."""
+    """A loss of labels in five classes."""
     operation = CTCLoss(
         log_probs="log_probs",
         targets="targets",

@@ -13,7 +13,7 @@ from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.epilogue import DEFAULTS, Activation
 
-__all__ = ["FUNCTIONS", "SELU", "SELU_ALPHA", "TRUTH", "Function", "PointwiseMode", "limited"]
+__all__ = ["FUNCTIONS", "SELU", "SELU_ALPHA", "TRUTH", "Function", "PointwiseMode", "saturate_parameters"]
 
 TRUTH = DType.BOOL
 """The dtype of truth values."""
@@ -136,7 +136,7 @@ class PointwiseMode(enum.StrEnum):
 
 _Operand = TypeVar("_Operand")
 Sample = Callable[[Any, Array], Array] | None
-"""From a library and random whole numbers from -3 to 4: values of an operand. None for the numbers."""
+"""The values of an operand, from a library and random whole numbers from -3 to 4; None for these numbers."""
 
 
 class Function(NamedTuple):
@@ -174,7 +174,7 @@ class Function(NamedTuple):
         return self.whole and integers and whole
 
     def deciding(self, operands: Sequence[_Operand]) -> Sequence[_Operand]:
-        """Those operands that decide whether it is computed in uint64: a condition does not."""
+        """The operands that decide whether it is computed in uint64: a condition does not."""
         return operands[1:] if self.arity == 3 else operands
 
     def __call__(self, xp: Any, operands: Sequence[Array], parameters: Sequence[float]) -> Array:
@@ -182,7 +182,7 @@ class Function(NamedTuple):
         given: Sequence[float] = parameters
         if self.exact(parameters, integers=all(value.dtype.kind != "f" for value in operands)):
             unsigned = any(value.dtype.kind == "u" for value in self.deciding(operands))
-            given = limited(parameters, unsigned=unsigned)
+            given = saturate_parameters(parameters, unsigned=unsigned)
             operands = [x.astype(xp.uint64 if unsigned else xp.int64, copy=False) for x in operands]
         else:
             operands = [x if x.dtype.kind == "f" else x.astype(xp.float64) for x in operands]
@@ -191,7 +191,7 @@ class Function(NamedTuple):
         return result.astype(xp.int64) if result.dtype.kind == "b" else result
 
 
-def limited(parameters: Sequence[float], *, unsigned: bool) -> list[int]:
+def saturate_parameters(parameters: Sequence[float], *, unsigned: bool) -> list[int]:
     """Parameters as the integers that a function of integers is computed with: they saturate."""
     least, largest = _LIMITS["u" if unsigned else "i"]
     return [int(min(max(value, least), largest)) for value in parameters]

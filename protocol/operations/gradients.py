@@ -26,10 +26,10 @@ _M = PointwiseMode
 def _operator(mode: PointwiseMode) -> Callable[[_Value, _Value | float], _Value]:
     """A function of two operands as an operator."""
 
-    def applied(self: _Value, other: _Value | float) -> _Value:
+    def apply(self: _Value, other: _Value | float) -> _Value:
         return self.of(mode, other)
 
-    return applied
+    return apply
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Value:
         operands = (other.value if isinstance(other, _Value) else other for other in (self, *others))
         return _Value(self.apply(mode, *operands, **parameters), self.apply)
 
-    def chosen(self, a: _Value | float, b: _Value | float) -> _Value:
+    def select(self, a: _Value | float, b: _Value | float) -> _Value:
         """a where it is true, else b."""
         return self.of(_M.SELECT, a, b)
 
@@ -62,7 +62,7 @@ class _Value:
 
 
 Gradient = Callable[..., Sequence[_Value | None]]
-"""From the incoming gradient, the result, the operands and the parameters: the operands' gradients.
+"""The operands' gradients, from the incoming gradient, the result, the operands and the parameters.
 
 The result is rounded to its dtype where it is stored, and the operands may not be: a rule compares operands
 with each other or with numbers, never with the result.
@@ -106,25 +106,25 @@ def _remainder(d: _Value, y: _Value, a: _Value, b: _Value) -> Sequence[_Value]:
 def _power(d: _Value, y: _Value, a: _Value, b: _Value) -> Sequence[_Value]:
     """Where b is 0, b * a ** (b - 1) is written b / a: that is 0, and its derivative by b is 1 / a."""
     constant = b.of(_M.EQ, 0.0)
-    quotient = b / (a.of(_M.ABS) > 0.0).chosen(a, math.inf)
-    slope = constant.chosen(quotient, b * constant.chosen(1.0, a).of(_M.POW, b - 1.0))
+    quotient = b / (a.of(_M.ABS) > 0.0).select(a, math.inf)
+    slope = constant.select(quotient, b * constant.select(1.0, a).of(_M.POW, b - 1.0))
     zero = a.of(_M.EQ, 0.0) & (b >= 0.0)
-    return d * slope, d * zero.chosen(0.0, y * a.of(_M.LOG))
+    return d * slope, d * zero.select(0.0, y * a.of(_M.LOG))
 
 
 def _larger(d: _Value, a: _Value, b: _Value) -> Sequence[_Value]:
-    """Of equal operands each gets half. Where one is NaN, both get all, as in PyTorch."""
+    """Equal operands get half each. Where one is NaN, both get all, as in PyTorch."""
     equal = a.of(_M.EQ, b)
-    return d * equal.chosen(0.5, (a < b).chosen(0.0, 1.0)), d * equal.chosen(0.5, (a > b).chosen(0.0, 1.0))
+    return d * equal.select(0.5, (a < b).select(0.0, 1.0)), d * equal.select(0.5, (a > b).select(0.0, 1.0))
 
 
 def _relu(d: _Value, x: _Value, slope: float, lower: float, upper: float) -> _Value:
     """Of NaN it is d, as in PyTorch."""
-    found = (x <= lower).chosen(d * slope if slope else 0.0, d)
+    found = (x <= lower).select(d * slope if slope else 0.0, d)
     if math.isinf(upper):
         return found
-    unbounded = (x > lower).chosen(x, (x - lower) * slope + lower) if slope < 0 else x
-    return (unbounded >= upper).chosen(0.0, found)
+    unbounded = (x > lower).select(x, (x - lower) * slope + lower) if slope < 0 else x
+    return (unbounded >= upper).select(0.0, found)
 
 
 def _clip(d: _Value, x: _Value, lower: float, upper: float) -> _Value:
@@ -133,18 +133,18 @@ def _clip(d: _Value, x: _Value, lower: float, upper: float) -> _Value:
         return d
     above, below = x >= lower, x <= upper
     inside = below if math.isinf(lower) else above if math.isinf(upper) else above & below
-    return inside.chosen(d, 0.0)
+    return inside.select(d, 0.0)
 
 
 def _hard_sigmoid(d: _Value, x: _Value, p: float) -> _Value:
     inner = x * p + 0.5
-    return ((inner > 0.0) & (inner < 1.0)).chosen(d * p, 0.0)
+    return ((inner > 0.0) & (inner < 1.0)).select(d * p, 0.0)
 
 
 def _elu(d: _Value, x: _Value, alpha: float, scale: float, gain: float = 1.0) -> _Value:
-    """Of gain * (x where x > 0, else alpha * (exp(x / scale) - 1))."""
+    """The gradient of gain * (x where x > 0, else alpha * (exp(x / scale) - 1))."""
     decay = (x.of(_M.MIN, 0.0) / scale).of(_M.EXP)
-    return d * (x > 0.0).chosen(gain, decay * (gain * alpha / scale))
+    return d * (x > 0.0).select(gain, decay * (gain * alpha / scale))
 
 
 def _gelu(d: _Value, x: _Value) -> _Value:
@@ -171,8 +171,8 @@ def _mish(d: _Value, x: _Value) -> _Value:
 
 
 def _hard_swish(d: _Value, x: _Value) -> _Value:
-    inner = (x < 3.0).chosen(x / 3.0 + 0.5, 1.0)
-    return d * (x > -3.0).chosen(inner, 0.0)
+    inner = (x < 3.0).select(x / 3.0 + 0.5, 1.0)
+    return d * (x > -3.0).select(inner, 0.0)
 
 
 _CONSTANT = {
@@ -217,8 +217,8 @@ GRADIENTS: Mapping[PointwiseMode, Gradient] = {
     _M.ATANH: lambda d, y, x: (d / (1.0 - x * x),),
     _M.ERF: lambda d, y, x: (d * (-x * x).of(_M.EXP) * (2 / math.sqrt(math.pi)),),
     _M.RELU: lambda d, y, x, p, lower, upper: (_relu(d, x, p, lower, upper),),
-    _M.LEAKY_RELU: lambda d, y, x, p: ((x > 0.0).chosen(d, d * p),),
-    _M.PRELU: lambda d, y, a, b: ((a > 0.0).chosen(d, d * b), (a > 0.0).chosen(0.0, d * a)),
+    _M.LEAKY_RELU: lambda d, y, x, p: ((x > 0.0).select(d, d * p),),
+    _M.PRELU: lambda d, y, a, b: ((a > 0.0).select(d, d * b), (a > 0.0).select(0.0, d * a)),
     _M.SIGMOID: lambda d, y, x: (d * y * (1.0 - y),),
     _M.ELU: lambda d, y, x, p: (_elu(d, x, p, 1.0),),
     _M.SELU: lambda d, y, x: (_elu(d, x, SELU_ALPHA, 1.0, SELU),),
@@ -232,7 +232,7 @@ GRADIENTS: Mapping[PointwiseMode, Gradient] = {
     _M.HARD_SIGMOID: lambda d, y, x, p: (_hard_sigmoid(d, x, p),),
     _M.HARD_SWISH: lambda d, y, x: (_hard_swish(d, x),),
     _M.CLIP: lambda d, y, x, lower, upper: (_clip(d, x, lower, upper),),
-    _M.SELECT: lambda d, y, a, b, c: (None, a.chosen(d, 0.0), a.chosen(0.0, d)),
+    _M.SELECT: lambda d, y, a, b, c: (None, a.select(d, 0.0), a.select(0.0, d)),
 }
 """Functions without a row are constant between their jumps, or of integers."""
 

@@ -185,7 +185,7 @@ class GridSample(Operation[T], tag=True):
         weights = [g.stack(of, -1).reshape(images, count, len(of)) for _, of in along]
 
         def beside(values: Any, axis: int) -> Any:
-            """Those of each tap along a dim, with dims of 1 for the other dims' taps."""
+            """The values of each tap along a dim, with dims of 1 for the other dims' taps."""
             return values.reshape(images, count, *(taps[n] if n == axis else 1 for n in range(spatial)))
 
         # x as a table with a row for each element of each image: which rows are read.
@@ -220,7 +220,7 @@ class GridSample(Operation[T], tag=True):
             at = before + number
             inside = (at >= 0) & (at < size)
             if self.padding is GridPadding.REFLECTION:
-                at = self._reflected(xp, at, size)
+                at = self._reflect(xp, at, size)
             at = xp.clip(at, 0, size - 1).astype(xp.int64)
             yield at, xp.where(inside, weight, 0.0) if self.padding is GridPadding.ZEROS else weight
 
@@ -231,9 +231,9 @@ class GridSample(Operation[T], tag=True):
         place = xp.where(place >= -FARTHEST, xp.minimum(place, FARTHEST), -FARTHEST).astype(grid.dtype)
         if self.mode is ResampleMode.NEAREST:
             place = xp.rint(place)
-        return self._reflected(xp, place, size) if self.padding is GridPadding.REFLECTION else place
+        return self._reflect(xp, place, size) if self.padding is GridPadding.REFLECTION else place
 
-    def _reflected(self, xp: Any, place: Array, size: int) -> Array:
+    def _reflect(self, xp: Any, place: Array, size: int) -> Array:
         """Places within the borders."""
         low, high = self.limits(size)
         width = high - low

@@ -105,7 +105,7 @@ class _Indexed(Operation[T]):
         """The fields that say where."""
         return {n: getattr(self, n) for n in ("axis", "batch_dims") if hasattr(self, n)}
 
-    def _checked(self, specs: Specs) -> Places:
+    def _check_places(self, specs: Specs) -> Places:
         """The places. Raises `InvalidRequest` if there are none."""
         x, indices = specs["x"], specs["indices"]
         require(specs, "indices", indices.dims, DType.INT32, DType.INT64)
@@ -202,7 +202,7 @@ class Gathering(_Indexed[T]):
         return dtypes[0]
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
-        return {"y": TensorSpec.packed(self._checked(specs).dims, specs["x"].dtype)}
+        return {"y": TensorSpec.packed(self._check_places(specs).dims, specs["x"].dtype)}
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region]:
         (region,) = wanted.values()
@@ -335,7 +335,7 @@ class Scattering(_Indexed[T]):
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         x = specs["x"]
         require_member("reduction", self.reduction, ScatterReduction)
-        require(specs, "updates", self._checked(specs).dims, x.dtype)
+        require(specs, "updates", self._check_places(specs).dims, x.dtype)
         return {"y": TensorSpec.packed(x.dims, x.dtype)}
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
@@ -385,36 +385,36 @@ class Scattering(_Indexed[T]):
         updates: Any = self.updates
         dy, wide = d["y"], super().compute((x.dtype,))
 
-        def scattered(to: Any, of: Any, reduction: ScatterReduction) -> Any:
+        def scatter(to: Any, of: Any, reduction: ScatterReduction) -> Any:
             where: Any = {"indices": self.indices, "reduction": reduction, **self._attributes()}
             return g.apply(type(self)(x=to, updates=of, **where))
 
-        def gathered(of: Any) -> Any:
+        def gather(of: Any) -> Any:
             where: Any = {"indices": self.indices, **self._attributes()}
             return g.apply(_GATHERS[type(self)](x=of, **where))
 
         match self.reduction:
             case ScatterReduction.ADD:
-                return {"x": dy, "updates": gathered(dy)}
+                return {"x": dy, "updates": gather(dy)}
             case ScatterReduction.NONE:
                 numbers = g.cumsum(g.full((math.prod(updates.dims),), 1, DType.INT64), 0)
                 numbers = numbers.reshape(updates.dims)
-                last = scattered(g.full(x.dims, 0, DType.INT64), numbers, ScatterReduction.NONE)
-                of_updates = g.where(g.equal(gathered(last), numbers), gathered(dy), 0.0)
+                last = scatter(g.full(x.dims, 0, DType.INT64), numbers, ScatterReduction.NONE)
+                of_updates = g.where(g.equal(gather(last), numbers), gather(dy), 0.0)
                 return {"x": g.where(g.equal(last, 0), dy, 0.0), "updates": of_updates}
             case ScatterReduction.MUL:
                 own, each = (_Factors(g, of, wide) for of in (x, updates))
                 zeros, rest = (
-                    scattered(getattr(own, name), getattr(each, name), ScatterReduction.ADD)
+                    scatter(getattr(own, name), getattr(each, name), ScatterReduction.ADD)
                     for name in ("zeros", "small")
                 )
-                others = dy * scattered(own.large, each.large, ScatterReduction.MUL)
-                of_updates = each.gradient(gathered(zeros), gathered(rest), gathered(others))
+                others = dy * scatter(own.large, each.large, ScatterReduction.MUL)
+                of_updates = each.gradient(gather(zeros), gather(rest), gather(others))
                 return {"x": own.gradient(zeros, rest, others), "updates": of_updates}
         y: Any = self.y
-        best_x, best = g.equal(x, y), g.equal(updates, gathered(y))
-        share = dy / scattered(best_x.astype(wide), best.astype(wide), ScatterReduction.ADD)
-        return {"x": g.where(best_x, share, 0.0), "updates": g.where(best, gathered(share), 0.0)}
+        best_x, best = g.equal(x, y), g.equal(updates, gather(y))
+        share = dy / scatter(best_x.astype(wide), best.astype(wide), ScatterReduction.ADD)
+        return {"x": g.where(best_x, share, 0.0), "updates": g.where(best, gather(share), 0.0)}
 
 
 class _Factors:
@@ -523,7 +523,7 @@ _GATHERS = {scatter: gather for gather, scatter in _REVERSE.items()}
 
 
 def examples() -> tuple[Example, ...]:
-    """By one tensor of indices: rows, elements and parts of rows, read and written."""
+    """Rows, elements and parts of rows, read and written at the indices of one tensor."""
     sums, largest = ScatterReduction.ADD, ScatterReduction.MAX
     operations = (
         Gather(x="x", indices="indices", y="rows"),

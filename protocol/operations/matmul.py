@@ -135,14 +135,14 @@ class MatMul(Operation[T], tag=True):
         a: Any = self.a
         b: Any = self.b
         dy = d["y"]
-        da = g.sum_to(g.matmul(dy, _turned(g, b)), a.dims)
+        da = g.sum_to(g.matmul(dy, _transpose(g, b)), a.dims)
         if math.prod(b.dims[:-2]) == 1:  # one b for all of a batch: its gradient is one product
             rows, slopes = (g.reshape(each, (math.prod(each.dims[:-1]), each.dims[-1])) for each in (a, dy))
-            return {"a": da, "b": g.reshape(g.matmul(_turned(g, rows), slopes), b.dims)}
-        return {"a": da, "b": g.sum_to(g.matmul(_turned(g, a), dy), b.dims)}
+            return {"a": da, "b": g.reshape(g.matmul(_transpose(g, rows), slopes), b.dims)}
+        return {"a": da, "b": g.sum_to(g.matmul(_transpose(g, a), dy), b.dims)}
 
 
-def _turned(g: Any, matrix: Any) -> Any:
+def _transpose(g: Any, matrix: Any) -> Any:
     """Matrices with rows for columns."""
     *batch, row, column = range(matrix.rank)
     return g.transpose(matrix, (*batch, column, row))

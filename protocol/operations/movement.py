@@ -290,7 +290,7 @@ class PadMode(enum.StrEnum):
     """b c | a b c | a b: those of the other end."""
 
     def places(self, xp: Any, size: int, before: int, after: int) -> Array:
-        """Which of `size` elements each is, with so many before and behind them: any number of them."""
+        """The place among `size` elements of each element of an axis that has any number of them more."""
         places = xp.arange(-before, size + after)
         match self:
             case PadMode.EDGE:
@@ -341,10 +341,10 @@ class BorderPad(Movement[T], tag=True):
         dx, x = d["y"], cast("Any", self.x)
         for axis, (before, size, after) in enumerate(zip(self.before, x.dims, self.after, strict=True)):
             if before + after:
-                dx = self._gathered(g, dx, axis, before, size)
+                dx = self._gather_sums(g, dx, axis, before, size)
         return {"x": dx}
 
-    def _gathered(self, g: Any, dy: Any, axis: int, before: int, size: int) -> Any:
+    def _gather_sums(self, g: Any, dy: Any, axis: int, before: int, size: int) -> Any:
         """The sums, along an axis, over all that each of x's elements became."""
 
         def part(x: Any, start: int, stop: int) -> Any:

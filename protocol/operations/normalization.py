@@ -406,7 +406,7 @@ def _rms_norms(x: tuple[int, ...], axis: int) -> Example:
 
 
 def examples() -> tuple[Example, ...]:
-    """Of one normalized dim and of several."""
+    """Norms of one dim and of several."""
     return (
         _layer_norms((4, 3, 40), -1),
         _layer_norms((2, 5, 4, 6), 2),

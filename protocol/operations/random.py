@@ -50,10 +50,10 @@ def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[Any, Any, Any,
     """
     first, second = key
     keys = [((first + n * WEYL[0]) & _LOW, (second + n * WEYL[1]) & _LOW) for n in range(ROUNDS)]
-    return _mixed(counter, keys)
+    return _mix(counter, keys)
 
 
-def _mixed(counter: Sequence[Any], keys: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, Any, Any]:
+def _mix(counter: Sequence[Any], keys: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, Any, Any]:
     """Four random words, from a counter and the two words of the key for each round."""
     a, b, c, d = counter
     for first, second in keys:
@@ -73,7 +73,7 @@ def words(xp: Any, state: Array, start: int, count: int, draw: int = 0) -> Array
 
 
 def words_of_runs(xp: Any, state: Array, starts: Array, count: int, draw: int = 0) -> Array:
-    """Those of several runs of elements, dims (runs, count). `starts`: their first ones, uint64 (runs, 1)."""
+    """The words of several runs of elements, dims (runs, count). `starts`: their first, uint64 (runs, 1)."""
     number = state.astype(xp.uint64)  # modulo 2**64
     seed, first = number[:1], number[1:] + starts
     size = (count + 6) // 4
@@ -83,7 +83,7 @@ def words_of_runs(xp: Any, state: Array, starts: Array, count: int, draw: int = 
         word + rounds * weyl & _LOW for word, weyl in zip((seed & _LOW, seed >> 32), WEYL, strict=True)
     )
     keys = [(low[n], high[n]) for n in range(ROUNDS)]
-    found = _mixed((blocks & _LOW, blocks >> 32, none + draw, none), keys)
+    found = _mix((blocks & _LOW, blocks >> 32, none + draw, none), keys)
     places = xp.arange(starts.shape[0])[:, None] * (4 * size) + xp.arange(count)
     return xp.take(xp.stack(found, axis=2).reshape(-1), (first & 3).astype(xp.int64) + places)
 
@@ -148,7 +148,7 @@ class Randomness(Operation[T]):
         return {"state": state_sample(xp)}
 
     def part(self, specs: Specs, wanted: Mapping[str, Region]) -> Part | None:
-        """Of numbers that follow one another: the state begins with the first of them."""
+        """A part of numbers that follow one another: its state begins with the first of them."""
         dims, region = specs["y"].dims, wanted["y"]
         cut = next((n for n, part in enumerate(region) if part.stop - part.start > 1), len(dims))
         if not all(map(is_all, dims[cut + 1 :], region[cut + 1 :])):

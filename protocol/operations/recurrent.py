@@ -125,7 +125,7 @@ class Recurrent(RecurrentLayer[T], tag=True):
         return steps * batch * weights + specs["y"].size
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
-        return self._scaled(xp, specs, draw, *self.inputs)
+        return self._draw_small(xp, specs, draw, *self.inputs)
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x, w_hh, w_hr = values["x"], values["w_hh"], values.get("w_hr")
@@ -144,7 +144,7 @@ class Recurrent(RecurrentLayer[T], tag=True):
             h, c = h_n[way], c_n[way]
             for time, _ in walk(steps, way):
                 of_state = h @ w_hh[way].T + bias[way, 1]
-                full, cells, noted = self._stepped(xp, of_input[time], of_state, h, c)
+                full, cells, noted = self._step(xp, of_input[time], of_state, h, c)
                 new = full if w_hr is None else full @ w_hr[way].T
                 if w_hr is not None:
                     noted = (*noted, full)
@@ -160,7 +160,7 @@ class Recurrent(RecurrentLayer[T], tag=True):
         found = {"y": y, "h_n": h_n, "c_n": c_n, "reserve": reserve}
         return {name: found[name] for name in specs}
 
-    def _stepped(
+    def _step(
         self, xp: Any, a: Array, b: Array, h: Array, c: Array
     ) -> tuple[Array, Array, tuple[Array, ...]]:
         """h before any projection, c, and what is kept for the gradients. `a`, `b`: parts of all gates."""
@@ -178,7 +178,7 @@ class Recurrent(RecurrentLayer[T], tag=True):
         return o * xp.tanh(cells), cells, (i, f, g, o, cells)
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
-        """Of all inputs. The reserve has no gradient."""
+        """The gradients of all inputs. The reserve has none."""
         if "reserve" in d:
             raise InvalidRequest(
                 field="reserve", value=None, problem="has no gradient", fix="compute with y alone"
@@ -294,7 +294,7 @@ class RecurrentBackwardData(RecurrentLayer[T], tag=True):
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         """y and the reserve are what follows from the others."""
-        values = self._scaled(
+        values = self._draw_small(
             xp, specs, draw, *(name for name in self.inputs if name not in ("y", "reserve"))
         )
         found = self.forward(xp, values)

@@ -45,7 +45,7 @@ KEPT = ("reserve", "slopes")
 
 
 class LayerSizes(NamedTuple):
-    """Of a layer.
+    """The sizes of a layer.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ class RecurrentLayer(Operation[T]):
             ..., None
         ]
 
-    def _scaled(
+    def _draw_small(
         self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array], *names: str
     ) -> dict[str, Array]:
         """Values with which no gate is at its end: others would have gradients of almost 0.

@@ -344,7 +344,7 @@ class RecurrentSteps(Operation[T], tag=True):
             h, c = h_n[way], c_n[way]
             for time in range(steps)[:: -1 if self.is_backwards(way) else 1]:
                 of_input = x[time, :, way * rows : (way + 1) * rows]
-                new, cells = self._stepped(xp, of_way, of_input, (h, c), own)
+                new, cells = self._step(xp, of_way, of_input, (h, c), own)
                 one = inside[time]
                 y[time, :, way * hidden : (way + 1) * hidden] = xp.where(one, new, 0.0)
                 h, c = xp.where(one, new, h), xp.where(one, cells, c)
@@ -352,7 +352,7 @@ class RecurrentSteps(Operation[T], tag=True):
         found = {"y": y, "h_n": h_n, "c_n": c_n}
         return {name: found[name] for name in specs}
 
-    def _stepped(
+    def _step(
         self,
         xp: Any,
         functions: Sequence[CellActivation],
@@ -362,7 +362,7 @@ class RecurrentSteps(Operation[T], tag=True):
     ) -> tuple[Array, Array]:
         """h and c behind a step."""
         h, c = before
-        f, *others = (self._bounded(xp, each) for each in functions)
+        f, *others = (self._bound_gates(xp, each) for each in functions)
         hidden = h.shape[-1]
         parts = [slice(number * hidden, (number + 1) * hidden) for number in range(self.cell.gates)]
         if self.cell is RecurrentCell.GRU_RESET_FIRST:
@@ -383,7 +383,7 @@ class RecurrentSteps(Operation[T], tag=True):
         cells = forget * c + i * others[0](gates[2])
         return f(gates[3] + p[2] * cells) * functions[2](xp, cells), cells
 
-    def _bounded(self, xp: Any, function: CellActivation) -> Callable[[Array], Array]:
+    def _bound_gates(self, xp: Any, function: CellActivation) -> Callable[[Array], Array]:
         """A function behind the bounds that there are for what gates are computed from."""
         clip = self.clip
         if clip is None:

@@ -314,7 +314,7 @@ class Cumulative(_Reducing[T], tag=True):
         return {"y": self._result(x, x.dims)}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
-        """Of products right where elements are 0, too, and the gradient of that gradient is."""
+        """The gradient of x. A product's, and the gradient of that, are right where elements are 0, too."""
         x: Any = self.x
 
         def behind(dy: Any) -> Any:
@@ -409,7 +409,7 @@ _FUNCTIONS: dict[ReductionMode, Callable[[Any, Array], Array]] = {
 
 
 def _products_of_others(g: Any, x: Any, axes: tuple[int, ...]) -> Any:
-    """For each element, the product of all others of its group: of those before it and of those behind it."""
+    """The product of all other elements of an element's group: of those before it and of those behind it."""
     order = (*(axis for axis in range(x.rank) if axis not in axes), *axes)
     dims = tuple(x.dims[axis] for axis in order)
     length = math.prod(x.dims[axis] for axis in axes)

@@ -96,7 +96,7 @@ class Lists(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """What the elements of a result are sums of, along one dim.
+    """The taps of a result along one dim: the elements of the operand, with weights, that each is a sum of.
 
     Parameters
     ----------
@@ -112,8 +112,8 @@ class Taps(NamedTuple):
     weights: np.ndarray
     outside: np.ndarray
 
-    def squared(self) -> Taps:
-        """The same with the squares of the weights."""
+    def square(self) -> Taps:
+        """These taps with the squares of their weights."""
         return self._replace(weights=self.weights**2)
 
     def lists(self) -> Lists:
@@ -122,7 +122,7 @@ class Taps(NamedTuple):
         return Lists(np.arange(size + 1) * count, self.places.ravel(), self.weights.ravel())
 
     def transposed(self, size: int) -> Lists:
-        """For each of so many elements of the operand: the elements of the result that it is part of."""
+        """The elements of the result that each of the operand's `size` elements is part of."""
         used = (self.weights != 0) & ~self.outside[:, None]
         of, tap = np.nonzero(used)
         place, weight = self.places[of, tap], self.weights[of, tap]
@@ -144,7 +144,7 @@ class _Resampling(Operation[T]):
     extrapolation: float = 0.0
 
     def taps(self, x: tuple[int, ...]) -> dict[int, Taps]:
-        """For each dim of x that is not the same in y: what the elements of y are made of."""
+        """The taps of y's elements along each dim of x that is not the same in y."""
         return {axis: self.taps_along(x, axis) for axis in self.resized(x)}
 
     def resized(self, x: tuple[int, ...]) -> list[int]:
@@ -252,7 +252,7 @@ class _Resampling(Operation[T]):
         return other(**operands, **{name: getattr(self, name) for name in names})
 
 
-def applied(xp: Any, x: Array, taps: Mapping[int, Taps], extrapolation: float = 0.0) -> Array:
+def apply_taps(xp: Any, x: Array, taps: Mapping[int, Taps], extrapolation: float = 0.0) -> Array:
     """Sums along each of these dims, one after the other."""
     outside = None
     for axis, one in taps.items():
@@ -281,7 +281,7 @@ def _of_dtype(xp: Any, weights: np.ndarray, x: Array) -> Array:
 
 
 def spread(xp: Any, dy: Array, taps: Mapping[int, Taps], dims: Sequence[int]) -> Array:
-    """The reverse of `applied`: for each element of an operand of these dims, sums of what it is part of."""
+    """The reverse of `apply_taps`: for each element of an operand of these dims, its weighted sums."""
     for axis, one in taps.items():
         along = [1] * dy.ndim
         along[axis] = -1
@@ -348,13 +348,13 @@ class Resample(_Resampling[T], tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         x = values["x"]
-        return {"y": applied(xp, x, self.taps(x.shape), self.extrapolation)}
+        return {"y": apply_taps(xp, x, self.taps(x.shape), self.extrapolation)}
 
     def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         x = values["x"]
-        squares = {axis: taps.squared() for axis, taps in self.taps(x.shape).items()}
-        return {"y": xp.sqrt(applied(xp, x * x, squares))}
+        squares = {axis: taps.square() for axis, taps in self.taps(x.shape).items()}
+        return {"y": xp.sqrt(apply_taps(xp, x * x, squares))}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         return {"x": g.apply(self._like(ResampleBackward, dy=d["y"]), like={"dx": self.x})}
@@ -400,7 +400,7 @@ class ResampleBackward(_Resampling[T], tag=True):
 
     def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         dims = specs["dx"].dims
-        squares = {axis: taps.squared() for axis, taps in self.taps(dims).items()}
+        squares = {axis: taps.square() for axis, taps in self.taps(dims).items()}
         return {"dx": xp.sqrt(spread(xp, values["dy"] ** 2, squares, dims))}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class _Response(Operation[T]):
         return dict.fromkeys(self.inputs, region)
 
     def _windows(self, xp: Any, x: Array, before: int, after: int) -> Array:
-        """The sum of so many channels around each one."""
+        """The sum of each channel, `before` channels before it and `after` behind it."""
         channels = x.shape[1]
         total = xp.zeros_like(x)
         for apart in range(max(-before, 1 - channels), min(after, channels - 1) + 1):

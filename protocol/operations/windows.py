@@ -158,7 +158,7 @@ class Window(Parameters, tag=True):
         return found
 
     def seen(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
-        """For each place in a window along one spatial dim: the elements there of all `count` windows.
+        """For each place in a window along one spatial dim, the elements there of all `count` windows.
 
         Padding has that value.
         """
@@ -168,7 +168,7 @@ class Window(Parameters, tag=True):
         return (padded[places] for places in self._along(axis, count))
 
     def spread(self, xp: Any, y: Array, dims: Sequence[int]) -> Array:
-        """For each element of an input of these dims, the sum of y over the windows that it is in."""
+        """The sum of y over the windows that an element is in, for each element of an input of these dims."""
         for axis, size in enumerate(dims[2:]):
             count, reached, first = y.shape[2 + axis], [*y.shape], self.pre_padding[axis]
             reached[2 + axis] = first + size + self.post_padding[axis]
@@ -179,7 +179,7 @@ class Window(Parameters, tag=True):
         return y
 
     def collect(self, xp: Any, term: Callable[..., Array], of_x: _Arrays, of_y: _Arrays) -> Array:
-        """For each element of the input, the sum of `term` over the windows that it is in.
+        """The sum of `term` over the windows that an element is in, for each element of the input.
 
         `term` takes values of the element, from `of_x`, and of the window, from `of_y`.
         """
@@ -194,7 +194,7 @@ class Window(Parameters, tag=True):
         return total[(slice(None), slice(None), *parts)]
 
     def _along(self, axis: int, count: int) -> Iterator[tuple[slice, ...]]:
-        """For each place in a window along one spatial dim: where it lies in an input padded along it."""
+        """The place in an input padded along one spatial dim, for each place in a window along it."""
         for tap in range(self.size[axis]):
             start = tap * self.dilation[axis]
             places = slice(start, start + (count - 1) * self.stride[axis] + 1, self.stride[axis])
@@ -243,7 +243,7 @@ class AdaptiveWindow(Parameters, tag=True):
         return (*x[:2], *self.output)
 
     def seen(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
-        """For each place in a window along one spatial dim: the elements there of all windows.
+        """Yields, for each place in a window along one spatial dim, the elements there of all windows.
 
         Those of shorter windows have that value there.
         """
@@ -253,14 +253,14 @@ class AdaptiveWindow(Parameters, tag=True):
             yield xp.where(_along_axis(xp, there, axis, rank), found, value)
 
     def spread(self, xp: Any, y: Array, dims: Sequence[int]) -> Array:
-        """For each element of an input of these dims, the sum of y over the windows that it is in.
+        """The sum of y over the windows that an element is in, for each element of an input of these dims.
 
         The windows that an element is in are those that it would have if it were a window over windows.
         """
         return sums_in_windows(xp, AdaptiveWindow(output=tuple(dims[2:])), y, dims[2:])
 
     def collect(self, xp: Any, term: Callable[..., Array], of_x: _Arrays, of_y: _Arrays) -> Array:
-        """For each element of the input, the sum of `term` over the windows that it is in: see `Window`."""
+        """The sum of `term` over the windows that each element of the input is in: see `Window`."""
         dims, windows = of_x[0].shape, of_y[0].shape
         total = xp.zeros(dims, of_y[0].dtype)
         each = (_members(*sizes) for sizes in zip(dims[2:], windows[2:], strict=True))

@@ -16,7 +16,7 @@ from cudnn_actor.protocol.types.spatial import (
     Padding,
     check_spatial,
     check_spatial_dims,
-    rearranged,
+    rearrangement,
     sides,
     spread,
 )
@@ -208,7 +208,7 @@ def _channels_first(x: Sequence[int], w: Sequence[int], groups: int) -> str:
     """A fix for an input that seems to have its channels last; empty for any other."""
     if x[-1] != w[1] * groups or x[1] == w[1]:  # the latter: w should have one group's channels
         return ""
-    way = rearranged("x", x, lambda dims: len(dims) == len(w) and dims[1] == x[-1])
+    way = rearrangement("x", x, lambda dims: len(dims) == len(w) and dims[1] == x[-1])
     return (
         f"x seems to have its channels last: pass {way}, since dims are N, C, spatial "
         'whatever the layout (layout="NHWC" is only the order in memory)'
@@ -227,7 +227,7 @@ def _other_rank(
             fix="give both dims N, C, spatial: a filter (K, C / groups, spatial)",
         )
     channels = filters[1] * groups if name == "x" else filters[0]
-    way = rearranged(name, dims, lambda made: len(made) == len(filters) and made[1] == channels)
+    way = rearrangement(name, dims, lambda made: len(made) == len(filters) and made[1] == channels)
     fix = f"dims are N, C, spatial: pass {way}"
     if not way:
         fix = "give both dims N, C, spatial"

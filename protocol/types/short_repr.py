@@ -10,7 +10,7 @@ import msgspec
 
 from cudnn_actor.protocol.errors import described_array
 
-__all__ = ["LONGEST", "listed", "one_line", "short_repr", "shown_value"]
+__all__ = ["LONGEST", "listing", "one_line", "short_repr", "shown_value"]
 
 LONGEST: Final = 100
 """The most characters of a record's repr."""
@@ -28,7 +28,7 @@ def short_repr(record: msgspec.Struct) -> str:
     """
     name = type(record).__name__
     texts: list[str] = []
-    told = list(_told(record))
+    told = list(_fields_to_tell(record))
     room = LONGEST - len(f"{name}()")
     for number, (field, value) in enumerate(told, 1):
         text = f"{field}={shown_value(value)}"
@@ -46,7 +46,7 @@ def one_line(text: str, longest: int = LONGEST) -> str:
     return cut if cut.isprintable() else "".join(each if each.isprintable() else "?" for each in cut)
 
 
-def listed(texts: Iterable[str], count: int, room: int) -> str:
+def listing(texts: Iterable[str], count: int, room: int) -> str:
     """The first of `count` texts, as many as fit into `room` characters but at least one, and how many more
     there are."""
     shown: list[str] = []
@@ -58,7 +58,7 @@ def listed(texts: Iterable[str], count: int, room: int) -> str:
     return ", ".join(shown) + (f" and {count - len(shown)} more" if len(shown) < count else "")
 
 
-def _told(record: msgspec.Struct) -> Iterator[tuple[str, Any]]:
+def _fields_to_tell(record: msgspec.Struct) -> Iterator[tuple[str, Any]]:
     fields = msgspec.structs.fields(type(record))
     for field in fields:
         if field.required:

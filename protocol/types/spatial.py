@@ -16,7 +16,7 @@ __all__ = [
     "are_several",
     "check_spatial",
     "check_spatial_dims",
-    "rearranged",
+    "rearrangement",
     "sides",
     "spatial_dims_of",
     "spread",
@@ -78,7 +78,7 @@ def check_spatial(name: str, values: object, least: int, rank: int | None = None
         )
 
 
-def rearranged(name: str, dims: Sequence[int], fits: Callable[[tuple[int, ...]], bool]) -> str:
+def rearrangement(name: str, dims: Sequence[int], fits: Callable[[tuple[int, ...]], bool]) -> str:
     """How to rearrange an array that lacks its batch, or has its channels last: `x.transpose(2, 0, 1)[None]`.
 
     `fits` says whether the new dims fit. Empty if none do.

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from cudnn_actor.protocol.types.checks import did_you_mean
 from cudnn_actor.protocol.types.other_names import ARGUMENTS
 
-__all__ = ["own_name", "spelled"]
+__all__ = ["check_spelling", "own_name"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,8 +28,8 @@ def own_name(given: str, known: Collection[str]) -> str:
     return did_you_mean(given, known)
 
 
-def spelled(function: Callable[P, R]) -> Callable[P, R]:
-    """The same method, whose `TypeError` for arguments that it does not have names those that it has."""
+def check_spelling(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a method: its `TypeError` for an argument that it does not have names those that it has."""
     called: Callable[..., Any]
     if inspect.iscoroutinefunction(function):
 

@@ -159,7 +159,7 @@ class TensorSpec(Parameters):
         layout: LayoutLike = Layout.NCHW,
     ) -> TensorSpec:
         """The spec of a packed tensor with `dims` (in N, C, spatial order) in `layout`."""
-        return _packed(cls, whole_numbers("dims", dims), _layout(layout), _dtype(dtype))
+        return _pack(cls, whole_numbers("dims", dims), _layout(layout), _dtype(dtype))
 
     @classmethod
     def strided(
@@ -226,7 +226,7 @@ class TensorSpec(Parameters):
 
 
 @functools.lru_cache(_MOST_PACKED)
-def _packed(cls: type[TensorSpec], dims: tuple[int, ...], layout: Layout, dtype: DType) -> TensorSpec:
+def _pack(cls: type[TensorSpec], dims: tuple[int, ...], layout: Layout, dtype: DType) -> TensorSpec:
     """See `TensorSpec.packed`. An import of a model asks for the same few many times."""
     _check_dims(dims)
     return cls(dims=dims, strides=packed_strides(dims, layout), dtype=dtype)

@@ -49,7 +49,7 @@ async def test_only_short_lists_are_read_and_written_on_the_event_loop(
         monkeypatch.setattr(http_wire, name, noted)
 
     loop = threading.get_ident()
-    for name in ("decode", "encode", "decompressed"):
+    for name in ("decode", "encode", "decompress"):
         noting(name)
     async with serve(options_for(tmp_path)) as server:
         url = f"http://127.0.0.1:{server.http_port}/v2/models/square/infer"
@@ -65,8 +65,8 @@ async def test_only_short_lists_are_read_and_written_on_the_event_loop(
             packed = gzip.compress(msgspec.json.encode(body(2)))
             answer = await client.post(url, content=packed, headers={"content-encoding": "gzip"})
             assert answer.status_code == 200
-            assert here["decompressed, thread"] == 1
-            assert here["decompressed, loop"] == 0
+            assert here["decompress, thread"] == 1
+            assert here["decompress, loop"] == 0
 
 
 async def test_so_many_threads_work_beside_the_loop_at_a_time_and_no_more(tmp_path: Path) -> None:

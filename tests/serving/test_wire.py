@@ -92,7 +92,9 @@ def test_arrays_come_back_from_both_wires_as_they_were(named: dict[str, np.ndarr
     assert [each.name for each in response.outputs] == list(named)
     assert list(response.raw_output_contents) == [bytes(bytes_of(each)) for each in named.values()]
     for last in (False, True):
-        piece = message_class("ModelStreamInferResponse").FromString(grpc_wire.streamed(written, last=last))
+        piece = message_class("ModelStreamInferResponse").FromString(
+            grpc_wire.stream_response(written, last=last)
+        )
         assert ("triton_final_response" in piece.infer_response.parameters) == last
         piece.infer_response.ClearField("parameters")
         assert piece.infer_response == response
@@ -297,7 +299,7 @@ def test_a_body_that_grows_when_it_is_decompressed_takes_no_memory() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(TooLarge):
-            http_wire.decompressed(bomb, "deflate", 1000)
+            http_wire.decompress(bomb, "deflate", 1000)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -305,10 +307,10 @@ def test_a_body_that_grows_when_it_is_decompressed_takes_no_memory() -> None:
 
 def test_what_grows_when_it_is_decompressed_is_bounded() -> None:
     with pytest.raises(TooLarge):
-        http_wire.decompressed(zlib.compress(bytes(1 << 20)), "deflate", 1000)
+        http_wire.decompress(zlib.compress(bytes(1 << 20)), "deflate", 1000)
     with pytest.raises(Refused, match="ends before"):
-        http_wire.decompressed(zlib.compress(bytes(1000))[:-5], "deflate", 1000)
-    assert http_wire.decompressed(zlib.compress(bytes(1000)), "deflate", 1000) == bytes(1000)
+        http_wire.decompress(zlib.compress(bytes(1000))[:-5], "deflate", 1000)
+    assert http_wire.decompress(zlib.compress(bytes(1000)), "deflate", 1000) == bytes(1000)
 
 
 @pytest.mark.parametrize(

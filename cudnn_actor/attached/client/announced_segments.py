@@ -52,10 +52,10 @@ class AnnouncedSegments:
             self._announce(number, len(segment), segment.descriptor)
             self._numbers[segment] = number
             # By a weak reference: a segment lives longer than the links to members that have ended.
-            weakref.finalize(segment, _collected, weakref.ref(self), number).atexit = False
+            weakref.finalize(segment, _collect, weakref.ref(self), number).atexit = False
         return number, offset
 
 
-def _collected(announced: weakref.ref[AnnouncedSegments], number: int) -> None:
+def _collect(announced: weakref.ref[AnnouncedSegments], number: int) -> None:
     if (those := announced()) is not None:
         those._retire(number)

@@ -67,12 +67,12 @@ def shared_copies(arrays: Sequence[ToShare]) -> list[np.ndarray]:
     offsets, nbytes = _places([each.spec for each in arrays])
     descriptor = _file(nbytes)
     try:
-        mapped = _mapped(descriptor, nbytes, mmap.ACCESS_WRITE)
+        mapped = _map(descriptor, nbytes, mmap.ACCESS_WRITE)
         for offset, each in zip(offsets, arrays, strict=True):
             np.copyto(_array(mapped, offset, each.spec), each.values())
         mapped.close()  # the kernel refuses the next seal while anybody can write
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | FIXED_SIZE)
-        segment = _mapped(descriptor, nbytes, mmap.ACCESS_READ)
+        segment = _map(descriptor, nbytes, mmap.ACCESS_READ)
     except BaseException:
         os.close(descriptor)
         raise
@@ -88,7 +88,7 @@ def shared_arrays(specs: Sequence[TensorSpec]) -> list[np.ndarray]:
     descriptor = _file(nbytes)
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, FIXED_SIZE)
-        segment = _mapped(descriptor, nbytes, mmap.ACCESS_WRITE)
+        segment = _map(descriptor, nbytes, mmap.ACCESS_WRITE)
     except BaseException:
         os.close(descriptor)
         raise
@@ -142,7 +142,7 @@ def _file(nbytes: int) -> int:
     return descriptor
 
 
-def _mapped(descriptor: int, nbytes: int, access: int) -> SharedSegment:
+def _map(descriptor: int, nbytes: int, access: int) -> SharedSegment:
     if sys.version_info >= (3, 13):
         return SharedSegment(descriptor, nbytes, access=access, trackfd=False)
     return SharedSegment(descriptor, nbytes, access=access)

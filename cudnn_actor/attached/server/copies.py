@@ -51,7 +51,7 @@ class Copies:
 
         Raises `InvalidRequest` if the digest is another one.
         """
-        copied = _checked(known, share)
+        copied = _copy_and_check(known, share)
         self.nbytes += _nbytes(copied)
         return copied
 
@@ -66,7 +66,7 @@ class Copies:
                     await self._freed.wait()
                 self.nbytes += nbytes
                 try:
-                    return await in_own_thread(_checked, known, share)
+                    return await in_own_thread(_copy_and_check, known, share)
                 except BaseException:
                     self.release(nbytes)
                     raise
@@ -87,7 +87,7 @@ def _nbytes(known: Known) -> int:
     return 0 if data is None else int(data.nbytes)
 
 
-def _checked(known: Known, share: str) -> Known:
+def _copy_and_check(known: Known, share: str) -> Known:
     """The message, with a copy of its values that was checked: some 2 ms for each MB. On any thread."""
     message = known.message
     values = None if message.data is None else np.array(message.data)

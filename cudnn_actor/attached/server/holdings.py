@@ -94,9 +94,9 @@ class Holdings:
         """The shared buffers, which it may only read: how often it was given each."""
         self._models: set[ModelRef] = set()
         self._imports: set[Key] = set()
-        """Those of its buffers that are another service's memory."""
+        """Its buffers that are another service's memory."""
         self.imports = 0
-        """How many it has, and has asked for."""
+        """How many such buffers it has, and has asked for."""
 
     def __len__(self) -> int:
         return len(self._buffers) + len(self._read) + len(self._models)

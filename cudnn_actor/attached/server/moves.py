@@ -22,11 +22,11 @@ def message_of(frame: ExportBuffer | ImportBuffer, channel: Channel) -> Export |
     """
     if isinstance(frame, ExportBuffer):
         return Export(buffer=frame.buffer)
-    memory = _received(channel, frame.arena_bytes, frame.offset, frame.spec.nbytes)
+    memory = _receive(channel, frame.arena_bytes, frame.offset, frame.spec.nbytes)
     return Import(memory=memory, spec=frame.spec)
 
 
-def _received(channel: Channel, arena_bytes: int, offset: int, nbytes: int) -> ExportedRange:
+def _receive(channel: Channel, arena_bytes: int, offset: int, nbytes: int) -> ExportedRange:
     """The range of an arena whose descriptor has come, with a buffer of `nbytes` in it.
 
     Only the engine finds out what the descriptor refers to.

@@ -54,11 +54,11 @@ class OwnWeights:
     async def _share(self, values: np.ndarray, spec: TensorSpec) -> BufferRef:
         """A buffer with these values: one that is there, or a new one. Raises as `upload`."""
         if asyncio.get_running_loop() is not self._loop:
-            return await self._uploaded(values, spec)
+            return await self._upload(values, spec)
         digest = Digest(await in_own_thread(digest_of, values), spec)
         if (there := self._shared.find(digest)) is not None:
             return there
-        made = await self._uploaded(values, spec)
+        made = await self._upload(values, spec)
         if (there := self._shared.find(digest)) is not None:  # another has uploaded the same meanwhile
             self._service.state.discard(made)
             return there
@@ -66,7 +66,7 @@ class OwnWeights:
             self._shared.add(digest, made)
         return made
 
-    async def _uploaded(self, values: np.ndarray, spec: TensorSpec) -> BufferRef:
+    async def _upload(self, values: np.ndarray, spec: TensorSpec) -> BufferRef:
         message = Allocate(spec=spec, data=self._service.values(values))
         made: BufferRef = await CudnnRef(self._service).ask(message)
         return made

@@ -77,7 +77,7 @@ class Segments:
         dtype = wire.dtype.numpy
         if wire.data.offset % dtype.itemsize:
             raise ValueError(f"an array at byte {wire.data.offset}, which its elements do not begin at")
-        memory = self._bounded(wire.data, wire.nbytes)
+        memory = self._check_bounds(wire.data, wire.nbytes)
         array: np.ndarray = np.frombuffer(memory.toreadonly(), dtype).reshape(wire.dims)
         return array
 
@@ -88,7 +88,7 @@ class Segments:
 
         Takes some 0.2 ms for each MB. Any thread.
         """
-        memory = self._bounded(place, nbytes)
+        memory = self._check_bounds(place, nbytes)
         if memory.readonly:
             raise ValueError(f"segment {place.segment} is sealed, and cannot be written to")
         if room_needed(arrays) > nbytes or place.offset % _STEP:
@@ -99,10 +99,10 @@ class Segments:
                 to = np.frombuffer(memory[offset : offset + array.nbytes], array.dtype).reshape(array.shape)
                 np.copyto(to, array)
             written.append(WireArray.of(array, Place(place.segment, place.offset + offset)))
-            offset += _rounded(array.nbytes)
+            offset += _round_up(array.nbytes)
         return written
 
-    def _bounded(self, place: Place, nbytes: int) -> memoryview:
+    def _check_bounds(self, place: Place, nbytes: int) -> memoryview:
         mapped = self._mapped.get(place.segment)
         if mapped is None or place.offset < 0 or nbytes < 0 or place.offset + nbytes > len(mapped):
             raise ValueError(f"{nbytes} bytes at {place.offset} of segment {place.segment} are not there")
@@ -111,8 +111,8 @@ class Segments:
 
 def room_needed(arrays: Sequence[np.ndarray]) -> int:
     """How many bytes of the client's memory an answer of these arrays needs."""
-    return sum(_rounded(array.nbytes) for array in arrays)
+    return sum(_round_up(array.nbytes) for array in arrays)
 
 
-def _rounded(nbytes: int) -> int:
+def _round_up(nbytes: int) -> int:
     return -(-nbytes // _STEP) * _STEP

@@ -103,7 +103,7 @@ async def serve_socket(
     loaded = {name: each for name, each in (models or {}).items() if isinstance(each, Model)}
     for name, model in loaded.items():
         _require_own(service, name, model)
-    listening, files = await in_own_thread(_opened, given, path is None, models or {})
+    listening, files = await in_own_thread(_open, given, path is None, models or {})
     served = ServedSocket(
         service,
         given,
@@ -366,7 +366,7 @@ class ServedSocket:
 Models = Mapping[str, str | os.PathLike[str] | Model]
 
 
-def _opened(path: Path, default: bool, models: Models) -> tuple[tuple[int, socket.socket], dict[str, str]]:
+def _open(path: Path, default: bool, models: Models) -> tuple[tuple[int, socket.socket], dict[str, str]]:
     """The lock and the socket, and the models' files. Blocks for the file system."""
     if default:
         require_private(path.parent)

@@ -154,7 +154,7 @@ class RemoteBuilder:
         """Connect, before or after `open`. Does not wait for the process."""
         self._goes_elsewhere = True
         if self._connection is None:
-            self._connected()
+            self._connect()
 
     def open(self) -> None:
         """Open the local builder. The first build connects to the process. Raises `EngineFailure`."""
@@ -235,7 +235,7 @@ class RemoteBuilder:
         connection = self._ready_connection(None)
         if connection is not None:
             try:
-                plan = self._restored(request.graph, self._answer(connection, request, progress))
+                plan = self._restore(request.graph, self._answer(connection, request, progress))
             finally:
                 self._forget_pieces()
             if plan is not None:
@@ -276,7 +276,7 @@ class RemoteBuilder:
         if isinstance(self._local, PieceByPiece):
             self._local.forget_pieces()
 
-    def _restored(self, graph: OperationGraph, built: Built) -> Plan | None:
+    def _restore(self, graph: OperationGraph, built: Built) -> Plan | None:
         """The received plan; None if it could not be exported or restored. Raises `StickyError`."""
         if built.data is None:
             return None
@@ -299,7 +299,7 @@ class RemoteBuilder:
         """
         self._refuse_interrupted()
         while self._goes_elsewhere:
-            connection = self._connection or self._connected()
+            connection = self._connection or self._connect()
             if connection is None:
                 continue
             try:
@@ -338,7 +338,7 @@ class RemoteBuilder:
         self._disconnect()
         return False
 
-    def _connected(self) -> Connection | None:
+    def _connect(self) -> Connection | None:
         """A new connection; None if it cannot be made, which counts as a death of the process."""
         try:
             connection = Connection(self._access, self._opening)
@@ -352,19 +352,19 @@ class RemoteBuilder:
                 connection.interrupt()
         return connection
 
-    def _taken(self) -> Connection | None:
+    def _take(self) -> Connection | None:
         """Remove and return the connection, so that `interrupt` cannot touch it any more."""
         with self._lock:
             connection, self._connection = self._connection, None
         return connection
 
     def _disconnect(self) -> None:
-        if (connection := self._taken()) is not None:
+        if (connection := self._take()) is not None:
             connection.close()
 
     def _note_death(self, loss: ProcessLost, digest: str = "") -> str:
         """Wait for a lost process to end, log why, and connect anew. Returns a description of the death."""
-        connection = self._taken()
+        connection = self._take()
         assert connection is not None, "a lost connection must be the current one"
         if loss.why:
             connection.kill(blameless=not digest)
@@ -380,8 +380,8 @@ class RemoteBuilder:
             log.warning("builder.died", pid=pid, why=what, graph=digest[:8], stderr=words)
         self._count_death()
         if self._goes_elsewhere:
-            self._connected()
-        return f"{what}; it last said: {_shortened(words)}" if words else what
+            self._connect()
+        return f"{what}; it last said: {_shorten(words)}" if words else what
 
     def _count_death(self) -> None:
         deaths = _INTENSITY.admit(self._deaths, time.monotonic())
@@ -410,7 +410,7 @@ class _NoFault(Exception):
 _GIVEN_UP = "plans are built in this process from here on, where a build may block every thread"
 
 
-def _shortened(words: str) -> str:
+def _shorten(words: str) -> str:
     """The start and the end of the text: a crash report starts with its cause, a traceback ends with it."""
     if len(words) <= _SHOWN:
         return words

@@ -105,10 +105,10 @@ class BuilderHost:
             if self._closing.is_set():
                 raise OSError("the service has ended, and its builder process with it")
             if self._queue is None:
-                self._queue = self._started()
+                self._queue = self._start()
             return self._queue
 
-    def _started(self) -> BuilderQueue:
+    def _start(self) -> BuilderQueue:
         with contextlib.ExitStack() as undone:
             ours, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undone.enter_context(ours)
@@ -206,13 +206,13 @@ class BuilderHost:
             self._refuse(waiting)
             return
         try:
-            self._child = self._launched(waiting)
+            self._child = self._launch_child(waiting)
         except OSError as error:  # also `LaunchFailed`
             if not self._closing.is_set():
                 log.warning("builder.not_started", error=str(error))
                 self._refuse(waiting)
 
-    def _launched(self, waiting: socket.socket) -> Child:
+    def _launch_child(self, waiting: socket.socket) -> Child:
         output = os.memfd_create("builder-output", os.MFD_CLOEXEC)
         try:
             with own_pidfd() as parent:

@@ -243,7 +243,7 @@ class _Server:
 
     def _done(self, peer: Channel, request: Build, builder: Builder) -> Answer:
         try:
-            return Built(self._exported(peer, request, builder))
+            return Built(self._export(peer, request, builder))
         except CudnnActorError as error:
             return Refused(error.to_record())
         except EngineFailure as error:
@@ -254,7 +254,7 @@ class _Server:
         except Exception as error:  # noqa: BLE001 - the client gets the error, as if it had built the plan
             return Failed("failure", type(error).__name__, str(error), blamed(error))
 
-    def _exported(self, peer: Channel, request: Build, builder: Builder) -> bytes | None:
+    def _export(self, peer: Channel, request: Build, builder: Builder) -> bytes | None:
         def progress(done: int, of: int, what: str) -> None:
             self._asked += request.tunes
             self._say(peer, Progress(done, of, what))

@@ -20,7 +20,7 @@ import sys
 
 from cudnn_actor.isolation.process.status import barrier
 from cudnn_actor.isolation.staging import NOTE_BYTES
-from cudnn_actor.memory.free_list import rounded
+from cudnn_actor.memory.free_list import round_up
 
 __all__ = ["LATE_BYTES", "Arrival", "Part", "parts_of"]
 
@@ -42,7 +42,7 @@ assert _MOST_PARTS * _WORD_BYTES <= NOTE_BYTES
 @functools.lru_cache(maxsize=64)
 def parts_of(nbytes: int) -> tuple[Part, ...]:
     """The parts of an array of this size, in order: at most as many as there are words."""
-    step = max(_LEAST_BYTES, rounded(-(-nbytes // _MOST_PARTS), _PAGE_BYTES))
+    step = max(_LEAST_BYTES, round_up(-(-nbytes // _MOST_PARTS), _PAGE_BYTES))
     starts = range(0, nbytes, step)
     return tuple([(number, begin, min(begin + step, nbytes)) for number, begin in enumerate(starts)])
 

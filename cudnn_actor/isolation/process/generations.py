@@ -75,7 +75,7 @@ class GenerationTable:
         try:
             os.ftruncate(descriptor, nbytes)
             self._map = mmap.mmap(descriptor, nbytes)
-            self.fd = _sealed(descriptor)
+            self.fd = _seal(descriptor)
             """The descriptor that a worker maps, and through which it cannot write. Owned by the table."""
             # A service that is never started is never closed: its descriptor is closed with this object.
             self._let_go = weakref.finalize(self, os.close, self.fd)
@@ -178,7 +178,7 @@ class GenerationView:
         self._map.close()
 
 
-def _sealed(descriptor: int) -> int:
+def _seal(descriptor: int) -> int:
     """Seal the file, so that it can be read but not mapped writable or resized. Returns its descriptor."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _FIXED_SIZE | _F_SEAL_FUTURE_WRITE)

@@ -158,7 +158,7 @@ class CudnnActor(Actor):
         runner.settle_done()
         running = self._running(current)
         again, _ = self._broker.crashed(running, cause, may_still_write=False, memory_survives=survives)
-        freed = self._revived(again)
+        freed = self._revive(again)
         for work in again:
             self._broker.end_unreceived(work)
         if runner.is_open:
@@ -184,7 +184,7 @@ class CudnnActor(Actor):
             running.append(work)
         return running
 
-    def _revived(self, again: Sequence[Work]) -> list[BufferRef]:
+    def _revive(self, again: Sequence[Work]) -> list[BufferRef]:
         """Undo the frees of buffers that these requests use. They are freed once these have run again."""
         memory = self._state.memory
         used = {ref.slot: ref for work in again for ref in operands(work.message).values()}

@@ -14,7 +14,7 @@ from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["converted", "dtype_of", "wanted_dtype", "wrapped"]
+__all__ = ["convert", "dtype_of", "wanted_dtype", "wrap"]
 
 
 def dtype_of(code: int) -> DType:
@@ -31,12 +31,12 @@ def wanted_dtype(node: Node, otherwise: DType) -> DType:
     return otherwise if code is None else dtype_of(code)
 
 
-def wrapped(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
+def wrap(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
     """Integers in another integer dtype, of which they keep the lowest bits."""
     return x if dtype is x.dtype else g.wrap(x, dtype)
 
 
-def converted(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
+def convert(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
     """x as `Cast` gives it: floats lose their fractions on the way to integers, which keep their low bits."""
     if dtype is x.dtype:
         return x
@@ -48,14 +48,14 @@ def converted(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
         return g.astype(g.trunc(x), dtype)
     if np.can_cast(x.dtype.numpy, dtype.numpy):
         return g.astype(x, dtype)
-    return wrapped(g, x, dtype)
+    return wrap(g, x, dtype)
 
 
 @operator("Cast", since=6)
 def cast(node: Node, g: GraphBuilder) -> Result:
     wanted = dtype_of(node.attribute("to"))
     node.dtype(0)
-    return converted(g, node.tensor(0), wanted)
+    return convert(g, node.tensor(0), wanted)
 
 
 @operator("BitCast", since=26)
@@ -70,4 +70,4 @@ def cast_like(node: Node, g: GraphBuilder) -> Result:
     if node.value(0).fixed and wanted.is_floating:  # a constant, as the other input only says the dtype
         node.reserve(node.value(0).size, itemsize=wanted.numpy.itemsize, passing=0)
         return node.value(0).array.astype(wanted.numpy)
-    return converted(g, node.tensor(0), wanted)
+    return convert(g, node.tensor(0), wanted)

@@ -10,7 +10,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.values import Declined, Unfit
-from cudnn_actor.protocol.graphs.convolution_functions import transposed
+from cudnn_actor.protocol.graphs.convolution_functions import transpose_convolution
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ConvolutionForward
 from cudnn_actor.protocol.types.conv import ConvSpec
@@ -129,7 +129,7 @@ def conv_transpose(node: Node, g: GraphBuilder) -> Result:
         sizes = [f + e - b - a for f, e, b, a in zip(full, extra, before, after, strict=True)]
     extra = [size - f + b + a for size, f, b, a in zip(sizes, full, before, after, strict=True)]
     spec = ConvSpec.spread(rank, 0, strides, dilations, groups)
-    y = transposed(g, x, w, spec, before=before, after=after, extra=extra)
+    y = transpose_convolution(g, x, w, spec, before=before, after=after, extra=extra)
     return with_bias(g, y, node.tensor_or_none(2))
 
 

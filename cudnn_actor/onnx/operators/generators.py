@@ -8,7 +8,7 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import MOST_NUMBERS, Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.casts import converted, wanted_dtype
+from cudnn_actor.onnx.operators.casts import convert, wanted_dtype
 from cudnn_actor.onnx.operators.rows import along
 from cudnn_actor.onnx.values import Declined, Refused
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -57,7 +57,7 @@ def trilu(node: Node, g: GraphBuilder) -> Result:
 @operator("OneHot", since=9)
 def one_hot(node: Node, g: GraphBuilder) -> Result:
     depth, rank, axis = node.count(1), node.rank(0) + 1, node.axis()
-    indices = converted(g, node.tensor(0), DType.INT64)
+    indices = convert(g, node.tensor(0), DType.INT64)
     places = g.where(g.less(indices, 0), g.add(indices, depth), indices)
     places = g.reshape(places, (*indices.dims[:axis], 1, *indices.dims[axis:]))
     numbers = along(g, node.numbers(depth), axis, rank)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.casts import wrapped
+from cudnn_actor.onnx.operators.casts import wrap
 from cudnn_actor.onnx.operators.rows import along
 from cudnn_actor.onnx.values import Declined, fitting
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
@@ -74,7 +74,7 @@ def scatter_elements(node: Node, g: GraphBuilder) -> Result:
     x, updates = _summands(node, g)
     with fitting("indices"):
         y = g.put_along_axis(x, _indices(node, g, 1), updates, node.axis(), reduction=_reduction(node))
-    return wrapped(g, y, node.dtype(0))
+    return wrap(g, y, node.dtype(0))
 
 
 @operator("ScatterND", since=11)
@@ -83,7 +83,7 @@ def scatter_nd(node: Node, g: GraphBuilder) -> Result:
     node.require(2, *indices[:-1], *node.dims(0)[indices[-1] if indices else 0 :])
     x, updates = _summands(node, g)
     y = g.scatter_nd(x, _indices(node, g, 1), updates, reduction=_reduction(node))
-    return wrapped(g, y, node.dtype(0))
+    return wrap(g, y, node.dtype(0))
 
 
 @operator("TensorScatter", since=24)

@@ -6,19 +6,19 @@ from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.casts import converted, wrapped
+from cudnn_actor.onnx.operators.casts import convert, wrap
 from cudnn_actor.onnx.operators.spelled_attention import spelled_out_attention
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["product", "turned"]
+__all__ = ["product", "transpose_last"]
 
 _MOST = 1 << 24
 """The most products of integers that are formed one by one."""
 
 
-def turned(g: GraphBuilder, x: Tensor) -> Tensor:
+def transpose_last(g: GraphBuilder, x: Tensor) -> Tensor:
     """Matrices with rows for columns."""
     *batch, row, column = range(x.rank)
     return g.transpose(x, (*batch, column, row))
@@ -33,8 +33,8 @@ def product(g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:
     left, right = a[..., :, :, None], b[..., None, :, :]
     if a.dims[-2] * a.dims[-1] * b.dims[-1] > _MOST:
         raise Declined(f"a product of large matrices of {a.dtype}")
-    wide = (converted(g, each, _wide(a.dtype)) for each in (left, right))
-    y = wrapped(g, g.sum(g.multiply(*wide), -2), a.dtype)
+    wide = (convert(g, each, _wide(a.dtype)) for each in (left, right))
+    y = wrap(g, g.sum(g.multiply(*wide), -2), a.dtype)
     y = y[..., 0] if column else y
     return (y[..., 0] if column else y[..., 0, :]) if row else y
 
@@ -55,7 +55,7 @@ def mat_mul(node: Node, g: GraphBuilder) -> Result:
 def _factor(value: Value, g: GraphBuilder) -> Tensor:
     """A factor: a view of what it is the transpose of, if that is in the graph, too, as embeddings are."""
     of = value.turned_from
-    return turned(g, of.tensor) if of is not None and of.is_in_graph else value.tensor
+    return transpose_last(g, of.tensor) if of is not None and of.is_in_graph else value.tensor
 
 
 @operator("Gemm", since=7)
@@ -63,8 +63,8 @@ def gemm(node: Node, g: GraphBuilder) -> Result:
     a, b = node.tensor(0), node.tensor(1)
     y: Any = product(
         g,
-        turned(g, a) if node.attribute("transA") else a,
-        turned(g, b) if node.attribute("transB") else b,
+        transpose_last(g, a) if node.attribute("transA") else a,
+        transpose_last(g, b) if node.attribute("transB") else b,
     )
     alpha, beta = node.attribute("alpha"), node.attribute("beta")
     dtype, bias = y.dtype, node.has(2) and beta
@@ -80,4 +80,4 @@ def gemm(node: Node, g: GraphBuilder) -> Result:
         c = c if beta == 1 else c * beta
         c = c if isinstance(c, Tensor) or not turns else c % turns
         y = (g.astype(y, wide) if wide is not dtype else y) + c
-    return converted(g, y, dtype)
+    return convert(g, y, dtype)

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from cudnn_actor.onnx.folding import slices
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.casts import converted, dtype_of
+from cudnn_actor.onnx.operators.casts import convert, dtype_of
 from cudnn_actor.onnx.operators.sources import is_half_product
 from cudnn_actor.onnx.values import Contradiction, Declined, Unfit
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
@@ -254,7 +254,7 @@ def col2im(node: Node, g: GraphBuilder) -> Result:
         stride=node.attribute("strides") or 1,
         dilation=node.attribute("dilations") or 1,
     )
-    return converted(g, y, x.dtype)
+    return convert(g, y, x.dtype)
 
 
 def _of_sums(dtype: DType) -> DType:

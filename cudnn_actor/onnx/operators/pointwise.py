@@ -9,10 +9,10 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.casts import converted, wrapped
+from cudnn_actor.onnx.operators.casts import convert, wrap
 from cudnn_actor.onnx.operators.gelu import gelu_of, spelled_out_gelu
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.graphs.integer_division import truncated
+from cudnn_actor.protocol.graphs.integer_division import divide_towards_zero
 from cudnn_actor.protocol.operations import PointwiseMode
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -86,7 +86,7 @@ def _arithmetic(mode: PointwiseMode) -> Callable[[Node, GraphBuilder], Result]:
         if dtype.is_floating or dtype in _WIDE:
             return g.pointwise(mode, *node.operands())
         wide = (g.astype(x, DType.INT64) if isinstance(x, Tensor) else x for x in node.operands())
-        return wrapped(g, g.pointwise(mode, *wide), dtype)
+        return wrap(g, g.pointwise(mode, *wide), dtype)
 
     return handler
 
@@ -100,7 +100,7 @@ def magnitude(node: Node, g: GraphBuilder) -> Result:
     x, mode = node.tensor(0), _M.ABS if node.op == "Abs" else _M.NEG
     if x.dtype.numpy.kind != "i" or x.dtype is DType.INT64:
         return g.pointwise(mode, x)
-    return wrapped(g, g.pointwise(mode, g.astype(x, DType.INT64)), x.dtype)
+    return wrap(g, g.pointwise(mode, g.astype(x, DType.INT64)), x.dtype)
 
 
 @operator("PRelu", since=7)
@@ -114,7 +114,7 @@ def prelu(node: Node, g: GraphBuilder) -> Result:
 def div(node: Node, g: GraphBuilder) -> Result:
     a, b = node.operands()
     dtype = node.dtype(0)
-    return g.divide(a, b) if dtype.is_floating else truncated(g, a, b, dtype)
+    return g.divide(a, b) if dtype.is_floating else divide_towards_zero(g, a, b, dtype)
 
 
 @operator("Pow", since=7)
@@ -126,7 +126,7 @@ def power(node: Node, g: GraphBuilder) -> Result:
         a, b = (g.astype(x, wide) if isinstance(x, Tensor) else number(x) for x in (a, b))
     elif isinstance(b, Tensor) and b.dtype is DType.UINT64:
         b = g.astype(b, DType.FLOAT64)
-    return converted(g, g.power(a, b), dtype)
+    return convert(g, g.power(a, b), dtype)
 
 
 @operator("Mod", since=10)
@@ -233,7 +233,7 @@ def shrink(node: Node, g: GraphBuilder) -> Result:
     x, bias, bound = node.tensor(0), node.attribute("bias"), node.attribute("lambd")
     above = g.where(g.greater(x, bound), x - bias, 0.0)
     y = g.where(g.less(x, -bound), x + bias, above)
-    return converted(g, y if x.dtype.is_floating else converted(g, y, DType.INT64), x.dtype)
+    return convert(g, y if x.dtype.is_floating else convert(g, y, DType.INT64), x.dtype)
 
 
 @operator("IsInf", since=10)
@@ -251,4 +251,4 @@ def is_inf(node: Node, g: GraphBuilder) -> Result:
 @operator("Binarizer", domain="ai.onnx.ml")
 def binarizer(node: Node, g: GraphBuilder) -> Result:
     x = node.tensor(0)
-    return converted(g, g.greater(x, node.attribute("threshold")), x.dtype)
+    return convert(g, g.greater(x, node.attribute("threshold")), x.dtype)

@@ -52,7 +52,7 @@ def max_pool(node: Node, g: GraphBuilder) -> Result:
     x, (window, _) = node.tensor(0), _window(node)
     if not node.wants(1):
         if _covers_padding(x, window):
-            x, window = _padded(g, x, window, _least(x.dtype))
+            x, window = _pad(g, x, window, _least(x.dtype))
         return g.apply(MaxPool(x=x, window=window))
     y, index = g.apply(MaxPool(x=x, window=window), also=("index",))
     return y, _by_column(g, index, x) if node.attribute("storage_order", 0) else index
@@ -67,7 +67,7 @@ def _covers_padding(x: Tensor, window: Window) -> bool:
     return False
 
 
-def _padded(g: GraphBuilder, x: Tensor, window: Window, value: float) -> tuple[Tensor, Window]:
+def _pad(g: GraphBuilder, x: Tensor, window: Window, value: float) -> tuple[Tensor, Window]:
     """x with that value as its padding, and windows over it without any."""
     widths = [(0, 0), (0, 0), *zip(window.pre_padding, window.post_padding, strict=True)]
     none = (0,) * window.spatial_dims
@@ -103,7 +103,7 @@ def average_pool(node: Node, g: GraphBuilder) -> Result:
         return g.apply(AvgPool(x=x, window=window))
     if not any(over):
         if _covers_padding(x, window):
-            x, window = _padded(g, x, window, 0.0)
+            x, window = _pad(g, x, window, 0.0)
         return g.apply(AvgPool(x=x, window=window, include_padding=True))
     # What lies beyond the padding that was asked for does not count.
     after = tuple(a - o for a, o in zip(window.post_padding, over, strict=True))
@@ -116,7 +116,7 @@ def average_pool(node: Node, g: GraphBuilder) -> Result:
 def lp_pool(node: Node, g: GraphBuilder) -> Result:
     x, (window, _) = node.tensor(0), _window(node)
     if _covers_padding(x, window):
-        x, window = _padded(g, x, window, 0.0)
+        x, window = _pad(g, x, window, 0.0)
     return g.apply(LpPool(x=x, window=window, p=float(node.attribute("p"))))
 
 

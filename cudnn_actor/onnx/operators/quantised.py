@@ -20,7 +20,7 @@ from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ConvolutionForward
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["EXACT", "quantised"]
+__all__ = ["EXACT", "quantise"]
 
 _BYTES = (DType.INT8, DType.UINT8)
 _Operands = tuple[int, int, int, int]
@@ -46,7 +46,7 @@ def _along(node: Node, g: GraphBuilder, number: int, x: tuple[int, ...]) -> Any:
     return g.slice(flat, (*[slice(None)] * axis, slice(0, x[axis])))
 
 
-def quantised(g: GraphBuilder, x: Tensor, zero: Any, dtype: DType) -> Tensor:
+def quantise(g: GraphBuilder, x: Tensor, zero: Any, dtype: DType) -> Tensor:
     """Rounded, moved by the zero point, and saturated."""
     whole = g.round(x)
     return g.astype(whole if zero is None else g.add(whole, zero), dtype)
@@ -64,7 +64,7 @@ def quantize_linear(node: Node, g: GraphBuilder) -> Result:
     of = dtype_of(precision) if precision else node.dtype(1)
     if of.is_half:  # the quotient is rounded to that, and then to a whole number
         scaled = g.astype(scaled, of)
-    return quantised(g, scaled, None if zero is None else g.astype(zero, DType.FLOAT32), dtype)
+    return quantise(g, scaled, None if zero is None else g.astype(zero, DType.FLOAT32), dtype)
 
 
 @operator("DequantizeLinear", since=10)
@@ -160,7 +160,7 @@ def _requantise(node: Node, g: GraphBuilder, total: Tensor, channels: int | None
     a, b, out, zero = (g.astype(each, DType.FLOAT32) for each in (a, b, out, zero))
     floats = total if total.dtype.is_floating else g.astype(total, DType.FLOAT64)
     scale = g.divide(g.multiply(a, b), out)
-    return quantised(g, g.multiply(floats, scale), zero, node.dtype(7))
+    return quantise(g, g.multiply(floats, scale), zero, node.dtype(7))
 
 
 @operator("QLinearMatMul", since=10)

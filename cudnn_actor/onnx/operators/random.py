@@ -12,7 +12,7 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.casts import converted, wanted_dtype
+from cudnn_actor.onnx.operators.casts import convert, wanted_dtype
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -43,7 +43,7 @@ def bernoulli(node: Node, g: GraphBuilder) -> Result:
     x = node.tensor(0)
     of = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
     below = g.less(g.uniform(x.dims, node.random_state(x.dims), dtype=of), g.astype(x, of))
-    return converted(g, below, wanted_dtype(node, x.dtype))
+    return convert(g, below, wanted_dtype(node, x.dtype))
 
 
 @operator("Multinomial", since=7)
@@ -58,7 +58,7 @@ def multinomial(node: Node, g: GraphBuilder) -> Result:
     sums = g.cumsum(g.softmax(logits, 1), 1)
     numbers = g.uniform((*dims, 1), node.random_state(dims))
     passed = g.greater_equal(numbers, g.reshape(sums, (rows, 1, classes)))
-    return converted(g, g.minimum(g.sum(passed, 2), classes - 1), dtype)
+    return convert(g, g.minimum(g.sum(passed, 2), classes - 1), dtype)
 
 
 @operator("Dropout", since=7)

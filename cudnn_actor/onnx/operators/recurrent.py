@@ -12,7 +12,7 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.matmul import turned
+from cudnn_actor.onnx.operators.matmul import transpose_last
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import (
@@ -140,7 +140,7 @@ class Network:
         """The outputs by `RecurrentSteps`: the products with the input are one, of all steps."""
         node, g, biases = self.node, self.g, self._biases(order)
         weights = g.reshape(self.in_order(1, order), (-1, self.x.dims[2]))
-        x = g.matmul(self.x, turned(g, weights))
+        x = g.matmul(self.x, transpose_last(g, weights))
         of_state = None
         if biases is not None:
             x = g.add(x, g.reshape(g.slice(biases, (slice(None), 0)), (-1,)))

@@ -8,15 +8,15 @@ from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.casts import converted
+from cudnn_actor.onnx.operators.casts import convert
 from cudnn_actor.onnx.operators.rows import of_rows
 from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.graphs.integer_division import truncated
+from cudnn_actor.protocol.graphs.integer_division import divide_towards_zero
 from cudnn_actor.protocol.operations import ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["reduced"]
+__all__ = ["reduce_in_dtype"]
 
 _R = ReductionMode
 _MODES = {
@@ -33,17 +33,17 @@ _MODES = {
 }
 
 
-def reduced(g: GraphBuilder, mode: ReductionMode, x: Tensor, axes: Any, *, keepdims: bool) -> Tensor:
+def reduce_in_dtype(g: GraphBuilder, mode: ReductionMode, x: Tensor, axes: Any, *, keepdims: bool) -> Tensor:
     """A reduction that has x's dtype, as ONNX's have."""
     if x.dtype.is_floating:
         return g.reduce(mode, x, axes, keepdims=keepdims)
     if mode is _R.MEAN:
         total = g.sum(x, axes, keepdims=keepdims)
         count = math.prod(x.dims) // max(1, math.prod(total.dims))
-        return converted(g, truncated(g, total, count, total.dtype), x.dtype)
+        return convert(g, divide_towards_zero(g, total, count, total.dtype), x.dtype)
     if not mode.is_exact:
-        return converted(g, g.reduce(mode, g.astype(x, DType.FLOAT64), axes, keepdims=keepdims), x.dtype)
-    return converted(g, g.reduce(mode, x, axes, keepdims=keepdims), x.dtype)
+        return convert(g, g.reduce(mode, g.astype(x, DType.FLOAT64), axes, keepdims=keepdims), x.dtype)
+    return convert(g, g.reduce(mode, x, axes, keepdims=keepdims), x.dtype)
 
 
 @operator(*_MODES, since=1)
@@ -52,7 +52,7 @@ def reduce(node: Node, g: GraphBuilder) -> Result:
         raise Refused("takes the logarithm of a sum of nothing, which is no integer")
     keepdims = bool(node.attribute("keepdims"))
     axes = node.axes() or (() if node.attribute("noop_with_empty_axes", 0) else None)
-    return reduced(g, _MODES[node.op], node.tensor(0), axes, keepdims=keepdims)
+    return reduce_in_dtype(g, _MODES[node.op], node.tensor(0), axes, keepdims=keepdims)
 
 
 @operator("ArgMax", "ArgMin", since=1)
@@ -72,7 +72,7 @@ def cumulative(node: Node, g: GraphBuilder) -> Result:
     x, axis = node.tensor(0), node.axis()
     of = g.cumsum if node.op == "CumSum" else g.cumprod
     y = of(x, axis, exclusive=bool(node.attribute("exclusive")), reverse=bool(node.attribute("reverse")))
-    return converted(g, y, x.dtype)
+    return convert(g, y, x.dtype)
 
 
 @operator("Hardmax", since=1)
@@ -85,4 +85,4 @@ def _largest(g: GraphBuilder, x: Tensor, axis: int) -> Tensor:
     """1 at the first of the largest elements along an axis, else 0."""
     largest = g.equal(x, g.max(x, axis, keepdims=True))
     first = g.equal(g.cumsum(largest, axis), 1)
-    return converted(g, g.logical_and(largest, first), x.dtype)
+    return convert(g, g.logical_and(largest, first), x.dtype)

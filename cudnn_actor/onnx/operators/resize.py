@@ -11,7 +11,7 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.casts import converted
+from cudnn_actor.onnx.operators.casts import convert
 from cudnn_actor.onnx.values import Contradiction, Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.graphs.spatial_functions import affine_map, affine_places
@@ -67,8 +67,8 @@ def resize(node: Node, g: GraphBuilder) -> Result:
     if node.version == 10 and options["mode"] is ResampleMode.NEAREST:
         # The second of two neighbours where a dim gets shorter, as in ONNX's example of that version.
         shorter = {axis: along.pop(axis) for axis, factor in enumerate(factors) if factor < 1}
-        x = _resized(g, x, shorter, options | {"rounding": NearestRounding.CEIL}) if shorter else x
-    return _resized(g, x, along, options)
+        x = _resize(g, x, shorter, options | {"rounding": NearestRounding.CEIL}) if shorter else x
+    return _resize(g, x, along, options)
 
 
 def _empty(node: Node, along: dict[int, tuple[int, float]]) -> np.ndarray:
@@ -107,10 +107,10 @@ def upsample(node: Node, g: GraphBuilder) -> Result:
     along = {axis: (int(scale * dim), scale) for axis, (dim, scale) in enumerate(each)}
     if any(size == 0 for size, _ in along.values()):
         return _empty(node, along)
-    return _resized(g, node.tensor(0), along, _older(ResampleMode(node.attribute("mode"))))
+    return _resize(g, node.tensor(0), along, _older(ResampleMode(node.attribute("mode"))))
 
 
-def _resized(
+def _resize(
     g: GraphBuilder, x: Tensor, along: dict[int, tuple[int, float]], options: dict[str, Any]
 ) -> Tensor:
     """x with other sizes along some axes; to each belongs a factor."""
@@ -120,7 +120,7 @@ def _resized(
     y = g._result(
         Resample(x=g.astype(x, DType.FLOAT32) if whole else x, sizes=sizes, scales=scales, **options)
     )
-    return converted(g, g.round(y), x.dtype) if whole else y
+    return convert(g, g.round(y), x.dtype) if whole else y
 
 
 @operator("GridSample", since=16)

@@ -15,7 +15,7 @@ from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.convolution import conv
 from cudnn_actor.onnx.operators.gelu import gelu_of
 from cudnn_actor.onnx.operators.generators import trilu
-from cudnn_actor.onnx.operators.matmul import gemm, turned
+from cudnn_actor.onnx.operators.matmul import gemm, transpose_last
 from cudnn_actor.onnx.operators.norms import rms_norm
 from cudnn_actor.onnx.runtime_schemas import MICROSOFT
 from cudnn_actor.onnx.values import Declined
@@ -91,7 +91,7 @@ def _operand_of_product(node: Node, g: GraphBuilder, number: int, side: str) -> 
     x = node.tensor(number)
     if node.attribute(f"transBatch{side}") and x.rank > 2:
         x = g.transpose(x, (*range(1, x.rank - 1), 0, x.rank - 1))
-    return turned(g, x) if node.attribute(f"trans{side}") and x.rank > 1 else x
+    return transpose_last(g, x) if node.attribute(f"trans{side}") and x.rank > 1 else x
 
 
 @microsoft("MatMulNBits")
@@ -112,7 +112,7 @@ def mat_mul_n_bits(node: Node, g: GraphBuilder) -> Result:
         zero = g.reshape(wide, (n, blocks, 1))
     w = g.multiply(g.subtract(codes, zero), g.reshape(scales, (n, blocks, 1)))
     rows = g.reshape(w, (n, blocks * size))
-    y = g.matmul(a, turned(g, rows[:, :k] if blocks * size > k else rows))
+    y = g.matmul(a, transpose_last(g, rows[:, :k] if blocks * size > k else rows))
     return _plus(node, g, y, 5)
 
 

@@ -17,7 +17,7 @@ from cudnn_actor.onnx.operators.quantised import (
     EXACT,
     dequantize_linear,
     qlinear_conv,
-    quantised,
+    quantise,
     quantize_linear,
 )
 from cudnn_actor.onnx.operators.rows import of_rows
@@ -56,7 +56,7 @@ def _codes(node: Node, g: GraphBuilder, x: Tensor, scale: int, dtype: DType) -> 
     zero = None
     if node.has(scale + 1):
         zero = g.astype(_one(g, node.tensor(scale + 1)), DType.FLOAT32)
-    return quantised(g, g.divide(x, _one(g, node.tensor(scale))), zero, dtype)
+    return quantise(g, g.divide(x, _one(g, node.tensor(scale))), zero, dtype)
 
 
 @microsoft("QLinearAdd", "QLinearMul")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.operators.matmul import turned
+from cudnn_actor.onnx.operators.matmul import transpose_last
 from cudnn_actor.onnx.operators.recurrent import Network
 from cudnn_actor.onnx.unrolling import Unrolling
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
@@ -75,7 +75,7 @@ class _Unrolled:
         g, node, of = self._g, self._node, self._of
         weights, bias = self._part(2, direction), self._part(3, direction)
         assert weights is not None
-        weights = turned(g, weights)
+        weights = transpose_last(g, weights)
         bias = None if bias is None else g.slice(bias, slice(4 * of.hidden, None))
         f, c, h = (_function(g, each) for each in of.activations[3 * direction : 3 * direction + 3])
         f, c = self._clip_input(f), self._clip_input(c)
@@ -113,7 +113,7 @@ class _Unrolled:
         """The input's part of each step, dims (steps, batch, gates * hidden)."""
         weights, bias = self._part(1, direction), self._part(3, direction)
         assert weights is not None
-        made = self._product(self._of.x, turned(self._g, weights), 1, direction)
+        made = self._product(self._of.x, transpose_last(self._g, weights), 1, direction)
         size = 4 * self._of.hidden
         return made if bias is None else self._g.add(made, self._g.slice(bias, slice(0, size)))
 

@@ -160,7 +160,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(operation: Any, values: Exact) -> _Parts:
-    x = operation._parted(values["x"])
+    x = operation._split_groups(values["x"])
     scale, bias = (operation._of_channels(values, name, other) for name, other in (("scale", 1), ("bias", 0)))
     length = math.prod(x.shape[axis] for axis in operation.axes)
     return _Parts(x, np.abs(scale), np.abs(bias), operation.axes, length)
@@ -203,7 +203,7 @@ def _of_inference(operation: BatchNorm[str], values: Exact, specs: Specs) -> Exa
 
 def _of_backward(operation: Any, values: Exact, specs: Specs) -> Exact:
     x, scale, _, axes, length = _parts(operation, values)
-    dy = np.abs(operation._parted(values["dy"]))
+    dy = np.abs(operation._split_groups(values["dy"]))
     mean, inverse = (values[name].reshape(-1, x.shape[1], 1, 1) for name in _STATISTICS)
     normal = np.abs((x - mean) * inverse)
     slope = dy * scale
@@ -218,7 +218,7 @@ def _of_backward(operation: Any, values: Exact, specs: Specs) -> Exact:
 
 
 def _of_sums(operation: GenStats[str], values: Exact, specs: Specs) -> Exact:
-    x = operation._parted(values["x"])
+    x = operation._split_groups(values["x"])
     steps = walk_of(x, x.shape[0] * x.shape[3]) + 1
     sums = {"sum": np.abs(x), "sum_of_squares": x * x}
     return {name: steps * array.sum(axis=operation.axes) for name, array in sums.items()}

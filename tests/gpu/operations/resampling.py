@@ -17,7 +17,7 @@ from cudnn_actor.protocol.operations import (
     ResampleMode,
     Specs,
 )
-from cudnn_actor.protocol.operations.resampling import Taps, applied, spread
+from cudnn_actor.protocol.operations.resampling import Taps, apply_taps, spread
 
 from .rows import FLOATS, Asked, Exact, Made, Row, Sizes, walk
 
@@ -100,7 +100,7 @@ def _of_forward(operation: Resample[str], values: Exact, specs: Specs) -> Exact:
     if operation.mode is ResampleMode.NEAREST:
         return {}
     x, taps = _magnitudes(values["x"], operation.taps(values["x"].shape))
-    return {"y": _factor([of.places.shape[1] for of in taps.values()]) * applied(np, x, taps)}
+    return {"y": _factor([of.places.shape[1] for of in taps.values()]) * apply_taps(np, x, taps)}
 
 
 def _of_backward(operation: ResampleBackward[str], values: Exact, specs: Specs) -> Exact:

@@ -22,7 +22,7 @@ from cudnn_actor.engines.cpu.fast.kernels import carried, carried_number
 from cudnn_actor.engines.cpu.fast.rounding import rounded
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.protocol.operations import FUNCTIONS, GraphTensor, Pointwise, PointwiseMode
-from cudnn_actor.protocol.operations.functions import limited
+from cudnn_actor.protocol.operations.functions import saturate_parameters
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -133,7 +133,7 @@ class ChainCode:
         if node.mode is _M.RELU and node.effective_parameters["parameter"]:
             return None
         unsigned = computed is DType.UINT64
-        parameters = limited(tuple(node.effective_parameters.values()), unsigned=unsigned)
+        parameters = saturate_parameters(tuple(node.effective_parameters.values()), unsigned=unsigned)
         found: Value = FORMULAS[node.mode](self._code, *deciding, *parameters)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cudnn_actor.protocol.operations.functions import limited
+from cudnn_actor.protocol.operations.functions import saturate_parameters
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["CONVERSIONS", "C_TYPES", "PACK", "WORDS", "literal", "load", "store", "value_dtype"]
@@ -131,7 +131,7 @@ def value_type(dtype: DType) -> str:
 def literal(value: float, kind: str) -> str:
     """A number as a C constant of a type. long long saturates; unsigned long long is modulo 2**64."""
     if kind == "long long":
-        (whole,) = limited((value,), unsigned=False)
+        (whole,) = saturate_parameters((value,), unsigned=False)
         return f"({whole + 1}ll - 1)" if whole < 0 else f"{whole}ll"
     if kind == "unsigned long long":
         return f"{int(value) % (1 << 64)}ull"

@@ -20,7 +20,7 @@ from cudnn_actor.engines.cuda.kernels.element_types import (
 )
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Earlier, Expression, Leaf, Scalar, Value
 from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
-from cudnn_actor.protocol.operations.functions import Function, limited
+from cudnn_actor.protocol.operations.functions import Function, saturate_parameters
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["FORMULA_FUNCTIONS", "PREAMBLE", "Known", "formula"]
@@ -194,7 +194,7 @@ def _step(node: Expression, steps: list[str], known: Known) -> str:
     function, in_c = FUNCTIONS[node.mode], FORMULAS[node.mode]
     kind, parameters = value_type(node.compute), node.parameters
     if not node.compute.is_floating:
-        parameters = tuple(limited(parameters, unsigned=node.compute is DType.UINT64))
+        parameters = tuple(saturate_parameters(parameters, unsigned=node.compute is DType.UINT64))
     given = {
         name: formula(value, steps, kind, known) for name, value in zip("abc", node.operands, strict=False)
     }

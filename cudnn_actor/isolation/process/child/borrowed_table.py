@@ -78,7 +78,7 @@ class BorrowedTable:
                 return slot
         except (AttributeError, TypeError):
             pass
-        return self._seated(checked_reference(ref, field), field)
+        return self._seat(checked_reference(ref, field), field)
 
     def hold_all(self, slots: Sequence[Slot]) -> None:
         """Count a piece of unfinished work on each of the slots, which stay unchanged until its end."""
@@ -100,7 +100,7 @@ class BorrowedTable:
             if slot.arena.number == number:
                 slot.binding = None
 
-    def _seated(self, ref: BufferRef, field: str) -> Slot:
+    def _seat(self, ref: BufferRef, field: str) -> Slot:
         """The slot of a reference, made anew if it had another generation. Raises as `resolve` does."""
         generation, arena, offset, nbytes = self._view.at(ref.slot)
         if generation != ref.generation or not generation:

@@ -170,7 +170,7 @@ class Inbox:
     def _put(self, request: Request) -> None:
         known = self._known.get(request.body)
         if known is None:
-            message = self._decoded(request.body)
+            message = self._decode(request.body)
             known = self._known_of(request.body, message)
         if known is not None:
             number, place, fault = request.number, request.place, request.fault
@@ -207,7 +207,7 @@ class Inbox:
         return PlacedRun(known.cached, reads, writes, message=message)
 
     def _keep_run(self, frame: KnowRun) -> None:
-        message = self._decoded(frame.body)
+        message = self._decode(frame.body)
         known: KnownRun | CudnnActorError
         try:
             failed = isinstance(message, CudnnActorError)
@@ -236,7 +236,7 @@ class Inbox:
         return [(body, known) for body, known in self._known.items() if isinstance(known, PlacedRun)]
 
     def _put_internal(self, frame: Internal) -> None:
-        self._tasks.append(InternalTask(self._decoded(frame.body), frame.number))
+        self._tasks.append(InternalTask(self._decode(frame.body), frame.number))
 
     def _keep_graph(self, frame: KnowGraph) -> None:
         self._graphs.keep(frame.identity, frame.body)
@@ -248,7 +248,7 @@ class Inbox:
             if isinstance(known.message, GraphRun) and known.message.graph is graph:
                 self._known.pop(body)
 
-    def _decoded(self, body: bytes) -> Any:
+    def _decode(self, body: bytes) -> Any:
         """The decoded message; if it cannot be decoded, the error with which its request is refused."""
         try:
             message = MESSAGES.decode(body)

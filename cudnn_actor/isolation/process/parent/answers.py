@@ -76,7 +76,7 @@ class AnswerTaker:
             request.envelope.started_ns = answer.started_ns  # where a crash has not set it, nothing has
             self.broker.succeed(request.envelope, receipt, answer.run_us)
             return
-        value = self._decoded(request, answer)
+        value = self._decode(request, answer)
         self.in_flight.complete(request)
         if request.suspect and type(answer) is Refused:
             value = self.broker.interrupted.error_of_second_run(request, value)
@@ -133,7 +133,7 @@ class AnswerTaker:
         finally:
             self.sender.discharge(request, end_ref=False)
 
-    def _decoded(self, request: WorkerRequest, answer: Answer) -> Any:
+    def _decode(self, request: WorkerRequest, answer: Answer) -> Any:
         """The decoded value or error of an answer. Raises `Violation` for an answer that does not fit."""
         match answer:
             case Refused():

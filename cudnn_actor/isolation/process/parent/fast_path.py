@@ -72,7 +72,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         if not queue:
             return False
         envelope = queue[0]
-        request = _prepared(host, sender, envelope)
+        request = _prepare(host, sender, envelope)
         if request is None:
             return True
         spare = [None] if request.staged is None and not request.blocks else _spare_of(host, request)
@@ -153,7 +153,7 @@ def _spare_of(host: WorkerHost, request: WorkerRequest) -> list[Any]:
     return host.models.pieces_of(run.deployed).spare
 
 
-def _prepared(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerRequest | None:
+def _prepare(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerRequest | None:
     """A request ready to be dispatched; None for one that needs the slow path. Changes only caches."""
     message, future = envelope.message, envelope.future
     if (

@@ -38,7 +38,7 @@ from cudnn_actor.isolation.staging import (
     Block,
     Staging,
 )
-from cudnn_actor.memory.free_list import rounded
+from cudnn_actor.memory.free_list import round_up
 from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.protocol.messages.messages import RunModel
 from cudnn_actor.protocol.types.buffers import BufferRef
@@ -397,7 +397,7 @@ class ModelRuns:
         for place in places:
             offsets[place] = end
             nbytes = packed_nbytes(deployed.spec_at(place))
-            end += rounded(nbytes, _ALIGNMENT)
+            end += round_up(nbytes, _ALIGNMENT)
             if late and nbytes > LATE_BYTES:
                 notes[place] = end
                 end += NOTE_BYTES

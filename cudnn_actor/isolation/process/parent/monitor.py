@@ -209,7 +209,7 @@ class WorkerMonitor(Actor):
         fails = faults is not None and faults.on_start() is not None
         if fails:
             log.info("fault.injected", fault="crash in start", plan="start")
-        with self._held() as host:
+        with self._hold() as host:
             self.worker = None if fails else self._source.take_standby(host, self._generation)
             host.workers.starting = self.worker
         if self.worker is None:
@@ -219,11 +219,11 @@ class WorkerMonitor(Actor):
             log.info("standby.promoted", pid=pid, generation=self._generation, ready=ready)
         self._await_ready()
         self._verify()
-        with self._held() as host:
+        with self._hold() as host:
             self._serve(host)
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[WorkerHost]:
+    def _hold(self) -> Iterator[WorkerHost]:
         """Hold the host during the start. Raises `Crash` if the monitor was given up meanwhile.
 
         `on_crash`, on whichever thread it runs, holds the host too. So a monitor that was given up either
@@ -240,7 +240,7 @@ class WorkerMonitor(Actor):
         except OSError as error:
             raise Crash(str(error)) from error
         self.worker = worker
-        with self._held() as host:
+        with self._hold() as host:
             host.workers.last_word = None
             host.workers.starting = worker  # first: from here on, it is sent every new arena and segment
             try:
@@ -278,7 +278,7 @@ class WorkerMonitor(Actor):
             raise Crash(f"worker {worker.pid} {worker.how_it_hangs(self._hang_after_s)}")
         return events
 
-    def _received(self, worker: Worker) -> list[Any]:
+    def _receive(self, worker: Worker) -> list[Any]:
         """The frames that a starting worker has sent. If this process has no memory, waits for some.
 
         Also sends what is left of the frames for the worker: the socket holds only some hundred frames until
@@ -295,7 +295,7 @@ class WorkerMonitor(Actor):
 
     def _read_start_frames(self, worker: Worker) -> None:
         try:
-            frames = worker.take_ready(self._received(worker))
+            frames = worker.take_ready(self._receive(worker))
             with self._dispatcher.held() as host:
                 host.receive(frames)
         except (Violation, BadFrame) as error:
@@ -326,7 +326,7 @@ class WorkerMonitor(Actor):
         silent = worker.silent_time(time.monotonic())
         while True:
             events = self._await_event(worker, silent)
-            frames = self._received(worker)
+            frames = self._receive(worker)
             host.receive(frames)
             done = [frame for frame in frames if isinstance(frame, InternalDone) and frame.number == number]
             if done:

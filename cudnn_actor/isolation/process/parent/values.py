@@ -42,7 +42,7 @@ from cudnn_actor.isolation.process.wire import (
 )
 from cudnn_actor.isolation.staging import HEAVY_RUN_BYTES, NOTE_BYTES, PIECE_BYTES, Block, Staging
 from cudnn_actor.memory import Slot
-from cudnn_actor.memory.free_list import rounded
+from cudnn_actor.memory.free_list import round_up
 from cudnn_actor.protocol.messages.messages import Allocate, Download, RunModel, Upload, WriteWeights
 from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
@@ -296,7 +296,7 @@ class Values:
         else:
             if data.nbytes <= PIECE_BYTES:
                 self.staging.stock()  # for those that follow
-            nbytes = rounded(packed_nbytes(spec), NOTE_BYTES) + NOTE_BYTES
+            nbytes = round_up(packed_nbytes(spec), NOTE_BYTES) + NOTE_BYTES
             request.blocks = (block,) = (self.staging.take(nbytes),)
             staged = self._fill(request, block, spec, data)
         ref = request.message.dst if request.ref is None else request.ref
