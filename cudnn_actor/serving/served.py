@@ -84,7 +84,7 @@ class Served:
         self, inputs: Mapping[str, np.ndarray], timeout_s: float | None
     ) -> asyncio.Future[dict[str, np.ndarray]]:
         """As `run`, but begun at once. Of a request that is put into a batch, it costs no task."""
-        future = self._submitted(dict(inputs), timeout_s)
+        future = self._submit(dict(inputs), timeout_s)
         if future is None:
             return asyncio.ensure_future(self.run(inputs, timeout_s))
         self._under_way.begin()  # in the step in which it is submitted: `close` waits for it

@@ -190,7 +190,7 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
             administration = OwnAdministration(catalog, regions, registry)
             host = Host(gpu, catalog, administration, regions, limits)
             ports = await stack.enter_async_context(listen(host, tokens, _listening(options)))
-            stack.push_async_callback(_drained, host, options.drain_s)
+            stack.push_async_callback(_drain, host, options.drain_s)
             await _load_all(stack, catalog, options)
         else:
             http = stack.enter_context(reserved(options.host, options.http))
@@ -221,7 +221,7 @@ async def _load_all(stack: contextlib.AsyncExitStack, catalog: Catalog, options:
     if options.repository is not None:
         watch = Watch(catalog, options.repository, taken=options.models)
         await watch.look(at_once=True)
-        stack.enter_context(_cancelled(asyncio.create_task(watch.keep_looking(options.poll_s))))
+        stack.enter_context(_cancelling(asyncio.create_task(watch.keep_looking(options.poll_s))))
 
 
 def _require_one_process(options: ServerOptions) -> None:

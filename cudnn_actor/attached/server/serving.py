@@ -129,7 +129,7 @@ async def serve_own_processes(
 
     They share no weights, and are given models by `LentModels.lend_run` alone.
     """
-    listening, _ = await in_own_thread(_opened, socket_path(path), False, {})
+    listening, _ = await in_own_thread(_open, socket_path(path), False, {})
     served = ServedSocket(
         service,
         path,
