@@ -76,7 +76,7 @@ def engine(folder: str, make: str, *arguments: Any) -> Any:
     _stamp(Channel, "fetch", after="worker: request read", if_true=True)
     _stamp(Runner, "run_model", "worker: run begins", "worker: run enqueued")
     _stamp(Executor, "passed", after="worker: fence passed", if_true=True)
-    _stamp(Outbox, "done", "worker: answer made")
+    _stamp(Outbox, "note_done", "worker: answer made")
     close = Runner.close
 
     @functools.wraps(close)

@@ -47,6 +47,8 @@ __all__ = ["STARTING", "Program", "end_server", "run", "server_descriptors"]
 
 STARTING: Final = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OPENBLAS_", "OMP_", "GOTO_", "NPY_")
 """How the names of variables begin that are read when a process starts, or NumPy is imported."""
+_READ_LATER: Final = {"PYTHONBREAKPOINT"}
+"""Variables with such a name that are read when they are used. Ray sets this one."""
 
 _ROOT = Path(__file__).parents[1]
 _AT_FIRST = dict(os.environ)
@@ -319,5 +321,5 @@ def _refuse_at_the_start(environment: Mapping[str, str]) -> None:
     for name in environment.keys() ^ _AT_FIRST.keys() | {
         name for name in environment.keys() & _AT_FIRST.keys() if environment[name] != _AT_FIRST[name]
     }:
-        if name.startswith(STARTING):
+        if name.startswith(STARTING) and name not in _READ_LATER:
             raise ValueError(f"{name} is read when a process starts: the program needs a new interpreter")

@@ -22,7 +22,9 @@ from benchmarks.gpu.sheet import as_text
 from benchmarks.gpu.stalls import Stalls
 from cudnn_actor.cli.logbook import LogBook
 
+from .. import forked_programs
 from ..once import once
+from ..patience import PATIENCE_S
 from .running import ROOT, measured
 from .synthetic_gpu_run import gpu_run
 
@@ -154,7 +156,8 @@ def test_a_section_is_put_at_the_end_of_a_page_and_then_exchanged(tmp_path: Path
     page.write_text("# Performance\n\nProse.\n")
     for name, more in (("gpu-first.json", "\nMore prose.\n"), ("gpu-second.json", "")):
         write(gpu_run(), tmp_path / name)
-        measured("gpu.page", [str(tmp_path / name), "--page", str(page)])
+        words = ["-m", "benchmarks.gpu.page", str(tmp_path / name), "--page", str(page)]
+        forked_programs.run(words, cwd=ROOT, check=True, timeout=PATIENCE_S)  # Matplotlib keeps fonts open
         page.write_text(page.read_text() + more)
     text = page.read_text()
     assert text.startswith("# Performance\n\nProse.\n")

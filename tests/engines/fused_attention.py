@@ -73,7 +73,7 @@ class _Tiled:
         size, scale = q.shape[1] // k.shape[1], q.dtype.type(self.effective_scale(q.shape[3]))
         every = slice(0, q.shape[0]), slice(0, q.shape[1]), slice(None), slice(0, q.shape[2])
         _, all_seen = self._scores(np, values, every)
-        added = np.asarray(self._added(np, values, every), q.dtype)
+        added = np.asarray(self._added_scores(np, values, every), q.dtype)
         added = np.broadcast_to(added, (*q.shape[:3], k.shape[2]))
         factors = np.broadcast_to(np.asarray(self._factors(np, values, every), q.dtype), added.shape)
         for first in range(0, k.shape[2], self.keys):
