@@ -119,11 +119,11 @@ def test_people_are_told_of_it_in_lines() -> None:
 
 SHORT_FOR_A_PROCESS = """
 import cudnn_actor.cli.diagnosis as diagnosis
-bounded, limit = diagnosis._bounded, diagnosis._LIMIT_S
+bounded, limit = diagnosis._run_bounded, diagnosis._LIMIT_S
 def _bounded(device, isolation):
     diagnosis._LIMIT_S = 5.0 if isolation == "process" else limit
     return bounded(device, isolation)
-diagnosis._bounded, diagnosis._END_S = _bounded, 1.0
+diagnosis._run_bounded, diagnosis._END_S = _bounded, 1.0
 """
 
 
