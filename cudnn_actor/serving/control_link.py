@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.processes.channel import Channel
-from cudnn_actor.processes.frames import BadFrame
 
 __all__ = ["ControlLink"]
+
+log = Log("cudnn_actor")
 
 
 class ControlLink:
@@ -25,7 +27,8 @@ class ControlLink:
     decoder
         Decodes the other side's frames.
     on_frame
-        Takes each of them.
+        Takes each of them. If it raises, the frames behind that one are lost, and somebody may wait for one
+        of them: so this end is closed then, as if the other side had gone.
     on_end
         Called once, when the other side has gone.
     """
@@ -65,7 +68,8 @@ class ControlLink:
                 if self._is_open():  # what handles a frame may close this
                     self._on_frame(frame)
             gone = channel.ended
-        except BadFrame:  # the other side is of the same program: it is broken, so it is given up
+        except Exception:  # a bad frame, or one that cannot be handled here: the link is given up
+            log.exception("serving.link_failed")
             gone = True
         if gone and self._is_open():
             self.close()

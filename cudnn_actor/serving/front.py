@@ -152,6 +152,7 @@ class _AskedOwner:
         self._link = link
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._gone = False
 
     async def index(self, *, ready: bool) -> list[dict[str, str]]:
         return await self._ask("index", ready=ready)  # type: ignore[no-any-return]
@@ -178,6 +179,8 @@ class _AskedOwner:
         return await self._ask("metrics")  # type: ignore[no-any-return]
 
     async def _ask(self, method: str, **arguments: Any) -> Any:
+        if self._gone:  # its requests may outlive the link for as long as connections take to end
+            raise _owner_has_gone()
         number = next(self._numbers)
         future = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
@@ -197,10 +200,15 @@ class _AskedOwner:
             future.set_result(reply.value)
 
     def end(self) -> None:
-        """Answer what is asked, because the owner has gone."""
+        """Answer what is asked, also from now on, because the owner has gone."""
+        self._gone = True
         for future in self._asked.values():
             if not future.done():
-                future.set_exception(ServiceStopped(reason="the process that owns the service has ended"))
+                future.set_exception(_owner_has_gone())
+
+
+def _owner_has_gone() -> ServiceStopped:
+    return ServiceStopped(reason="the process that owns the service has ended")
 
 
 class _Front:
