@@ -78,6 +78,8 @@ _MOST_FAILED_STARTS = 3
 _LONGEST_PAUSE_S = 30.0
 _LIVES_S = 5.0
 """A process that has lived for so long is replaced at once, others after a pause."""
+_LONGEST_TEXT = 10_000
+"""Characters of an error that is sent as text alone."""
 _GRACE_S = 15.0
 """Seconds beside those for requests under way that a process gets for its end."""
 
@@ -364,13 +366,21 @@ class Fronts:
         assert self._administration is not None
         try:
             value = await getattr(self._administration, asked.method)(**asked.arguments)
-        except CudnnActorError as error:
-            front.link.send(Reply(asked.number, error=ErrorOnWire.of(error)))
-        except Exception as error:
-            log.exception("serving.request_failed", method=asked.method)
-            front.link.send(Reply(asked.number, error=ErrorOnWire.of(CudnnActorError(str(error)))))
-        else:
             front.link.send(Reply(asked.number, value))
+        except CudnnActorError as error:
+            self._answer_error(front, asked, error)
+        except Exception as error:  # also of an answer that cannot be sent: a client waits for one
+            log.exception("serving.request_failed", method=asked.method)
+            self._answer_error(front, asked, CudnnActorError(_sendable(error)))
+
+    @staticmethod
+    def _answer_error(front: _Front, asked: Ask, error: CudnnActorError) -> None:
+        try:
+            front.link.send(Reply(asked.number, error=ErrorOnWire.of(error)))
+        except Exception:  # its facts are too long, or are nothing that a frame can have
+            log.exception("serving.request_failed", method=asked.method)
+            plain = CudnnActorError(_sendable(error))
+            front.link.send(Reply(asked.number, error=ErrorOnWire.of(plain)))
 
     def _join(self, frame: Counts) -> None:
         assert self._catalog is not None
@@ -460,6 +470,11 @@ class Fronts:
             await self._released.wait()
         del self._keys[served], self._versions[key]
         self._socket.lent.take_back_run(served.model)
+
+
+def _sendable(error: Exception) -> str:
+    """The text of an error, which a frame can have whatever is in it: of bounded length, and valid UTF-8."""
+    return str(error)[:_LONGEST_TEXT].encode(errors="replace").decode()
 
 
 class FrontAdministration(OwnAdministration):
