@@ -26,7 +26,9 @@ import msgspec
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.attached.server.serving import ServedSocket, serve_own_processes
+from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.interpreter import start_module
 from cudnn_actor.processes.process_state import ending_of
 from cudnn_actor.protocol.errors import CudnnActorError, StartFailed
@@ -237,12 +239,12 @@ class Fronts:
         while not await self._drains_within(pause_s):
             try:
                 front = await self._started(row, listening)
-            except (OSError, CudnnActorError) as error:
+            except (OSError, CudnnActorError, ThreadRefused) as error:
                 ended, lived_s = f"could not be started: {error}", 0.0
                 log.warning("serving.process_ended", how=ended)
             else:
                 self._fronts.add(front)
-                self._greet(front)
+                self._send_or_end(front, functools.partial(self._greet, front))
                 if self._draining.is_set():  # it was not there when the others were told
                     front.kill()
                 late = asyncio.get_running_loop().call_later(_START_S, front.kill_unless_it_listens)
@@ -270,7 +272,7 @@ class Fronts:
         return self._draining.is_set()
 
     async def _started(self, row: int, listening: asyncio.Future[None]) -> _Front:
-        """Start a process. Raises `OSError`, and `InvalidRequest` if there is no Python."""
+        """Start a process. Raises `OSError`, `ThreadRefused`, and `InvalidRequest` if there is no Python."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -394,6 +396,19 @@ class Fronts:
 
     # What they are told.
 
+    @staticmethod
+    def _send_or_end(front: _Front, send: Callable[[], None]) -> None:
+        """Tell a process something; if that cannot be sent, end it.
+
+        A region that waits for room in the socket has a descriptor of its own, which the system may refuse.
+        Without it the process would answer otherwise than the others. Its successor is told all anew.
+        """
+        try:
+            send()
+        except (OSError, BadFrame) as error:
+            front.problem = f"could not be told: {error}"
+            front.kill()
+
     async def _tell(self, send: Callable[[_Front, int], None]) -> None:
         """Tell all processes something, and wait until they know it.
 
@@ -403,7 +418,7 @@ class Fronts:
         waiting = []
         for front in tuple(self._fronts):
             number = next(self._numbers)
-            send(front, number)
+            self._send_or_end(front, functools.partial(send, front, number))
             if front.prepared:
                 waiting.append(front.told(number))
         await asyncio.gather(*waiting)
@@ -413,7 +428,7 @@ class Fronts:
         if self._fronts:
             records = self._records()
             for front in self._fronts:
-                self._send_models(front, records, 0)
+                self._send_or_end(front, functools.partial(self._send_models, front, records, 0))
 
     async def published(self) -> None:
         """Wait until all processes know which models there are."""
