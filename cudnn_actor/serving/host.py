@@ -52,6 +52,10 @@ class Answering(Protocol):
     def outputs(self) -> Sequence[str]:
         """The names of its outputs, in order."""
 
+    @property
+    def under_way(self) -> UnderWay:
+        """The requests for which it was chosen. It is closed once there are none."""
+
     async def run(self, inputs: Mapping[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
         """The outputs for these inputs. Raises as `CudnnRef.run`, and `MailboxFull` if too many wait."""
 
@@ -247,6 +251,19 @@ class Host:
         left_s: float | None,
     ) -> T:
         entry, served = self.catalog.served(name, version)
+        with served.under_way.one():  # in the step in which it is chosen: its successor may be there behind
+            return await self._infer_with(entry, served, decode, encode, listed=listed, left_s=left_s)
+
+    async def _infer_with(
+        self,
+        entry: Named,
+        served: Answering,
+        decode: Callable[[], Inference],
+        encode: Callable[[str, Inference, Mapping[str, np.ndarray]], T],
+        *,
+        listed: int,
+        left_s: float | None,
+    ) -> T:
         begun = time.perf_counter_ns()
         try:
             inference = await self.aside(decode) if listed > LONG_LIST else decode()

@@ -56,7 +56,7 @@ class Served:
         self.model = model
         self._endpoint = endpoint
         self._batching = batching
-        self._under_way = UnderWay()
+        self.under_way = UnderWay()
         self.count_in(ModelCounts())
 
     @property
@@ -77,7 +77,7 @@ class Served:
 
     async def run(self, inputs: Mapping[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
         """The outputs for these inputs. Raises as `CudnnRef.run`, and `MailboxFull` if too many wait."""
-        with self._under_way.one():  # before anything is awaited: `close` waits for it
+        with self.under_way.one():  # before anything is awaited: `close` waits for it
             return await self._outputs(dict(inputs), timeout_s)
 
     def begin(
@@ -87,12 +87,12 @@ class Served:
         future = self._submit(dict(inputs), timeout_s)
         if future is None:
             return asyncio.ensure_future(self.run(inputs, timeout_s))
-        self._under_way.begin()  # in the step in which it is submitted: `close` waits for it
+        self.under_way.begin()  # in the step in which it is submitted: `close` waits for it
         future.add_done_callback(self._ended)
         return future
 
     def _ended(self, _: asyncio.Future[dict[str, np.ndarray]]) -> None:
-        self._under_way.end()
+        self.under_way.end()
 
     async def _outputs(self, inputs: dict[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
         future = self._submit(inputs, timeout_s)
@@ -162,7 +162,7 @@ class Served:
 
     async def close(self) -> None:
         """Wait until its requests have been answered, then free it. Nobody may begin another `run`."""
-        await self._under_way.none()
+        await self.under_way.none()
         if self._endpoint is not None:
             await self._endpoint.aclose()
         await self.model.close()

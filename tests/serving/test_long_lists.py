@@ -88,3 +88,28 @@ async def test_so_many_threads_work_beside_the_loop_at_a_time_and_no_more(tmp_pa
             go.set()
         await asyncio.gather(*asked)
     assert counted["began"] == 2 * _MOST_ASIDE
+
+
+async def test_a_version_whose_request_is_being_read_is_closed_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, go = threading.Event(), threading.Event()
+    decode = http_wire.decode
+
+    def decode_later(*args: Any) -> Any:
+        arrived.set()
+        assert go.wait(PATIENCE_S)
+        return decode(*args)
+
+    monkeypatch.setattr(http_wire, "decode", decode_later)
+    async with serve(options_for(tmp_path)) as server, httpx.AsyncClient(trust_env=False) as client:
+        url = f"http://127.0.0.1:{server.http_port}/v2/models/square/infer"
+        asked = asyncio.ensure_future(client.post(url, json=body(ROWS), timeout=PATIENCE_S))
+        try:
+            assert await asyncio.to_thread(arrived.wait, PATIENCE_S)
+            await server.catalog.unload("square")
+            # What the service is told, it does in order: behind this, it would have freed the first version.
+            await server.catalog.load("square")
+        finally:
+            go.set()
+        assert (await asked).status_code == 200
