@@ -19,7 +19,7 @@ from cudnn_actor.serving import grpc_wire
 from cudnn_actor.serving.failures import status_of
 from cudnn_actor.serving.grpc_schema import SERVICE, message_class
 from cudnn_actor.serving.host import Host
-from cudnn_actor.serving.requests import Inference
+from cudnn_actor.serving.requests import Inference, require_short
 from cudnn_actor.serving.tokens import Tokens
 
 __all__ = ["grpc_server"]
@@ -151,7 +151,9 @@ class _GrpcFace:
             try:
                 if name not in _OPEN:
                     self._require_token(context)
-                fields = await operation(grpc_wire.parse(f"{name}Request", data))
+                asked = grpc_wire.parse(f"{name}Request", data)
+                require_short(value for _, value in asked.ListFields() if isinstance(value, str))
+                fields = await operation(asked)
             except CudnnActorError as error:
                 await _abort(context, error)
             return json_format.ParseDict(fields, message_class(f"{name}Response")())
@@ -175,6 +177,7 @@ class _GrpcFace:
         """The response to an inference whose request has `nbytes` bytes, by a call's context. Raises
         `CudnnActorError`."""
         request, raw, listed = parsed
+        require_short((request.model_name, request.model_version))
         regions, model = self._host.regions, request.model_name
 
         def encode(version: str, inference: Inference, results: Mapping[str, np.ndarray]) -> bytes:

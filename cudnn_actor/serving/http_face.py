@@ -21,7 +21,7 @@ from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.serving import http_wire
 from cudnn_actor.serving.failures import NotOffered, Refused, TooLarge, status_of
 from cudnn_actor.serving.host import Host
-from cudnn_actor.serving.requests import Inference
+from cudnn_actor.serving.requests import Inference, require_short
 from cudnn_actor.serving.tokens import Tokens
 
 __all__ = ["make_app"]
@@ -97,6 +97,7 @@ def _answering(handler: Handler, tokens: Tokens | None) -> Handler:
         try:
             if tokens is not None:
                 tokens.require(request.headers.get("authorization"))
+            require_short(request.path_params.values())
             return await handler(request)
         except CudnnActorError as error:
             return _failure(error)
@@ -192,8 +193,11 @@ class _HttpFace:
     async def register(self, request: Request) -> Response:
         asked = await self._control(request)
         key, offset, nbytes = asked.get("key"), asked.get("offset", 0), asked.get("byte_size")
-        if not isinstance(key, str) or type(offset) is not int or type(nbytes) is not int:
-            raise Refused(problem="key, offset or byte_size is missing", fix="give all of them")
+        if not isinstance(key, str) or not (_is_int64(offset) and _is_int64(nbytes)):
+            raise Refused(
+                problem="key, offset or byte_size is missing or out of range", fix="give all of them"
+            )
+        require_short([key])
         await self._host.administration.register(request.path_params["region"], key, offset, nbytes)
         return _json({})
 
@@ -283,6 +287,10 @@ def _while_connected(request: Request) -> Iterator[None]:
         raise
     finally:
         connection.on_lost = None
+
+
+def _is_int64(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
 def _too_large(most: int) -> TooLarge:

@@ -11,11 +11,21 @@ import numpy as np
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.serving.failures import Refused
 
-__all__ = ["Inference", "Place", "Regions", "RequestedOutput", "require_once", "timeout_of"]
+__all__ = [
+    "Inference",
+    "Place",
+    "Regions",
+    "RequestedOutput",
+    "require_once",
+    "require_short",
+    "timeout_of",
+]
 
 MOST_TENSORS = 1024
 """The most inputs, and the most outputs, that a request may name."""
 _LONGEST_S = 1e6
+_LONGEST_NAME = 1024
+"""Characters of a name. One process may read it for another one, and say it again in its answers."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,15 @@ class Inference:
         return sum(
             results[each.name].size for each in self.wanted(results) if not each.binary and each.place is None
         )
+
+
+def require_short(names: Iterable[str]) -> None:
+    """Raise `Refused` if a name of a model, a version or shared memory is longer than any that there is."""
+    for each in names:
+        if len(each) > _LONGEST_NAME:
+            raise Refused(
+                problem=f"a name has {len(each):,} characters", fix=f"use one of {_LONGEST_NAME:,} or fewer"
+            )
 
 
 def require_once(what: str, names: Iterable[str]) -> None:
