@@ -237,8 +237,9 @@ def _require_one_process(options: ServerOptions) -> None:
 def _listening(options: ServerOptions, http: int | None = None, grpc: int | None = None) -> Listening:
     """Where to listen: here, or, with the ports that they share, in each of several processes.
 
-    Each of these takes its share of the calls of gRPC, which have their messages in memory before anything
-    can count them, and of the connections of HTTP.
+    The calls of gRPC have their messages in memory before anything can count them, so each process bounds
+    them. One connection may send all inferences that can be under way, so each process takes so many calls;
+    of the further calls, which are no inference, and of the connections of HTTP, it takes its share.
     """
     several = options.processes > 1
     certificate, key = (None if each is None else str(each) for each in (options.certificate, options.key))
@@ -249,8 +250,7 @@ def _listening(options: ServerOptions, http: int | None = None, grpc: int | None
         certificate=certificate,
         key=key,
         most_body=options.most_body,
-        # What is no inference, and streams, beside the inferences.
-        most_calls=-(-2 * options.most_running // options.processes),
+        most_calls=options.most_running + -(-options.most_running // options.processes),
         most_connections=-(-options.most_connections // options.processes),
         beside_others=several,
     )

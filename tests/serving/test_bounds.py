@@ -137,3 +137,22 @@ async def test_messages_and_calls_of_grpc_are_bounded(tmp_path: Path) -> None:
                     await three.is_server_live()
                 assert raised.value.status() == str(grpc.StatusCode.RESOURCE_EXHAUSTED)
             assert await answered(three)
+
+
+async def test_one_connection_of_grpc_may_have_all_that_can_be_under_way(tmp_path: Path) -> None:
+    """It is one process's, of three."""
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=None,
+        grpc=0,
+        most_running=3,
+        processes=3,
+        service={"device": "cpu"},
+    )
+    async with (
+        serve(options) as server,
+        triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
+        open_stream(client),
+        open_stream(client),
+    ):
+        np.testing.assert_array_equal((await client.infer("square", asked(1))).as_numpy("y"), 1)
