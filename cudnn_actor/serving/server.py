@@ -155,8 +155,9 @@ class InferenceServer:
 async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
     """Start a server; leaving the block drains it for up to `drain_s` seconds, and stops it.
 
-    Raises as `spawn`, and as `CudnnRef.load` for a model; `Refused` for the token file, `OSError` for an
-    address or a certificate, and `ImportError` if spans are wanted without the extra `opentelemetry`.
+    Raises as `spawn`, and as `CudnnRef.load` for a model; `InvalidRequest` for `processes`, `Refused` for the
+    token file, `OSError` for an address or a certificate, and `ImportError` if spans are wanted without the
+    extra `opentelemetry`.
     """
     async with spawn(**options.service) as gpu, serve_with(gpu, options) as server:
         yield server
@@ -165,12 +166,12 @@ async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
 @contextlib.asynccontextmanager
 async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[InferenceServer]:
     """As `serve`, with a service that runs already; it goes on. `options.service` is not used."""
+    _require_processes(options)
     tokens = None
     if options.token_file is not None:
         tokens = await asyncio.to_thread(Tokens, options.token_file)
     async with contextlib.AsyncExitStack() as stack:
         if options.spans is not None:
-            _require_one_process(options)
             await stack.enter_async_context(_request_spans(gpu, options.spans))
         lend: Lend | None = None
         if options.socket is not None:
@@ -224,8 +225,12 @@ async def _load_all(stack: contextlib.AsyncExitStack, catalog: Catalog, options:
         stack.enter_context(_cancelling(asyncio.create_task(watch.keep_looking(options.poll_s))))
 
 
-def _require_one_process(options: ServerOptions) -> None:
-    if options.processes > 1:
+def _require_processes(options: ServerOptions) -> None:
+    if options.processes < 1:
+        raise InvalidRequest(
+            field="processes", value=options.processes, problem="is below 1", fix="give how many are to serve"
+        )
+    if options.spans is not None and options.processes > 1:
         raise InvalidRequest(
             field="spans",
             value=options.spans,

@@ -204,6 +204,10 @@ async def test_bounds_hold_for_all_processes_and_what_runs_finishes(tmp_path: Pa
 
 async def test_what_cannot_be_had_is_refused_by_name_at_the_start(tmp_path: Path) -> None:
     service = {"device": "cpu"}
+    for none in (0, -1):
+        with pytest.raises(InvalidRequest, match="processes"):
+            async with serve(options_for(tmp_path, processes=none, service=service)):
+                pass
     with pytest.raises(InvalidRequest, match=r"spans.*2 serving processes"):
         async with serve(options_for(tmp_path, spans=1.0, service=service)):
             pass
