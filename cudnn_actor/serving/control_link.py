@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import msgspec
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.processes.channel import Channel
@@ -22,10 +19,8 @@ class ControlLink:
 
     Parameters
     ----------
-    connection
+    channel
         This end, owned by this object from now on.
-    decoder
-        Decodes the other side's frames.
     on_frame
         Takes each of them. If it raises, the frames behind that one are lost, and somebody may wait for one
         of them: so this end is closed then, as if the other side had gone.
@@ -35,12 +30,11 @@ class ControlLink:
 
     def __init__(
         self,
-        connection: socket.socket,
-        decoder: msgspec.msgpack.Decoder[Any],
+        channel: Channel,
         on_frame: Callable[[Any], None],
         on_end: Callable[[], None],
     ) -> None:
-        self._channel = Channel(connection, decoder)
+        self._channel = channel
         self._on_frame, self._on_end = on_frame, on_end
         self._loop = asyncio.get_running_loop()
         self._open = True

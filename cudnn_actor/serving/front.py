@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.attached import ServedModel, connect
+from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import ServiceStopped
 from cudnn_actor.service.client import CudnnRef
@@ -219,7 +220,7 @@ class _Front:
         self.may_listen: asyncio.Future[None] = self._loop.create_future()
         self.ending: asyncio.Future[float] = self._loop.create_future()
         """The seconds that requests under way have left, once this process is to end."""
-        self.link = ControlLink(connection, FROM_OWNER, self._take, self._owner_gone)
+        self.link = ControlLink(Channel(connection, FROM_OWNER), self._take, self._owner_gone)
         self.administration = _AskedOwner(self.link)
         self.memory = SharedMemory(offered=True)  # whether a client may have a region, the owner says
         self.models: _ModelsHere | None = None

@@ -28,6 +28,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.attached.server.serving import ServedSocket, serve_own_processes
+from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.interpreter import start_module
 from cudnn_actor.processes.process_state import ending_of
@@ -93,7 +94,7 @@ class _Front:
     ----------
     row
         Its row of the table of limits, which its successor has after it.
-    process, connection
+    process, channel
         It with its pidfd, and this end of the socket pair; owned by this object from now on.
     on_frame
         Called with this object and each of its frames.
@@ -105,7 +106,7 @@ class _Front:
         self,
         row: int,
         process: tuple[subprocess.Popen[bytes], int],
-        connection: socket.socket,
+        channel: Channel,
         on_frame: Callable[[_Front, Any], None],
         listening: asyncio.Future[None],
     ) -> None:
@@ -125,9 +126,7 @@ class _Front:
         """How it has ended, once it has."""
         self.waited_for: dict[int, asyncio.Future[None]] = {}
         """What it has been sent and has not said that it knows, by number."""
-        self.link = ControlLink(
-            connection, FROM_FRONT, functools.partial(on_frame, self), self._end_of_frames
-        )
+        self.link = ControlLink(channel, functools.partial(on_frame, self), self._end_of_frames)
         loop.add_reader(self._pidfd, self._exited)
 
     def _end_of_frames(self) -> None:
@@ -274,6 +273,7 @@ class Fronts:
     async def _started(self, row: int, listening: asyncio.Future[None]) -> _Front:
         """Start a process. Raises `OSError`, `ThreadRefused`, and `InvalidRequest` if there is no Python."""
         ours, theirs = socket.socketpair()
+        channel = Channel(ours, FROM_FRONT)  # at once: then a forked child closes its copy
         try:
             with theirs:
                 start = functools.partial(
@@ -286,9 +286,9 @@ class Fronts:
                 )
                 process = await in_own_thread(start)
         except BaseException:
-            ours.close()
+            channel.close()
             raise
-        return _Front(row, process, ours, self._take, listening)
+        return _Front(row, process, channel, self._take, listening)
 
     def _greet(self, front: _Front) -> None:
         """Tell a new process all that it must know before it listens."""

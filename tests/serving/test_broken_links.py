@@ -7,14 +7,18 @@ import errno
 import os
 import resource
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cudnn_actor.processes import frames
+from cudnn_actor.processes.interpreter import start_module
+from cudnn_actor.serving import fronts
 from cudnn_actor.serving.control_link import ControlLink
 from cudnn_actor.serving.failures import NotServed
 from cudnn_actor.serving.front_wire import AddRegion
@@ -113,3 +117,33 @@ async def test_a_process_that_a_region_cannot_reach_is_replaced_by_one_that_has_
         await until(lambda: bool(refused))
         assert not refused[0].number
         await all_have_the_region(server)
+
+
+async def test_a_child_that_is_forked_while_a_process_starts_has_not_its_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+    statuses_of_children: list[int] = []
+
+    def noted_pair() -> tuple[socket.socket, socket.socket]:
+        ours, theirs = socket.socketpair()
+        ends.append(ours.fileno())
+        return ours, theirs
+
+    def start_behind_a_fork(*given: Any, **options: Any) -> Any:
+        if not (child := os.fork()):
+            try:
+                os.fstat(ends[0])
+            except OSError:
+                os._exit(0)
+            os._exit(1)
+        statuses_of_children.append(os.waitpid(child, 0)[1])
+        return start_module(*given, **options)
+
+    async with serve(options_for(tmp_path, service={"device": "cpu"})) as server:
+        monkeypatch.setattr(fronts, "socket", SimpleNamespace(socketpair=noted_pair))
+        monkeypatch.setattr(fronts, "start_module", start_behind_a_fork)
+        os.kill(server.processes[0], signal.SIGKILL)
+        await until(lambda: bool(statuses_of_children))
+        assert statuses_of_children == [0]
+        await until(lambda: len(server.processes) == 2)
