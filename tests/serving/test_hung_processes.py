@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cudnn_actor.serving import fronts
-from cudnn_actor.serving.front_wire import Listens
+from cudnn_actor.serving.control_link import ControlLink
+from cudnn_actor.serving.front_wire import Begin, Listen, Listens
 from cudnn_actor.serving.server import InferenceServer, serve
 
 from .servers import until
@@ -76,4 +77,42 @@ async def test_a_process_that_hangs_is_noticed_although_nothing_changes(
         os.kill(hung, signal.SIGSTOP)
         await until(lambda: hung not in server.processes)
         monkeypatch.setattr(fronts, "_ANSWER_S", LONG_S)
+        await all_answer(server, 200)
+
+
+async def test_a_process_listens_when_it_is_told_to_and_is_killed_if_that_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fronts, "_ANSWER_S", LONG_S)
+    begun: list[Begin] = []
+    withheld: list[tuple[ControlLink, Listen]] = []
+    send = ControlLink.send
+
+    def send_but(self: ControlLink, frame: Any, descriptors: Any = ()) -> None:
+        if isinstance(frame, Begin):
+            begun.append(frame)
+        if isinstance(frame, Listen):
+            withheld.append((self, frame))
+        else:
+            send(self, frame, descriptors)
+
+    async with serve(options_for(tmp_path, service={"device": "cpu"})) as server:
+        monkeypatch.setattr(ControlLink, "send", send_but)
+        for each in server.processes:
+            os.kill(each, signal.SIGKILL)
+        await until(lambda: len(withheld) == 2)
+        # Each answers this behind the step in which it has said that it could listen.
+        await server.host.administration.statistics("", "")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", server.http_port)
+        for link, frame in withheld:
+            send(link, frame)
+        monkeypatch.setattr(ControlLink, "send", send)
+        await all_answer(server, 200)
+        with monkeypatch.context() as patch:
+            patch.setattr(ControlLink, "send", send_but)
+            patch.setattr(fronts, "_START_S", 0.0)
+            begun.clear()
+            os.kill(server.processes[0], signal.SIGKILL)
+            await until(lambda: len(begun) == 2)  # the second in the place of the first
         await all_answer(server, 200)
