@@ -16,7 +16,7 @@ from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, connect
 from cudnn_actor.attached import ServedSocket
-from cudnn_actor.attached.server import session as session_module
+from cudnn_actor.attached.server import patience
 from cudnn_actor.attached.server.holdings import references
 from cudnn_actor.attached.wire import (
     FROM_SERVER,
@@ -133,7 +133,7 @@ async def test_descriptors_that_belong_to_no_frame(raw: Raw, logs: list[EventDic
 async def test_a_frame_that_never_ends(
     raw: Raw, client: CudnnRef, logs: list[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(patience, "_LONGEST_S", 0.0)
     await raw.send(encode(ATTACH))
     await raw.send(struct.pack("<I", 1000) + b"x")
     await raw.ended()

@@ -25,6 +25,7 @@ from cudnn_actor.attached.server.copies import Copies, other_digest
 from cudnn_actor.attached.server.failures import failed, kind_of
 from cudnn_actor.attached.server.holdings import Holdings, references
 from cudnn_actor.attached.server.moves import message_of, require_mover
+from cudnn_actor.attached.server.patience import Patience
 from cudnn_actor.attached.server.received import Received
 from cudnn_actor.attached.server.segments import Segments, room_needed
 from cudnn_actor.attached.server.server import Server
@@ -89,8 +90,6 @@ _LONG_COPY_BYTES = 1 << 20
 """Answers of more bytes are copied by a thread, so that other clients do not wait for it."""
 _MOST_UNPLACED = 1 << 30
 """While answers of this many bytes wait for a client's memory, requests for more of them are refused."""
-_PATIENCE_S = 10.0
-"""How long a client may take for its first frame, and from the beginning of a frame to its end."""
 
 
 class Session:
@@ -128,8 +127,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unplaced = 0
         """Bytes of answers that wait for room."""
-        self._waits_since: float | None = time.monotonic()
-        """Since when the rest of a frame has been missing; None if none is."""
+        self._patience = Patience()
         self._handlers: dict[type, Any] = {
             Requests: self._take_requests,
             MapSegment: self._map,
@@ -155,8 +153,8 @@ class Session:
                 if not self.open:
                     return
                 self._take(frame)
-            if self._waits_since is not None or self.channel.is_partial or self.channel.unclaimed:
-                self._check_rest(bool(frames))
+            if self._patience.waits_since is not None or self.channel.is_partial or self.channel.unclaimed:
+                self._patience.note_rest(self.channel, came=bool(frames), attached=bool(self.name))
         except BadFrame as error:
             self._refuse_frame(str(error))
         except OSError as error:  # no descriptor, or no memory, to map a segment
@@ -166,19 +164,10 @@ class Session:
         elif self.open and self._server.share.waits:
             self._server.pump()
 
-    def _check_rest(self, came: bool) -> None:
-        """Raise `BadFrame` for descriptors that belong to no frame. Note when a frame began that is cut."""
-        if not self.channel.is_partial:
-            self._waits_since = None if self.name else self._waits_since
-            if self.channel.unclaimed:
-                raise BadFrame(f"{self.channel.unclaimed} descriptors came that belong to no frame")
-        elif came or self._waits_since is None:
-            self._waits_since = time.monotonic()
-
     def check_patience(self, now_s: float) -> None:
         """End the session if its client has begun a frame long ago and not ended it."""
-        if self._waits_since is not None and now_s - self._waits_since > _PATIENCE_S:
-            self._refuse_frame(f"a frame has not been completed within {_PATIENCE_S:.0f} s")
+        if reason := self._patience.end_by(now_s):
+            self._refuse_frame(reason)
 
     def _take(self, frame: Any) -> None:
         if type(frame) is Attach:
