@@ -228,6 +228,10 @@ class RunAnywhere(ABC):
         """Run on the buffers that were expected."""
 
     @abstractmethod
+    def may_pay(self, nbytes: int) -> bool:
+        """Whether `instead` may give any for a run whose inputs and outputs have `nbytes` bytes together."""
+
+    @abstractmethod
     def instead(
         self, sources: Sequence[tuple[int, Binding]], targets: Sequence[tuple[int, Binding | None]]
     ) -> dict[int, Binding]:

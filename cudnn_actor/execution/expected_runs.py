@@ -75,11 +75,12 @@ class ExpectedRun:
         self.anywhere = launch if isinstance(launch, RunAnywhere) else None
         return launch
 
-    def runs_anywhere(self) -> bool:
-        """Whether it can be run on other buffers. It is prepared for that, if it has to be."""
+    def may_pay_elsewhere(self, nbytes: int) -> bool:
+        """Whether it may pay to run it on other buffers that have `nbytes` bytes together. It is prepared for
+        that, if it has to be."""
         if self._launch is None:
             self._prepare()
-        return self.anywhere is not None
+        return self.anywhere is not None and self.anywhere.may_pay(nbytes)
 
     def enqueue(self) -> None:
         """Enqueue a run."""

@@ -123,11 +123,18 @@ class ModelRuns:
     def _may_need_no_copies(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> bool:
         """Whether the engine may run the graph on what the places name, also in memory that a parent fills.
 
-        Others see the same as with copies, as in `_prepare_in_place`. The parent keeps the staging memory of
-        a request as it is until its worker has answered, or has certainly ended (`PendingReclaim`).
+        Small values are copied: prepared copies take less time than to look at what the places name.
+
+        Callers see the same as with copies, as in `_prepare_in_place`. The run begins when all that it reads
+        has arrived. If it fails half-way, or its worker ends, what it has written is invalid or torn, or is
+        written again from the same inputs: it reads nothing that it writes. The parent keeps the staging
+        memory of a request as it is until its worker has answered, or has certainly ended (`PendingReclaim`).
         """
-        synchronous = self._executor.synchronous
-        return synchronous and self._expected_run(cached, plan, places).runs_anywhere()
+        if not self._executor.synchronous:
+            return False
+        slots = places.bound.slots
+        nbytes = sum(slots[place].spec.nbytes for place, _ in (*places.sources, *places.targets))
+        return self._expected_run(cached, plan, places).may_pay_elsewhere(nbytes)
 
     def _prepare(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> _Prepared | None:
         executor, expected = self._executor, self._expected_run(cached, plan, places)

@@ -3,7 +3,7 @@
 The parent sends the request first, and copies a large array behind that, part by part. A word in the same
 segment says of each part whether it is there. The worker waits for a part's word, has its device copy that
 part, and goes on to the next. So the worker is woken, the host copies, and the device copies at the same
-time.
+time. A run that reads the array where it lies (`RunAnywhere`) begins when all parts are there.
 
 Why the worker never reads bytes of an earlier request: only the parent writes the words. It clears them
 before the request is sent, and the worker looks at them only after it has received that. The parent sets a

@@ -69,6 +69,10 @@ class FastLaunch(RunAnywhere):
         """Compute on its buffers."""
         self._run(self._buffers)
 
+    def may_pay(self, nbytes: int) -> bool:
+        """See `RunAnywhere`."""
+        return nbytes >= LEAST_BYTES
+
     def instead(
         self,
         sources: Sequence[tuple[int, np.ndarray]],

@@ -385,6 +385,10 @@ class SessionLaunch(RunAnywhere):
         """Compute on its buffers."""
         self._run.run(self._buffers, self._scalars, self._on_progress)
 
+    def may_pay(self, nbytes: int) -> bool:
+        """See `RunAnywhere`."""
+        return nbytes >= LEAST_BYTES
+
     def instead(
         self,
         sources: Sequence[tuple[int, np.ndarray]],
