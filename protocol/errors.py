@@ -310,6 +310,8 @@ def _command(token: str) -> str:
 class OutOfMemory(OperationError, MemoryError):
     """Raised when a buffer or a workspace does not fit. Nothing changed.
 
+    Host memory may also run out in the middle of a plan of the CPU engine. Then what it writes is invalid.
+
     If it fits into what the limit allows at all, free something and send again: the error is `retry_safe`.
     If it does not, it never will.
 
