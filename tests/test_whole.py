@@ -37,6 +37,19 @@ def test_product_for_each_engine(a, b, new_engine): pass
 def test_without_the_marker(a, b): pass
 """
 
+IMPORTS = """
+import importlib, pathlib, sys
+import pytest
+count = 0
+for file in sorted(pathlib.Path("tests", sys.argv[1]).rglob("[!_]*.py")):
+    try:
+        importlib.import_module(".".join(file.with_suffix("").parts))
+        count += 1
+    except pytest.skip.Exception:  # `importorskip`
+        continue
+print(count)
+"""
+
 
 def pairs(rows: Sequence[tuple[object, ...]]) -> set[object]:
     return {pair for row in rows for pair in itertools.combinations(enumerate(row), 2)}
@@ -79,6 +92,14 @@ def test_what_is_run(environment: dict[str, str], name: str, run: int, tmp_path:
     words += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "test_cases.py") + name]
     done = forked_programs.run(words, cwd=ROOT, env={**os.environ, **environment}, timeout=PATIENCE_S)
     assert done.stdout.count("test_cases.py::") == run, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("folder", ["gpu", "support"])
+def test_what_need_not_be_collected_can_be_imported(folder: str) -> None:
+    """Where nobody runs these tests, a name that has changed in the package must be noticed all the same."""
+    done = forked_programs.run(["-W", "error", "-c", IMPORTS, folder], cwd=ROOT, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 20
 
 
 def test_no_case_of_a_product_skips_itself() -> None:

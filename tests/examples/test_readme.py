@@ -23,6 +23,7 @@ from ..forked_programs import run
 from ..once import once
 from ..onnx.small_models import image_model
 from ..patience import PATIENCE_S
+from ..whole import WHOLE
 
 README = Path(__file__).parents[2] / "README.md"
 PAGES = [README.parent / "docs" / name for name in ("operations.md", "graphs.md", "buffers.md")]
@@ -170,8 +171,10 @@ def printed_here(program: str, folder: Path) -> str:
     """What a program prints that runs as `__main__` in this process, in `folder`. Warnings are errors, too.
 
     Its workers come from this process's forkserver, whose start is most of what a program takes in a process
-    of its own; and what it leaves behind fails the test.
+    of its own; and what it leaves behind fails the test. `make test-all` runs it in a new interpreter.
     """
+    if WHOLE:
+        return printed(program, folder)
     path = folder / "program.py"
     path.write_text(program, encoding="utf-8")
     output = io.StringIO()
@@ -181,11 +184,14 @@ def printed_here(program: str, folder: Path) -> str:
 
 
 def printed(program: str, tmp_path: Path, *, new: bool = False) -> str:
-    """What a program prints in a process of its own, in `tmp_path`; `new`: in a new interpreter."""
+    """What a program prints in a process of its own, in `tmp_path`.
+
+    `new`: in a new interpreter, as all do in `make test-all`.
+    """
     path = tmp_path / "program.py"
     path.write_text(program, encoding="utf-8")
     words = ["-W", "error", str(path)]
-    if new:
+    if new or WHOLE:
         command = [sys.executable, *words]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=tmp_path
