@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from cudnn_actor.supervision import (
     Supervisor,
 )
 from cudnn_actor.supervision import supervisor as shell
+from cudnn_actor.supervision.watch import look_every_s
 
 from ..log_lines import capture_logs
 from ..patience import PATIENCE_S
@@ -617,6 +619,30 @@ def test_busy_children_within_the_limit_are_left_alone() -> None:
         hang.released.set()
         assert reply.get(timeout=PATIENCE_S) == "came back"
     assert len(house.actors["a"]) == 1
+
+
+def test_one_that_makes_progress_is_left_alone_however_long_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it makes none. The supervisor's clock goes from look to look, for twice the limit and longer."""
+    house, ahead_s = House("a"), 0.0
+    limit_s, real = 60.0, time.monotonic
+    monkeypatch.setattr(shell, "time", SimpleNamespace(monotonic=lambda: real() + ahead_s))
+    supervisor = house.supervisor(house.specs(hang_after_s=limit_s))
+    with up(supervisor) as ref:
+        house.diary.until(Started, "a")
+        reply = AwareHang(house, "a").into(house, "a")
+        actor = house.actors["a"][0]
+        looks = 0
+        while house.actors["a"] == [actor] and looks < 32:
+            ahead_s += look_every_s(limit_s)
+            looks += 1
+            if looks <= 16:
+                actor.busy_since = real() + ahead_s - limit_s / 2
+            for _ in range(2):  # it looks before it takes the second
+                ref.ask("look around", timeout=PATIENCE_S)
+        assert 16 + 4 <= looks < 32
+        assert house.diary.until(Restarting, "a").cause.kind is ExitKind.HUNG
+        with pytest.raises(Crash, match="abandoned"):
+            reply.get(timeout=PATIENCE_S)
 
 
 # The supervisor itself.
