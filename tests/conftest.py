@@ -198,8 +198,9 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
     Compared are sets, not counts, so that one leak cannot hide behind one loss. What is tolerated, and why:
 
-    - everywhere, a moment (5 s): a service says that it has stopped on the thread that stopped it, which
-      then needs a little to end, and so do threads that a test has told to end;
+    - everywhere, a moment, which only a hang or a leak makes longer than `SETTLED_WITHIN_S`: a service says
+      that it has stopped on the thread that stopped it, which then needs a little to end, and so do threads
+      that a test has told to end;
     - everywhere, what only garbage holds: tracebacks of expected errors have the frames, and the frames the
       arrays, so it is collected first;
     - what was there before: engines that a module of `tests/engines` shares, with their arenas;

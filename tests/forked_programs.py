@@ -45,7 +45,10 @@ from .program_server import LONGEST_ORDER, NUMBER, Order
 
 __all__ = ["STARTING", "Program", "end_server", "run", "server_descriptors"]
 
-STARTING: Final = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OPENBLAS_", "OMP_", "GOTO_", "NPY_")
+STARTING: Final = (
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "TZ"),
+    *("OPENBLAS_", "OMP_", "GOTO_", "MKL_", "NPY_"),
+)
 """How the names of variables begin that are read when a process starts, or NumPy is imported."""
 _READ_LATER: Final = {"PYTHONBREAKPOINT"}
 """Variables with such a name that are read when they are used. Ray sets this one."""

@@ -15,7 +15,7 @@ _MOST = 2.5**4
 
 In proportion, it takes 16 times as long, and 39 are allowed. So caches that others use and the allocator may
 make each part of the larger work take twice as long. Where it grows with the square of the size, it takes 256
-times as long: the part that does is found if it takes as long as 1.5 times the rest, at the larger size.
+times as long: the part that does is found if it takes 1.7 times as long as the rest, at the larger size.
 """
 _TRIES = 20
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from .forked_programs import Program, run
+from .patience import PATIENCE_S
 
 Ran = subprocess.CompletedProcess[str]
 Runs = Callable[..., Ran]
@@ -50,7 +51,7 @@ print(json.dumps({
 def new(words: list[Any], **how: Any) -> Ran:
     """What a new interpreter does."""
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, timeout=60.0, **how
+        [sys.executable, *words], capture_output=True, text=True, check=False, timeout=PATIENCE_S, **how
     )
 
 
@@ -134,7 +135,9 @@ def test_an_unbuffered_program_is_heard_at_once() -> None:
     assert program.returncode == 0
 
 
-@pytest.mark.parametrize("name", ["OPENBLAS_NUM_THREADS", "PYTHONHASHSEED", "MALLOC_ARENA_MAX"])
+@pytest.mark.parametrize(
+    "name", ["OPENBLAS_NUM_THREADS", "PYTHONHASHSEED", "MALLOC_ARENA_MAX", "LC_ALL", "TZ"]
+)
 def test_variables_that_are_read_at_the_start_of_a_process_are_refused(name: str) -> None:
     value = "2" if os.environ.get(name) == "1" else "1"
     with pytest.raises(ValueError, match=f"{name} is read when a process starts"):

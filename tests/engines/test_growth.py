@@ -323,8 +323,8 @@ MODELS: dict[str, tuple[Callable[[int], onnx.ModelProto], int]] = {
     "RNN": (recurrence("RNN", 1), 20),
     "Loop": (loop, 15),
     "Scan": (scan, 15),
-    "calls with a branch that is not taken": (calls_with_a_branch_that_is_not_taken, 25),
-    "Loop with a branch that is not taken": (loop_with_a_branch_that_is_not_taken, 25),
+    "calls with a branch that is not taken": (calls_with_a_branch_that_is_not_taken, 50),
+    "Loop with a branch that is not taken": (loop_with_a_branch_that_is_not_taken, 50),
     "Loop with constants": (loop_with_constants, 40),
 }
 
