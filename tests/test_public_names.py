@@ -35,6 +35,32 @@ def test_the_public_names_are_those_of_the_snapshot() -> None:
     assert kept == found, "\n".join([REMEDY, *difference])
 
 
+FIRST = """
+import importlib, os, sys
+import msgspec, numpy, onnx, pykka, rich, structlog
+
+for name in sys.argv[1:]:
+    if (pid := os.fork()) == 0:
+        importlib.import_module(name)
+        sys.exit()
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(f"{name} cannot be the first module that is imported")
+"""
+COMMANDS = [f"cudnn_actor.{each}" for each in ("cli.serve", "cli.doctor", "cli.demo", "trials.chaos")]
+
+
+def test_whatever_is_imported_first_finds_what_it_needs() -> None:
+    """Each in a process of its own that has imported nothing of this package. Warnings are errors.
+
+    Other tests import in an order of their own, or run programs in processes that have imported most of it.
+    """
+    filters = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
+    names = [*(package.__name__ for package in PACKAGES), "cudnn_actor.cli", *COMMANDS]
+    command = [sys.executable, *filters, "-c", FIRST, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SNAPSHOT.parents[1])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_what_a_package_says_it_has_is_there(package: ModuleType) -> None:
     assert not [name for name in package.__all__ if not hasattr(package, name)]
