@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
@@ -289,7 +289,7 @@ def _while_connected(request: Request) -> Iterator[None]:
         connection.on_lost = None
 
 
-def _is_int64(value: Any) -> bool:
+def _is_int64(value: Any) -> TypeGuard[int]:
     return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
