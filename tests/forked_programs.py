@@ -21,6 +21,8 @@ What it may not rely on, so that a test of one of these takes a new interpreter:
   started with are refused (`STARTING`);
 - a hash seed of its own, the garbage collector's view of what was imported, `/proc/self/cmdline`, and
   `/proc/self/environ`;
+- limits of resources, the mask of signals and the umask that pytest has at that moment: it has those of the
+  moment at which the first program was begun;
 - its parent: that is the server, which goes on when pytest ends.
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def not_imported(program: str) -> set[str]:
     tree = ast.parse(program)
     names, modules = imported(tree)
     used = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    reached = set()
+    reached: set[str] = set()
     for first, _, rest in (each.partition(".") for each in used):
         if first in names:
             reached.update(name for name in accumulated(f"{names[first]}.{rest}") if is_module(name))
@@ -65,13 +65,12 @@ def not_imported(program: str) -> set[str]:
 
 def is_module(name: str) -> bool:
     """Whether it is one that can be found on the path. Nothing is imported."""
-    spec = None
+    places: Sequence[str] | None = None  # all of the path
     for package in accumulated(name):
-        if spec is not None and spec.submodule_search_locations is None:
-            return False
-        spec = PathFinder.find_spec(package, spec and spec.submodule_search_locations)
+        spec = PathFinder.find_spec(package, places)
         if spec is None:
             return False
+        places = spec.submodule_search_locations or ()  # nothing is in a module that is no package
     return True
 
 
