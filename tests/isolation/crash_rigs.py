@@ -405,7 +405,7 @@ def _lose_a_frame() -> None:
 
 def _lose_an_answer() -> None:
     """Forget to send the next receipt."""
-    _forget_once("done")
+    _forget_once("note_done")
 
 
 def _lose_the_ready() -> None:
@@ -416,6 +416,7 @@ def _lose_the_ready() -> None:
 def _forget_once(method: str) -> None:
     """Have the next call of a method of the outbox do nothing."""
     outbox = _outbox()
+    assert callable(getattr(outbox, method))
     setattr(outbox, method, lambda *_: vars(outbox).pop(method))
 
 
