@@ -64,6 +64,8 @@ from .chaos_rigs import (
 from .terminal import cudnn_actor, cudnn_actor_here, forked
 from .test_demo import INTERRUPTIBLE
 
+STUCK_S = PATIENCE_S / 10
+"""Seconds: no request of a short run takes as long, however slow the machine, unless nothing wakes it up."""
 WITHOUT_WORKERS = """
 import sys
 sys.executable = "/nowhere/python"
@@ -629,6 +631,7 @@ def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
         assert "lost: 0   wrong: 0" in done.stdout
         record = json.loads(out.read_text())
         assert done.returncode == int(record["counts"]["stalls"] > 0), done.stdout
+        assert record["longest_s"] < STUCK_S, done.stdout
         if record["recovery"]["poison"]["faults"]:
             break
     assert record["settings"]["seed"] == 7
@@ -659,6 +662,7 @@ def test_nothing_is_lost_or_wrong_in_a_process(standby: str, tmp_path: Path) -> 
     assert counts["finished"] > 0
     assert any(kind["faults"] for kind in record["recovery"].values())  # which come first is chance
     assert done.returncode == int(counts["stalls"] > 0)  # on a busy machine, where a start takes seconds
+    assert record["longest_s"] < STUCK_S, done.stdout
 
 
 def test_a_worker_serves_for_a_while_before_it_is_killed(tmp_path: Path) -> None:
@@ -688,6 +692,8 @@ def test_an_interrupt_ends_the_run_early_and_it_is_reported() -> None:
         output, errors = run.communicate(timeout=PATIENCE_S)
     assert (run.returncode, errors) == (130, "")
     assert "lost: 0   wrong: 0   stalls over 5 s: " in output
+    (longest_s,) = re.findall(r"the longest took ([\d.]+) s", output)
+    assert float(longest_s) < STUCK_S
 
 
 def test_a_second_interrupt_ends_it_at_once() -> None:
