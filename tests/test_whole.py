@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,9 +90,18 @@ def test_true_is_not_1_and_what_has_no_hash_is_compared_by_identity() -> None:
 def test_what_is_run(environment: dict[str, str], name: str, run: int, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_collection_modifyitems\n")
     (tmp_path / "test_cases.py").write_text(CASES)
-    words = ["-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--collect-only"]
-    words += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "test_cases.py") + name]
-    done = forked_programs.run(words, cwd=ROOT, env={**os.environ, **environment}, timeout=PATIENCE_S)
+    # In a new interpreter: pytest warns of packages imported before it could rewrite their assertions.
+    command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--collect-only"]
+    command += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "test_cases.py") + name]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert done.stdout.count("test_cases.py::") == run, done.stdout + done.stderr
 
 
