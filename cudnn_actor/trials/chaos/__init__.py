@@ -2,7 +2,7 @@
 
 The command's options are here; `harness` and `one_run` do the run, `report` prints it. A correct service
 loses no request, gives no wrong answer and lets no caller wait for long, whatever faults come. The exit
-status is 1 if it did.
+status is 1 if the service was not correct.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the harness; the exit status is 1 if a request was lost or stalled, or an answer was wrong.
+    """Run the harness; the exit status is 1 if the run was not good: see `Report.good`.
 
     It is 130 after a Ctrl-C: the first ends the load, and the results so far are reported; the second ends
     this process at once.
