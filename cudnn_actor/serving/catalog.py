@@ -14,7 +14,7 @@ from typing import Any
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.models import Model
 from cudnn_actor.protocol.errors import CudnnActorError
-from cudnn_actor.serving.failures import NotServed
+from cudnn_actor.serving.failures import require_known, require_version
 from cudnn_actor.serving.served import Served
 from cudnn_actor.serving.statistics import ModelCounts
 
@@ -112,21 +112,12 @@ class Catalog:
 
     def entry(self, name: str) -> Entry:
         """A model. Raises `NotServed` if there is none of that name."""
-        found = self._entries.get(name)
-        if found is None:
-            raise NotServed(model=name[:200], version="", problem="is unknown")
-        return found
+        return require_known(name, self._entries.get(name))
 
     def served(self, name: str, version: str = "") -> tuple[Entry, Served]:
         """A model and the version that answers for it. Raises `NotServed`."""
         entry = self.entry(name)
-        if entry.served is None:
-            problem = "is being loaded" if entry.loading else "is not loaded"
-            raise NotServed(model=name, version="", problem=problem, passing=entry.loading)
-        if version not in ("", entry.served.version):
-            problem = f"is not served, but version {entry.served.version!r}"
-            raise NotServed(model=name, version=version[:40], problem=problem)
-        return entry, entry.served
+        return entry, require_version(name, entry.served, version, loading=entry.loading)
 
     def add(self, name: str, origin: Origin) -> Entry:
         """Have a model of a name, which is not loaded yet; the one that there is, if there is one."""

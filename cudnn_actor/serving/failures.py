@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from cudnn_actor.models import InvalidModel, UnsupportedModel
 from cudnn_actor.protocol.errors import (
@@ -25,8 +25,22 @@ __all__ = [
     "Status",
     "TooLarge",
     "Unauthorised",
+    "require_known",
+    "require_version",
     "status_of",
 ]
+
+
+class _Versioned(Protocol):
+    """A version of a model."""
+
+    @property
+    def version(self) -> str:
+        """As the protocol names it."""
+
+
+M = TypeVar("M")
+V = TypeVar("V", bound=_Versioned)
 
 
 class Refused(CudnnActorError, ValueError):
@@ -76,6 +90,27 @@ class NotServed(CudnnActorError, LookupError):
             passing=passing,
         )
         self.retry_safe = passing
+
+
+def require_known(name: str, found: M | None) -> M:
+    """What a server knows by the name of a model. Raises `NotServed` if that is nothing."""
+    if found is None:
+        raise NotServed(model=name[:200], version="", problem="is unknown")
+    return found
+
+
+def require_version(name: str, served: V | None, version: str, *, loading: bool) -> V:
+    """The version of a model that answers. Raises `NotServed` if none does, or not the one that is asked for.
+
+    `version`: "" for any. `loading`: whether one is being loaded.
+    """
+    if served is None:
+        problem = "is being loaded" if loading else "is not loaded"
+        raise NotServed(model=name, version="", problem=problem, passing=loading)
+    if version not in ("", served.version):
+        problem = f"is not served, but version {served.version!r}"
+        raise NotServed(model=name, version=version[:40], problem=problem)
+    return served
 
 
 class Busy(CudnnActorError):

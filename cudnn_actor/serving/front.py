@@ -27,7 +27,7 @@ from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import ServiceStopped
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.serving.control_link import ControlLink
-from cudnn_actor.serving.failures import NotServed
+from cudnn_actor.serving.failures import require_known, require_version
 from cudnn_actor.serving.front_wire import (
     FROM_OWNER,
     AddRegion,
@@ -109,17 +109,9 @@ class _ModelsHere:
         self._named: dict[str, _Named] = {}
 
     def served(self, name: str, version: str = "") -> tuple[_Named, _VersionHere]:
-        """See `Catalog.served`, whose errors these are."""
-        named = self._named.get(name)
-        if named is None:
-            raise NotServed(model=name[:200], version="", problem="is unknown")
-        if named.served is None:
-            problem = "is being loaded" if named.loading else "is not loaded"
-            raise NotServed(model=name, version="", problem=problem, passing=named.loading)
-        if version not in ("", named.served.version):
-            problem = f"is not served, but version {named.served.version!r}"
-            raise NotServed(model=name, version=version[:40], problem=problem)
-        return named, named.served
+        """A model and the version that answers for it. Raises `NotServed`."""
+        named = require_known(name, self._named.get(name))
+        return named, require_version(name, named.served, version, loading=named.loading)
 
     def replace(self, records: Sequence[ModelRecord]) -> list[_VersionHere]:
         """Have these models from now on. Returns the versions that answer no more."""
