@@ -15,8 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -338,22 +337,15 @@ async def _serve_at(front: _Front, gpu: CudnnRef, begin: Begin, table: int) -> N
     await asyncio.wait((front.may_listen, front.ending), return_when=asyncio.FIRST_COMPLETED)
     if front.ending.done():
         return
-    async with listen(host, tokens, begin.at):
-        with _cancelled(asyncio.create_task(front.keep_counting())):
-            front.link.send(Listens())
-            gc.collect()
-            gc.freeze()  # as the command does: a full collection would hold up all requests
-            seconds = await front.ending
-            host.draining = True
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await host.idle()
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(listen(host, tokens, begin.at))
+        stack.callback(asyncio.create_task(front.keep_counting()).cancel)
+        front.link.send(Listens())
+        gc.collect()
+        gc.freeze()  # as the command does: a full collection would hold up all requests
+        seconds = await front.ending
+        host.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await host.idle()
     front.memory.close()
-
-
-@contextmanager
-def _cancelled(task: asyncio.Task[None]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        task.cancel()

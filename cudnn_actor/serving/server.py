@@ -222,7 +222,7 @@ async def _load_all(stack: contextlib.AsyncExitStack, catalog: Catalog, options:
     if options.repository is not None:
         watch = Watch(catalog, options.repository, taken=options.models)
         await watch.look(at_once=True)
-        stack.enter_context(_cancelling(asyncio.create_task(watch.keep_looking(options.poll_s))))
+        stack.callback(asyncio.create_task(watch.keep_looking(options.poll_s)).cancel)
 
 
 def _require_processes(options: ServerOptions) -> None:
@@ -283,15 +283,6 @@ async def _drain(host: Host, drain_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(drain_s):
             await host.idle()
-
-
-@contextlib.contextmanager
-def _cancelling(task: asyncio.Task[None]) -> Iterator[None]:
-    """Cancel a task at the end of the block."""
-    try:
-        yield
-    finally:
-        task.cancel()
 
 
 @contextlib.contextmanager
