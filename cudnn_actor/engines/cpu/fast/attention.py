@@ -41,7 +41,7 @@ class _Attention:
         heads, steps = self.heads, list[Step]()
         k, v = (taken(operands[name], steps, lanes)[:, :, None] for name in ("k", "v"))
         own = {name: heads.by_group(array) for name, array in {"q": operands["q"], **results}.items()}
-        own |= heads.added(operands, lanes[0])
+        own |= heads.operands_by_row(operands, lanes[0])
         memories = [lane.fork() for lane in lanes]
         drawings = [heads.drawing(operands, memory) for memory in memories]
         visibility = heads.visibility(operands, lanes[0])

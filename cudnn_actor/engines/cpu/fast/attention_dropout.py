@@ -39,7 +39,7 @@ class _Draws(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def _recorded(rows: int, keys: int, dropout: float, dtype: np.dtype[Any]) -> _Draws:
+def _record_draws(rows: int, keys: int, dropout: float, dtype: np.dtype[Any]) -> _Draws:
     recording = Recording()
     state, starts = recording.new(STATE.dims, np.int64), recording.new((rows, 1), np.uint64)
     drawn: Any = words_of_runs(Recorder(recording), state, starts, keys)
@@ -53,7 +53,7 @@ def drawing_bytes(extents: tuple[int, int, int], dropout: float, dtype: np.dtype
     heads, rows, keys = extents
     if not dropout:
         return 0
-    return footprint((_recorded(heads * rows, keys, dropout, dtype).recording.nbytes,), itemsize=1)
+    return footprint((_record_draws(heads * rows, keys, dropout, dtype).recording.nbytes,), itemsize=1)
 
 
 class Drawing:
@@ -71,7 +71,7 @@ class Drawing:
         scratch: Scratch,
     ) -> None:
         heads, rows, keys = extents
-        draws = _recorded(heads * rows, keys, dropout, dtype)
+        draws = _record_draws(heads * rows, keys, dropout, dtype)
         memory = scratch.take((draws.recording.nbytes,), np.uint8)
         self._calls, array = draws.recording.on(memory, {})
         self._given, self._state, self._starts = state, array(draws.state), array(draws.starts)

@@ -58,7 +58,7 @@ class _Backward:
         k, v = (taken(operands[name], steps, lanes) for name in ("k", "v"))
         heads = self.heads
         own = {name: heads.by_group(operands[name]) for name in ("q", "dy", "y", "statistics")}
-        own |= heads.added(operands, lanes[0]) | {"dq": heads.by_group(results["dq"])}
+        own |= heads.operands_by_row(operands, lanes[0]) | {"dq": heads.by_group(results["dq"])}
         memories = [lane.fork() for lane in lanes]
         drawings = [heads.drawing(operands, memory) for memory in memories]
         visibility = heads.visibility(operands, lanes[0])

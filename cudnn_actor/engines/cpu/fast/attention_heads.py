@@ -92,7 +92,7 @@ class Heads:
             return None
         return Drawing(self.extents, self.node.dropout, self.dtype, operands["state"], scratch)
 
-    def added(self, operands: Operands, scratch: Scratch) -> dict[str, Floats]:
+    def operands_by_row(self, operands: Operands, scratch: Scratch) -> dict[str, Floats]:
         """For each row the bias, the slopes, and the number of its first weight, where they are needed."""
         found = {}
         if self.node.dropout:

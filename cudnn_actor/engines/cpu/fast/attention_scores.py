@@ -46,7 +46,7 @@ class Masks:
             self._found[at] = hidden
         return self._found[at]
 
-    def seen(self, rows: range, keys: range) -> range:
+    def visible_keys(self, rows: range, keys: range) -> range:
         """The part of `keys` that a position of `rows` may see."""
         start = keys.start if self._left is None else max(keys.start, rows[0] - self._left)
         stop = keys.stop if self._right is None else min(keys.stop, rows[-1] + self._right + 1)
@@ -110,7 +110,7 @@ class Scores:
         self._drawing = drawing
         self._own, self._visibility, self.scale = own, visibility, q.dtype.type(scale)
         self.queries = scratch.take(q.shape, q.dtype)
-        self._blocks = self._bound(shared, scratch)
+        self._blocks = self._make_blocks(shared, scratch)
 
     @staticmethod
     def footprint(extents: tuple[int, int, int], features: int, itemsize: int) -> int:
@@ -119,14 +119,16 @@ class Scores:
         arrays = ((heads * rows, features), (heads * rows, keys), (rows, keys))
         return footprint(*arrays, itemsize=itemsize)
 
-    def _bound(self, shared: tuple[Floats, Floats], scratch: Scratch) -> list[Block]:
+    def _make_blocks(self, shared: tuple[Floats, Floats], scratch: Scratch) -> list[Block]:
         own, visibility = self._own, self._visibility
         dims, dtype = own["q"].shape[:-1], own["q"].dtype
         most = max(map(len, visibility.blocks))
         scores = scratch.take((math.prod(dims) * most,), dtype)
         apart = scratch.take((dims[-1] * most,), dtype)
         found = []
-        for keys in filter(len, (visibility.masks.seen(visibility.rows, each) for each in visibility.blocks)):
+        for keys in filter(
+            len, (visibility.masks.visible_keys(visibility.rows, each) for each in visibility.blocks)
+        ):
             part, size = slice(keys.start, keys.stop), len(keys)
             matrix = scores[: math.prod(dims) * size].reshape(-1, size)
             block = Block(
@@ -151,13 +153,13 @@ class Scores:
 
         Returns how many rows count, which is read in each run, and the blocks of keys of which any does.
         """
-        rows, keys = self._counted()
+        rows, keys = self._count_unpadded()
         blocks = [block for block in self._blocks if block.keys.start < keys] if rows else []
         if blocks:
             np.multiply(self._own["q"], self.scale, self.queries)
         return rows, blocks
 
-    def _counted(self) -> tuple[int, int]:
+    def _count_unpadded(self) -> tuple[int, int]:
         """How many of the rows, and of all keys, are no padding."""
         visibility, rows = self._visibility, self._own["q"].shape[-2]
         keys = visibility.blocks[-1].stop
@@ -177,7 +179,7 @@ class Scores:
             self._subtract_alibi(block.scores, block.apart, block.keys)
         if block.hidden is not None:
             np.copyto(block.scores, -np.inf, where=block.hidden)
-        _, keys = self._counted()
+        _, keys = self._count_unpadded()
         if block.keys.stop > keys:
             block.scores[..., keys - block.keys.start :] = -np.inf
 
