@@ -381,12 +381,12 @@ def test_what_is_recorded_serves_every_program_of_a_plan(monkeypatch: pytest.Mon
     x = TensorSpec.packed((1, 4, 9, 7), "float32")
     operation: Any = LocalResponseNorm(x="x", y="y", size=3)
     kernel: Any = PARTS(operation, {"x": x, "y": x})
-    assert len(kernel._known) == 0
+    assert len(kernel._recordings) == 0
     values = np.random.default_rng(41).standard_normal(x.dims)
     found = []
     for _ in range(2):
         y = array_of(x)
         run(kernel, {"x": array_of(x, values)}, {"y": y}, 2)
-        found.append((y, [*kernel._known.values()]))
+        found.append((y, [*kernel._recordings.values()]))
     np.testing.assert_array_equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]

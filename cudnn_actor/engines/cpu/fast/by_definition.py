@@ -120,7 +120,9 @@ class ByDefinition:
         """That of the largest part. What little some others at borders need beyond that, they keep."""
         part = self.part(_box(self._extents(range(len(self.dims)))))
         assert part is not None, "`_extents` has asked for it"
-        found = (self._recorded(part, last) for last in ((False, True) if len(self.dims) > 2 else (False,)))
+        found = (
+            self._recording_of(part, last) for last in ((False, True) if len(self.dims) > 2 else (False,))
+        )
         return max(footprint((0 if one is None else one.recording.nbytes,), itemsize=1) for one in found)
 
     @property
@@ -134,7 +136,7 @@ class ByDefinition:
             for at in (size // of.stop // 2 * of.stop,)
         )
         parts = [part for box in (first, middle) if (part := self.part(box)) is not None]
-        return all(self._recorded(part, of) is not None for part in parts for of in last)
+        return all(self._recording_of(part, of) is not None for part in parts for of in last)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
@@ -146,7 +148,7 @@ class ByDefinition:
         operands = {**operands}
         last = _is_channels_last(results)
         extents = self._extents(order)
-        for name in self._indexed:
+        for name in self._indexed_operands:
             cut = extents[1] < self.dims[1]
             operands[name], last, copies = images_of(operands[name], lanes, cut=cut)
             steps += copies
@@ -156,11 +158,11 @@ class ByDefinition:
             assert part is not None, "`_extents` has asked for the first, which is largest"
             given = {name: _part_of(operands[name], region) for name, region in part.inputs.items()}
             into = {name: _part_of(array, box) for name, array in results.items()}
-            own = self._recorded(part, last)
+            own = self._recording_of(part, last)
             if own is None:
                 return partial(self._evaluate, part, given, into, box)
             if (own, lane) not in bound:
-                bound[own, lane] = self._bound(own, lanes[lane])
+                bound[own, lane] = self._bind_recording(own, lanes[lane])
             return [*_calls(bound[own, lane], part, given, into, box)]
 
         return [*steps, deal(boxes(self.dims, extents), len(lanes), call)]
@@ -173,25 +175,25 @@ class ByDefinition:
         return part.operation, *cuts, *results, *moved
 
     @functools.cached_property
-    def _known(self) -> dict[tuple[object, bool], _Recorded | None]:
+    def _recordings(self) -> dict[tuple[object, bool], _Recorded | None]:
         """What has been recorded. It serves every program of a plan."""
         return {}
 
-    def _recorded(self, part: Part, channels_last: bool) -> _Recorded | None:
+    def _recording_of(self, part: Part, channels_last: bool) -> _Recorded | None:
         """What is done with such a part; None if it cannot be recorded, or takes too much memory."""
         key = self._key(part), channels_last
-        if key not in self._known:
-            self._known[key] = self._newly_recorded(part, channels_last)
-        return self._known[key]
+        if key not in self._recordings:
+            self._recordings[key] = self._record(part, channels_last)
+        return self._recordings[key]
 
-    def _newly_recorded(self, part: Part, channels_last: bool) -> _Recorded | None:
+    def _record(self, part: Part, channels_last: bool) -> _Recorded | None:
         recording = Recording()
         inputs: dict[str, Recorded] = {}
         images: dict[str, Images] = {}
         values: dict[str, Any] = {}
         for name, region in part.inputs.items():
             dims, dtype = self._cut(name, region), carried(self.specs[name].dtype)
-            if name in self._indexed:
+            if name in self._indexed_operands:
                 images[name] = values[name] = Images(recording, name, dims, dtype, channels_last)
                 continue
             order = (0, *range(2, len(dims)), 1) if channels_last and len(dims) > 2 else None
@@ -206,7 +208,7 @@ class ByDefinition:
             results = {}
             for name, _ in self._outputs:
                 result = found[name] + moved[name] if name in moved else found[name]
-                results[name] = _rounded(recording, result, self.specs[name].dtype)
+                results[name] = _round_result(recording, result, self.specs[name].dtype)
         except NotRecordable:
             return None
         recording.finish([*inputs.values(), *moved.values()], [*results.values()])
@@ -214,7 +216,7 @@ class ByDefinition:
             return None
         return _Recorded(recording, inputs, moved, results, images)
 
-    def _bound(self, own: _Recorded, lane: Scratch) -> _Bound:
+    def _bind_recording(self, own: _Recorded, lane: Scratch) -> _Bound:
         nbytes = own.recording.nbytes
         fork = lane.fork()
         memory = (
@@ -274,7 +276,7 @@ class ByDefinition:
         part = self.part(_box(tuple(extents)))
         if part is None:
             return math.inf
-        regions = {name: region for name, region in part.inputs.items() if name not in self._indexed}
+        regions = {name: region for name, region in part.inputs.items() if name not in self._indexed_operands}
         return max(math.prod(self._cut(name, region)) for name, region in {**regions, **part.results}.items())
 
     def _is_shared(self, axis: int) -> bool:
@@ -287,11 +289,11 @@ class ByDefinition:
         return any(
             self._cut(name, part.inputs[name]) == self._cut(name, region)
             for name, region in whole.inputs.items()
-            if name not in self._indexed
+            if name not in self._indexed_operands
         )
 
     @property
-    def _indexed(self) -> Sequence[str]:
+    def _indexed_operands(self) -> Sequence[str]:
         """Operands of which a part reads some elements, here and there: they are not copied."""
         return ("x",) if isinstance(self.node, GridSample) else ()
 
@@ -325,7 +327,7 @@ def _is_channels_last(arrays: Operands) -> bool:
     return len(strides) > 2 and abs(strides[1]) < min(map(abs, strides[2:]))
 
 
-def _rounded(recording: Recording, result: Any, dtype: DType) -> Recorded:
+def _round_result(recording: Recording, result: Any, dtype: DType) -> Recorded:
     """Values rounded to a dtype, of that dtype; those of float32 as they are for a dtype carried in it."""
     if not isinstance(result, Recorded):
         raise NotRecordable("a result that does not depend on operands")
