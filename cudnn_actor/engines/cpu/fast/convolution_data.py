@@ -24,13 +24,13 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     channels_last,
     copying,
     filling,
-    grouped,
     images_joined,
     inner,
     laid_out,
     memory_order,
     multiplying,
     reshaped_view,
+    split_groups,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats
@@ -186,7 +186,7 @@ class BackwardData:
             calls.append(copying(part, copy))
             gradient = as_results(copy, geometry.groups)
             assert gradient is not None
-        w = self._transposed(filters, box[1])
+        w = self._transpose_filter(filters, box[1])
         if geometry.pixelwise:
             into = as_results(target, geometry.groups)
             if into is not None and blas_takes(into):
@@ -213,7 +213,7 @@ class BackwardData:
         full = (dims[0], geometry.groups, dims[1] // geometry.groups, *geometry.taps, *pixels)
         return laid_out(memory, full, order, self._dtype)
 
-    def _transposed(self, filters: Filters, channels: slice) -> Floats:
+    def _transpose_filter(self, filters: Filters, channels: slice) -> Floats:
         """The filter as matrices (groups, depth of some channels, filters of a group)."""
         geometry = self._geometry
         w = filters.matrices(slice(None))
@@ -238,7 +238,7 @@ class BackwardData:
         order = memory_order(target.ndim, channels_last=bound.by_pixel)
         if target.strides[order[-1]] != target.itemsize:
             sums = laid_out(memory, target.shape, order, self._dtype)
-        per_group = grouped(sums, geometry.groups)
+        per_group = split_groups(sums, geometry.groups)
         adding_up = functools.partial(self._sums, per_group, columns, box, outputs)
         calls = [filling(sums), *calls_of_taps(math.prod(geometry.taps), adding_up)]
         if sums is not target:

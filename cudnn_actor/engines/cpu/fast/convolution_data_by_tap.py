@@ -24,13 +24,13 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     channels_last,
     copying,
     filling,
-    grouped,
     images_joined,
     inner,
     laid_out,
     memory_order,
     multiplying,
     reshaped_view,
+    split_groups,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, in_turn, made_when_run
 from cudnn_actor.engines.cpu.fast.lines import Floats
@@ -148,7 +148,7 @@ class BackwardDataByTap:
         order = memory_order(target.ndim, channels_last=bound.by_pixel)
         if target.strides[order[-1]] != target.itemsize:
             sums = laid_out(memory, target.shape, order, self._dtype)
-        per_group = grouped(sums, self._geometry.groups)
+        per_group = split_groups(sums, self._geometry.groups)
         loops = math.prod(self._loops)
         step = max(_TAPS, -(-loops * count_boxes(self._geometry.x, self._tile) // _MOST_PARTS))
         calls = [filling(sums)]
@@ -219,7 +219,7 @@ class BackwardDataByTap:
         assert result is not None
         pair = images_joined(gradient, result) if by_pixel else (gradient, result)
         yield multiplying(matrices.swapaxes(1, 2), *pair)
-        yield adding(into, grouped(products, groups).transpose(0, 1, 2, *self._in_order()))
+        yield adding(into, split_groups(products, groups).transpose(0, 1, 2, *self._in_order()))
 
     def _in_order(self) -> Iterator[int]:
         """The axis of products along each spatial dim: that of its taps, or that of its outputs."""

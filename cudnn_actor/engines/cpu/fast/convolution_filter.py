@@ -17,10 +17,10 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     channels_last,
     copying,
     even,
-    grouped,
     inner,
     laid_out,
     reshaped_view,
+    split_groups,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, made_when_run
 from cudnn_actor.engines.cpu.fast.lines import Floats
@@ -122,7 +122,7 @@ class BackwardFilter:
         memories = [lane.fork() for lane in lanes]
         totals: list[list[Floats]] = [[] for _ in self._pieces]
 
-        def summed(part: tuple[int, tuple[int, int]], lane: int) -> list[Call]:
+        def sum_part(part: tuple[int, tuple[int, int]], lane: int) -> list[Call]:
             number, (start, stop) = part
             channels, grid = self._pieces[number], self._grid[start:stop]
             memory = memories[lane].fork() if self._sums == 1 else memories[lane]
@@ -136,7 +136,7 @@ class BackwardFilter:
             return [*(adding(first, total) for total in others), copying(first, target)]
 
         numbers = range(len(self._pieces))
-        sums = deal(product(numbers, pairwise(cuts)), len(lanes), summed)
+        sums = deal(product(numbers, pairwise(cuts)), len(lanes), sum_part)
         return [sums] if self._sums == 1 else [sums, deal(numbers, len(lanes), added_up)]
 
     def _has_deep_filters(self) -> bool:
@@ -185,14 +185,14 @@ class BackwardFilter:
         memory = memory.fork()
         geometry = self._geometry
         x, dy, by_pixel, depth_first = bound
-        part = np.moveaxis(grouped(dy[box], geometry.groups), 0, 2)
-        gradient = _joined(part)
+        part = np.moveaxis(split_groups(dy[box], geometry.groups), 0, 2)
+        gradient = _blas_view(part)
         calls: list[Call] = []
         if gradient is None:
             order = (*range(2, part.ndim), 0, 1) if by_pixel else range(part.ndim)
             copy = laid_out(memory, part.shape, order, self._dtype)
             calls.append(copying(part, copy))
-            gradient = _joined(copy)
+            gradient = _blas_view(copy)
         columns, filled = self._fill(x, box, channels, by_pixel, memory)
         assert gradient is not None
         one, other = (columns, gradient) if depth_first else (gradient, columns)
@@ -205,9 +205,9 @@ class BackwardFilter:
         """Columns for a box, (groups, depth, pixels of all images), and the calls that fill them."""
         geometry = self._geometry
         rank = len(geometry.taps)
-        source = grouped(x[box[0]], geometry.groups)[:, :, channels]
+        source = split_groups(x[box[0]], geometry.groups)[:, :, channels]
         if geometry.pixelwise:
-            found = _joined(np.moveaxis(inner(source, box[2:]), 0, 2))
+            found = _blas_view(np.moveaxis(inner(source, box[2:]), 0, 2))
             if found is not None:
                 return found, []
         dims = self._columns.dims(box_dims(box), source.shape[2])
@@ -219,12 +219,12 @@ class BackwardFilter:
         extents = (geometry.groups, math.prod(depth.shape[1 : 2 + rank]), *depth.shape[2 + rank :])
         matrices = reshaped_view(depth, extents)
         assert matrices is not None
-        joined = _joined(matrices)
+        joined = _blas_view(matrices)
         assert joined is not None
         return joined, calls
 
 
-def _joined(array: Floats) -> Floats | None:
+def _blas_view(array: Floats) -> Floats | None:
     """A view of three dims, the last of which are joined, if BLAS takes that."""
     found = reshaped_view(array, (*array.shape[:2], math.prod(array.shape[2:])))
     return found if found is not None and blas_takes(found) else None
@@ -242,7 +242,7 @@ def _products(sums: Floats, order: Sequence[int], bound: _Bound) -> Floats | Non
     """Sums of dims (groups, filters, channels, taps) as a product's, if BLAS writes that view."""
     ordered = sums.transpose(order)
     if not bound.depth_first:
-        return _joined(ordered)
+        return _blas_view(ordered)
     *depth, filters = ordered.shape[1:]
     found = reshaped_view(ordered, (ordered.shape[0], math.prod(depth), filters))
     return found if found is not None and found.flags.c_contiguous else None

@@ -19,11 +19,11 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     channels_last,
     copying,
     even,
-    grouped,
     images_joined,
     inner,
     laid_out,
     multiplying,
+    split_groups,
 )
 from cudnn_actor.engines.cpu.fast.group_rows import GroupRows
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
@@ -75,7 +75,7 @@ class Forward:
         y = results["y"]
         if self._rows.takes(operands["x"], y):
             return self._rows.bind((operands["x"], operands["w"]), y, lanes)
-        x = grouped(operands["x"], self._geometry.groups)
+        x = split_groups(operands["x"], self._geometry.groups)
         filters = Filters(self._geometry, operands["w"], lanes[0])
         by_pixel = self._geometry.groups == 1 and (
             filters.taps_first or (math.prod(self._geometry.taps) == 1 and channels_last(operands["x"]))
@@ -92,19 +92,19 @@ class Forward:
 
             return [*steps, deal(grid, len(lanes), computing)]
         for box in grid:
-            steps += self._shared(bound, box, lanes)
+            steps += self._steps_sharing_columns(bound, box, lanes)
         return steps
 
-    def _shared(self, bound: _Bound, box: Box, lanes: Sequence[Scratch]) -> list[Step]:
+    def _steps_sharing_columns(self, bound: _Bound, box: Box, lanes: Sequence[Scratch]) -> list[Step]:
         """Steps for a box whose columns the lanes fill together, and share."""
         memories = [lane.fork() for lane in lanes]
         columns, filling = self._fill(bound, box, memories[0], [*memories[1:]])
         steps = [deal(filling, len(lanes), lambda calls, _: calls)] if any(filling) else []
 
-        def multiplied(part: slice, lane: int) -> list[Call]:
+        def multiply(part: slice, lane: int) -> list[Call]:
             return self._multiply(bound, (box[0], part, *box[2:]), columns, memories[lane].fork())
 
-        return [*steps, deal(self._parts, len(lanes), multiplied)]
+        return [*steps, deal(self._parts, len(lanes), multiply)]
 
     def _fill(
         self, bound: _Bound, box: Box, memory: Scratch, others: Sequence[Scratch] = ()

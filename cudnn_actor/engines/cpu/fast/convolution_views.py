@@ -29,7 +29,6 @@ __all__ = [
     "copying",
     "even",
     "filling",
-    "grouped",
     "images_joined",
     "inner",
     "is_channels_last",
@@ -37,6 +36,7 @@ __all__ = [
     "memory_order",
     "multiplying",
     "reshaped_view",
+    "split_groups",
 ]
 
 FEW_PIXELS = 192
@@ -158,7 +158,7 @@ def calls_of_taps(taps: int, make: Callable[[], Iterable[Call]]) -> list[Call]:
     return [*make()] if taps <= MOST_BOUND_TAPS else [made_when_run(make)]
 
 
-def grouped(array: Floats, groups: int) -> Floats:
+def split_groups(array: Floats, groups: int) -> Floats:
     """An array of dims N, C, spatial with the dims (N, groups, channels of a group, spatial)."""
     return array.reshape(array.shape[0], groups, array.shape[1] // groups, *array.shape[2:])
 

@@ -94,13 +94,13 @@ class DepthwiseForward(DepthwiseBlocks):
         return calls
 
     def _sums(self, x: Floats, taps: Floats, into: Floats, box: Box, memory: Scratch) -> list[Call]:
-        padded, calls = self._padded(x, box, memory)
+        padded, calls = self._pad(x, box, memory)
         pixels = taps.shape[-2]
         if pixels > 1 and not _run(padded, into.shape[1]):
             copy = self._take(memory, padded.shape)
             calls.append(copying(padded, copy))
             padded = copy
-        shifted = self._shifted(padded, into.shape)
+        shifted = self._view_by_tap(padded, into.shape)
         moved = channels_moved_last(into)
         w = taps[..., box[1]]
         joined = pixels > 1 and _run(padded, into.shape[1]) and _run(into, into.shape[1])

@@ -69,7 +69,7 @@ class DepthwiseBlocks:
         spatial = (self._geometry.reach((0, extent), axis) for axis, extent in enumerate(tile[2:]))
         return (*tile[:2], *(stop - start for start, stop in spatial))
 
-    def _padded(self, x: Floats, box: Box, memory: Scratch) -> tuple[Floats, list[Call]]:
+    def _pad(self, x: Floats, box: Box, memory: Scratch) -> tuple[Floats, list[Call]]:
         """The part of padded x that a box of y depends on, in channels-last order, and calls that fill it."""
         geometry = self._geometry
         reach = [geometry.reach(span, axis) for axis, span in enumerate(spans(box))]
@@ -84,7 +84,7 @@ class DepthwiseBlocks:
             calls.append(copying(source, inner(padded, (overlap.within for overlap in overlaps))))
         return padded, calls
 
-    def _shifted(self, padded: Floats, dims: Dims) -> Floats:
+    def _view_by_tap(self, padded: Floats, dims: Dims) -> Floats:
         """Padded x as seen by each tap: (images, taps, spatial dims of y, channels)."""
         conv = self._geometry.conv
         taps = (step * d for step, d in zip(padded.strides[2:], conv.dilation, strict=True))

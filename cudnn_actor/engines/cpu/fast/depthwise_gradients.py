@@ -123,7 +123,7 @@ class DepthwiseFilter(DepthwiseBlocks):
         memories = [lane.fork() for lane in lanes]
         totals: list[list[Floats]] = [[] for _ in self._pieces]
 
-        def summed(part: tuple[int, Span], lane: int) -> list[Call]:
+        def sum_part(part: tuple[int, Span], lane: int) -> list[Call]:
             number, (start, stop) = part
             channels, memory = self._pieces[number], memories[lane]
             total = memory.take((*self._geometry.taps, channels.stop - channels.start), self._dtype)
@@ -137,7 +137,7 @@ class DepthwiseFilter(DepthwiseBlocks):
             return [*(adding(first, total) for total in others), copying(first, target)]
 
         numbers = range(len(self._pieces))
-        sums = deal(product(numbers, pairwise(cuts)), len(lanes), summed)
+        sums = deal(product(numbers, pairwise(cuts)), len(lanes), sum_part)
         return [sums, deal(numbers, len(lanes), added_up)]
 
     def _sum(
@@ -149,14 +149,14 @@ class DepthwiseFilter(DepthwiseBlocks):
         for number, one in enumerate(grid):
             box = (one[0], slice(0, total.shape[-1]), *one[2:])
             below = memory.fork()
-            padded, calls = self._padded(x, box, below)
+            padded, calls = self._pad(x, box, below)
             yield from calls
             gradient = dy[box]
             if gradient.strides[1] != gradient.itemsize:
                 copy = self._take(below, gradient.shape)
                 yield copying(gradient, copy)
                 gradient = copy
-            shifted = self._shifted(padded, gradient.shape)
+            shifted = self._view_by_tap(padded, gradient.shape)
             into = summand if number else total
             yield accumulating((shifted, channels_moved_last(gradient), into), of_x, of_y, of_w)
             if number:

@@ -127,7 +127,7 @@ class DepthwiseRows(ShiftedRows):
                 taps = filters[:, part]
                 yield copying(phase.taps, taps.reshape(phase.taps.shape))
             copies = shifted[:, phase.number].reshape(columns, channels, -1)
-            yield from _multiplied(taps, copies.swapaxes(0, 1), products[part].swapaxes(0, 1))
+            yield from _product_calls(taps, copies.swapaxes(0, 1), products[part].swapaxes(0, 1))
             terms += (
                 self._met(product.reshape(channels, *spatial), row, sums.shape)
                 for product, row in zip(products[part], phase.rows, strict=True)
@@ -168,7 +168,7 @@ class _Phase(NamedTuple):
     rows: list[Dims]
 
 
-def _multiplied(a: Floats, b: Floats, y: Floats) -> Iterator[Call]:
+def _product_calls(a: Floats, b: Floats, y: Floats) -> Iterator[Call]:
     """Calls that compute y = a @ b, of few rows, in pieces of the columns."""
     pixels = even(y.shape[-1], max(_LEAST_PIXELS, _PRODUCTS // (a.shape[-1] * a.shape[-2])))
     for start in range(0, y.shape[-1], pixels):
