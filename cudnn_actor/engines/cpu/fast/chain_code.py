@@ -157,10 +157,10 @@ class ChainCode:
             return code(np.not_equal, value, 0, dtype=bool)
         if kind == "b":
             return code.convert(value, dtype.numpy)
-        return _saturated(code, value, dtype)
+        return _saturate(code, value, dtype)
 
 
-def _saturated(code: Code, value: Value, dtype: DType) -> Value:
+def _saturate(code: Code, value: Value, dtype: DType) -> Value:
     """Numbers as integers of a dtype: rounded to nearest even, the largest for what is larger, 0 for NaN."""
     least, largest = integer_range(dtype.numpy)
     if value.dtype.kind in "iu":

@@ -120,12 +120,12 @@ class _Backward:
             partial(np.multiply, inverse, inverse, spare),
             partial(np.multiply, along, spare, along),
         ]
-        centred = Fold(change=partial(_centred, x, mean))
+        centred = Fold(change=partial(_centred_product, x, mean))
         return [
             *self._folding.steps(Fold(), dy, total, rest, store),
             *self._folding.steps(centred, dy, scaled, rest, store),
             (in_turn(between),),
-            _applied((dy, x, dx), mean, (slope, along, across), rest),
+            _gradient_step((dy, x, dx), mean, (slope, along, across), rest),
         ]
 
     def _weights(self, results: Operands, scaled: Floats, total: Floats) -> list[Call]:
@@ -156,7 +156,7 @@ class _Backward:
         return [*calls, partial(np.copyto, slope, scale)]
 
 
-def _applied(
+def _gradient_step(
     arrays: tuple[Floats, Floats, Floats], mean: Floats, factors: tuple[Floats, Floats, Floats], lanes: Lanes
 ) -> Step:
     """A step that computes dx = dy * slope - ((x - mean) * along + across)."""
@@ -178,6 +178,6 @@ def _applied(
     return deal([*blocks_of_lines(arrays[2], ())], len(lanes), call)
 
 
-def _centred(x: Floats, mean: Floats, dy: Floats, into: Floats, select: Select) -> list[Call]:
+def _centred_product(x: Floats, mean: Floats, dy: Floats, into: Floats, select: Select) -> list[Call]:
     """Calls that multiply dy with x less its mean."""
     return [partial(np.subtract, select(x), select(mean), into), partial(np.multiply, into, dy, into)]

@@ -111,7 +111,7 @@ class _Compiler:
             pieces=tuple(self._pieces),
             bound=tuple(self._buffer(graph.tensor(uid)) for uid in graph.bound),
             places=tuple(self._place(one, offsets[one.uid]) for one in held.values()),
-            given=tuple(map(self._given, (*graph.scalars, *graph.constants))),
+            given=tuple(map(self._describe_given, (*graph.scalars, *graph.constants))),
             views=tuple(each for each in self._views.items() if self._is_read(each[1], held)),
             held_bytes=held_bytes,
             lane_bytes=lane_bytes,
@@ -177,7 +177,7 @@ class _Compiler:
         else:
             operands, results = (dict(operation.named(n)) for n in (operation.inputs, operation.outputs))
             units.append(computed(kernel, operands, results, self._lanes))
-            units += self._rounded(operation)
+            units += self._rounding_units(operation)
             step = StepKind.BLOCKS.named()
         for uid in operation.writes:
             if uid in self._apart:
@@ -222,7 +222,7 @@ class _Compiler:
                     return {uid: into}
         return {}
 
-    def _rounded(self, operation: Node) -> Iterator[Unit]:
+    def _rounding_units(self, operation: Node) -> Iterator[Unit]:
         """Units that round an operation's results as those that read them see them."""
         for uid in operation.writes:
             tensor = self._graph.tensor(uid)
@@ -300,7 +300,7 @@ class _Compiler:
         number = stored(tensor.uid) if tensor.uid in self._apart else tensor.uid
         return Buffer(number, tensor.dims, tensor.dtype)
 
-    def _given(self, uid: int) -> Given:
+    def _describe_given(self, uid: int) -> Given:
         tensor = self._graph.tensor(uid)
         number = self._graph.constants.get(uid)
         return Given(uid, tensor.dims, carried_number(tensor.dtype, number), number)

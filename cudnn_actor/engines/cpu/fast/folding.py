@@ -91,7 +91,7 @@ class Folding:
         def total(box: Box, pieces: Sequence[Box], lane: int) -> tuple[_Any, Call]:
             own = scratch[lane].fork()
             into = own.take(run.y[(*box, *whole)].shape, self.wide)
-            return into, run.reduced(box, pieces, into, own)
+            return into, run.reducing_call(box, pieces, into, own)
 
         if len(cut.segments) == 1:
 
@@ -107,14 +107,14 @@ class Folding:
             found, call = total(box, cut.segments[number], lane)
             return in_turn([call, partial(np.copyto, parts[number][(*box, *whole)], found)])
 
-        def joined(box: Box, lane: int) -> Call:
+        def join_segments(box: Box, lane: int) -> Call:
             into = run.y[(*box, *whole)]
             found = scratch[lane].fork().take(into.shape, self.wide)
             join = partial(fold.join.reduce, parts[:, *box, *whole], 0, out=found)
             return in_turn([join, partial(finish, found, into)])
 
         numbered = [*itertools.product(range(len(cut.segments)), cut.kept)]
-        return [deal(numbered, len(lanes), segment), deal(cut.kept, len(lanes), joined)]
+        return [deal(numbered, len(lanes), segment), deal(cut.kept, len(lanes), join_segments)]
 
     def _lines(self, run: int) -> int:
         """The most lines of a block, of which so many are neighbours."""
@@ -160,7 +160,7 @@ class _Run(NamedTuple):
     order: Dims
     wide: np.dtype[Any]
 
-    def reduced(self, box: Box, pieces: Sequence[Box], into: _Any, scratch: Scratch) -> Call:
+    def reducing_call(self, box: Box, pieces: Sequence[Box], into: _Any, scratch: Scratch) -> Call:
         """A call that reduces some pieces of some lines."""
         first, *others = pieces
         calls = [self._piece((*box, *first), len(box), into, scratch.fork())]
