@@ -16,9 +16,9 @@ from cudnn_actor.engines.cpu.fast.instructions import (
     Value,
     constant,
     convert,
-    simplified,
+    simplify,
 )
-from cudnn_actor.engines.cpu.fast.kernels import carried, carried_number
+from cudnn_actor.engines.cpu.fast.kernels import carried_number, carrier_dtype
 from cudnn_actor.engines.cpu.fast.rounding import rounded
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.protocol.operations import FUNCTIONS, GraphTensor, Pointwise, PointwiseMode
@@ -64,7 +64,7 @@ class ChainCode:
 
     def instructions(self) -> list[Instruction]:
         """The instructions of all operations that have been added, with as few calls as possible."""
-        return simplified(self._code.instructions, self.homes, self._overwritten)
+        return simplify(self._code.instructions, self.homes, self._overwritten)
 
     def add(self, node: Pointwise[Any]) -> bool:
         """Add an operation; False if there is no formula for it."""
@@ -80,7 +80,7 @@ class ChainCode:
         if node.result in self._stored:
             new = {instruction.output.base for instruction in self._code.instructions[begin:]}
             if value.base not in new or value.base in self.homes:
-                value = self._code(convert, value, dtype=carried(result.dtype))
+                value = self._code(convert, value, dtype=carrier_dtype(result.dtype))
             assert isinstance(value.base, Register)
             self.homes[value.base] = node.result
         elif isinstance(value.base, Outer) and value.base.key in self._overwritten:
@@ -94,7 +94,7 @@ class ChainCode:
         if key in self._constants:
             number = self._constants[key]
             return constant(number, carried_number(dtype, number))
-        return self._values.setdefault(key, Value(Outer(key), carried(dtype)))
+        return self._values.setdefault(key, Value(Outer(key), carrier_dtype(dtype)))
 
     def _of_floats(self, node: Pointwise[Any]) -> Value | None:
         """The value of an operation that is computed in floats; None if there is no formula for it."""
@@ -141,7 +141,7 @@ class ChainCode:
         if condition.dtype != bool:
             condition = self._code(np.not_equal, condition, 0, dtype=bool)
         a, b = choices
-        return self._code.chosen(condition, a, b, like=a)
+        return self._code.choose(condition, a, b, like=a)
 
     def _as_result(self, node: Pointwise[Any], value: Value, dtype: DType) -> Value | None:
         """A value rounded to the result's dtype; None if that would round it twice."""
@@ -151,7 +151,7 @@ class ChainCode:
         if dtype.is_floating:
             if dtype.is_half and value.dtype.itemsize >= (8 if kind == "f" else 4):
                 return None
-            value = code.convert(value, carried(dtype))
+            value = code.convert(value, carrier_dtype(dtype))
             return rounded(code, value, dtype) if dtype.is_half and kind != "b" else value
         if dtype is DType.BOOL:
             return code(np.not_equal, value, 0, dtype=bool)

@@ -93,7 +93,7 @@ def _relu(code: Code, x: Value, slope: float, lower: float, upper: float) -> Val
 
 def _leaky_relu(code: Code, x: Value, p: float) -> Value:
     scaled = code(np.multiply, x, p)
-    return _with_line_below(code, x, scaled, p) if p else code.chosen(_positive(code, x), x, scaled, like=x)
+    return _with_line_below(code, x, scaled, p) if p else code.choose(_positive(code, x), x, scaled, like=x)
 
 
 def _with_line_below(code: Code, x: Value, below: Value, slope: float) -> Value:
@@ -103,7 +103,7 @@ def _with_line_below(code: Code, x: Value, below: Value, slope: float) -> Value:
 
 def _prelu(code: Code, x: Value, slope: Value) -> Value:
     at_least_0 = code(np.greater_equal, x, 0.0, dtype=bool)  # -0.0 too: times an infinite slope it is NaN
-    return code.chosen(at_least_0, x, code(np.multiply, x, slope), like=x)
+    return code.choose(at_least_0, x, code(np.multiply, x, slope), like=x)
 
 
 def _positive(code: Code, x: Value) -> Value:
@@ -158,7 +158,7 @@ def _hard_sigmoid(code: Code, x: Value, p: float) -> Value:
 
 
 def _select(code: Code, condition: Value, a: Value, b: Value) -> Value:
-    return code.chosen(condition, a, b, like=a)
+    return code.choose(condition, a, b, like=a)
 
 
 _M = PointwiseMode

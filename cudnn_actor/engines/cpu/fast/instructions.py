@@ -1,7 +1,7 @@
 """Elementwise computations as straight-line code: each instruction is one NumPy call on a block.
 
 Formulas are written as calls of a `Code`, which notes them down. Values are never changed once they are
-computed, until `allocated` gives them registers: pieces of scratch memory that are used again and again.
+computed, until `allocate_registers` gives them registers: pieces of scratch memory that are used again and again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "Outer",
     "Register",
     "Value",
-    "allocated",
+    "allocate_registers",
     "constant",
     "convert",
 ]
@@ -103,7 +103,7 @@ class Code:
             self._converted[value, wanted] = self(convert, value, dtype=wanted)
         return self._converted[value, wanted]
 
-    def chosen(self, condition: Value, a: Value | float, b: Value | float, like: Value) -> Value:
+    def choose(self, condition: Value, a: Value | float, b: Value | float, like: Value) -> Value:
         """a where the condition, a bool, is true, else b, bit by bit; of the dtype of `like`."""
         dtype = like.dtype
         bits = np.dtype(f"i{dtype.itemsize}")
@@ -131,7 +131,7 @@ def convert(x: npt.NDArray[Any], *, out: npt.NDArray[Any]) -> None:
     np.copyto(out, x, casting="unsafe")
 
 
-def simplified(
+def simplify(
     instructions: Sequence[Instruction], stored: Container[Register], overwritten: Container[Hashable] = ()
 ) -> list[Instruction]:
     """The same with fewer calls.
@@ -188,7 +188,7 @@ def _is_sigmoid(computed: Mapping[object, Instruction], division: Instruction) -
     return power is not None and power.function is np.exp
 
 
-def allocated(
+def allocate_registers(
     instructions: Sequence[Instruction], homes: Mapping[Register, Hashable]
 ) -> tuple[dict[Register, int], int]:
     """Which register file slot each value has, and how many slots there are.

@@ -25,9 +25,9 @@ from cudnn_actor.engines.cpu.fast.instructions import (
     Outer,
     Register,
     Value,
-    allocated,
+    allocate_registers,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carried, deal, lanes_worth
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carrier_dtype, deal, lanes_worth
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Pointwise, PointwiseMode, Specs
 from cudnn_actor.protocol.types.dtypes import DType
@@ -104,7 +104,7 @@ def chain(
     if not all(map(code.add, nodes)):
         return None
     instructions = code.instructions()
-    slots, count = allocated(instructions, code.homes)
+    slots, count = allocate_registers(instructions, code.homes)
     return Chain(dims, tuple(instructions), slots, count, code.homes, _rows(dims, instructions, tensors))
 
 
@@ -117,7 +117,7 @@ def _rows(
     bases = dict.fromkeys(value.base for one in instructions for value in one.inputs)
     read = {base.key: tensors[base.key] for base in bases if isinstance(base, Outer)}
     rows = [key for key, tensor in read.items() if tensor.dims != dims and math.prod(tensor.dims) > 1]
-    return {key: carried(read[key].dtype).itemsize for key in rows[:_MOST_ROWS]}
+    return {key: carrier_dtype(read[key].dtype).itemsize for key in rows[:_MOST_ROWS]}
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Chain:
         )
         views = dict(zip(whole, merged_views, strict=True))
         cuts = [*pieces(dims, self._block_elements)]
-        rows = self._repeated(views, cuts) if len(cuts) >= _ENOUGH_BLOCKS * len(lanes) else {}
+        rows = self._repeated_rows(views, cuts) if len(cuts) >= _ENOUGH_BLOCKS * len(lanes) else {}
         if len(self.instructions) == 1 and not rows:
             cuts = [*pieces(dims, self._long_block_elements)]
         arguments, code = self._code()
@@ -199,7 +199,7 @@ class Chain:
             lane, calls = memory[number], []
             block = scalars | {key: view[cut] for key, view in views.items()}
             for key, repeated in rows.items():
-                full, filling = lane.filled(key, repeated)
+                full, filling = lane.fill_rows(key, repeated)
                 calls += filling
                 block[key] = full[: len(block[key])]
             arrays_of = [each.array(block, block[first].shape, lane) for each in arguments]
@@ -209,7 +209,7 @@ class Chain:
 
         return [deal(cuts, len(lanes), computing)]
 
-    def _repeated(self, views: Mapping[Any, Array], cuts: Sequence[Any]) -> dict[Any, Array]:
+    def _repeated_rows(self, views: Mapping[Any, Array], cuts: Sequence[Any]) -> dict[Any, Array]:
         """The operands of which all blocks repeat the same row; of each, the part of the largest block."""
         largest = {key: views[key][cuts[0]] for key in self.rows}
         return {key: part for key, part in largest.items() if part.ndim > 1 and _is_row(views[key])}
@@ -264,7 +264,7 @@ class _Registers:
             self._known[slot, dims] = self._memory[slot.number][:nbytes].view(slot.dtype).reshape(dims)
         return self._known[slot, dims]
 
-    def filled(self, key: Any, rows: Array) -> tuple[Array, list[Call]]:
+    def fill_rows(self, key: Any, rows: Array) -> tuple[Array, list[Call]]:
         """An array full of repeated rows, and the calls that fill it, unless they have been given before."""
         if key in self._rows:
             return self._rows[key], []
