@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Kernel, carried, of_calls
+from cudnn_actor.engines.cpu.fast.kernels import Kernel, carrier_dtype, of_calls
 from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import TensorSpec
 
 from ...gpu.operations.cases import OperationCase, arrays, error_over_bound, truth
 
-__all__ = ["array_of", "calls_of", "carried", "error", "peak_of_second", "run", "run_kernel", "stored"]
+__all__ = ["array_of", "calls_of", "carrier_dtype", "error", "peak_of_second", "run", "run_kernel", "stored"]
 
 Arrays = dict[Any, np.ndarray]
 _RUNS = 2
@@ -24,7 +24,7 @@ _RUNS = 2
 
 def array_of(spec: TensorSpec, values: np.ndarray | None = None) -> np.ndarray:
     """An array with a spec's strides; of values, or full of 0xA5."""
-    dtype = carried(spec.dtype)
+    dtype = carrier_dtype(spec.dtype)
     span = 1 + sum((dim - 1) * stride for dim, stride in zip(spec.dims, spec.strides, strict=True))
     memory = np.frombuffer(
         bytearray(b"\xa5" * (span * dtype.itemsize if spec.size else dtype.itemsize)), dtype
@@ -103,7 +103,7 @@ def error(case: OperationCase, make: Any, lanes: Sequence[int] = (1,)) -> float 
     if make(case.operation, case.specs) is None:
         return None
     values = arrays(case)
-    given = {name: array.astype(carried(case.specs[name].dtype)) for name, array in values.items()}
+    given = {name: array.astype(carrier_dtype(case.specs[name].dtype)) for name, array in values.items()}
     specs = {**case.specs, **case.outputs}
     first, *others = (run_kernel(make, case.operation, specs, given, number) for number in lanes)
     found = {name: stored(spec, first[name]) for name, spec in case.outputs.items()}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.fast.compiler import compile_fast
-from cudnn_actor.engines.cpu.fast.kernels import carried
+from cudnn_actor.engines.cpu.fast.kernels import carrier_dtype
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
@@ -53,7 +53,7 @@ def most_bytes(graph: OperationGraph) -> int:
     operation = graph.operations[0]
     if not isinstance(operation, CONVOLUTIONS) or operation.conv.groups == 1:
         return MOST_BYTES
-    widest = max(carried(graph.tensor(uid).dtype).itemsize for uid in graph.bound)
+    widest = max(carrier_dtype(graph.tensor(uid).dtype).itemsize for uid in graph.bound)
     return MOST_BYTES + EINSUM_ELEMENTS * widest
 
 

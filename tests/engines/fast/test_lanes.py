@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cudnn_actor.engines.base import no_progress
-from cudnn_actor.engines.cpu.fast.kernels import dealt
+from cudnn_actor.engines.cpu.fast.kernels import step_by_lane
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 
 from ...patience import PATIENCE_S
@@ -45,7 +45,7 @@ def test_a_step_begins_when_all_calls_of_the_one_before_are_done(lanes: Lanes) -
 def test_a_lane_makes_its_calls_in_order_and_says_so(lanes: Lanes) -> None:
     made: list[int] = []
     heard: list[int] = []
-    step = dealt([[lambda number=number: made.append(number) for number in range(5)], []])  # type: ignore[misc]
+    step = step_by_lane([[lambda number=number: made.append(number) for number in range(5)], []])  # type: ignore[misc]
     assert len(step) == 1
     lanes.run(step, lambda: heard.append(len(made)))
     assert (made, heard) == ([0, 1, 2, 3, 4], [1, 2, 3, 4, 5])

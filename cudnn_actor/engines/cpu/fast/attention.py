@@ -11,7 +11,7 @@ from cudnn_actor.engines.cpu.fast.attention_rows import Rows
 from cudnn_actor.engines.cpu.fast.attention_scores import Scores
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Box, boxes_of_elements
-from cudnn_actor.engines.cpu.fast.matrices import of_samples, taken
+from cudnn_actor.engines.cpu.fast.matrices import blas_operand, of_samples
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import Attention, Node
 from cudnn_actor.protocol.operations.base import Specs
@@ -39,7 +39,7 @@ class _Attention:
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         heads, steps = self.heads, list[Step]()
-        k, v = (taken(operands[name], steps, lanes)[:, :, None] for name in ("k", "v"))
+        k, v = (blas_operand(operands[name], steps, lanes)[:, :, None] for name in ("k", "v"))
         own = {name: heads.by_group(array) for name, array in {"q": operands["q"], **results}.items()}
         own |= heads.operands_by_row(operands, lanes[0])
         memories = [lane.fork() for lane in lanes]

@@ -21,7 +21,7 @@ from cudnn_actor.engines.cpu.fast.attention_heads import Heads
 from cudnn_actor.engines.cpu.fast.attention_scores import Block, Scores
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes_of_elements
-from cudnn_actor.engines.cpu.fast.matrices import taken
+from cudnn_actor.engines.cpu.fast.matrices import blas_operand
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import AttentionBackward, Node
 from cudnn_actor.protocol.operations.base import Specs
@@ -55,7 +55,7 @@ class _Backward:
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         steps: list[Step] = []
-        k, v = (taken(operands[name], steps, lanes) for name in ("k", "v"))
+        k, v = (blas_operand(operands[name], steps, lanes) for name in ("k", "v"))
         heads = self.heads
         own = {name: heads.by_group(operands[name]) for name in ("q", "dy", "y", "statistics")}
         own |= heads.operands_by_row(operands, lanes[0]) | {"dq": heads.by_group(results["dq"])}

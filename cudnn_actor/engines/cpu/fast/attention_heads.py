@@ -10,7 +10,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.attention_dropout import Drawing, drawing_bytes, weight_numbers
 from cudnn_actor.engines.cpu.fast.attention_scores import Masks, Visibility
-from cudnn_actor.engines.cpu.fast.kernels import Operands, carried
+from cudnn_actor.engines.cpu.fast.kernels import Operands, carrier_dtype
 from cudnn_actor.engines.cpu.fast.lines import Floats, boxes_of_elements
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 from cudnn_actor.protocol.operations import Attention, AttentionBackward
@@ -43,7 +43,7 @@ class Heads:
         """The heads of an operation; None without elements."""
         if any(not spec.size for spec in specs.values()):
             return None
-        dtype = carried(specs["q"].dtype)
+        dtype = carrier_dtype(specs["q"].dtype)
         return Heads(node, specs["q"].dims, specs["v"].dims, dtype)
 
     @property

@@ -26,7 +26,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     Call,
     Operands,
     Step,
-    carried,
+    carrier_dtype,
     deal,
     lanes_worth,
 )
@@ -192,7 +192,7 @@ class ByDefinition:
         images: dict[str, Images] = {}
         values: dict[str, Any] = {}
         for name, region in part.inputs.items():
-            dims, dtype = self._cut(name, region), carried(self.specs[name].dtype)
+            dims, dtype = self._cut(name, region), carrier_dtype(self.specs[name].dtype)
             if name in self._indexed_operands:
                 images[name] = values[name] = Images(recording, name, dims, dtype, channels_last)
                 continue
@@ -331,7 +331,7 @@ def _round_result(recording: Recording, result: Any, dtype: DType) -> Recorded:
     """Values rounded to a dtype, of that dtype; those of float32 as they are for a dtype carried in it."""
     if not isinstance(result, Recorded):
         raise NotRecordable("a result that does not depend on operands")
-    if result.dtype == np.float32 and carried(dtype) == np.float32:
+    if result.dtype == np.float32 and carrier_dtype(dtype) == np.float32:
         return result
     into = recording.new(result.shape, dtype.numpy)
     round_into(result, dtype, into)

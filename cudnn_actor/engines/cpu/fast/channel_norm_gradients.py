@@ -18,7 +18,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.channel_norms import parted_dims
 from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select, store
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal, in_turn
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carrier_dtype, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, blocks_of_lines, most_lines
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import (
@@ -48,7 +48,7 @@ def channel_sums(node: Node, specs: Specs) -> Kernel | None:
     x = specs["x"]
     if not x.size:
         return None
-    dtype = carried(x.dtype)
+    dtype = carrier_dtype(x.dtype)
     return _Sums(Folding(x.dims, (0, *range(2, x.rank)), dtype))
 
 

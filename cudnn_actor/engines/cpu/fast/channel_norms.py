@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal, in_turn
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carrier_dtype, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, blocks_of_lines, most_lines
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import (
@@ -45,7 +45,7 @@ def parted_dims(node: ChannelNorm[int], specs: Specs) -> tuple[Dims, np.dtype[An
     x = specs["x"]
     groups = node.groups_of(x.dims[1])
     dims = (x.dims[0], groups, x.dims[1] // groups, *x.dims[2:])
-    return dims, carried(x.dtype)
+    return dims, carrier_dtype(x.dtype)
 
 
 class _Factor(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.fast.kernel_table import kernel_of
-from cudnn_actor.engines.cpu.fast.kernels import carried, carried_number
+from cudnn_actor.engines.cpu.fast.kernels import carried_number, carrier_dtype
 from cudnn_actor.engines.cpu.fast.open_chain import OpenChain
 from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Given, Piece, Place, View
 from cudnn_actor.engines.cpu.fast.pointwise import Chain, rounding
@@ -128,7 +128,7 @@ class _Compiler:
         """
         graph = self._graph
         for uid in graph.bound:
-            if carried(graph.tensor(uid).dtype) != graph.tensor(uid).dtype.numpy:
+            if carrier_dtype(graph.tensor(uid).dtype) != graph.tensor(uid).dtype.numpy:
                 yield uid
         for operation in graph.operations:
             written = set(graph.bound).intersection(operation.writes)
@@ -189,7 +189,7 @@ class _Compiler:
         chain, self._chain = self._chain, OpenChain(self._graph, self._readers)
         if not chain.numbers:
             return
-        kept = chain.kept()
+        kept = chain.stored_results()
         for uid in kept:
             self._make(uid)
         overwritten = self._write_ahead(chain, kept)
@@ -226,7 +226,7 @@ class _Compiler:
         """Units that round an operation's results as those that read them see them."""
         for uid in operation.writes:
             tensor = self._graph.tensor(uid)
-            if self._readers[uid] and carried(tensor.dtype) != tensor.dtype.numpy:
+            if self._readers[uid] and carrier_dtype(tensor.dtype) != tensor.dtype.numpy:
                 yield computed(rounding(tensor), {"x": uid}, {"y": uid}, self._lanes)
 
     def _load(self, uid: int) -> None:
@@ -279,11 +279,11 @@ class _Compiler:
 
     def _nbytes(self, uid: int) -> int:
         tensor = self._held[uid]
-        return footprint((max(1, math.prod(tensor.dims)),), itemsize=carried(tensor.dtype).itemsize)
+        return footprint((max(1, math.prod(tensor.dims)),), itemsize=carrier_dtype(tensor.dtype).itemsize)
 
     def _place(self, held: Held, offset: int) -> Place:
         tensor = self._held[held.uid]
-        dtype = carried(tensor.dtype)
+        dtype = carrier_dtype(tensor.dtype)
         return Place(
             number=held.uid,
             offset=offset,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Kernel, Operands, Step, carried
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Kernel, Operands, Step, carrier_dtype
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import CTCLoss, Node
 from cudnn_actor.protocol.operations.base import Specs
@@ -49,7 +49,7 @@ def ctc_loss(node: Node, specs: Specs) -> Kernel | None:
     return _CTCLoss(
         dims=log_probs.dims,
         labels=targets.dims[1],
-        dtype=carried(log_probs.dtype),
+        dtype=carrier_dtype(log_probs.dtype),
         blank=node.blank,
         zero_infinity=node.zero_infinity,
         with_slopes="dlog_probs" in specs,

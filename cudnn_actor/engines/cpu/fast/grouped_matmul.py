@@ -10,7 +10,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes_of_elements
-from cudnn_actor.engines.cpu.fast.matrices import result_for_blas, taken
+from cudnn_actor.engines.cpu.fast.matrices import blas_operand, result_for_blas
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import GroupedMatMul, GroupedMatMulBackwardWeights, Node
 from cudnn_actor.protocol.operations.base import Specs
@@ -50,7 +50,7 @@ class _Grouped:
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         steps: list[Step] = []
-        tokens, other = (taken(operands[name], steps, lanes) for name in ("tokens", self.other))
+        tokens, other = (blas_operand(operands[name], steps, lanes) for name in ("tokens", self.other))
         offsets, result = operands["offsets"], results[self.result]
         into, copies = result_for_blas(result, lanes)
         bounds: list[int] = []

@@ -18,11 +18,11 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
     Step,
-    carried,
+    carrier_dtype,
     deal,
-    dealt,
     in_turn,
     lanes_worth,
+    step_by_lane,
 )
 from cudnn_actor.engines.cpu.fast.places import GatheredByPlaces
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -71,14 +71,14 @@ class Gathered:
     @property
     def _own(self) -> int:
         """0 for very many indices."""
-        return _bounded(2 * footprint((self.samples * self.places,)))
+        return _scratch_bytes(2 * footprint((self.samples * self.places,)))
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, given, y = operands["x"], operands["indices"], results["y"]
-        turned = self._turned(x, y)
+        turned = self._in_c_order(x, y)
         if turned is not None:
             kernel, x, y = turned
             return kernel.bind({**operands, "x": x}, {"y": y}, lanes)
@@ -86,16 +86,16 @@ class Gathered:
         if not packed or self.samples > _MOST_SAMPLES or not self._own:
             return self.by_places.bind(operands, results, lanes)
         indices, below = (lanes[0].take(given.shape, np.int64) for _ in range(2))
-        wrapped = _wrapped(given, self.size, indices, below)
+        wrapped = _wrap_indices(given, self.size, indices, below)
         lanes = lanes_worth(lanes, COPY_NS * y.size)
         of_x = x.reshape(self.samples, self.outer, self.size, self.inner)
         of_y = y.reshape(self.samples, self.outer, self.places, self.inner)
         blocks = self._blocks(of_x, indices.reshape(self.samples, self.places), of_y)
         if len(lanes) == 1:
-            return [dealt([[*wrapped, *blocks]])]
-        return [dealt([wrapped]), deal(blocks, len(lanes), lambda call, _: call)]
+            return [step_by_lane([[*wrapped, *blocks]])]
+        return [step_by_lane([wrapped]), deal(blocks, len(lanes), lambda call, _: call)]
 
-    def _turned(self, x: Array, y: Array) -> tuple[Gathered, Array, Array] | None:
+    def _in_c_order(self, x: Array, y: Array) -> tuple[Gathered, Array, Array] | None:
         """The same of x and y in C order, if they are in one other order, as where channels are last."""
         if x.flags.c_contiguous or x.ndim != y.ndim or self.samples != 1:
             return None
@@ -124,15 +124,15 @@ class Gathered:
 
 def _by_places(node: Gathering[Any], specs: Specs) -> GatheredByPlaces:
     x = specs["x"]
-    return GatheredByPlaces(node, x.dims, specs["indices"].dims, carried(x.dtype).itemsize)
+    return GatheredByPlaces(node, x.dims, specs["indices"].dims, carrier_dtype(x.dtype).itemsize)
 
 
-def _bounded(nbytes: int) -> int:
+def _scratch_bytes(nbytes: int) -> int:
     """Bytes of scratch; 0 for more than a lane has."""
     return nbytes if nbytes <= MOST_SCRATCH else 0
 
 
-def _wrapped(given: Array, size: int, indices: Array, spare: Array) -> list[Call]:
+def _wrap_indices(given: Array, size: int, indices: Array, spare: Array) -> list[Call]:
     """Calls that copy indices to int64, those below 0 counted from the end of so many elements."""
     return [
         partial(np.copyto, indices, given),
@@ -145,7 +145,7 @@ def _wrapped(given: Array, size: int, indices: Array, spare: Array) -> list[Call
 def _offsets(given: Array, size: int, stride: int, steps: Array, spare: Array) -> list[Call]:
     """Calls that turn indices into distances in memory; those out of range are the nearest in range."""
     return [
-        *_wrapped(given, size, steps, spare),
+        *_wrap_indices(given, size, steps, spare),
         partial(np.ndarray.clip, steps, 0, size - 1, out=steps),
         partial(np.multiply, steps, np.array(stride), steps),
     ]
@@ -178,7 +178,7 @@ class GatheredElements:
     @property
     def _own(self) -> int:
         """0 for very many indices."""
-        return _bounded(2 * footprint((self._rows, *self.indices[1:])))
+        return _scratch_bytes(2 * footprint((self._rows, *self.indices[1:])))
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]

@@ -20,15 +20,15 @@ __all__ = [
     "Kernel",
     "Operands",
     "Step",
-    "carried",
     "carried_number",
+    "carrier_dtype",
     "deal",
-    "dealt",
     "in_turn",
     "lanes_worth",
     "made_when_run",
     "most_calls",
     "of_calls",
+    "step_by_lane",
 ]
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def lanes_worth(lanes: Sequence[Scratch], ns: float) -> Sequence[Scratch]:
     return lanes if ns > BRIEF_NS else lanes[:1]
 
 
-def carried(dtype: DType) -> np.dtype[Any]:
+def carrier_dtype(dtype: DType) -> np.dtype[Any]:
     """The dtype of the arrays that kernels read and write for tensors of a dtype."""
     return np.dtype(np.float32) if dtype.is_half else dtype.numpy
 
@@ -81,10 +81,10 @@ def carried(dtype: DType) -> np.dtype[Any]:
 def carried_number(dtype: DType, number: float | None) -> np.dtype[Any]:
     """The dtype of a constant's array: int64 if the constant's own dtype does not hold the number.
 
-    So 300 of uint8 is not cut off. Else the dtype is `carried`.
+    So 300 of uint8 is not cut off. Else the dtype is `carrier_dtype`.
     """
     wide = number is not None and not dtype.is_floating and not dtype.holds(number)
-    return np.dtype(np.int64) if wide else carried(dtype)
+    return np.dtype(np.int64) if wide else carrier_dtype(dtype)
 
 
 class Kernel(Protocol):
@@ -115,7 +115,7 @@ class Calls:
             call()
 
 
-def dealt(blocks: Sequence[Sequence[Call]]) -> Step:
+def step_by_lane(blocks: Sequence[Sequence[Call]]) -> Step:
     """A step in which each lane makes its own calls, one after the other. Those without any are left out."""
     return tuple(calls[0] if len(calls) == 1 else Calls(calls) for calls in blocks if calls)
 
@@ -154,4 +154,4 @@ def deal(
     for number, block in enumerate(blocks):
         bound = bind(block, number % count)
         calls[number % count] += (bound,) if callable(bound) else bound
-    return dealt(calls)
+    return step_by_lane(calls)

@@ -48,7 +48,7 @@ class FastLaunch(RunAnywhere):
         run: Callable[[Sequence[np.ndarray]], None],
     ) -> None:
         self._buffers, self._run = buffers, run
-        self._in_place = InPlace(buffers, [buffers[place] for place in plan.written], _like(buffers))
+        self._in_place = InPlace(buffers, [buffers[place] for place in plan.places_written], _like(buffers))
         self._bound: LeastRecent[_Places, tuple[np.ndarray, ...]] = LeastRecent(most=AT_A_TIME, nbytes=0)
         self._noted = [deque[_Places](maxlen=AT_A_TIME) for _ in range(_WAYS)]
         """Where the arrays of the last runs lay that were not in place in each way.

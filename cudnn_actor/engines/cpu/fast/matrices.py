@@ -17,12 +17,12 @@ from cudnn_actor.engines.cpu.scratch import Scratch
 
 __all__ = [
     "as_blas_takes_it",
+    "blas_operand",
     "blas_takes",
     "copy_step",
     "of_samples",
     "product_steps",
     "result_for_blas",
-    "taken",
 ]
 
 _LEAST_WORK = 1 << 19
@@ -55,12 +55,12 @@ def product_steps(a: Floats, b: Floats, y: Floats, lanes: Sequence[Scratch]) -> 
     is kept.
     """
     steps: list[Step] = []
-    a, b = (taken(each, steps, lanes) for each in (a, b))
+    a, b = (blas_operand(each, steps, lanes) for each in (a, b))
     into, copies = result_for_blas(y, lanes)
     product = _of_one_matrix(_Block(a, b, into))
     depths = _depths(product)
     if len(depths) > 1:
-        steps += _summed(product, depths, lanes)
+        steps += _sum_products(product, depths, lanes)
     else:
         steps.append(deal(_blocks(*product), len(lanes), _product))
     return [*steps, *copies]
@@ -108,7 +108,7 @@ def copy_step(source: npt.NDArray[np.generic], target: npt.NDArray[np.generic], 
     return deal([*boxes_of_elements(source.shape, _COPIED)], lanes, call)
 
 
-def taken(array: Floats, steps: list[Step], lanes: Sequence[Scratch]) -> Floats:
+def blas_operand(array: Floats, steps: list[Step], lanes: Sequence[Scratch]) -> Floats:
     """Matrices that BLAS takes: these, or a copy, which a step that is appended makes in each run."""
     found = as_blas_takes_it(array)
     if found is None:
@@ -163,7 +163,7 @@ def _depths(product: _Block) -> list[slice]:
     return _cuts(depth, _power(min(count, depth // least, _MOST_SUMS // (rows * columns))))
 
 
-def _summed(product: _Block, depths: list[slice], lanes: Sequence[Scratch]) -> list[Step]:
+def _sum_products(product: _Block, depths: list[slice], lanes: Sequence[Scratch]) -> list[Step]:
     """Steps that compute a product as a sum of products."""
     a, b, y = (each.reshape(each.shape[-2:]) for each in product)
     sums = lanes[0].keep((len(depths), *y.shape), y.dtype)

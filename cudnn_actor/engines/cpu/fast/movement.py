@@ -23,7 +23,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
     Step,
-    carried,
+    carrier_dtype,
     deal,
     in_turn,
     lanes_worth,
@@ -124,12 +124,12 @@ def transpose(node: Node, specs: Specs) -> Copies:
 def slice_(node: Node, specs: Specs) -> Copies:
     """The kernel for `Slice`."""
     assert isinstance(node, Slice)
-    part = tuple(map(_spaced, node.starts, node.steps, node.sizes))
+    part = tuple(map(_spaced_slice, node.starts, node.steps, node.sizes))
     del specs
     return Copies(lambda operands, results: [[(operands["x"][part], results["y"])]])
 
 
-def _spaced(start: int, step: int, size: int) -> slice:
+def _spaced_slice(start: int, step: int, size: int) -> slice:
     stop = start + size * step
     return slice(start, stop if stop >= 0 else None, step)
 
@@ -147,7 +147,7 @@ def pad(node: Node, specs: Specs) -> Copies:
     """The kernel for `Pad`."""
     assert isinstance(node, Pad)
     dtype = specs["y"].dtype.numpy
-    number = np.array(node.value).astype(dtype).astype(carried(specs["y"].dtype))
+    number = np.array(node.value).astype(dtype).astype(carrier_dtype(specs["y"].dtype))
     order = tuple(slice(None, None, -1 if step < 0 else 1) for step in node.steps)
     gaps = any(abs(step) > 1 for step in node.steps)
 
@@ -212,9 +212,11 @@ def _borders(mode: PadMode, start: int, end: int, total: int) -> Iterator[list[t
         before, after = (min(size - apart, wanted) for wanted in (start, total - end))
         mirrored = []
         if before:
-            mirrored.append((_spaced(start + apart + before - 1, -1, before), slice(start - before, start)))
+            mirrored.append(
+                (_spaced_slice(start + apart + before - 1, -1, before), slice(start - before, start))
+            )
         if after:
-            mirrored.append((_spaced(end - 1 - apart, -1, after), slice(end, end + after)))
+            mirrored.append((_spaced_slice(end - 1 - apart, -1, after), slice(end, end + after)))
         if mirrored:
             yield mirrored
         start, end = start - before, end + after
@@ -252,8 +254,8 @@ def reshape(node: Node, specs: Specs) -> Reshaped:
     """The kernel for `Reshape`."""
     assert isinstance(node, Reshape)
     x, y = specs["x"], specs["y"]
-    packed = _seen_as(y.dims, y.strides, x.dims) is not None
-    itemsize = carried(x.dtype).itemsize
+    packed = _strides_with_dims(y.dims, y.strides, x.dims) is not None
+    itemsize = carrier_dtype(x.dtype).itemsize
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(x.dims, y.dims, strict=False))
     outer = tuple(size for size, _ in same)
     inner = itemsize * math.prod(x.dims[len(outer) :])
@@ -294,12 +296,12 @@ class Reshaped:
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, y = operands["x"], results["y"]
-        if (found := _reshaped(y, x.shape)) is not None:
+        if (found := _reshaped_view(y, x.shape)) is not None:
             return [copied_blocks([(x, found)], lanes)]
-        if (found := _reshaped(x, y.shape)) is not None:
+        if (found := _reshaped_view(x, y.shape)) is not None:
             return [copied_blocks([(found, y)], lanes)]
         if self.between and not self.footprint(len(lanes)):
-            return [(partial(_copied, x, y),)]
+            return [(partial(_copy_reshaped, x, y),)]
         if self.between <= MOST_SCRATCH:
             packed = lanes[0].take(x.shape, x.dtype)
             pairs = ((x, packed), (packed.reshape(y.shape), y))
@@ -314,17 +316,17 @@ class Reshaped:
         return [deal(boxes_of_elements(self.outer, self.most), len(lanes), call)]
 
 
-def _copied(x: Array, y: Array) -> None:
+def _copy_reshaped(x: Array, y: Array) -> None:
     np.copyto(y, x.reshape(y.shape))
 
 
-def _reshaped(array: Array, dims: tuple[int, ...]) -> Array | None:
+def _reshaped_view(array: Array, dims: tuple[int, ...]) -> Array | None:
     """An array with other dims; None if that needs a copy."""
-    strides = _seen_as(array.shape, array.strides, dims)
+    strides = _strides_with_dims(array.shape, array.strides, dims)
     return None if strides is None else as_strided(array, dims, strides, writeable=array.flags.writeable)
 
 
-def _seen_as(
+def _strides_with_dims(
     dims: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]
 ) -> tuple[int, ...] | None:
     placed = Reshape(x=0, y=1, dims=wanted).view(dims, strides)

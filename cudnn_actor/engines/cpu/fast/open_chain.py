@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from cudnn_actor.engines.cpu.fast.kernels import carried
+from cudnn_actor.engines.cpu.fast.kernels import carrier_dtype
 from cudnn_actor.engines.cpu.fast.pointwise import chain
 from cudnn_actor.engines.cpu.fast.units import Unit, computed
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -59,7 +59,7 @@ class OpenChain:
             and len(self.numbers) < _LONGEST
         )
 
-    def kept(self) -> list[int]:
+    def stored_results(self) -> list[int]:
         """The results that are written to memory, in order."""
         own = set(self.numbers)
         kept = [
@@ -83,7 +83,7 @@ class OpenChain:
             and tensor.role is TensorRole.VIRTUAL
             and result.overwrites is None
             and tensor.dims == result.dims
-            and carried(tensor.dtype) == carried(result.dtype)
+            and carrier_dtype(tensor.dtype) == carrier_dtype(result.dtype)
         )
 
     def unit(self, kept: Sequence[int], overwritten: Mapping[int, int], lanes: int) -> Unit:

@@ -53,7 +53,7 @@ class NamedPlaces:
     offset: int = 0
 
     @functools.cached_property
-    def _recorded(self) -> tuple[Recording, Recorded, tuple[Any, ...]]:
+    def _recording_of_places(self) -> tuple[Recording, Recorded, tuple[Any, ...]]:
         recording = Recording()
         given = recording.new(self.indices, np.int64)
         places = self.node.places(self.x, self.indices)
@@ -86,11 +86,11 @@ class NamedPlaces:
     @property
     def nbytes(self) -> int:
         """Bytes of scratch."""
-        return self._recorded[0].nbytes
+        return self._recording_of_places[0].nbytes
 
-    def bound(self, memory: Scratch) -> BoundPlaces:
-        """The same in this memory."""
-        recording, given, at = self._recorded
+    def bind(self, memory: Scratch) -> BoundPlaces:
+        """What names these places, in this memory."""
+        recording, given, at = self._recording_of_places
         calls, array = recording.on(memory.take((recording.nbytes,), np.uint8), {})
         found = tuple(array(one) if isinstance(one, Recorded) else one for one in at)
         return BoundPlaces(calls, array(given), found)
@@ -156,7 +156,7 @@ class GatheredByPlaces:
             key = part.shape, of_indices.shape, lane
             if key not in bound:
                 places = NamedPlaces(self.node, part.shape, of_indices.shape, strides, offset)
-                bound[key] = places.bound(lanes[lane].fork())
+                bound[key] = places.bind(lanes[lane].fork())
             own = bound[key]
             every: Any = (*box, ...)  # an array also where it has no dims
             into: Array = y[every]

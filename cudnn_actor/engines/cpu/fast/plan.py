@@ -132,7 +132,7 @@ class FastPlan:
         return len(self.bound)
 
     @property
-    def written(self) -> frozenset[int]:
+    def places_written(self) -> frozenset[int]:
         """The places of the buffers that a run writes."""
         numbers = {number for piece in self.pieces for unit in piece.units for number in unit.writes}
         return frozenset(place for place, buffer in enumerate(self.bound) if buffer.number in numbers)
@@ -168,7 +168,7 @@ class FastPlan:
                     value[...] = given.value
             arrays[given.number] = np.broadcast_to(value, given.dims)
         for _, view in self.views:
-            arrays[view.number] = _seen(view, arrays[view.of])
+            arrays[view.number] = _array_of_view(view, arrays[view.of])
         lanes = [
             Scratch(workspace, self.held_bytes + number * self.lane_bytes) for number in range(self.lanes)
         ]
@@ -207,7 +207,7 @@ def _steps(piece: Piece, arrays: Arrays, lanes: Sequence[Scratch]) -> tuple[Step
     )
 
 
-def _seen(view: View, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _array_of_view(view: View, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The part of an array that a movement shows. The compiler has made sure that it is possible."""
     itemsize = array.itemsize
     placed = view.movement.view(array.shape, tuple(stride // itemsize for stride in array.strides))

@@ -27,7 +27,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     Kernel,
     Operands,
     Step,
-    carried,
+    carrier_dtype,
     deal,
     in_turn,
     lanes_worth,
@@ -69,7 +69,7 @@ def max_pool(node: Node, specs: Specs) -> Kernel | None:
     x, y = specs["x"], specs["y"]
     if "index" in specs or 0 in x.dims or 0 in y.dims:
         return None
-    dtype = carried(x.dtype)
+    dtype = carrier_dtype(x.dtype)
     axes = window_axes(node.window, x.dims, y.dims)
     return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.maximum, least_of(dtype), None))
 
@@ -80,7 +80,7 @@ def avg_pool(node: Node, specs: Specs) -> Kernel | None:
     x, y = specs["x"], specs["y"]
     if 0 in x.dims or 0 in y.dims:
         return None
-    dtype = carried(x.dtype)
+    dtype = carrier_dtype(x.dtype)
     axes = window_axes(node.window, x.dims, y.dims)
     counts = counts_of(node, axes, dtype)
     return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.add, 0.0, counts))

@@ -21,7 +21,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     Kernel,
     Operands,
     Step,
-    carried,
+    carrier_dtype,
     deal,
     in_turn,
     lanes_worth,
@@ -49,7 +49,7 @@ def avg_pool_backward(node: Node, specs: Specs) -> Kernel | None:
     dx, dy = specs["dx"], specs["dy"]
     if 0 in dx.dims or 0 in dy.dims:
         return None
-    dtype = carried(dx.dtype)
+    dtype = carrier_dtype(dx.dtype)
     axes = window_axes(node.window, dx.dims, dy.dims)
     kernel = Spreading(dx.dims, dy.dims, dtype, axes, counts_of(node, axes, dtype))
     if kernel.fits() and kernel.footprint(1) <= MOST_SCRATCH:

@@ -24,7 +24,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     Kernel,
     Operands,
     Step,
-    carried,
+    carrier_dtype,
     deal,
     in_turn,
     lanes_worth,
@@ -55,7 +55,7 @@ def max_pool_backward(node: Node, specs: Specs) -> Kernel | None:
         small = definition_in_scratch(node, specs)
         if small is not None:
             return small
-    return IndexedGradient(dx.dims, dy.dims, carried(dx.dtype), axes)
+    return IndexedGradient(dx.dims, dy.dims, carrier_dtype(dx.dtype), axes)
 
 
 @dataclass(frozen=True, eq=False)

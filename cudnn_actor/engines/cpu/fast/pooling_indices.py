@@ -23,7 +23,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     Kernel,
     Operands,
     Step,
-    carried,
+    carrier_dtype,
     deal,
     in_turn,
     lanes_worth,
@@ -52,7 +52,7 @@ def max_pool(node: Node, specs: Specs) -> Kernel | None:
     if "index" not in specs:
         return pooling.max_pool(node, specs)
     x, y = specs["x"], specs["y"]
-    dtype = carried(x.dtype)
+    dtype = carrier_dtype(x.dtype)
     if 0 in x.dims or 0 in y.dims:
         return None
     if dtype.itemsize > 4:

@@ -23,7 +23,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     Kernel,
     Operands,
     Step,
-    carried,
+    carrier_dtype,
     deal,
     in_turn,
     lanes_worth,
@@ -59,7 +59,7 @@ _NS = 10
 
 
 def _needs_scales(specs: Specs, p: float) -> bool:
-    return p > _LARGEST_P or carried(specs["x"].dtype) == _WIDE
+    return p > _LARGEST_P or carrier_dtype(specs["x"].dtype) == _WIDE
 
 
 def lp_pool(node: Node, specs: Specs) -> Kernel | None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carrier_dtype, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
-from cudnn_actor.engines.cpu.fast.matrices import product_steps, taken
+from cudnn_actor.engines.cpu.fast.matrices import blas_operand, product_steps
 from cudnn_actor.engines.cpu.fast.recurrent_walks import (
     Mask,
     Sizes,
@@ -39,7 +39,7 @@ def recurrent(node: Node, specs: Specs) -> Kernel | None:
     x = specs["x"]
     if not x.size:
         return None
-    return _Layer(node, Sizes.of(node, specs["w_hh"].dims, x.dims[1]), carried(x.dtype).itemsize)
+    return _Layer(node, Sizes.of(node, specs["w_hh"].dims, x.dims[1]), carrier_dtype(x.dtype).itemsize)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Layer:
         given = {
             name: transposed(operands[name], steps, lanes) for name in ("w_ih", "w_hr") if name in operands
         }
-        given["w_hh"] = taken(operands["w_hh"], steps, lanes)
+        given["w_hh"] = blas_operand(operands["w_hh"], steps, lanes)
         given |= {"bias": operands["bias"]} if "bias" in operands else {}
         states = {"h": keep((directions, batch, state), x.dtype)}
         if node.mode is RecurrentMode.LSTM:

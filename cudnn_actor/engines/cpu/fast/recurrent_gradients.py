@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carrier_dtype, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats, joined_axes
-from cudnn_actor.engines.cpu.fast.matrices import as_blas_takes_it, copy_step, product_steps, taken
+from cudnn_actor.engines.cpu.fast.matrices import as_blas_takes_it, blas_operand, copy_step, product_steps
 from cudnn_actor.engines.cpu.fast.recurrent import recurrent
 from cudnn_actor.engines.cpu.fast.recurrent_walks import Mask, Sizes, Task, Turn, turns, within
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -36,7 +36,7 @@ def recurrent_backward_data(node: Node, specs: Specs) -> Kernel | None:
     y = specs["y"]
     if not y.size:
         return None
-    found = _OfData(node, Sizes.of(node, specs["w_hh"].dims, y.dims[1]), carried(y.dtype).itemsize)
+    found = _OfData(node, Sizes.of(node, specs["w_hh"].dims, y.dims[1]), carrier_dtype(y.dtype).itemsize)
     if "reserve" in specs:
         return found
     layer = recurrent(node.layer(), specs)
@@ -65,7 +65,9 @@ class _OfData:
         steps: list[Step] = []
         node, sizes, y, keep = self.node, self.sizes, operands["y"], lanes[0].keep
         directions, batch, rows, state, hidden = sizes
-        weights = {name: taken(operands[name], steps, lanes) for name in ("w_hh", "w_hr") if name in operands}
+        weights = {
+            name: blas_operand(operands[name], steps, lanes) for name in ("w_hh", "w_hr") if name in operands
+        }
         of_gates = keep((len(y), batch, directions, rows), y.dtype)
         states = {"h": keep((directions, batch, state), y.dtype)}
         if node.mode is RecurrentMode.LSTM:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.cell_functions import apply_function
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carrier_dtype, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
-from cudnn_actor.engines.cpu.fast.matrices import taken
+from cudnn_actor.engines.cpu.fast.matrices import blas_operand
 from cudnn_actor.engines.cpu.fast.recurrent_walks import Sizes, Task, Turn, in_order, turns
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import CellActivation, Node, RecurrentCell, RecurrentSteps
@@ -31,7 +31,7 @@ def recurrent_steps(node: Node, specs: Specs) -> Kernel | None:
     assert isinstance(node, RecurrentSteps)
     x, (directions, rows, hidden) = specs["x"], specs["w"].dims
     sizes = Sizes(directions, x.dims[1], rows, hidden, hidden)
-    return _Steps(node, sizes, carried(x.dtype).itemsize)
+    return _Steps(node, sizes, carrier_dtype(x.dtype).itemsize)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Steps:
         steps: list[Step] = []
         node, sizes, x, keep = self.node, self.sizes, operands["x"], lanes[0].keep
         directions, batch, rows, _, hidden = sizes
-        given = {"w": taken(operands["w"], steps, lanes)}
+        given = {"w": blas_operand(operands["w"], steps, lanes)}
         given |= {name: operands[name] for name in _OF_WAY if name in operands}
         states = {"h": keep((directions, batch, hidden), x.dtype)}
         if node.cell is RecurrentCell.LSTM:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Step
 from cudnn_actor.engines.cpu.fast.lines import Floats
-from cudnn_actor.engines.cpu.fast.matrices import taken
+from cudnn_actor.engines.cpu.fast.matrices import blas_operand
 from cudnn_actor.engines.cpu.scratch import Scratch
 
 __all__ = ["Mask", "Sizes", "Task", "Turn", "in_order", "transposed", "turns", "within"]
@@ -109,5 +109,5 @@ def within(node: Any, steps: int, batch: int) -> Mask | None:
 
 
 def transposed(weights: Floats, steps: list[Step], lanes: Sequence[Scratch]) -> Floats:
-    """Matrices with their last two dims swapped, as BLAS takes them. `steps`: as in `taken`."""
-    return taken(weights.swapaxes(-2, -1), steps, lanes)
+    """Matrices with their last two dims swapped, as BLAS takes them. `steps`: as in `blas_operand`."""
+    return blas_operand(weights.swapaxes(-2, -1), steps, lanes)

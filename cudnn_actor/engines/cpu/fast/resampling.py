@@ -18,7 +18,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     Call,
     Step,
-    carried,
+    carrier_dtype,
     deal,
     in_turn,
     lanes_worth,
@@ -76,7 +76,7 @@ def resample(node: Node, specs: Specs) -> Resampled | None:
         least, largest = integer_range(x.dtype.numpy)
         beyond = min(max(round(beyond), least), largest)
     axes = _in_order(node.resized(x.dims), x.dims, y.dims)
-    kernel = Resampled(x.dims, y.dims, carried(x.dtype), axes, NamedTaps(node, x.dims), beyond)
+    kernel = Resampled(x.dims, y.dims, carrier_dtype(x.dtype), axes, NamedTaps(node, x.dims), beyond)
     return kernel if kernel.pays() else None
 
 
@@ -94,7 +94,7 @@ def resample_backward(node: Node, specs: Specs) -> Resampled | None:
             return None
         reversed_taps[axis] = taps
     axes, held = _in_order(reversed_taps, dy, dx), HeldTaps(reversed_taps)
-    kernel = Resampled(dy, dx, carried(specs["dy"].dtype), axes, held)
+    kernel = Resampled(dy, dx, carrier_dtype(specs["dy"].dtype), axes, held)
     return kernel if kernel.pays() else None
 
 

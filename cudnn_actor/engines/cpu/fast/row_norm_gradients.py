@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select, store
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal, in_turn
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carrier_dtype, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats, Part, most_lines, one_each, parts_of_lines
 from cudnn_actor.engines.cpu.fast.sums import dots_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
@@ -27,7 +27,7 @@ def row_norm_backward(node: Node, specs: Specs) -> Kernel | None:
     x = specs["x"]
     if not x.size:
         return None
-    dtype = carried(x.dtype)
+    dtype = carrier_dtype(x.dtype)
     return _Backward(x.dims, node.axis % x.rank, dtype)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, carried, deal, in_turn
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, carrier_dtype, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats, Part, most_lines, one_each, parts_of_lines
 from cudnn_actor.engines.cpu.fast.sums import squares_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
@@ -36,7 +36,7 @@ def _of(node: LayerNorm[int] | RMSNorm[int], specs: Specs, *, centred: bool) -> 
     if not x.size:
         return None
     axes = tuple(range(node.axis % x.rank, x.rank))
-    return _RowNorm(x.dims, axes, carried(x.dtype).itemsize, node.epsilon, centred)
+    return _RowNorm(x.dims, axes, carrier_dtype(x.dtype).itemsize, node.epsilon, centred)
 
 
 @dataclass(frozen=True)

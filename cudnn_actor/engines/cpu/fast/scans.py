@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal, in_turn
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carrier_dtype, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Box, Part, blocks_of_lines, most_lines, parts_of_lines
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, Node, ReductionMode
@@ -31,7 +31,7 @@ def arg_reduction(node: Node, specs: Specs) -> Kernel | None:
     if not x.size:
         return None
     find = np.argmax if node.mode is ReductionMode.MAX else np.argmin
-    return _Places(find, x.dims, node.axis % x.rank, carried(x.dtype).itemsize, node.keep_dims)
+    return _Places(find, x.dims, node.axis % x.rank, carrier_dtype(x.dtype).itemsize, node.keep_dims)
 
 
 def cumulative(node: Node, specs: Specs) -> Kernel | None:
@@ -39,7 +39,11 @@ def cumulative(node: Node, specs: Specs) -> Kernel | None:
     assert isinstance(node, Cumulative)
     x, y = specs["x"], specs["y"]
     wide = DType.UINT64 if x.dtype is DType.UINT64 else DType.INT64
-    fits = carried(x.dtype).itemsize == carried(y.dtype).itemsize if x.dtype.is_floating else y.dtype is wide
+    fits = (
+        carrier_dtype(x.dtype).itemsize == carrier_dtype(y.dtype).itemsize
+        if x.dtype.is_floating
+        else y.dtype is wide
+    )
     if not x.size or not fits:
         return None
     ufunc = np.add if node.mode is ReductionMode.SUM else np.multiply

@@ -18,10 +18,10 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     Call,
     Operands,
     Step,
-    carried,
+    carrier_dtype,
     deal,
-    dealt,
     lanes_worth,
+    step_by_lane,
 )
 from cudnn_actor.engines.cpu.fast.lines import boxes_of_elements
 from cudnn_actor.engines.cpu.fast.places import (
@@ -50,7 +50,7 @@ def scatter(node: Node, specs: Specs) -> Scattered | None:
     assert isinstance(node, Scattering)
     x = specs["x"]
     sums = node.reduction in (ScatterReduction.ADD, ScatterReduction.MUL)
-    wide = sums and carried(x.dtype).kind in "iu" and x.dtype.itemsize < _WIDE.itemsize
+    wide = sums and carrier_dtype(x.dtype).kind in "iu" and x.dtype.itemsize < _WIDE.itemsize
     kernel = Scattered(node, x.dims, specs["indices"].dims, x.dtype, wide)
     return kernel if kernel.wide_bytes <= MOST_SCRATCH else None
 
@@ -102,7 +102,7 @@ class Scattered:
         steps = [_copies(x, into, lanes)]
         written = self._written(into, indices, updates, lanes[0].fork())
         if updates.size:
-            steps.append(dealt([[*written]]))
+            steps.append(step_by_lane([[*written]]))
         if self.wide:
             boxes = boxes_of_elements(self.x, BLOCK_ELEMENTS)
             steps.append(deal(boxes, len(lanes), lambda box, _: partial(saturate, into[box], y[box])))
@@ -119,7 +119,7 @@ class Scattered:
                 target, strides, offset = flat_memory(target)
                 places = NamedPlaces(self.node, *key, strides, offset)
             if key not in bound:
-                bound[key] = places.bound(scratch.fork())
+                bound[key] = places.bind(scratch.fork())
             own = bound[key]
             yield partial(np.copyto, own.indices, of_indices)
             yield from own.calls

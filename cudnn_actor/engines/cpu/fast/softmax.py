@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal, in_turn
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carrier_dtype, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats, Part, most_lines, one_each, parts_of_lines
 from cudnn_actor.engines.cpu.fast.sums import reduced_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
@@ -41,7 +41,7 @@ def _of(
 ) -> Kernel | None:
     if not result.size:
         return None
-    itemsize = carried(result.dtype).itemsize
+    itemsize = carrier_dtype(result.dtype).itemsize
     return kind(dims=result.dims, axis=node.axis % result.rank, log=node.log, itemsize=itemsize)
 
 

@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, carried, deal, in_turn, lanes_worth
+from cudnn_actor.engines.cpu.fast.kernels import (
+    Call,
+    Operands,
+    Step,
+    carrier_dtype,
+    deal,
+    in_turn,
+    lanes_worth,
+)
 from cudnn_actor.engines.cpu.fast.lines import boxes_of_elements
 from cudnn_actor.engines.cpu.fast.ordered_keys import PLACE_BITS, bits_in_order, keys_in_order
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
@@ -37,7 +45,7 @@ def top_k(node: Node, specs: Specs) -> Sorting | None:
     """The kernel for `TopK`; None for rows of 2**31 elements."""
     assert isinstance(node, TopK)
     x = specs["x"]
-    dtype = carried(x.dtype)
+    dtype = carrier_dtype(x.dtype)
     axis = node.axis % x.rank
     if x.dims[axis] >= 1 << (PLACE_BITS - 1):
         return None
