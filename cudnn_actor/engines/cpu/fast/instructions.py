@@ -1,7 +1,8 @@
 """Elementwise computations as straight-line code: each instruction is one NumPy call on a block.
 
 Formulas are written as calls of a `Code`, which notes them down. Values are never changed once they are
-computed, until `allocate_registers` gives them registers: pieces of scratch memory that are used again and again.
+computed, until `allocate_registers` gives them registers: pieces of scratch memory that are used again and
+again.
 """
 
 from __future__ import annotations

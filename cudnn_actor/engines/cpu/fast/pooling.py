@@ -36,11 +36,11 @@ from cudnn_actor.engines.cpu.fast.lines import joined_axes
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks, extents_of_blocks, part_read, read_dims
 from cudnn_actor.engines.cpu.fast.pooling_doubling import (
-    doubled,
     doubling_calls,
     doubling_elements,
     doubling_scratch,
     is_long,
+    reduce_by_doubling,
 )
 from cudnn_actor.engines.cpu.fast.pooling_element_joins import element_pooling
 from cudnn_actor.engines.cpu.fast.pooling_joins import ElementJoin
@@ -71,7 +71,7 @@ def max_pool(node: Node, specs: Specs) -> Kernel | None:
         return None
     dtype = carrier_dtype(x.dtype)
     axes = window_axes(node.window, x.dims, y.dims)
-    return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.maximum, least_of(dtype), None))
+    return _with_little_scratch(Pooling(x.dims, y.dims, dtype, axes, np.maximum, least_of(dtype), None))
 
 
 def avg_pool(node: Node, specs: Specs) -> Kernel | None:
@@ -83,7 +83,7 @@ def avg_pool(node: Node, specs: Specs) -> Kernel | None:
     dtype = carrier_dtype(x.dtype)
     axes = window_axes(node.window, x.dims, y.dims)
     counts = counts_of(node, axes, dtype)
-    return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.add, 0.0, counts))
+    return _with_little_scratch(Pooling(x.dims, y.dims, dtype, axes, np.add, 0.0, counts))
 
 
 def least_of(dtype: np.dtype[Any]) -> float | bool:
@@ -91,7 +91,7 @@ def least_of(dtype: np.dtype[Any]) -> float | bool:
     return False if dtype.kind == "b" else -math.inf if dtype.kind == "f" else int(np.iinfo(dtype.name).min)
 
 
-def _bounded(kernel: Pooling) -> Kernel:
+def _with_little_scratch(kernel: Pooling) -> Kernel:
     if kernel.footprint(1) <= MOST_SCRATCH:
         return kernel
     return element_pooling(kernel.x, kernel.y, kernel.axes, kernel.join, kernel.counts)
@@ -166,7 +166,7 @@ class Pooling:
         """Calls that compute a block of y."""
         read, axes = self.read(block)
         target = y[block]
-        yield from self.reduced(
+        yield from self.reduce_windows(
             x[block[0], block[1], read], target, axes, memory, channels_last=channels_last
         )
         if self.counts is not None:
@@ -177,7 +177,7 @@ class Pooling:
         """The part of x's first spatial dim that a block of y is computed from, and its windows in that."""
         return part_read(self.axes, block)
 
-    def reduced(
+    def reduce_windows(
         self, place: Array, target: Array, axes: Sequence[Axis], memory: Scratch, *, channels_last: bool
     ) -> Iterator[Call]:
         """Calls that reduce the windows in a part of x, (batch, channels, spatial), without dividing sums."""
@@ -206,7 +206,7 @@ class Pooling:
     def _along(self, axis: Axis, dim: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
         """Reduce windows along a dim."""
         if is_long(axis) and _doubling_pays(axis, x.size // axis.size):
-            yield from doubled(axis, dim, (x,), (y,), join=self.join, memory=memory.fork())
+            yield from reduce_by_doubling(axis, dim, (x,), (y,), join=self.join, memory=memory.fork())
         elif axis.taps is None or len(axis.taps) > 2 * axis.count:
             yield from (self._of_window(axis, number, dim, x, y) for number in range(axis.count))
         elif _is_one_run(x) and _pays(axis, x.strides[dim] // x.itemsize):
@@ -228,22 +228,22 @@ class Pooling:
         found.sort(key=lambda of: len(of[0]) < axis.count)  # those that all windows have go first
         full = sum(len(windows) == axis.count for windows, _ in found)
 
-        def seen(windows: range, tap: int) -> Array:
+        def elements_at(windows: range, tap: int) -> Array:
             first, last = tap + windows[0] * axis.stride, tap + windows[-1] * axis.stride
             part: Array = x[(*before, slice(first, last + 1, axis.stride))]
             return part
 
         begun = min(full, 2)
         if begun == 2:
-            yield _call(self.ufunc, seen(*found[0]), seen(*found[1]), y)
+            yield _call(self.ufunc, elements_at(*found[0]), elements_at(*found[1]), y)
         elif begun == 1:
-            yield partial(np.copyto, y, seen(*found[0]))
+            yield partial(np.copyto, y, elements_at(*found[0]))
         else:
             yield partial(np.copyto, y, np.array(self.neutral, self.dtype))
         for windows, tap in found[begun:]:
             if windows:
                 part = y[(*before, slice(windows[0], windows[-1] + 1))]
-                yield _call(self.ufunc, part, seen(windows, tap), part)
+                yield _call(self.ufunc, part, elements_at(windows, tap), part)
 
     def _as_one_run(self, axis: Axis, dim: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
         """Windows that begin at all elements of x, and then those that reach over an end."""

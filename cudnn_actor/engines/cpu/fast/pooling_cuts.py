@@ -192,13 +192,13 @@ class Cuts:
         rest = math.prod(cut.count for cut in others)
         run = self.channels if self.channels_last else self.read[-1]
         loaded = math.prod(self.read) * (1 + _RUN / run)
-        own = first.count * (loaded + self._joined(self.read, self._first))
-        own += self._joined(self._middle, self._others)
+        own = first.count * (loaded + self._join_cost(self.read, self._first))
+        own += self._join_cost(self._middle, self._others)
         # The last block along a dim is as large as the others, or smaller.
         blocks = math.prod(-(-cut.axis.count // cut.windows) for cut in self.along)
         return blocks * rest * own / self.channels
 
-    def _joined(self, dims: Dims, axes: Mapping[int, Axis]) -> float:
+    def _join_cost(self, dims: Dims, axes: Mapping[int, Axis]) -> float:
         total = _CALL + math.prod(dims)
         for number, axis in axes.items():
             total += joins_of(axis) * (_CALL + math.prod(dims))

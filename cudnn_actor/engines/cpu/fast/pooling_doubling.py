@@ -22,13 +22,13 @@ from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 __all__ = [
     "along_dim",
     "copies",
-    "doubled",
     "doubling_calls",
     "doubling_elements",
     "doubling_scratch",
     "is_long",
-    "padded",
+    "pad_elements",
     "padded_length",
+    "reduce_by_doubling",
 ]
 
 Array = npt.NDArray[Any]
@@ -63,21 +63,23 @@ def doubling_scratch(axis: Axis, dim: int, x: Dims, count: int, join: Join) -> i
     return arrays + join.scratch(most)
 
 
-def doubled(axis: Axis, dim: int, x: Arrays, y: Arrays, *, join: Join, memory: Scratch) -> Iterator[Call]:
+def reduce_by_doubling(
+    axis: Axis, dim: int, x: Arrays, y: Arrays, *, join: Join, memory: Scratch
+) -> Iterator[Call]:
     """Calls that reduce windows of x along a dim to elements of y."""
     levels = _Levels(axis, dim, x, memory, join)
-    yield from padded(axis, dim, x, levels.elements, join)
+    yield from pad_elements(axis, dim, x, levels.elements, join)
     yield from _overlapping(levels, y) if join.may_repeat else _side_by_side(levels, y)
 
 
 def padded_length(axis: Axis) -> int:
-    """How many elements windows along a dim reach over, or may read: see `padded`."""
+    """How many elements windows along a dim reach over, or may read: see `pad_elements`."""
     if axis.taps is None:
         return axis.size + 1
     return (axis.count - 1) * axis.stride + (axis.longest - 1) * axis.dilation + 1
 
 
-def padded(axis: Axis, dim: int, x: Arrays, into: Arrays, join: Join) -> Iterator[Call]:
+def pad_elements(axis: Axis, dim: int, x: Arrays, into: Arrays, join: Join) -> Iterator[Call]:
     """Calls that copy the elements that windows reach over, and fill padding.
 
     `into` has `padded_length` of them. Windows of unequal lengths have no padding; for them one element that
@@ -145,14 +147,14 @@ class _Levels:
         self.width *= 2
         return self.join.calls(one, other, self._at(into, slice(0, self._length)), self.memory)
 
-    def seen(self, ahead: int) -> list[Array]:
+    def values_ahead(self, ahead: int) -> list[Array]:
         """The values that lie `ahead` elements behind the first ones of windows of one length."""
         first, axis = ahead * self.axis.dilation, self.axis
         return self._at(
             self._arrays[0], slice(first, first + (axis.count - 1) * axis.stride + 1, axis.stride)
         )
 
-    def taken(self, places: Array) -> tuple[list[Call], list[Array]]:
+    def take_values(self, places: Array) -> tuple[list[Call], list[Array]]:
         """Calls that take the values at these places, and the arrays that then hold them."""
         assert self._found is not None
         calls: list[Call] = []
@@ -168,13 +170,13 @@ def _overlapping(levels: _Levels, y: Arrays) -> Iterator[Call]:
     while 2 * levels.width <= levels.least:
         yield from levels.double()
     if axis.taps is not None:
-        last = levels.seen(axis.longest - levels.width)
-        yield from join.calls(levels.seen(0), last, y, levels.memory)
+        last = levels.values_ahead(axis.longest - levels.width)
+        yield from join.calls(levels.values_ahead(0), last, y, levels.memory)
         return
     # They differ by 1 at most. So two of the largest power of 2 that is in the shortest cover the longest.
-    calls, found = levels.taken(axis.places(0))
+    calls, found = levels.take_values(axis.places(0))
     yield from (*calls, *copies(found, y))
-    calls, found = levels.taken(axis.places(0, levels.width))
+    calls, found = levels.take_values(axis.places(0, levels.width))
     yield from (*calls, *join.calls(y, found, y, levels.memory))
 
 
@@ -182,17 +184,17 @@ def _side_by_side(levels: _Levels, y: Arrays) -> Iterator[Call]:
     """One after the other, the bits of the shortest length; then the last elements of longer windows."""
     axis, done, begun = levels.axis, 0, False
     if axis.taps is None:
-        calls, found = levels.taken(axis.places_of_longer(levels.least))
+        calls, found = levels.take_values(axis.places_of_longer(levels.least))
         yield from (*calls, *copies(found, y))
         begun = True
     while True:
         if levels.least & levels.width:
             part: Sequence[Array]
             if axis.taps is None:
-                calls, part = levels.taken(axis.places(done))
+                calls, part = levels.take_values(axis.places(done))
                 yield from calls
             else:
-                part = levels.seen(done)
+                part = levels.values_ahead(done)
             yield from levels.join.calls(y, part, y, levels.memory) if begun else copies(part, y)
             begun = True
             done += levels.width

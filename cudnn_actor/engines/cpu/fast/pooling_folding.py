@@ -18,14 +18,14 @@ from cudnn_actor.engines.cpu.fast.pooling_doubling import (
     copies,
     doubling_calls,
     doubling_elements,
-    padded,
+    pad_elements,
     padded_length,
 )
 from cudnn_actor.engines.cpu.fast.pooling_joins import Arrays, Join
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
-__all__ = ["folded", "folding_groups", "folding_pays", "folding_scratch", "most_folding_scratch"]
+__all__ = ["folding_groups", "folding_pays", "folding_scratch", "most_folding_scratch", "reduce_by_folding"]
 
 Array = npt.NDArray[Any]
 
@@ -72,7 +72,9 @@ def _reaches_beyond(axis: Axis) -> bool:
     return axis.taps is not None and (axis.taps.start != 0 or padded_length(axis) > axis.size)
 
 
-def folded(axis: Axis, dim: int, x: Arrays, y: Arrays, *, join: Join, memory: Scratch) -> Iterator[Call]:
+def reduce_by_folding(
+    axis: Axis, dim: int, x: Arrays, y: Arrays, *, join: Join, memory: Scratch
+) -> Iterator[Call]:
     """Calls that reduce windows of x along a dim to elements of y."""
     if axis.taps is not None:
         if _reaches_beyond(axis):
@@ -80,7 +82,7 @@ def folded(axis: Axis, dim: int, x: Arrays, y: Arrays, *, join: Join, memory: Sc
             dims = (*first.shape[:dim], padded_length(axis), *first.shape[dim + 1 :])
             order = sorted(range(first.ndim), key=lambda axis: -abs(first.strides[axis]))
             whole = [laid_out(memory, dims, order, dtype) for dtype in join.dtypes]
-            yield from padded(axis, dim, x, whole, join)
+            yield from pad_elements(axis, dim, x, whole, join)
             x = whole
         windows = [_windows(array, axis, dim) for array in x]
     for start in range(0, axis.count, _together(axis)):
@@ -90,7 +92,7 @@ def folded(axis: Axis, dim: int, x: Arrays, y: Arrays, *, join: Join, memory: Sc
             elements = [np.expand_dims(np.moveaxis(array, dim, 0), 1 + dim) for array in members]
         else:
             elements = along_dim(windows, 1 + dim, group)
-        yield from _halved(elements, along_dim(y, dim, group), join, memory.fork())
+        yield from _join_by_halves(elements, along_dim(y, dim, group), join, memory.fork())
 
 
 def _windows(x: Array, axis: Axis, dim: int) -> Array:
@@ -101,7 +103,7 @@ def _windows(x: Array, axis: Axis, dim: int) -> Array:
     return np.lib.stride_tricks.as_strided(x, dims, strides, writeable=False)
 
 
-def _halved(elements: Arrays, y: Arrays, join: Join, memory: Scratch) -> Iterator[Call]:
+def _join_by_halves(elements: Arrays, y: Arrays, join: Join, memory: Scratch) -> Iterator[Call]:
     """Calls that join arrays along their first dim, to arrays without it."""
     count, *dims = elements[0].shape
     if count == 1:

@@ -68,7 +68,7 @@ class Spreading:
     counts: Array
 
     @property
-    def wanted(self) -> list[int]:
+    def spread_dims(self) -> list[int]:
         """The spatial dims along which windows are spread; one at least."""
         return [number for number, axis in enumerate(self.axes) if not axis.same] or [0]
 
@@ -79,7 +79,7 @@ class Spreading:
 
     def partly(self, channels: int) -> Iterator[Dims]:
         """Dims of a block of dy, and of what it becomes along one dim after the other."""
-        for number in self.wanted:
+        for number in self.spread_dims:
             yield (1, channels, *self.dx[2 : 2 + number], *self.dy[2 + number :])
 
     @functools.cached_property
@@ -126,7 +126,7 @@ class Spreading:
             partly = [laid_out(memory, dims, order, self.dtype) for dims in self.partly(size)]
             into = memory.take((1, 1, *self.dx[2:]), self.dtype) if apart else dx[place]
             calls: list[Call] = [partial(np.divide, dy[place], self.counts, partly[0])]
-            for axis, (y, x) in zip(self.wanted, itertools.pairwise([*partly, into]), strict=True):
+            for axis, (y, x) in zip(self.spread_dims, itertools.pairwise([*partly, into]), strict=True):
                 calls += spread_along(self.axes[axis], 2 + axis, y, x)
             if apart:
                 calls.append(partial(np.copyto, dx[place], into))

@@ -68,7 +68,7 @@ class IndexedGradient:
     axes: tuple[Axis, ...]
 
     @property
-    def _summed(self) -> np.dtype[Any]:
+    def _sum_dtype(self) -> np.dtype[Any]:
         """What sums are: of small integers int64, which is rounded in the end."""
         return np.dtype(np.int64) if self.dtype.kind in "bi" or self.dtype.itemsize < 4 else self.dtype
 
@@ -88,8 +88,8 @@ class IndexedGradient:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`. The channels of a block are computed by one lane, in order."""
         dy, index, dx = operands["dy"], operands["index"], results["dx"]
-        wide = self.dtype != self._summed
-        into = lanes[0].keep(dx.shape, self._summed) if wide else dx
+        wide = self.dtype != self._sum_dtype
+        into = lanes[0].keep(dx.shape, self._sum_dtype) if wide else dx
         lanes = lanes_worth(lanes, _NS * dy.size)
         boxes = self._boxes()
 

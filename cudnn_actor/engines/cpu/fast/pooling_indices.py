@@ -115,7 +115,7 @@ class IndexedPooling:
         y = results["y"][block]
         found = laid_out(memory, y.shape, order, _KEY)
         last = order[-1] == 1
-        yield from self.pooling.reduced(keys, found, axes, memory.fork(), channels_last=last)
+        yield from self.pooling.reduce_windows(keys, found, axes, memory.fork(), channels_last=last)
         yield from self._values(found, y, order, memory)
         # The lower halves, and from them places in the part: in x, they begin behind those before it.
         yield partial(np.bitwise_and, found, _LAST, out=found)

@@ -16,8 +16,13 @@ import numpy.typing as npt
 from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn, made_when_run, most_calls
 from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks, extents_of_blocks, part_read, read_dims
-from cudnn_actor.engines.cpu.fast.pooling_doubling import doubled, doubling_scratch
-from cudnn_actor.engines.cpu.fast.pooling_folding import folded, folding_groups, folding_pays, folding_scratch
+from cudnn_actor.engines.cpu.fast.pooling_doubling import doubling_scratch, reduce_by_doubling
+from cudnn_actor.engines.cpu.fast.pooling_folding import (
+    folding_groups,
+    folding_pays,
+    folding_scratch,
+    reduce_by_folding,
+)
 from cudnn_actor.engines.cpu.fast.pooling_joins import Join
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
@@ -89,7 +94,7 @@ class JoinedPooling:
     def _footprint(self, extents: Dims) -> int:
         dims = read_dims(self.x, self.y, self.axes, extents)
         arrays, most = [dims], footprint(*[dims] * self.join.edges)
-        for number in self._wanted:
+        for number in self._reduced_dims:
             axes = self._first_axes(extents) if number == 0 else [self.axes[number]]
             most = max(most, *(_scratch(axis, 2 + number, dims, self.join) for axis in axes))
             count = extents[2] if number == 0 else self.y[2 + number]
@@ -99,7 +104,7 @@ class JoinedPooling:
         return most + sum(footprint(*arrays, itemsize=dtype.itemsize) for dtype in self.join.dtypes)
 
     @property
-    def _wanted(self) -> list[int]:
+    def _reduced_dims(self) -> list[int]:
         """The spatial dims along which windows are reduced."""
         return [number for number, axis in enumerate(self.axes) if not axis.same]
 
@@ -129,7 +134,7 @@ class JoinedPooling:
             key = lane, *dims, _lie(axes[0])
             found = known.get(key)
             if found is None:
-                found = self._reduced((*dims, *self.x[3:]), axes, order, lanes[lane].fork())
+                found = self._reduce_part((*dims, *self.x[3:]), axes, order, lanes[lane].fork())
                 if kept:
                     found = known[key] = found[0], [*found[1]]
             arrays, own = found
@@ -142,7 +147,7 @@ class JoinedPooling:
 
         return [deal(blocks(self.y, extents), len(lanes), call)]
 
-    def _reduced(
+    def _reduce_part(
         self, dims: Dims, axes: Sequence[Axis], order: Dims, memory: Scratch
     ) -> tuple[BlockArrays, Iterable[Call]]:
         """Arrays for a part of x of these dims, and the calls that reduce the windows in it."""
@@ -184,7 +189,7 @@ def windows_reduced(
 
     def calls() -> Iterator[Call]:
         for (number, axis), x, y in zip(wanted.items(), stages, stages[1:], strict=False):
-            along = folded if folding_pays(axis) else doubled
+            along = reduce_by_folding if folding_pays(axis) else reduce_by_doubling
             yield from along(axis, 2 + number, x, y, join=join, memory=memory.fork())
 
     return stages[-1], calls()

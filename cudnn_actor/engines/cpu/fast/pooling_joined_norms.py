@@ -18,7 +18,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, lanes_worth
 from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import ElementJoin
-from cudnn_actor.engines.cpu.fast.pooling_powers import cleared, powers_of, root, shares, times_powers
+from cudnn_actor.engines.cpu.fast.pooling_powers import clear_unread, powers_of, root, shares, times_powers
 from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, parts_joined
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, Spread, in_windows, window_axes
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
@@ -116,7 +116,7 @@ class JoinedNormsGradient:
             (total,) = arrays.results
             places = [*block[2:], *(slice(None) for _ in self.without[len(block) - 2 :])]
             yield from times_powers(total, x[block], self.p, arrays.order, arrays.memory)
-            yield from cleared(total, [own[of] for own, of in zip(self.without, places, strict=True)])
+            yield from clear_unread(total, [own[of] for own, of in zip(self.without, places, strict=True)])
             yield partial(np.copyto, dx[block], total, "same_kind")
 
         lanes = lanes_worth(lanes, _NS * dx.size)

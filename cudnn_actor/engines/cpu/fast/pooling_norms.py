@@ -33,7 +33,7 @@ from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks
 from cudnn_actor.engines.cpu.fast.pooling_gradients import Spreading, spread_along
 from cudnn_actor.engines.cpu.fast.pooling_joined_norms import joined_norms, joined_norms_gradient
 from cudnn_actor.engines.cpu.fast.pooling_powers import (
-    cleared,
+    clear_unread,
     gradient_scratch,
     powers_of,
     root,
@@ -123,7 +123,7 @@ class Norms:
             powers = laid_out(memory, part.shape, order, _WIDE)
             yield from powers_of(part, powers, self.p, order, memory)
             sums = laid_out(memory, into.shape, order, _WIDE)
-            yield from self.pooling.reduced(powers, sums, axes, memory, channels_last=last)
+            yield from self.pooling.reduce_windows(powers, sums, axes, memory, channels_last=last)
             yield from root(sums, self.p)
             yield partial(np.copyto, into, sums, "same_kind")
 
@@ -170,10 +170,12 @@ class NormsGradient:
             partly = [laid_out(memory, dims, order, _WIDE) for dims in spreading.partly(size)]
             total = laid_out(memory, (1, size, *spreading.dx[2:]), order, _WIDE)
             yield from shares((operands["dy"][place], operands["y"][place]), partly[0], self.p, order, memory)
-            for axis, (of, into) in zip(spreading.wanted, itertools.pairwise([*partly, total]), strict=True):
+            for axis, (of, into) in zip(
+                spreading.spread_dims, itertools.pairwise([*partly, total]), strict=True
+            ):
                 yield from spread_along(spreading.axes[axis], 2 + axis, of, into)
             yield from times_powers(total, x[place], self.p, order, memory)
-            yield from cleared(total, self.without)
+            yield from clear_unread(total, self.without)
             yield partial(np.copyto, dx[place], total, "same_kind")
 
         def call(block: tuple[int, int], lane: int) -> Call:

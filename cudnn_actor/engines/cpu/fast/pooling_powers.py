@@ -14,7 +14,15 @@ from cudnn_actor.engines.cpu.fast.kernels import Call
 from cudnn_actor.engines.cpu.fast.pooling_joins import power
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
-__all__ = ["cleared", "gradient_scratch", "powers_of", "root", "shares", "shares_scratch", "times_powers"]
+__all__ = [
+    "clear_unread",
+    "gradient_scratch",
+    "powers_of",
+    "root",
+    "shares",
+    "shares_scratch",
+    "times_powers",
+]
 
 Array = npt.NDArray[Any]
 _WIDE = np.dtype(np.float64)
@@ -73,7 +81,7 @@ def times_powers(total: Array, x: Array, p: float, order: Dims, memory: Scratch)
     yield partial(np.multiply, total, powers, total)
 
 
-def cleared(gradient: Array, without: Sequence[npt.NDArray[np.bool_]]) -> Iterator[Call]:
+def clear_unread(gradient: Array, without: Sequence[npt.NDArray[np.bool_]]) -> Iterator[Call]:
     """Calls that set gradients to 0 of elements in no window: there, an infinite x gives no NaN.
 
     `without`: for each spatial dim, which elements are in no window.

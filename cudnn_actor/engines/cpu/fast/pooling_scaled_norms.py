@@ -21,7 +21,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, lai
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, lanes_worth
 from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import ScaledSums, power
-from cudnn_actor.engines.cpu.fast.pooling_powers import cleared
+from cudnn_actor.engines.cpu.fast.pooling_powers import clear_unread
 from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, bounded_pooling
 from cudnn_actor.engines.cpu.fast.pooling_windows import Spread, are_long, in_windows, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch
@@ -160,5 +160,5 @@ class ScaledNormsGradient:
         yield partial(np.multiply, share, spare, share)
         beside = (slice(None) for _ in self.without[len(places) :])
         of_places = zip(self.without, (*places, *beside), strict=True)
-        yield from cleared(share, [own[of] for own, of in of_places])
+        yield from clear_unread(share, [own[of] for own, of in of_places])
         yield partial(np.copyto, dx, share, "same_kind")

@@ -73,15 +73,15 @@ class TiledPooling:
     """Bytes of scratch that each lane should have at most. A window of one element takes what it takes."""
 
     @functools.cached_property
-    def _known(self) -> dict[bool, Cuts]:
+    def _cuts_by_order(self) -> dict[bool, Cuts]:
         return {}
 
     def _cuts(self, *, channels_last: bool) -> Cuts:
-        if channels_last not in self._known:
-            self._known[channels_last] = cuts_of(
+        if channels_last not in self._cuts_by_order:
+            self._cuts_by_order[channels_last] = cuts_of(
                 self.join, self.axes, self.x[1], self.most, channels_last=channels_last
             )
-        return self._known[channels_last]
+        return self._cuts_by_order[channels_last]
 
     def footprint(self) -> int:
         """Bytes of scratch that each lane needs."""
@@ -103,7 +103,7 @@ class TiledPooling:
         def calls(block: Parts, lane: int) -> Iterator[Call]:
             own = [of[part.start] for of, part in zip(pieces, block[2:], strict=True)]
             tile = _Block(self.join, block, order, load, whole=cuts.along[0].count == 1)
-            arrays = yield from tile.reduced(own, lanes[lane].fork())
+            arrays = yield from tile.reduce_windows(own, lanes[lane].fork())
             yield from store(block, arrays)
 
         def call(block: Parts, lane: int) -> Call:
@@ -122,7 +122,7 @@ class _Block:
     load: Edge
     whole: bool
 
-    def reduced(
+    def reduce_windows(
         self, pieces: Sequence[Sequence[Piece]], memory: Scratch
     ) -> Generator[Call, None, BlockArrays]:
         """Calls that reduce windows. `pieces`: their parts along each spatial dim."""
@@ -130,7 +130,7 @@ class _Block:
         if first and math.prod(map(len, others)) == 1:
             return (yield from self._along_others(first, [of[0] for of in others], memory))
         total = self._arrays([part.stop - part.start for part in self.block[2:]], memory)
-        yield from self._filled(total)
+        yield from self._fill(total)
         for rest in itertools.product(*others) if first else ():
             part = yield from self._along_others(first, rest, memory.fork())
             yield from self.join.calls(total, part.results, total, part.memory.fork())
@@ -145,7 +145,7 @@ class _Block:
             return (yield from self._part([first[0], *rest], {0: first[0][1], **axes}, memory))
         windows = self.block[2].stop - self.block[2].start
         middle = self._arrays([windows, *(part.stop - part.start for part, _ in rest)], memory)
-        yield from self._filled(middle)
+        yield from self._fill(middle)
         for piece in first:
             part = yield from self._part([piece, *rest], {0: piece[1]}, memory.fork())
             yield from self.join.calls(middle, part.results, middle, part.memory.fork())
@@ -169,6 +169,6 @@ class _Block:
         channels = self.block[1].stop - self.block[1].start
         return arrays_of(self.join, (1, channels, *spatial), self.order, memory)
 
-    def _filled(self, arrays: Sequence[Array]) -> Iterator[Call]:
+    def _fill(self, arrays: Sequence[Array]) -> Iterator[Call]:
         for array, neutral in zip(arrays, self.join.neutral, strict=True):
             yield partial(array.fill, neutral)

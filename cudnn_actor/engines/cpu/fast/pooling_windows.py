@@ -176,7 +176,7 @@ def reversed_axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Ax
     Of regular windows, y is spread: between two of them lie as many places as between the windows.
     """
     return tuple(
-        _reversed(window, axis, size, count) if isinstance(window, Window) else _adaptive(count, size)
+        _reversed_axis(window, axis, size, count) if isinstance(window, Window) else _adaptive(count, size)
         for axis, (size, count) in enumerate(zip(x[2:], y[2:], strict=True))
     )
 
@@ -201,7 +201,7 @@ def _regular(window: Window, axis: int, size: int, count: int) -> Axis:
     return regular_axis(taps, stride, size, count)
 
 
-def _reversed(window: Window, axis: int, size: int, count: int) -> Axis:
+def _reversed_axis(window: Window, axis: int, size: int, count: int) -> Axis:
     dilation, pre = window.dilation[axis], window.pre_padding[axis]
     first = pre - (window.size[axis] - 1) * dilation
     places = (count - 1) * window.stride[axis] + 1
