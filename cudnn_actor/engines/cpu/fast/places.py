@@ -59,7 +59,7 @@ class NamedPlaces:
         places = self.node.places(self.x, self.indices)
         at = places.at(Recorder(recording), given, self.x)
         if self.strides is not None:
-            at = (recording.packed(self._distances(at, self.strides)),)
+            at = (recording.pack(self._distances(at, self.strides)),)
         recording.finish([given], [one for one in at if isinstance(one, Recorded)])
         return recording, given, at
 

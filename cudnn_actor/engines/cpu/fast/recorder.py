@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.exact.special import erf_by_choice, erfc_by_choice
-from cudnn_actor.engines.cpu.fast.recording import Recorded, Recording, filled
+from cudnn_actor.engines.cpu.fast.recording import Recorded, Recording, full
 
 __all__ = ["Recorder"]
 
@@ -24,18 +24,18 @@ class Recorder:
 
     def zeros(self, dims: Any, dtype: npt.DTypeLike = np.float64) -> Recorded:
         """An array of zeros."""
-        return filled(self._recording, dims, 0, dtype)
+        return full(self._recording, dims, 0, dtype)
 
     def full(self, dims: Any, value: Any, dtype: npt.DTypeLike = np.float64) -> Recorded:
         """An array of one number."""
-        return filled(self._recording, dims, value, dtype)
+        return full(self._recording, dims, value, dtype)
 
     def ones(self, dims: Any, dtype: npt.DTypeLike = np.float64) -> Recorded:
         """An array of ones."""
-        return filled(self._recording, dims, 1, dtype)
+        return full(self._recording, dims, 1, dtype)
 
     def ascontiguousarray(self, x: Any) -> Any:
         """An array as it is if it lies in C order without gaps, else a copy that does."""
-        return self._recording.packed(x)
+        return self._recording.pack(x)
 
     erf, erfc = staticmethod(erf_by_choice), staticmethod(erfc_by_choice)

@@ -23,7 +23,7 @@ from cudnn_actor.engines.cpu.fast.kernels import Call
 from cudnn_actor.engines.cpu.scratch import Bytes, Dims, footprint
 from cudnn_actor.engines.scratch_places import Held, places
 
-__all__ = ["NotRecordable", "Recorded", "Recording", "filled"]
+__all__ = ["NotRecordable", "Recorded", "Recording", "full"]
 
 Array = npt.NDArray[Any]
 _MOST_INSTRUCTIONS = 5000
@@ -157,7 +157,7 @@ class Recording:
                 sizes[view.memory.number] = view.memory.nbytes
         for result in results:
             last[result.view_.memory.number] = len(self._instructions)
-        roots = self._shared(first, last)
+        roots = self._memory_to_reuse(first, last)
         held: dict[int, Held] = {}
         for number, nbytes in sizes.items():
             root = roots.get(number, number)
@@ -169,7 +169,7 @@ class Recording:
         found, self._nbytes = places(list(held.values()))
         self._offsets = {number: found[roots.get(number, number)] for number in sizes}
 
-    def _shared(self, first: Mapping[int, int], last: Mapping[int, int]) -> dict[int, int]:
+    def _memory_to_reuse(self, first: Mapping[int, int], last: Mapping[int, int]) -> dict[int, int]:
         """For results that are written over an input that nothing reads any more: whose place they get.
 
         An elementwise function may write to what it reads, element by element.
@@ -204,12 +204,12 @@ class Recording:
         offsets = self._offsets
         assert offsets is not None, "`finish` comes first"
 
-        def found(one: _View | Array | str) -> object:
+        def in_memory(one: _View | Array | str) -> object:
             if isinstance(one, _View):
                 return one.on(memory, offsets)
             return named[one] if isinstance(one, str) else one
 
-        calls = [one.make(*map(found, one.inputs), found(one.output)) for one in self._instructions]
+        calls = [one.make(*map(in_memory, one.inputs), in_memory(one.output)) for one in self._instructions]
         return calls, lambda recorded: recorded.view_.on(memory, offsets)
 
     # Functions.
@@ -218,7 +218,7 @@ class Recording:
         """The result of a function of elements."""
         if ufunc.nout != 1:
             raise NotRecordable(ufunc.__name__)
-        kinds: Any = [type(x) if type(x) in (int, float) else x.dtype for x in map(_known, inputs)]
+        kinds: Any = [type(x) if type(x) in (int, float) else x.dtype for x in map(_known_operand, inputs)]
         *wanted, result = ufunc.resolve_dtypes((*kinds, None))
         operands = [self._operand(x, dtype) for x, dtype in zip(inputs, wanted, strict=True)]
         dims = np.broadcast_shapes(*(operand.shape for operand in operands))
@@ -237,7 +237,9 @@ class Recording:
 
     def where(self, condition: Any, a: Any, b: Any) -> Recorded:
         """The elements of a where the condition is true, else those of b, bit by bit."""
-        dtype = np.result_type(*(x if type(x) in (int, float) else x.dtype for x in map(_known, (a, b))))
+        dtype = np.result_type(
+            *(x if type(x) in (int, float) else x.dtype for x in map(_known_operand, (a, b)))
+        )
         first, second = (self._operand(x, dtype) for x in (a, b))
         bits = np.dtype(f"i{dtype.itemsize}")
         chosen = self._operand(condition, np.dtype(bool)).view(np.int8).astype(bits)
@@ -275,15 +277,15 @@ class Recording:
         if axis is None:
             x, axis = x.reshape(-1), 0
         axis %= x.ndim
-        source = self.packed(x)
+        source = self.pack(x)
         places = self._operand(indices, np.dtype(np.intp))
         if isinstance(places, np.ndarray):
             places = _from_the_start(places, x.shape[axis])
         found = self.new((*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]), x.dtype)
-        self.note(_take(axis), (source, self.packed(places)), found)
+        self.note(_take(axis), (source, self.pack(places)), found)
         return found
 
-    def packed(self, x: Any) -> Any:
+    def pack(self, x: Any) -> Any:
         """An array as it is if it lies in C order without gaps, else a copy that does."""
         if not isinstance(x, Recorded):
             return np.ascontiguousarray(x)
@@ -316,13 +318,13 @@ class Recording:
         dims[axis] = len(found) + 1
         sums = self.new(tuple(dims), total.dtype)
         before = (slice(None),) * axis
-        self.note(_sums(axis), (self.packed(terms), starts), sums[(*before, slice(0, -1))])
+        self.note(_sums(axis), (self.pack(terms), starts), sums[(*before, slice(0, -1))])
         sums[(*before, slice(-1, None))] = 0  # what is added where there are no terms
         of = np.full(size, len(found))
         of[found] = np.arange(len(found))
         total += self.take(sums, of, axis)
 
-    def joined(self, parts: Sequence[Any], axis: int) -> Recorded:
+    def join(self, parts: Sequence[Any], axis: int) -> Recorded:
         """Arrays of one dtype side by side."""
         dtype = np.result_type(*(part.dtype for part in parts))
         dims = [*parts[0].shape]
@@ -337,7 +339,7 @@ class Recording:
         return found
 
 
-def _known(x: Any) -> Any:
+def _known_operand(x: Any) -> Any:
     """An operand of a known type: an array, or a number of Python's, bool as NumPy's."""
     if isinstance(x, bool):
         return np.bool_(x)
@@ -407,7 +409,7 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         base = np.empty(0, np.uint8)
         return np.lib.stride_tricks.as_strided(base.view(self.dtype), self.shape, self.view_.strides)
 
-    def _seen(self, change: Callable[[Array], Array]) -> Recorded:
+    def _view_through(self, change: Callable[[Array], Array]) -> Recorded:
         """A view of it, as a change of an array gives one. Raises `NotRecordable` if that is none."""
         own = self._empty()
         seen = change(own)
@@ -420,12 +422,12 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
     def __getitem__(self, at: Any) -> Recorded:
         whole = at if isinstance(at, tuple) else (at,)
         if any(isinstance(one, np.ndarray) for one in whole):
-            return self._taken(whole)
+            return self._take_at(whole)
         if any(isinstance(one, (Recorded, list)) for one in whole):
             raise NotRecordable("elements by arrays of places")
-        return self._seen(lambda array: array[(*whole, *(() if Ellipsis in whole else (Ellipsis,)))])
+        return self._view_through(lambda array: array[(*whole, *(() if Ellipsis in whole else (Ellipsis,)))])
 
-    def _taken(self, at: Sequence[Any]) -> Recorded:
+    def _take_at(self, at: Sequence[Any]) -> Recorded:
         """Elements by constant places along the last dims, each of which is like an axis of `numpy.ix_`."""
         first = next(axis for axis, one in enumerate(at) if isinstance(one, np.ndarray))
         found, along = self, at[first:]
@@ -471,12 +473,12 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
     def reshape(self, *dims: Any) -> Recorded:
         """The same elements in other dims: a view, or a copy where there is none."""
         wanted = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
-        packed: Recorded = self._recording.packed(self)
-        return packed._seen(lambda array: array.reshape(wanted))
+        packed: Recorded = self._recording.pack(self)
+        return packed._view_through(lambda array: array.reshape(wanted))
 
     def transpose(self, *axes: Any) -> Recorded:
         """A view with its axes in another order."""
-        return self._seen(lambda array: array.transpose(*axes))
+        return self._view_through(lambda array: array.transpose(*axes))
 
     def copy(self) -> Recorded:
         """A copy."""
@@ -544,16 +546,16 @@ def _copyto(recording: Recording, into: Any, source: Any, casting: Any = None, w
 
 def _moveaxis(recording: Recording, x: Recorded, source: int, target: int) -> Recorded:
     del recording
-    return x._seen(lambda array: np.moveaxis(array, source, target))
+    return x._view_through(lambda array: np.moveaxis(array, source, target))
 
 
 def _stack(recording: Recording, parts: Sequence[Any], axis: int = 0) -> Recorded:
     axis %= parts[0].ndim + 1
     at = (*[slice(None)] * axis, None)
-    return recording.joined([part[at] for part in parts], axis)
+    return recording.join([part[at] for part in parts], axis)
 
 
-def filled(recording: Recording, dims: Any, value: Any, dtype: npt.DTypeLike) -> Recorded:
+def full(recording: Recording, dims: Any, value: Any, dtype: npt.DTypeLike) -> Recorded:
     """An array of one number."""
     found = recording.new((dims,) if isinstance(dims, int) else tuple(dims), dtype)
     found[...] = value
@@ -574,12 +576,12 @@ _FUNCTIONS: Mapping[Hashable, Callable[..., Any]] = {
     np.copyto: _copyto,
     np.moveaxis: _moveaxis,
     np.stack: _stack,
-    np.concatenate: lambda recording, parts, axis=0: recording.joined(parts, axis % parts[0].ndim),
+    np.concatenate: lambda recording, parts, axis=0: recording.join(parts, axis % parts[0].ndim),
     np.cumsum: lambda recording, x, axis: recording.accumulate(np.add, x, axis),
     np.cumprod: lambda recording, x, axis: recording.accumulate(np.multiply, x, axis),
-    np.flip: lambda _, x, axis: x._seen(lambda array: np.flip(array, axis)),
+    np.flip: lambda _, x, axis: x._view_through(lambda array: np.flip(array, axis)),
     np.zeros_like: lambda recording, x: _like(recording, x, 0),
     np.ones_like: lambda recording, x: _like(recording, x, 1),
     np.full_like: _like,
-    np.broadcast_to: lambda _, x, dims: x._seen(lambda array: np.broadcast_to(array, dims)),
+    np.broadcast_to: lambda _, x, dims: x._view_through(lambda array: np.broadcast_to(array, dims)),
 }
