@@ -14,7 +14,14 @@ from cudnn_actor.engines.cpu.fast.kernels import carried_number, carrier_dtype
 from cudnn_actor.engines.cpu.fast.open_chain import OpenChain
 from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Given, Piece, Place, View
 from cudnn_actor.engines.cpu.fast.pointwise import Chain, rounding
-from cudnn_actor.engines.cpu.fast.units import Unit, computed, copied, evaluated, moved, stored
+from cudnn_actor.engines.cpu.fast.units import (
+    Unit,
+    copy_unit,
+    definition_unit,
+    kernel_unit,
+    redirect_unit,
+    stored_number,
+)
 from cudnn_actor.engines.cpu.scratch import footprint
 from cudnn_actor.engines.scratch_places import Held, places
 from cudnn_actor.engines.support import tag_of
@@ -172,16 +179,16 @@ class _Compiler:
         units = self._loads
         self._loads = []
         if kernel is None:
-            units.append(evaluated(graph, number))
+            units.append(definition_unit(graph, number))
             step = StepKind.NUMPY.named()
         else:
             operands, results = (dict(operation.named(n)) for n in (operation.inputs, operation.outputs))
-            units.append(computed(kernel, operands, results, self._lanes))
+            units.append(kernel_unit(kernel, operands, results, self._lanes))
             units += self._rounding_units(operation)
             step = StepKind.BLOCKS.named()
         for uid in operation.writes:
             if uid in self._apart:
-                units.append(copied(uid, stored(uid)))
+                units.append(copy_unit(uid, stored_number(uid)))
         self._pieces.append(Piece((number,), step, tuple(units)))
 
     def _end_chain(self) -> None:
@@ -194,7 +201,7 @@ class _Compiler:
             self._make(uid)
         overwritten = self._write_ahead(chain, kept)
         units = [*self._loads, chain.unit(kept, overwritten, self._lanes)]
-        units += (copied(uid, stored(uid)) for uid in kept if uid in self._apart)
+        units += (copy_unit(uid, stored_number(uid)) for uid in kept if uid in self._apart)
         self._loads = []
         self._pieces.append(Piece(tuple(chain.numbers), StepKind.BLOCKS.named(), tuple(units)))
 
@@ -215,7 +222,7 @@ class _Compiler:
             written = (uid for number in piece.operations for uid in self._graph.operations[number].writes)
             for uid, into in itertools.product(written, kept):
                 if uid not in self._moved_into and chain.may_overwrite(uid, into):
-                    units = tuple(moved(unit, uid, into) for unit in piece.units)
+                    units = tuple(redirect_unit(unit, uid, into) for unit in piece.units)
                     self._pieces[-1] = dataclasses.replace(piece, units=units)
                     del self._held[uid], self._strides[uid]
                     self._moved_into.add(into)
@@ -227,7 +234,7 @@ class _Compiler:
         for uid in operation.writes:
             tensor = self._graph.tensor(uid)
             if self._readers[uid] and carrier_dtype(tensor.dtype) != tensor.dtype.numpy:
-                yield computed(rounding(tensor), {"x": uid}, {"y": uid}, self._lanes)
+                yield kernel_unit(rounding(tensor), {"x": uid}, {"y": uid}, self._lanes)
 
     def _load(self, uid: int) -> None:
         """Give a tensor an array that kernels can read."""
@@ -237,7 +244,7 @@ class _Compiler:
             return
         if uid in self._apart:
             self._hold(tensor)
-            self._loads.append(copied(stored(uid), uid))
+            self._loads.append(copy_unit(stored_number(uid), uid))
         else:
             self._strides[uid] = tensor.strides
 
@@ -297,7 +304,7 @@ class _Compiler:
         )
 
     def _buffer(self, tensor: GraphTensor) -> Buffer:
-        number = stored(tensor.uid) if tensor.uid in self._apart else tensor.uid
+        number = stored_number(tensor.uid) if tensor.uid in self._apart else tensor.uid
         return Buffer(number, tensor.dims, tensor.dtype)
 
     def _describe_given(self, uid: int) -> Given:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Piece, Place
-from cudnn_actor.engines.cpu.fast.units import stored
+from cudnn_actor.engines.cpu.fast.units import stored_number
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
 from cudnn_actor.engines.scratch_places import Held, places
 from cudnn_actor.protocol.types.dtypes import DType
@@ -118,9 +118,9 @@ def _convertible(plan: FastPlan, constant: Collection[int]) -> dict[int, Place]:
     """Which of these buffers a run converts, by their places among the buffers: where it puts the values."""
     of_tensors = {place.number: place for place in plan.places}
     return {
-        number: of_tensors[stored(buffer.number)]
+        number: of_tensors[stored_number(buffer.number)]
         for number, buffer in enumerate(plan.bound)
-        if number in constant and buffer.dtype.is_half and stored(buffer.number) in of_tensors
+        if number in constant and buffer.dtype.is_half and stored_number(buffer.number) in of_tensors
     }
 
 

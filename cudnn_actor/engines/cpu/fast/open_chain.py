@@ -7,7 +7,7 @@ from typing import Any
 
 from cudnn_actor.engines.cpu.fast.kernels import carrier_dtype
 from cudnn_actor.engines.cpu.fast.pointwise import chain
-from cudnn_actor.engines.cpu.fast.units import Unit, computed
+from cudnn_actor.engines.cpu.fast.units import Unit, kernel_unit
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Movement, Node, Pointwise, TensorRole
 
@@ -98,4 +98,4 @@ class OpenChain:
         assert kernel is not None, "each of them has a kernel"
         given = dict.fromkeys(uid for node in nodes for uid in node.reads if uid not in self.results)
         operands = {uid: overwritten.get(uid, uid) for uid in given if uid not in graph.constants}
-        return computed(kernel, operands, {uid: uid for uid in kept}, lanes)
+        return kernel_unit(kernel, operands, {uid: uid for uid in kept}, lanes)

@@ -1,7 +1,8 @@
 """What a fast plan consists of: kernels, exact evaluations, and changes between dtypes, on arrays by number.
 
-The arrays of a run have numbers: a tensor's uid for the values that kernels read and write, and `stored(uid)`
-for the buffer of a bound tensor of a small floating type, whose values a kernel does not take.
+The arrays of a run have numbers: a tensor's uid for the values that kernels read and write, and
+`stored_number(uid)` for the buffer of a bound tensor of a small floating type, whose values a kernel
+does not take.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from cudnn_actor.engines.cpu.fast.rounding import store
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
-__all__ = ["Arrays", "Unit", "computed", "copied", "evaluated", "moved", "stored"]
+__all__ = ["Arrays", "Unit", "copy_unit", "definition_unit", "kernel_unit", "redirect_unit", "stored_number"]
 
 Arrays = Mapping[int, npt.NDArray[Any]]
 """The arrays of a run by their numbers."""
 
 
-def stored(uid: int) -> int:
+def stored_number(uid: int) -> int:
     """The number of the buffer of a bound tensor whose values are carried in another dtype."""
     return ~uid
 
@@ -51,7 +52,7 @@ class Unit(NamedTuple):
     footprint: int = 0
 
 
-def computed(kernel: Any, operands: Mapping[Any, int], results: Mapping[Any, int], lanes: int) -> Unit:
+def kernel_unit(kernel: Any, operands: Mapping[Any, int], results: Mapping[Any, int], lanes: int) -> Unit:
     """The unit in which a kernel computes: a `Kernel`, or a `Chain`.
 
     `operands`, `results`: the numbers of arrays by the keys that the kernel knows them by.
@@ -66,7 +67,7 @@ def computed(kernel: Any, operands: Mapping[Any, int], results: Mapping[Any, int
     return Unit(tuple(operands.values()), tuple(results.values()), bind, kernel.footprint(lanes))
 
 
-def evaluated(graph: OperationGraph, number: int) -> Unit:
+def definition_unit(graph: OperationGraph, number: int) -> Unit:
     """The unit that computes an operation by its definition: in float64, in memory that NumPy allocates."""
     operation, constants = graph.operations[number], graph.constants
 
@@ -90,7 +91,7 @@ def evaluated(graph: OperationGraph, number: int) -> Unit:
     return Unit(operation.reads, operation.writes, bind)
 
 
-def moved(unit: Unit, number: int, to: int) -> Unit:
+def redirect_unit(unit: Unit, number: int, to: int) -> Unit:
     """The unit with array `to` in place of array `number`."""
 
     def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
@@ -102,7 +103,7 @@ def moved(unit: Unit, number: int, to: int) -> Unit:
     return Unit(reads, writes, bind, unit.footprint)
 
 
-def copied(source: int, target: int) -> Unit:
+def copy_unit(source: int, target: int) -> Unit:
     """The unit that copies an array to one of the same dims, of any dtype. Floats round to nearest even."""
 
     def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
