@@ -19,7 +19,7 @@ from cudnn_actor.engines.cpu.fast.instructions import (
     simplify,
 )
 from cudnn_actor.engines.cpu.fast.kernels import carried_number, carrier_dtype
-from cudnn_actor.engines.cpu.fast.rounding import rounded
+from cudnn_actor.engines.cpu.fast.rounding import round_values
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.protocol.operations import FUNCTIONS, GraphTensor, Pointwise, PointwiseMode
 from cudnn_actor.protocol.operations.functions import saturate_parameters
@@ -152,7 +152,7 @@ class ChainCode:
             if dtype.is_half and value.dtype.itemsize >= (8 if kind == "f" else 4):
                 return None
             value = code.convert(value, carrier_dtype(dtype))
-            return rounded(code, value, dtype) if dtype.is_half and kind != "b" else value
+            return round_values(code, value, dtype) if dtype.is_half and kind != "b" else value
         if dtype is DType.BOOL:
             return code(np.not_equal, value, 0, dtype=bool)
         if kind == "b":

@@ -129,7 +129,7 @@ class DepthwiseRows(ShiftedRows):
             copies = shifted[:, phase.number].reshape(columns, channels, -1)
             yield from _product_calls(taps, copies.swapaxes(0, 1), products[part].swapaxes(0, 1))
             terms += (
-                self._met(product.reshape(channels, *spatial), row, sums.shape)
+                self._part_of_sums(product.reshape(channels, *spatial), row, sums.shape)
                 for product, row in zip(products[part], phase.rows, strict=True)
             )
         yield from adding_up(terms, sums)

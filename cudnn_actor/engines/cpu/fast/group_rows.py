@@ -151,7 +151,7 @@ class GroupRows(ShiftedRows):
         dilation = self._geometry.conv.dilation
         offsets = itertools.product(*(range(0, d * n, d) for d, n in zip(dilation, taps, strict=False)))
         terms = [
-            self._met(product.reshape(len(w), *spatial), row, sums.shape)
+            self._part_of_sums(product.reshape(len(w), *spatial), row, sums.shape)
             for product, row in zip(products, offsets, strict=True)
         ]
         yield from adding_up(terms, sums)

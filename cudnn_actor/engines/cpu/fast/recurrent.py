@@ -22,7 +22,7 @@ from cudnn_actor.engines.cpu.fast.recurrent_walks import (
     Task,
     Turn,
     in_order,
-    transposed,
+    transpose_for_blas,
     turns,
     within,
 )
@@ -58,7 +58,9 @@ class _Layer:
         node, sizes, x, keep = self.node, self.sizes, operands["x"], lanes[0].keep
         directions, batch, rows, state, hidden = sizes
         given = {
-            name: transposed(operands[name], steps, lanes) for name in ("w_ih", "w_hr") if name in operands
+            name: transpose_for_blas(operands[name], steps, lanes)
+            for name in ("w_ih", "w_hr")
+            if name in operands
         }
         given["w_hh"] = blas_operand(operands["w_hh"], steps, lanes)
         given |= {"bias": operands["bias"]} if "bias" in operands else {}

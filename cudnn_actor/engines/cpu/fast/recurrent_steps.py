@@ -158,7 +158,7 @@ class _Walk:
         if "bias" in self._own:
             np.add(gates, self._own["bias"][rows], gates)
 
-    def _bounded(self, number: int, first: int, stop: int) -> None:
+    def _apply(self, number: int, first: int, stop: int) -> None:
         """Put the function of this number in the place of what these gates are computed from."""
         values, clip = self._each[:, first:stop], self._node.clip
         if clip is not None:
@@ -172,7 +172,7 @@ class _Walk:
     def _plain(self, x: Floats) -> None:
         self._multiply(self._h, 0, 1)
         np.add(self._gates, x, self._gates)
-        self._bounded(0, 0, 1)
+        self._apply(0, 0, 1)
         np.copyto(self._new, self._each[:, 0])
 
     def _lstm(self, x: Floats) -> None:
@@ -181,15 +181,15 @@ class _Walk:
         np.add(self._gates, x, self._gates)
         self._look(0, 0, own["c"])
         self._look(1, 1, own["c"])
-        self._bounded(0, 0, 2)
+        self._apply(0, 0, 2)
         if self._node.coupled:
             np.subtract(1, each[:, 0], each[:, 1])
-        self._bounded(1, 2, 3)
+        self._apply(1, 2, 3)
         np.multiply(each[:, 1], own["c"], cells)
         np.multiply(each[:, 0], each[:, 2], more)
         np.add(cells, more, cells)
         self._look(3, 2, cells)
-        self._bounded(0, 3, 4)
+        self._apply(0, 3, 4)
         np.copyto(self._seen, cells)
         apply_function(self._functions[2], self._seen, more, self._mask[:, 0])
         np.multiply(each[:, 3], self._seen, self._new)
@@ -205,7 +205,7 @@ class _Walk:
         both, n = self._gates[:, : 2 * hidden], each[:, 2]
         self._multiply(self._h, 0, 3)
         np.add(both, x[:, : 2 * hidden], both)
-        self._bounded(0, 0, 2)
+        self._apply(0, 0, 2)
         np.multiply(each[:, 0], n, n)
         self._mix(x)
 
@@ -214,7 +214,7 @@ class _Walk:
         both = self._gates[:, : 2 * hidden]
         self._multiply(self._h, 0, 2)
         np.add(both, x[:, : 2 * hidden], both)
-        self._bounded(0, 0, 2)
+        self._apply(0, 0, 2)
         np.multiply(each[:, 0], self._h, self._seen)
         self._multiply(self._seen, 2, 3)
         self._mix(x)
@@ -223,7 +223,7 @@ class _Walk:
         """The new state, from the state's part of n."""
         z, n, more, new = self._each[:, 1], self._each[:, 2], self._more, self._new
         np.add(n, x[:, 2 * new.shape[1] :], n)
-        self._bounded(1, 2, 3)
+        self._apply(1, 2, 3)
         np.subtract(1, z, more)
         np.multiply(more, n, new)
         np.multiply(z, self._h, more)

@@ -18,7 +18,7 @@ from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_operand
 from cudnn_actor.engines.cpu.scratch import Scratch
 
-__all__ = ["Mask", "Sizes", "Task", "Turn", "in_order", "transposed", "turns", "within"]
+__all__ = ["Mask", "Sizes", "Task", "Turn", "in_order", "transpose_for_blas", "turns", "within"]
 
 Mask = npt.NDArray[np.bool_]
 _LEAST_WORK = 1 << 20
@@ -108,6 +108,6 @@ def within(node: Any, steps: int, batch: int) -> Mask | None:
     return found
 
 
-def transposed(weights: Floats, steps: list[Step], lanes: Sequence[Scratch]) -> Floats:
+def transpose_for_blas(weights: Floats, steps: list[Step], lanes: Sequence[Scratch]) -> Floats:
     """Matrices with their last two dims swapped, as BLAS takes them. `steps`: as in `blas_operand`."""
     return blas_operand(weights.swapaxes(-2, -1), steps, lanes)

@@ -60,7 +60,7 @@ class _Reduction:
         x = operands["x"] if operands["x"].ndim == len(folding.dims) else operands["x"][..., None]
         if not self.keep_dims:
             y = y[tuple(None if axis in folding.axes else slice(None) for axis in range(x.ndim))]
-        narrow = _to_odd if folding.wide == np.float64 and self.dtype.is_half else _copied
+        narrow = _to_odd if folding.wide == np.float64 and self.dtype.is_half else _copy
         finish = _finish(self.mode, folding.length, narrow)
         if self.mode is not _Mode.LOG_SUM_EXP:
             return folding.steps(_FOLDS.get(self.mode, Fold()), x, y, lanes, finish)
@@ -68,14 +68,14 @@ class _Reduction:
             return self._log_sum_exp(x, y, lanes, finish)
         # y does not hold the largest element, which is subtracted.
         wide = lanes[0].keep(y.shape, folding.wide)
-        steps = self._log_sum_exp(x, wide, lanes, _finish(self.mode, folding.length, _copied))
+        steps = self._log_sum_exp(x, wide, lanes, _finish(self.mode, folding.length, _copy))
 
-        def stored(box: Box, lane: int) -> Call:
+        def store(box: Box, lane: int) -> Call:
             del lane
             at: Any = (*box, ...)  # without `...`, no dims would give a number
             return partial(narrow, wide[at], y[at])
 
-        return [*steps, deal(boxes_of_elements(y.shape, _BLOCK), len(lanes), stored)]
+        return [*steps, deal(boxes_of_elements(y.shape, _BLOCK), len(lanes), store)]
 
     def _log_sum_exp(self, x: _Any, y: _Any, lanes: Sequence[Scratch], finish: Finish) -> list[Step]:
         powers = Fold(change=partial(_powers, y))
@@ -133,7 +133,7 @@ def _finish(mode: ReductionMode, length: int, narrow: Finish) -> Finish:
     return store
 
 
-def _copied(total: _Any, y: _Any) -> None:
+def _copy(total: _Any, y: _Any) -> None:
     """Store floats, rounded to y's dtype."""
     np.copyto(y, total, casting="same_kind")
 
@@ -154,7 +154,7 @@ def _to_odd(total: _Any, y: _Any) -> None:
     np.add(spare, np.int32(_BELOW_FLOAT32), out=spare)  # which carries, unless they were all 0
     np.bitwise_or(bits, spare, out=bits)
     np.bitwise_and(bits, ~_BELOW_FLOAT32, out=bits)
-    _copied(total, y)
+    _copy(total, y)
 
 
 def _finite(total: _Any, y: _Any) -> None:

@@ -89,7 +89,7 @@ def resample_backward(node: Node, specs: Specs) -> Resampled | None:
     dy, dx = specs["dy"].dims, specs["dx"].dims
     reversed_taps: dict[int, Taps] = {}
     for axis in node.resized(dx):
-        taps = _reversed(node.taps_along(dx, axis), dx[axis])
+        taps = _reverse_taps(node.taps_along(dx, axis), dx[axis])
         if taps is None:
             return None
         reversed_taps[axis] = taps
@@ -103,7 +103,7 @@ def _in_order(axes: Iterable[int], x: Dims, y: Dims) -> tuple[int, ...]:
     return tuple(sorted(axes, key=lambda axis: (y[axis] / x[axis], -axis)))
 
 
-def _reversed(taps: Taps, size: int) -> Taps | None:
+def _reverse_taps(taps: Taps, size: int) -> Taps | None:
     """The taps of `size` elements of an operand, each as a sum of the elements that it is part of.
 
     All elements have the same number of taps: some weights are 0. None if that makes far more taps.
@@ -161,7 +161,7 @@ class Resampled:
         if not kept:
             for axis in self.axes:
                 together = self.taps.together(axis, extents[axis])
-                found += found_bytes(self.taps, self._resized(axis), extents[axis])
+                found += found_bytes(self.taps, self._resized_axis(axis), extents[axis])
                 nbytes = max(nbytes, self.taps.nbytes(axis, together))
         return found + nbytes
 
@@ -173,7 +173,7 @@ class Resampled:
             return extents, True
         most = [*self.y]
         for axis in self.axes:
-            each = found_bytes(self.taps, self._resized(axis), _LEAST_ELEMENTS) / _LEAST_ELEMENTS
+            each = found_bytes(self.taps, self._resized_axis(axis), _LEAST_ELEMENTS) / _LEAST_ELEMENTS
             least = min(_LEAST_ELEMENTS, 4 * _TAPS_SCRATCH / each)
             most[axis] = int(max(1, least, _TAPS_SCRATCH / each))
         return self._extents(order, tuple(most)), False
@@ -203,7 +203,7 @@ class Resampled:
                 found[axis] = -(-found[axis] // 2)
         return tuple(found)
 
-    def _resized(self, axis: int) -> Resized:
+    def _resized_axis(self, axis: int) -> Resized:
         return Resized(axis, self.x[axis], self.y[axis], self.dtype)
 
     def _most_read(self, axis: int, extent: int) -> int:
@@ -231,17 +231,17 @@ class Resampled:
         extents, kept = self._cut(order)
         block = partial(self._block, (x, y), order)
         if kept:
-            along = functools.cache(partial(self._kept, lanes[0].keep))
+            along = functools.cache(partial(self._keep_along, lanes[0].keep))
 
-            def bound(box: Box, lane: int) -> Call:
+            def bind_box(box: Box, lane: int) -> Call:
                 alongs = [along(axis, box[axis].start, box[axis].stop) for axis in self.axes]
                 return in_turn([*block(box, lanes[lane].fork(), alongs)])
 
-            return [deal(boxes(self.y, extents), len(lanes), bound)]
+            return [deal(boxes(self.y, extents), len(lanes), bind_box)]
         memories = [lane.fork() for lane in lanes]
-        found = [self._found(extents, memory) for memory in memories]
+        found = [self._tap_finders(extents, memory) for memory in memories]
 
-        def made(group: Sequence[Box], lane: int) -> Call:
+        def bind_group(group: Sequence[Box], lane: int) -> Call:
             def calls() -> Iterator[Call]:
                 alongs: list[Along] = []
                 for axis, one in zip(self.axes, found[lane], strict=True):
@@ -253,7 +253,7 @@ class Resampled:
 
             return made_when_run(calls)
 
-        return [deal(self._groups(extents), len(lanes), made)]
+        return [deal(self._groups(extents), len(lanes), bind_group)]
 
     def _groups(self, extents: Dims) -> Iterator[list[Box]]:
         """Some of the blocks that are made of the same places along the axes."""
@@ -268,12 +268,12 @@ class Resampled:
                     for box in rest[start : start + _GROUP]
                 ]
 
-    def _kept(self, allocate: Allocate, axis: int, start: int, stop: int) -> Along:
-        return kept_along(self.taps, self._resized(axis), range(start, stop), allocate)
+    def _keep_along(self, allocate: Allocate, axis: int, start: int, stop: int) -> Along:
+        return kept_along(self.taps, self._resized_axis(axis), range(start, stop), allocate)
 
-    def _found(self, extents: Dims, memory: Scratch) -> list[FoundAlong]:
+    def _tap_finders(self, extents: Dims, memory: Scratch) -> list[FoundAlong]:
         """For each axis, what finds the taps of blocks in the memory of a lane."""
-        found = [FoundAlong(self.taps, self._resized(axis), extents[axis], memory) for axis in self.axes]
+        found = [FoundAlong(self.taps, self._resized_axis(axis), extents[axis], memory) for axis in self.axes]
         for one in found:
             one.use(memory.fork())
         return found
@@ -301,7 +301,7 @@ class Resampled:
             dims = (*x.shape[:axis], one.places.shape[1], *x.shape[axis + 1 :])
             final = number == len(alongs) - 1
             into = y if final and y.flags.c_contiguous else memory.take(dims, self.dtype)
-            yield from _summed(one, axis, x, into, memory)
+            yield from _sum_along(one, axis, x, into, memory)
             x = into
             if final and into is not y:
                 yield partial(np.copyto, y, into)
@@ -311,7 +311,7 @@ class Resampled:
                 yield partial(np.copyto, y, np.array(self.beyond, y.dtype), where=where)
 
 
-def _summed(along: Along, axis: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
+def _sum_along(along: Along, axis: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
     """The sums along one axis of arrays that are contiguous, as NumPy's `take` wants them."""
     if along.weights is None:
         yield partial(x.take, along.places[0], axis, y, "clip")

@@ -143,11 +143,11 @@ class NamedTaps:
 
     def nbytes(self, axis: int, count: int) -> int:
         """See `TapsOf`."""
-        return footprint((self._recorded(axis, count)[0].nbytes,), itemsize=1)
+        return footprint((self._recording_of(axis, count)[0].nbytes,), itemsize=1)
 
     def finder(self, axis: int, count: int, memory: Scratch) -> Find:
         """See `TapsOf`."""
-        recording, given, taps = self._recorded(axis, count)
+        recording, given, taps = self._recording_of(axis, count)
         calls, array = recording.on(memory.take((recording.nbytes,), np.uint8), {})
         numbers, elements = np.arange(count), array(given)
         whole: list[Array] = [array(each) if isinstance(each, Recorded) else each for each in taps]
@@ -159,20 +159,20 @@ class NamedTaps:
         return find
 
     @functools.cached_property
-    def _known(self) -> dict[tuple[int, int], tuple[Recording, Recorded, Sequence[Any]]]:
+    def _recordings(self) -> dict[tuple[int, int], tuple[Recording, Recorded, Sequence[Any]]]:
         """What has been recorded, by axis and count: every program of a plan uses it."""
         return {}
 
-    def _recorded(self, axis: int, count: int) -> tuple[Recording, Recorded, Sequence[Any]]:
+    def _recording_of(self, axis: int, count: int) -> tuple[Recording, Recorded, Sequence[Any]]:
         """What finds the taps of `count` elements, with its input and its results."""
-        if (axis, count) not in self._known:
+        if (axis, count) not in self._recordings:
             recording = Recording()
             given = recording.new((count,), np.int64)
             elements: Any = given
             taps: Sequence[Any] = self.node.taps_along(self.x, axis, elements)
             recording.finish([given], [each for each in taps if isinstance(each, Recorded)])
-            self._known[axis, count] = recording, given, taps
-        return self._known[axis, count]
+            self._recordings[axis, count] = recording, given, taps
+        return self._recordings[axis, count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,18 +223,18 @@ def kept_along(of: TapsOf, resized: Resized, part: range, allocate: Allocate) ->
     taps = of.taps(resized.axis, np.arange(part.start, part.stop))
     reach = _reach(int(taps.places.min()), int(taps.places.max()), resized.x)
 
-    def copied(values: Array, dtype: npt.DTypeLike) -> Array:
+    def keep_copy(values: Array, dtype: npt.DTypeLike) -> Array:
         copy = allocate(values.shape, np.dtype(dtype))
         copy[...] = values
         return copy
 
     def if_any(mask: Array) -> Array | None:
-        return copied(mask, np.bool_) if mask.any() else None
+        return keep_copy(mask, np.bool_) if mask.any() else None
 
-    places = copied(taps.places.T - reach.start, _PLACE)
+    places = keep_copy(taps.places.T - reach.start, _PLACE)
     if _are_ones(taps):
         return Along(resized.axis, reach, places, None, None, if_any(taps.outside))
-    weights = copied(taps.weights.T, resized.dtype)
+    weights = keep_copy(taps.weights.T, resized.dtype)
     return Along(resized.axis, reach, places, weights, if_any(weights == 0), if_any(taps.outside))
 
 

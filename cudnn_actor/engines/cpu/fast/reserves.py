@@ -17,13 +17,13 @@ __all__ = ["on_bytes"]
 def on_bytes(make: Callable[[Node, Specs], Kernel | None]) -> Callable[[Node, Specs], Kernel | None]:
     """The maker of a recurrent operation's kernel, also for bytes in the place of tensors."""
 
-    def made(node: Node, specs: Specs) -> Kernel | None:
+    def make_on_bytes(node: Node, specs: Specs) -> Kernel | None:
         assert isinstance(node, Recurrent | RecurrentBackwardData | RecurrentBackwardWeights)
         kept = node.kept_specs(specs)
         kernel = make(node, {**specs, **kept})
         return kernel if kernel is None or not kept else _OnBytes(kernel, kept)
 
-    return made
+    return make_on_bytes
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class _OnBytes:
         return self.kernel.footprint(lanes)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
-        return self.kernel.bind(self._seen(operands), self._seen(results), lanes)
+        return self.kernel.bind(self._with_views(operands), self._with_views(results), lanes)
 
-    def _seen(self, arrays: Operands) -> Operands:
+    def _with_views(self, arrays: Operands) -> Operands:
         """The arrays, with views of the bytes as tensors. Bytes behind those stay as they are."""
         views = {
             name: arrays[name][: spec.nbytes].view(spec.dtype.numpy).reshape(spec.dims)

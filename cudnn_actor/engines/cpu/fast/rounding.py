@@ -12,12 +12,12 @@ from cudnn_actor.engines.cpu.fast.instructions import Code, Value
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["rounded", "saturate", "store"]
+__all__ = ["round_values", "saturate", "store"]
 
 _MANTISSA, _EXPONENT, _SIGN = 23, 0x7F800000, 0x80000000
 
 
-def rounded(code: Code, x: Value, dtype: DType) -> Value:
+def round_values(code: Code, x: Value, dtype: DType) -> Value:
     """Values of float32, rounded to those of float16 or bfloat16, as float32. NaN stays NaN."""
     if dtype is DType.BFLOAT16:
         return code.convert(code.convert(x, dtype.numpy), np.float32)

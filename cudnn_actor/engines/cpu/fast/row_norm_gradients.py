@@ -69,7 +69,7 @@ class _Backward:
             return _row_gradients(into, of, part.axes, lanes[lane].fork())
 
         steps = [deal([*parts_of_lines(self._axes, (dx, *given.values()))], len(lanes), call)]
-        for name, change in (("dscale", partial(_scaled, operands)), ("dbias", None)):
+        for name, change in (("dscale", partial(_normalised_product, operands)), ("dbias", None)):
             if name in results:
                 into = results[name].reshape(*[1] * self.first, *self.dims[self.first :])
                 steps += self._columns.steps(Fold(change=change), operands["dy"], into, lanes, store)
@@ -108,7 +108,7 @@ def _row_gradients(dx: Floats, of: dict[str, Floats], axes: tuple[int, ...], scr
     return in_turn(calls)
 
 
-def _scaled(of: Operands, dy: Floats, into: Floats, select: Select) -> list[Call]:
+def _normalised_product(of: Operands, dy: Floats, into: Floats, select: Select) -> list[Call]:
     """Calls that multiply dy with the normalised elements."""
     x = select(of["x"])
     if "mean" in of:

@@ -68,7 +68,7 @@ class _RowNorm:
             of_y, of_x, *others = part.arrays
             scratch = lanes[lane].fork()
             found = {name: scratch.take(one_each(of_y, part.axes), x.dtype) for name in statistics}
-            calls = [self._normalised(of_x, of_y, [*found.values()], part.axes, scratch)]
+            calls = [self._normalise(of_x, of_y, [*found.values()], part.axes, scratch)]
             for name, weight in zip(weights, others, strict=True):
                 calls.append(partial(np.multiply if name == "scale" else np.add, of_y, weight, of_y))
             stored = [found[name] for name in statistics if name in results]
@@ -78,7 +78,7 @@ class _RowNorm:
         parts = parts_of_lines(self.axes, (y, x, *weights.values()), kept)
         return [deal([*parts], len(lanes), call)]
 
-    def _normalised(
+    def _normalise(
         self, x: Floats, y: Floats, statistics: list[Floats], axes: tuple[int, ...], scratch: Scratch
     ) -> Call:
         mean, inverse = statistics

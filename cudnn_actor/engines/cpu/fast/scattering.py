@@ -100,7 +100,7 @@ class Scattered:
         x, indices, updates, y = (*(operands[name] for name in self.node.inputs), results["y"])
         into = lanes[0].take(self.x, _WIDE) if self.wide else y
         steps = [_copies(x, into, lanes)]
-        written = self._written(into, indices, updates, lanes[0].fork())
+        written = self._write_updates(into, indices, updates, lanes[0].fork())
         if updates.size:
             steps.append(step_by_lane([[*written]]))
         if self.wide:
@@ -108,7 +108,7 @@ class Scattered:
             steps.append(deal(boxes, len(lanes), lambda box, _: partial(saturate, into[box], y[box])))
         return steps
 
-    def _written(self, into: Array, indices: Array, updates: Array, scratch: Scratch) -> Iterator[Call]:
+    def _write_updates(self, into: Array, indices: Array, updates: Array, scratch: Scratch) -> Iterator[Call]:
         """Calls that write the updates, in their order."""
         bound: dict[tuple[Dims, Dims], BoundPlaces] = {}
         for box in boxes_of_elements(updates.shape, _BLOCK):

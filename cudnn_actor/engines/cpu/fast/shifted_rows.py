@@ -40,7 +40,7 @@ class ShiftedRows:
         start, stop = self._geometry.reach((0, extent), axis)
         return stop - start
 
-    def _met(self, product: Floats, row: Dims, dims: Dims) -> Floats:
+    def _part_of_sums(self, product: Floats, row: Dims, dims: Dims) -> Floats:
         """What a row of the filter adds to sums of these dims, of a product for all pixels of the copies.
 
         `row`: where in the copies the first row of y meets it.
@@ -89,8 +89,8 @@ class ShiftedRows:
             phases.setdefault(phase, {})[column] = shift
         for phase, shifts in phases.items():
             pixels = rows[..., phase :: conv.stride[-1]]
-            runs = _joined(pixels)
-            whole = span[0] == 0 and pixels.shape == target.shape[1:] and _joined(target[0]) is not None
+            runs = _rows_view(pixels)
+            whole = span[0] == 0 and pixels.shape == target.shape[1:] and _rows_view(target[0]) is not None
             packed = runs is not None and pixels.strides[-1] == pixels.itemsize
             if whole and not packed and len(shifts) > 1:
                 copy = memory.fork().take(pixels.shape, self._dtype)
@@ -128,7 +128,7 @@ def _with_gaps(array: Floats) -> Floats:
     return np.lib.stride_tricks.as_strided(array, (span,), (array.itemsize,))
 
 
-def _joined(array: Floats) -> Floats | None:
+def _rows_view(array: Floats) -> Floats | None:
     """A view with all dims but the first joined; None if there is none."""
     return reshaped_view(array, (len(array), math.prod(array.shape[1:])))
 
@@ -139,7 +139,7 @@ def _shifting(runs: Floats, target: Floats, shift: int) -> Iterator[Call]:
     `runs`: (channels, pixels of all rows). `target`: (channels, spatial dims); pixels that would come from
     outside of their row are set to 0.
     """
-    into = _joined(target)
+    into = _rows_view(target)
     assert into is not None
     width, pixels = target.shape[-1], runs.shape[-1]
     if abs(shift) >= width:

@@ -168,14 +168,14 @@ class _Block:
             yield partial(np.copyto, self._places, wanted)
         if chunk == size:
             yield partial(np.add, wanted, starts(self._rows), wanted)
-            yield from self._taken(elements.reshape(-1), wanted)
+            yield from self._take(elements.reshape(-1), wanted)
         else:  # of one row, in which places are multiplied with how far elements lie apart
             step = self._x.strides[-1] // self._x.itemsize
             yield partial(np.multiply, wanted, step, out=wanted)
             line = np.lib.stride_tricks.as_strided(self._x, ((size - 1) * step + 1,), (self._x.itemsize,))
-            yield from self._taken(line, wanted)
+            yield from self._take(line, wanted)
 
-    def _taken(self, x: Array, places: Array) -> Iterator[Call]:
+    def _take(self, x: Array, places: Array) -> Iterator[Call]:
         """The elements in these places."""
         if self._values.flags.c_contiguous:
             yield partial(x.take, places, None, self._values, "clip")
