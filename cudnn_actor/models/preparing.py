@@ -14,7 +14,7 @@ from cudnn_actor.actors import Deadline
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models.keeping import Keeping, Kept, Outdated
 from cudnn_actor.models.loop_locks import LoopLocks
-from cudnn_actor.models.rounding import round_values
+from cudnn_actor.models.rounding import rounded
 from cudnn_actor.models.source import NeedsValues, Specialised, Step, Weight, values_of
 from cudnn_actor.models.writing import Writing
 from cudnn_actor.protocol.errors import OutOfMemory, StaleBufferError
@@ -280,7 +280,7 @@ class Preparing:
     async def _upload_weight(self, weight: Weight, spec: TensorSpec) -> BufferRef:
         array = await in_own_thread(values_of, weight) if callable(weight) else weight
         if array.dtype != spec.dtype.numpy:
-            array = await in_own_thread(round_values, array, spec.dtype)
+            array = await in_own_thread(rounded, array, spec.dtype)
         shared = not getattr(self._keeping.source, "swappable", False)
         upload = partial(self._gpu._upload_weight, array, spec, shared=shared)
         return await self._with_room(spec.nbytes, upload)

@@ -14,7 +14,7 @@ from cudnn_actor.actors import Deadline
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models.inputs import Values
 from cudnn_actor.models.keeping import Keeping
-from cudnn_actor.models.rounding import round_values
+from cudnn_actor.models.rounding import rounded
 from cudnn_actor.models.source import Origin, SwappableSource
 from cudnn_actor.models.weights import checked_weights, derived, specs_of
 from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, StaleBufferError
@@ -175,4 +175,4 @@ def _compute(
 ) -> list[np.ndarray]:
     """The values of weights, each in its buffer's dtype. Raises `InvalidRequest`."""
     known: dict[str, Any] = {}
-    return [round_values(derived(origin, ref.spec, tensors, known), ref.spec.dtype) for ref, origin in chosen]
+    return [rounded(derived(origin, ref.spec, tensors, known), ref.spec.dtype) for ref, origin in chosen]

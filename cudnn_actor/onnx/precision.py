@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
-from cudnn_actor.models.rounding import largest, round_values
+from cudnn_actor.models.rounding import largest, rounded
 from cudnn_actor.models.source import Feature
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.dtypes import formal
@@ -172,7 +172,7 @@ class Precision:
     def constant(self, array: np.ndarray, feature: Feature) -> np.ndarray:
         """The same of an output that needs no computation."""
         dtype = _floating(feature.dtype)
-        return array if dtype is None or _floating(DType.of(array.dtype)) is None else round_values(array, dtype)
+        return array if dtype is None or _floating(DType.of(array.dtype)) is None else rounded(array, dtype)
 
     def _source(self, value: Value | None) -> Value | None:
         """What a result was before it was rounded."""
@@ -218,7 +218,7 @@ class Precision:
 
 
 def _within_limits(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
-    """x in a dtype, of whose limits what is finite stays within: see `round_values`."""
+    """x in a dtype, of whose limits what is finite stays within: see `rounded`."""
     limit = largest(dtype)
     return g.astype(g.where(g.isinf(x), x, g.clip(x, -limit, limit)), dtype)
 

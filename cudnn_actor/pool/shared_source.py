@@ -12,7 +12,7 @@ import numpy as np
 
 from cudnn_actor.attached.client.shared_segments import ToShare, shared_copies
 from cudnn_actor.models import Feature
-from cudnn_actor.models.rounding import round_values
+from cudnn_actor.models.rounding import rounded
 from cudnn_actor.models.source import Source, Specialised, Weight, values_of
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -100,7 +100,7 @@ class SharedSource:
 
 
 def _to_share(spec: TensorSpec, weight: Weight) -> ToShare:
-    return ToShare(spec, lambda: round_values(values_of(weight), spec.dtype))
+    return ToShare(spec, lambda: rounded(values_of(weight), spec.dtype))
 
 
 def _key(values: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
