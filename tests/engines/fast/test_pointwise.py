@@ -16,7 +16,7 @@ from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 from .kernel_cases import check_any
-from .kernel_runs import array_of, carried, run
+from .kernel_runs import array_of, carrier_dtype, run
 
 RNG = np.random.default_rng(38)
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 3e38)
@@ -41,7 +41,7 @@ def computed(graph: OperationGraph, arrays: dict[int, np.ndarray], lanes: int) -
     kernel = chain(graph.operations, {t.uid: t for t in graph.tensors}, stored, graph.constants)
     assert kernel is not None
     given = {
-        uid: array_of(graph.tensor(uid).spec, array.astype(carried(graph.tensor(uid).dtype)))
+        uid: array_of(graph.tensor(uid).spec, array.astype(carrier_dtype(graph.tensor(uid).dtype)))
         for uid, array in arrays.items()
     }
     results = {uid: array_of(graph.tensor(uid).spec) for uid in sorted(stored)}
