@@ -35,7 +35,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.operations import OPERATIONS
 from cudnn_actor.supervision import Fault, FaultPlan
 from cudnn_actor.trials.chaos.answers import VALUES, Answers
-from cudnn_actor.trials.chaos.computations import HEAVY, message, updated
+from cudnn_actor.trials.chaos.computations import HEAVY, message, updated_inputs
 from cudnn_actor.trials.chaos.graph_computation import GraphComputation
 from cudnn_actor.trials.chaos.graphs import LOAD
 from cudnn_actor.trials.chaos.loop_computation import LoopComputation
@@ -334,13 +334,15 @@ def test_a_request_that_takes_too_long_is_a_stall_before_it_ends_and_after() -> 
     now = 0.0
     tally = Tally(clock=lambda: now)
     slow, quick = Asked(), Asked()
-    tally.sent(slow, fill(buffer(1), 7), LoadKind.PYKKA, task=3, burst=4)
+    tally.note_sent(slow, fill(buffer(1), 7), LoadKind.PYKKA, task=3, burst=4)
     now = STALL_S + 1
-    tally.sent(quick, fill(buffer(2), 7), LoadKind.TASKS, task=1, burst=1)
-    assert [(stall.sender, stall.task, stall.burst) for stall in tally.stalled()] == [("pykka", 3, 4)]
+    tally.note_sent(quick, fill(buffer(2), 7), LoadKind.TASKS, task=1, burst=1)
+    assert [(stall.sender, stall.task, stall.burst) for stall in tally.stalled_requests()] == [
+        ("pykka", 3, 4)
+    ]
     for request in (slow, quick):
-        tally.ended(request, RECEIPT)
-    assert [stall.took_s for stall in tally.stalled()] == [STALL_S + 1]
+        tally.note_outcome(request, RECEIPT)
+    assert [stall.took_s for stall in tally.stalled_requests()] == [STALL_S + 1]
     assert tally.longest_s == STALL_S + 1
     assert tally.senders == {LoadKind.PYKKA: 1, LoadKind.TASKS: 1}
 
@@ -353,12 +355,12 @@ def test_a_stall_is_told_with_the_faults_of_processes_that_it_met(
     tally.note_fault(FaultKind.KILL)
     now = 1.0
     request = Asked()
-    tally.sent(request, fill(buffer(1), 7), LoadKind.PYKKA, task=3, burst=4)
+    tally.note_sent(request, fill(buffer(1), 7), LoadKind.PYKKA, task=3, burst=4)
     for kind in (FaultKind.KILL, FaultKind.HANG_STANDBY, FaultKind.FAIL):
         now += 1.0
         tally.note_fault(kind)
     now += STALL_S
-    tally.ended(request, RECEIPT)
+    tally.note_outcome(request, RECEIPT)
     report = report_of(Settings(), tally, Outcome("cpu", [], {}, None, "", now, ()))
     assert faults_met(report, report.stalls[0]) == {"kill": 1, "hang-standby": 1}
     print_report(report, Console(width=300))
@@ -371,12 +373,12 @@ def test_time_in_which_the_harness_did_not_run_is_no_stall() -> None:
     now = 0.0
     tally = Tally(clock=lambda: now)
     request = Asked()
-    tally.sent(request, fill(buffer(1), 7), LoadKind.TASKS, task=1, burst=1)
+    tally.note_sent(request, fill(buffer(1), 7), LoadKind.TASKS, task=1, burst=1)
     now = 3600.0
     tally.excuse(3599.0)
-    assert tally.stalled() == []
-    tally.ended(request, RECEIPT)
-    assert (tally.stalled(), tally.longest_s) == ([], 1.0)
+    assert tally.stalled_requests() == []
+    tally.note_outcome(request, RECEIPT)
+    assert (tally.stalled_requests(), tally.longest_s) == ([], 1.0)
 
 
 def test_a_life_lasts_until_its_end_and_is_noted_with_its_first_answer() -> None:
@@ -385,8 +387,8 @@ def test_a_life_lasts_until_its_end_and_is_noted_with_its_first_answer() -> None
 
     def answer() -> None:
         request = Asked()
-        tally.sent(request, fill(buffer(1), 7), LoadKind.TASKS, task=1, burst=1)
-        tally.ended(request, RECEIPT)
+        tally.note_sent(request, fill(buffer(1), 7), LoadKind.TASKS, task=1, burst=1)
+        tally.note_outcome(request, RECEIPT)
 
     now = 1.0
     answer()
@@ -420,7 +422,7 @@ def test_a_record_names_the_model_s_file_without_its_folder() -> None:
 
 
 FORMS = [(number, form) for number, problem in enumerate(LOAD) for form in problem.forms]
-IMPURE = [number for number, problem in enumerate(LOAD) if updated(problem.operations[0])]
+IMPURE = [number for number, problem in enumerate(LOAD) if updated_inputs(problem.operations[0])]
 
 
 async def test_the_answers_are_those_of_the_engine() -> None:
@@ -455,7 +457,7 @@ def test_the_load_has_every_operation() -> None:
 def test_the_load_has_graphs_with_several_outputs_and_graphs_with_state() -> None:
     graphs = [form.graph for _, form in FORMS if isinstance(form, GraphComputation)]
     assert any(len(graph.outputs) > 3 and graph.body.pure for graph in graphs)
-    states = [LOAD[n].specs[role].dtype for n in IMPURE for role in updated(LOAD[n].operations[0])]
+    states = [LOAD[n].specs[role].dtype for n in IMPURE for role in updated_inputs(LOAD[n].operations[0])]
     assert {*states} == {DType.FLOAT32, DType.INT64}
 
 
@@ -507,8 +509,8 @@ def test_requests_that_read_what_they_write_are_counted_by_their_outcome() -> No
     for outcome in (RECEIPT, UNKNOWN, RECEIPT):
         for deed in (accumulation(y, amount), fill(y, 7)):
             request = Asked()
-            tally.sent(request, deed, LoadKind.TASKS, task=1, burst=1)
-            tally.ended(request, outcome)
+            tally.note_sent(request, deed, LoadKind.TASKS, task=1, burst=1)
+            tally.note_outcome(request, outcome)
     assert +tally.impure == {"applied": 2, "OutcomeUnknown": 1}
 
 
@@ -562,10 +564,10 @@ def test_a_run_that_goes_on_slowly_has_lost_nothing() -> None:
     tally = Tally(clock=lambda: now_s)
     tally.begin()
     request = Asked()
-    tally.sent(request, fill(buffer(1), 7), LoadKind.TASKS, task=1, burst=1)
+    tally.note_sent(request, fill(buffer(1), 7), LoadKind.TASKS, task=1, burst=1)
     now_s = 50.0
     assert tally.unmoved_s(15.0) == 35.0
-    tally.ended(request, RECEIPT)
+    tally.note_outcome(request, RECEIPT)
     assert tally.unmoved_s(15.0) == 0.0, "a request has just ended, after the end of the load"
     now_s = 60.0
     tally.note_fault(FaultKind.MEMORY)
@@ -594,7 +596,7 @@ async def test_a_lost_request_is_named(logs: list[EventDict]) -> None:
     await line(logs, "fault.injected")
     ending.set()
     outcome = await running
-    assert 1 <= len(outcome.lost) <= tally.requests - tally.answered
+    assert 1 <= len(outcome.lost) <= tally.requests - tally.ended_requests
     assert all(lost.task in (1, 2) and re.search(r"(float32|int64)\[", lost.request) for lost in outcome.lost)
 
 

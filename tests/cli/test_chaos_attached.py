@@ -131,7 +131,7 @@ def test_answers_of_another_server_say_nothing_of_the_service() -> None:
     tally.note_fault(FaultKind.MEMORY)
     for kind, open_faults in ((LoadKind.DOOMED, 1), (LoadKind.ATTACHED, 0)):
         request = Asked()
-        tally.sent(request, download(buffer(1)), kind, 1, 1)
-        tally.ended(request, None)
-        assert tally.unrecovered == open_faults
-    assert (tally.finished, tally.elsewhere, tally.lives()[0].finished, tally.answered) == (1, 1, 1, 2)
+        tally.note_sent(request, download(buffer(1)), kind, 1, 1)
+        tally.note_outcome(request, None)
+        assert tally.unrecovered_faults == open_faults
+    assert (tally.finished, tally.elsewhere, tally.lives()[0].finished, tally.ended_requests) == (1, 1, 1, 2)

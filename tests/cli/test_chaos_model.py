@@ -186,7 +186,7 @@ def test_each_result_is_judged(path: Path, change: Any, wrong: bool) -> None:
     asyncio.run(load.run(ending))
     assert (0 < tally.wrong < 3) == wrong  # at most once for each output
     assert gpu.closed
-    assert tally.lost() == []
+    assert tally.lost_requests() == []
 
 
 @pytest.mark.parametrize("injected", [True, False])
@@ -212,7 +212,7 @@ def test_a_run_that_a_later_worker_was_sent_ends_a_fault(path: Path) -> None:
     tally.note_fault(FaultKind.KILL, generation=1)
     tally.note_fault(FaultKind.KILL, generation=2)
     asyncio.run(ModelLoad(gpu, source, [case], (), tally).run(ending))
-    assert (len(tally.recoveries), tally.unrecovered) == (1, 1)
+    assert (len(tally.recoveries), tally.unrecovered_faults) == (1, 1)
 
 
 def test_models_need_a_file() -> None:

@@ -58,7 +58,7 @@ class AttachedCallers:
         load, faults = self._settings.load, self._settings.faults
         found: dict[str, Callable[[], Coroutine[None, None, None]]] = {}
         if LoadKind.ATTACHED in load:
-            found["attached"] = self._attached
+            found["attached"] = self._run_attached
             if FaultKind.KILL_CLIENT in faults:
                 found["client"] = self._keep_a_client
         if LoadKind.DOOMED in load:
@@ -67,7 +67,7 @@ class AttachedCallers:
 
     # Clients of the service.
 
-    async def _attached(self) -> None:
+    async def _run_attached(self) -> None:
         try:
             async with connect(self.path, name="chaos") as gpu:
                 await self._run_tasks(gpu, LoadKind.ATTACHED, 0)
@@ -114,7 +114,7 @@ class AttachedCallers:
                 self.victims[FaultKind.KILL_CLIENT] = process.pid
             else:
                 wrong = Wrong("the requests of a client process", "its convolution", line.result().decode())
-                self._ground.tally.judged(_FIRST[LoadKind.ATTACHED], 0, [wrong])
+                self._ground.tally.note_wrongs(_FIRST[LoadKind.ATTACHED], 0, [wrong])
 
     # Clients of the server that is killed.
 

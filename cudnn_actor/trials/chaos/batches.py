@@ -12,7 +12,7 @@ from cudnn_actor.models import BatchedModel, Model
 from cudnn_actor.models.source import Source
 from cudnn_actor.protocol import CudnnActorError, InvalidRequest, QuarantinedRequest
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.trials.chaos.models import Judge, LeftOut, ModelCase, case_of, drawn, wrongs
+from cudnn_actor.trials.chaos.models import Judge, LeftOut, ModelCase, case_of, draw_inputs, wrongs
 from cudnn_actor.trials.chaos.oracle import BatchedRun
 from cudnn_actor.trials.chaos.settings import LoadKind
 from cudnn_actor.trials.chaos.tally import Tally
@@ -62,7 +62,7 @@ class BatchedLoad:
         """Compute the cases, and warm all sizes of batches. Raises `LeftOut`."""
         model = await self._judge.load(self._source)
         try:
-            endpoint = await self._entered(model)
+            endpoint = await self._enter(model)
         except InvalidRequest as error:
             raise LeftOut(str(error)) from error
         finally:
@@ -74,7 +74,7 @@ class BatchedLoad:
         cases = []
         for number, samples in enumerate(_SAMPLES):
             sizes = {dim: samples for dim in self._dims if dim == self._batch_dim}
-            given = drawn(self._source, _OTHERS, [self._seed, _NUMBER, number], sizes)
+            given = draw_inputs(self._source, _OTHERS, [self._seed, _NUMBER, number], sizes)
             cases.append(case_of(self._path, self._source, given))
         return cases
 
@@ -88,7 +88,7 @@ class BatchedLoad:
     def _batch_dim(self) -> str:
         return next(iter(self._dims), "")
 
-    async def _entered(self, model: Model) -> BatchedModel:
+    async def _enter(self, model: Model) -> BatchedModel:
         """Warm a batched model, again after each injected fault. Raises `InvalidRequest`."""
         dims = {dim: size for dim, size in self._dims.items() if dim != self._batch_dim}
         while True:
@@ -102,7 +102,7 @@ class BatchedLoad:
     async def run(self, ending: Any) -> None:
         """Send samples until `ending` is set; then each case once more. Raises `ServiceStopped`."""
         model = await self._judge.load(self._source)
-        endpoint = await self._entered(model)
+        endpoint = await self._enter(model)
         async with asyncio.TaskGroup() as tasks:
             for task in range(_TASKS):
                 tasks.create_task(self._run(endpoint, _NUMBER + task, ending))

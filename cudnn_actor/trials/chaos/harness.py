@@ -202,7 +202,7 @@ class Harness:
     def _give_up(self) -> None:
         """Report the results so far and end this process: the run has not ended. On the watchdog's thread."""
         self._progress.stop()
-        lost, seconds = self._tally.lost(), self._tally.now_s
+        lost, seconds = self._tally.lost_requests(), self._tally.now_s
         stuck = ("the run did not end",)
         outcome = Outcome(self._settings.engine, lost, {}, None, "", seconds, stuck)
         try:

@@ -40,10 +40,10 @@ from cudnn_actor.trials.chaos.computations import (
     Computation,
     accumulates,
     allocates,
-    applied,
     bare,
     message,
-    updated,
+    message_to_apply,
+    updated_inputs,
 )
 from cudnn_actor.trials.chaos.graphs import LOAD
 from cudnn_actor.trials.chaos.oracle import MOST_CONTENTS, After, Contents, Deed, Model, Oracle, Torn, both
@@ -140,7 +140,7 @@ class Task:
         for step in steps:
             if step.action in _ALONE:
                 continue
-            for place in self._needed(step):
+            for place in self._buffers_of(step):
                 await self._take(place, step)
             deeds.append((step, self._deed(step)))
         outcomes = await self._send([deed for _, deed in deeds])
@@ -151,7 +151,7 @@ class Task:
         for step in steps:
             if step.action is Action.APPLY:
                 await self._apply(step)
-            elif step.action is Action.RENEW and (place := self._meant(step)) in self._own:
+            elif step.action is Action.RENEW and (place := self._target(step)) in self._own:
                 await self._give_up(self._own.pop(place))
 
     def _possible(self, step: Step) -> Step:
@@ -176,19 +176,19 @@ class Task:
 
     # Buffers.
 
-    def _needed(self, step: Step) -> list[_Place]:
+    def _buffers_of(self, step: Step) -> list[_Place]:
         """The task's own buffers that a step uses."""
         match step.action:
             case Action.COMPUTE | Action.ACCUMULATE:
                 return [*_outputs(step).values(), *_own_inputs(step).values()]
             case Action.COPY if not step.own_input:
-                return [self._meant(step), self._source(step)]
+                return [self._target(step), self._source(step)]
             case Action.INSPECT:
                 return []
-        return [self._meant(step)]
+        return [self._target(step)]
 
     @staticmethod
-    def _meant(step: Step) -> _Place:
+    def _target(step: Step) -> _Place:
         """The buffer that a step writes, or reads back."""
         if step.own_input:
             return _Place(step.problem, LOAD[step.problem].source, 0)
@@ -196,7 +196,7 @@ class Task:
         return places[step.output % len(places)]
 
     def _source(self, step: Step) -> _Place:
-        place = self._meant(step)
+        place = self._target(step)
         return place._replace(number=(place.number + 1) % PLACES)
 
     async def _take(self, place: _Place, step: Step) -> None:
@@ -286,7 +286,7 @@ class Task:
                 shared = self._ground.inputs[step.problem, role, step.second]
                 deed = Deed(Download(src=shared.ref), (shared,))
             case _:
-                model = self._own[self._meant(step)]
+                model = self._own[self._target(step)]
                 deed = Deed(Download(src=model.ref), (model,))
         deed.timeout_s, deed.cancel_after_s = step.timeout_s, step.cancel_after_s
         return deed
@@ -298,10 +298,10 @@ class Task:
         refs = {name: model.ref for name, model in (inputs | outputs).items()}
         afters = self._afters(step, inputs)
         writes = {
-            model: _added(model, afters[name]) if adds else afters[name] for name, model in outputs.items()
+            model: _sum_of(model, afters[name]) if adds else afters[name] for name, model in outputs.items()
         }
         uses = tuple(dict.fromkeys((*inputs.values(), *writes)))
-        impure = adds or bool(updated(operation))
+        impure = adds or bool(updated_inputs(operation))
         return Deed(message(operation, refs, beta=float(adds)), uses, writes, accumulates=impure)
 
     def _inputs(self, step: Step) -> dict[str, Model]:
@@ -344,13 +344,13 @@ class Task:
         afters = self._afters(step, inputs)
         contents = {name: afters[name]() for name in made}
         models = inputs | {name: self._own[place] for name, place in given.items()}
-        answered = [name for name in places if name not in updated(operation)]
+        answered = [name for name in places if name not in updated_inputs(operation)]
         deed = Deed(
-            applied(operation, {name: model.ref for name, model in models.items()}),
+            message_to_apply(operation, {name: model.ref for name, model in models.items()}),
             tuple(models.values()),
             {models[name]: afters[name] for name in given},
             gives=tuple(specs[name] for name in answered),
-            accumulates=bool(updated(operation)),
+            accumulates=bool(updated_inputs(operation)),
             also=tuple(name for name in made if name in operation.optional),
             timeout_s=step.timeout_s,
             cancel_after_s=step.cancel_after_s,
@@ -365,12 +365,12 @@ class Task:
             self._own[place] = Model(refs[name], contents[name], tolerance=problem.tolerance)
 
     def _upload(self, step: Step) -> Deed:
-        place = self._meant(step)
+        place = self._target(step)
         model, value = self._own[place], self._values(place, step)
         return Deed(Upload(dst=model.ref, data=value), (model,), {model: lambda: (value,)})
 
     def _fill(self, step: Step) -> Deed:
-        place = self._meant(step)
+        place = self._target(step)
         if place.is_input:  # always holds values that mean something
             return self._upload(step)
         model = self._own[place]
@@ -383,7 +383,7 @@ class Task:
         return Deed(Fill(dst=model.ref, value=number), (model,), {model: lambda: (value,)})
 
     def _copy(self, step: Step) -> Deed:
-        place = self._meant(step)
+        place = self._target(step)
         dst = self._own[place]
         if step.own_input:
             src = self._ground.inputs[step.problem, place.role, step.first]
@@ -398,16 +398,16 @@ class Task:
         tally, sender = self._ground.tally, self._sender
 
         def note(request: Waiting, deed: Deed) -> None:
-            tally.sent(request, deed, sender.kind, self._number, self._burst)
+            tally.note_sent(request, deed, sender.kind, self._number, self._burst)
 
         answers = await sender.send(burst, note)
         for request, outcome in answers:
-            tally.ended(request, outcome)
+            tally.note_outcome(request, outcome)
         outcomes = [outcome for _, outcome in answers]
         for outcome in outcomes:
             if isinstance(outcome, ServiceStopped):
                 raise outcome
-        tally.judged(self._number, self._burst, self._ground.oracle.judge(burst, outcomes))
+        tally.note_wrongs(self._number, self._burst, self._ground.oracle.judge(burst, outcomes))
         return outcomes
 
 
@@ -434,7 +434,7 @@ def _outputs(step: Step) -> dict[str, _Place]:
 def _own_inputs(step: Step) -> dict[str, _Place]:
     """The task's buffers that a step's operation reads, by the inputs' names. State is always the task's."""
     operation, problem = _operation(step), LOAD[step.problem]
-    numbers = dict.fromkeys(updated(operation), step.place)
+    numbers = dict.fromkeys(updated_inputs(operation), step.place)
     if step.own_input:
         numbers = {problem.source: 0} | dict.fromkeys(problem.handed_on, step.place) | numbers
     return {
@@ -444,8 +444,8 @@ def _own_inputs(step: Step) -> dict[str, _Place]:
     }
 
 
-def _added(out: Model, result: Callable[[], Contents]) -> Callable[[], Contents]:
-    def added() -> Contents:
+def _sum_of(out: Model, result: Callable[[], Contents]) -> Callable[[], Contents]:
+    def sum_up() -> Contents:
         before, amounts = out.contents, result()
         if before is None or amounts is None:
             return None
@@ -454,4 +454,4 @@ def _added(out: Model, result: Callable[[], Contents]) -> Callable[[], Contents]
             sums = both(sums, (held + amount,))
         return sums
 
-    return added
+    return sum_up

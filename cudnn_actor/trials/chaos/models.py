@@ -33,8 +33,8 @@ __all__ = [
     "case_of",
     "cases_of",
     "close",
-    "drawn",
-    "specialised",
+    "draw_inputs",
+    "specialise",
     "wrongs",
 ]
 
@@ -77,7 +77,7 @@ def cases_of(path: Path, source: Source, seed: int) -> list[ModelCase]:
     Raises `InvalidModel` or `UnsupportedModel` if the model cannot be run with these inputs, and `UserError`
     if the reference cannot.
     """
-    return [case_of(path, source, drawn(source, size, [seed, size])) for size in SIZES]
+    return [case_of(path, source, draw_inputs(source, size, [seed, size])) for size in SIZES]
 
 
 def case_of(
@@ -86,7 +86,7 @@ def case_of(
     """A case with these inputs, and with `tensors` in place of initialisers. Raises as `cases_of`."""
     from cudnn_actor.onnx.reference_evaluator import reference_outputs  # noqa: PLC0415 - needs an extra
 
-    specialised(source, given)
+    specialise(source, given)
     try:
         return ModelCase(given, reference_outputs(path, given, tensors or {}))
     except Exception as error:
@@ -94,7 +94,7 @@ def case_of(
         raise UserError(f"{path}: {problem}: {error}") from error
 
 
-def specialised(source: Source, given: Mapping[str, np.ndarray]) -> Specialised:
+def specialise(source: Source, given: Mapping[str, np.ndarray]) -> Specialised:
     """The model for these inputs. Raises `InvalidModel` or `UnsupportedModel` if it cannot be run."""
     specs = {name: TensorSpec.packed(value.shape, value.dtype) for name, value in given.items()}
     values: dict[str, np.ndarray] = {}
@@ -105,15 +105,17 @@ def specialised(source: Source, given: Mapping[str, np.ndarray]) -> Specialised:
             values |= {name: given[name] for name in needs.names}
 
 
-def drawn(
+def draw_inputs(
     source: Source, size: int, seed: Sequence[int], sizes: Mapping[str, int] | None = None
 ) -> dict[str, np.ndarray]:
     """Inputs whose open dims have this size, but those in `sizes`."""
     rng = np.random.default_rng(seed)
-    return {each.name: _drawn(each, size, sizes or {}, rng) for each in source.inputs}
+    return {each.name: _draw_input(each, size, sizes or {}, rng) for each in source.inputs}
 
 
-def _drawn(feature: Feature, size: int, sizes: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
+def _draw_input(
+    feature: Feature, size: int, sizes: Mapping[str, int], rng: np.random.Generator
+) -> np.ndarray:
     assert feature.dtype is not None, "the model has been read"
     dims = [dim if isinstance(dim, int) else sizes.get(dim or "", size) for dim in feature.dims or ()]
     if feature.dtype.is_floating:
@@ -155,18 +157,18 @@ class Judge:
         """Send a request, and note it. Returns the answer or the error; raises `ServiceStopped`."""
         generation = self._gpu.generation
         running = asyncio.ensure_future(sending())
-        self._tally.sent(running, deed, self._kind, task, burst)
+        self._tally.note_sent(running, deed, self._kind, task, burst)
         await asyncio.wait([running])
         outcome: object = running.exception() if not running.cancelled() else asyncio.CancelledError()
         outcome = running.result() if outcome is None else outcome
-        self._tally.ended(running, outcome, generation)
+        self._tally.note_outcome(running, outcome, generation)
         if isinstance(outcome, ServiceStopped | asyncio.CancelledError):
             raise outcome
         return outcome
 
     def note(self, wrongs: list[Wrong], task: int, burst: int) -> None:
         """Note wrong answers."""
-        self._tally.judged(task, burst, wrongs)
+        self._tally.note_wrongs(task, burst, wrongs)
 
     async def judge(
         self, outcome: object, wrongs: Callable[[object], list[Wrong]], task: int, burst: int

@@ -137,7 +137,7 @@ async def run_once(
     await _try_a_start(settings, ending)
     async with _folder() as folder:
         plans = str(folder / "plans") if set(OF_A_MODEL).intersection(settings.load) else None
-        gpu = await _within(_START_S, ending, _spawned(settings, faults, plans))
+        gpu = await _within(_START_S, ending, _spawn(settings, faults, plans))
         outcome: Outcome | None = None
         try:
             outcome = await _Run(gpu, settings, tally, ending, folder, show=show, ready=ready).run()
@@ -157,7 +157,7 @@ async def _folder() -> AsyncIterator[Path]:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-async def _spawned(settings: Settings, faults: FaultPlan | None, plan_store: str | None) -> CudnnRef:
+async def _spawn(settings: Settings, faults: FaultPlan | None, plan_store: str | None) -> CudnnRef:
     return await spawn(
         device=_DEVICES[settings.engine],
         isolation=settings.isolation,
@@ -336,7 +336,7 @@ class _Run:
 
     async def _outcome(self, load: asyncio.Task[None], seconds: float) -> Outcome:
         """The outcome of a run whose load has ended, or makes no progress."""
-        lost = [] if load.done() else self._tally.lost()
+        lost = [] if load.done() else self._tally.lost_requests()
         if load.done():
             load.result()  # an error here is a bug of the harness
         if self._crowd.failures:

@@ -115,7 +115,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def report_of(settings: Settings, tally: Tally, outcome: Outcome, *, alarms: int = 0) -> Report:
     """The report of a run that has ended."""
-    stalls = tally.stalled()
+    stalls = tally.stalled_requests()
     return Report(
         date=now(),
         device=outcome.device,
@@ -151,7 +151,7 @@ def _counts(tally: Tally, outcome: Outcome, stalls: int) -> dict[str, int]:
     errors, statistics = tally.outcomes, outcome.statistics
     return {
         "requests": tally.requests,
-        "answered": tally.answered,
+        "answered": tally.ended_requests,
         "finished": tally.finished,
         "lost": len(outcome.lost),
         "wrong": tally.wrong,
@@ -171,7 +171,7 @@ def _counts(tally: Tally, outcome: Outcome, stalls: int) -> dict[str, int]:
         "alarmed": errors["Alarmed"],
         "injected_errors": errors["ExecutionFailed"] + errors["OutOfMemory"],
         "faults": len(tally.faults),
-        "unrecovered": tally.unrecovered,
+        "unrecovered": tally.unrecovered_faults,
         "restarts": tally.events["Restarting"],
         "buffers_left": 0 if statistics is None else statistics.live_buffers,
     }

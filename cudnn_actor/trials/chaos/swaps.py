@@ -30,8 +30,8 @@ from cudnn_actor.trials.chaos.models import (
     ModelCase,
     case_of,
     close,
-    drawn,
-    specialised,
+    draw_inputs,
+    specialise,
 )
 from cudnn_actor.trials.chaos.oracle import ModelRun, WeightWrite, Wrong, text
 from cudnn_actor.trials.chaos.settings import LoadKind
@@ -113,8 +113,8 @@ class SwapLoad:
         await model.close()
 
     def _compute(self) -> None:
-        given = [drawn(self._source, size, [self._seed, _NUMBER, size]) for size in SIZES]
-        decided = frozenset[str]().union(*(specialised(self._source, each).decided_by for each in given))
+        given = [draw_inputs(self._source, size, [self._seed, _NUMBER, size]) for size in SIZES]
+        decided = frozenset[str]().union(*(specialise(self._source, each).decided_by for each in given))
         self._weights = [
             _version(self._source.tensors, decided, self._seed, number) for number in range(_VERSIONS)
         ]

@@ -198,7 +198,7 @@ class Tally:
         return self._clock() - self._origin
 
     @property
-    def answered(self) -> int:
+    def ended_requests(self) -> int:
         """Requests that have ended in any way."""
         return self.finished + self.elsewhere + self.outcomes.total()
 
@@ -209,7 +209,9 @@ class Tally:
 
     # Requests.
 
-    def sent(self, request: Waiting, deed: Deed | ModelRun, sender: LoadKind, task: int, burst: int) -> None:
+    def note_sent(
+        self, request: Waiting, deed: Deed | ModelRun, sender: LoadKind, task: int, burst: int
+    ) -> None:
         """Note that a request was sent."""
         with self._lock:
             self.requests += 1
@@ -217,7 +219,7 @@ class Tally:
             self.messages[type(deed.message).__name__] += 1
             self._outstanding[request] = _Sent(sender, deed, task, burst, self.now_s, self._excused_s)
 
-    def ended(self, request: Waiting | None, outcome: object, generation: int | None = None) -> None:
+    def note_outcome(self, request: Waiting | None, outcome: object, generation: int | None = None) -> None:
         """Note a request's outcome.
 
         Parameters
@@ -246,7 +248,7 @@ class Tally:
             elif sent is not None and sent.sender is LoadKind.DOOMED:
                 self.elsewhere += 1  # it says nothing of the service
             else:
-                self._finished(outcome.generation if isinstance(outcome, Receipt) else generation)
+                self._note_finished(outcome.generation if isinstance(outcome, Receipt) else generation)
 
     def _note_duration(self, sent: _Sent) -> None:
         took_s = self._waited_s(sent)
@@ -267,14 +269,14 @@ class Tally:
         with self._lock:
             self._excused_s += seconds
 
-    def judged(self, task: int, burst: int, wrongs: list[Wrong]) -> None:
+    def note_wrongs(self, task: int, burst: int, wrongs: list[Wrong]) -> None:
         """Note answers that the oracle found wrong."""
         with self._lock:
             self.wrong += len(wrongs)
             for wrong in wrongs[: _MOST_KEPT - len(self.wrongs)]:
                 self.wrongs.append(WrongAnswer(task, burst, *wrong))
 
-    def lost(self) -> list[LostRequest]:
+    def lost_requests(self) -> list[LostRequest]:
         """The requests that have not ended."""
         with self._lock:
             return [
@@ -283,7 +285,7 @@ class Tally:
                 if not request.done()
             ]
 
-    def stalled(self) -> list[Stall]:
+    def stalled_requests(self) -> list[Stall]:
         """The requests that have taken too long: those that have ended, then those that have not.
 
         It includes requests that were given up, since they were not answered.
@@ -314,7 +316,7 @@ class Tally:
         """
         return self.now_s - max(since_s, self.last_outage_s, self.last_ended_s)
 
-    def _finished(self, generation: int | None) -> None:
+    def _note_finished(self, generation: int | None) -> None:
         self.finished += 1
         now = self.now_s
         self.bins[int(now / BIN_S)] += 1
@@ -376,7 +378,7 @@ class Tally:
             self._open.append(_Open(fault, generation))
 
     @property
-    def unrecovered(self) -> int:
+    def unrecovered_faults(self) -> int:
         """Faults after which no request has finished yet."""
         return len(self._open)
 

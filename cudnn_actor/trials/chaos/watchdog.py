@@ -55,7 +55,7 @@ class Watchdog:
             if took_s > _LOOK_S + _ASLEEP_S:
                 self._tally.excuse(took_s - _LOOK_S)
             left_s -= min(took_s, _ASLEEP_S)
-            if not told and self._tally.stalled():
+            if not told and self._tally.stalled_requests():
                 told = True
                 tell_who_waits(self._tally)
             if left_s <= 0:
@@ -68,11 +68,13 @@ def tell_who_waits(tally: Tally) -> None:
     """Print on stderr the waiting requests, the processes, and the stack of every thread."""
     out = sys.stderr
     print("\n--- what waits for what", file=out)
-    stalled = tally.stalled()
+    stalled = tally.stalled_requests()
     for stall in stalled[-_SHOWN:]:
         where = f"{stall.sender} task {stall.task}, burst {stall.burst}"
         print(f"{stall.took_s:6.1f} s  {stall.request}  ({where})", file=out)
-    print(f"{len(stalled)} requests have taken too long; {len(tally.lost())} are in flight", file=out)
+    print(
+        f"{len(stalled)} requests have taken too long; {len(tally.lost_requests())} are in flight", file=out
+    )
     for each in processes.find():
         print(f"process {each.pid}  {each.role}  state {each.state}", file=out)
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
