@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_writable(args.out)
     console = Console(highlight=False)
-    with processes.marked():
+    with processes.mark_processes():
         harness = Harness(settings, console, finish=lambda report: _finish(report, args, console))
         return harness.run()
 

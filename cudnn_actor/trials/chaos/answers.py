@@ -13,7 +13,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact
 from cudnn_actor.protocol import TensorSpec
-from cudnn_actor.trials.chaos.computations import Computation, Problem, updated
+from cudnn_actor.trials.chaos.computations import Computation, Problem, updated_inputs
 from cudnn_actor.trials.chaos.graphs import LOAD
 
 __all__ = ["VALUES", "Answers"]
@@ -59,12 +59,12 @@ class Answers:
         The values must come from this object. Only an operation that updates state takes others; its results
         are not cached, because a state never recurs.
         """
-        if updated(operation):
-            return _evaluated(LOAD[problem], operation, values)
+        if updated_inputs(operation):
+            return _evaluate(LOAD[problem], operation, values)
         key = (problem, operation, *map(id, values.values()))
         results = self._results.get(key)
         if results is None:
-            computed = _evaluated(LOAD[problem], operation, values)
+            computed = _evaluate(LOAD[problem], operation, values)
             results = self._results[key] = {name: self._keep(array) for name, array in computed.items()}
         return results
 
@@ -93,7 +93,7 @@ def _inputs(problem: Problem, role: str, seed: list[int]) -> list[np.ndarray]:
     return arrays
 
 
-def _evaluated(
+def _evaluate(
     problem: Problem, operation: Computation, values: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     inputs = {name: exact(array) for name, array in values.items()}

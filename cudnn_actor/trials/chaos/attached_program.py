@@ -47,7 +47,7 @@ async def _use(path: str) -> None:
     async with connect(path, name="chaos client") as gpu:
         while True:
             try:
-                found = await _convolved(gpu, values, weight)
+                found = await _convolve(gpu, values, weight)
             except ServiceStopped:
                 return await _stay()
             except CudnnActorError:  # an injected fault: it is typed, and the next turn begins anew
@@ -59,7 +59,7 @@ async def _use(path: str) -> None:
                 print(READY, flush=True)
 
 
-async def _convolved(gpu: CudnnRef, values: np.ndarray, weight: np.ndarray) -> np.ndarray:
+async def _convolve(gpu: CudnnRef, values: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """The result, with requests in flight and buffers held whenever the process is killed."""
     async with gpu.scope() as scope:
         await scope.upload(np.zeros(_HELD, np.float32))

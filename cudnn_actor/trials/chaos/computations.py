@@ -39,10 +39,10 @@ __all__ = [
     "Problem",
     "accumulates",
     "allocates",
-    "applied",
     "bare",
     "message",
-    "updated",
+    "message_to_apply",
+    "updated_inputs",
 ]
 
 Computation = Operation[str] | GraphComputation | LoopComputation
@@ -66,7 +66,8 @@ class Problem(Example):
     def specs(self) -> dict[str, TensorSpec]:
         """The spec of each tensor's buffers."""
         specs = {
-            role: self._packed(dims, self.dtypes.get(role, DType.FLOAT32)) for role, dims in self.dims.items()
+            role: self._packed_spec(dims, self.dtypes.get(role, DType.FLOAT32))
+            for role, dims in self.dims.items()
         }
         for operation in self.operations:
             inputs = dict(operation.named(operation.inputs))
@@ -76,7 +77,7 @@ class Problem(Example):
             for name, role in operation.named(operation.outputs):
                 if role not in specs:
                     like = inferred[name] if name in inferred else specs[role.removeprefix("d")]
-                    specs[role] = self._packed(like.dims, like.dtype)
+                    specs[role] = self._packed_spec(like.dims, like.dtype)
         return specs
 
     @functools.cached_property
@@ -106,7 +107,7 @@ class Problem(Example):
         """The spec of each operand, by its name."""
         return {name: self.specs[role] for name, role in operation.named()}
 
-    def _packed(self, dims: tuple[int, ...], dtype: DType) -> TensorSpec:
+    def _packed_spec(self, dims: tuple[int, ...], dtype: DType) -> TensorSpec:
         return TensorSpec.packed(dims, dtype, self.layout if 3 <= len(dims) <= 5 else "NCHW")
 
 
@@ -122,9 +123,9 @@ def accumulates(operation: Computation) -> bool:
     return type(operation) in _COMPOSITES
 
 
-def updated(operation: Computation) -> frozenset[str]:
-    """The inputs that it writes too: a graph's running state. It must not run twice."""
-    return operation.updated if isinstance(operation, GraphComputation) else frozenset()
+def updated_inputs(operation: Computation) -> frozenset[str]:
+    """The inputs that an operation also writes: a graph's running state. It must not run twice."""
+    return operation.updated_inputs if isinstance(operation, GraphComputation) else frozenset()
 
 
 def message(operation: Computation, refs: Mapping[str, BufferRef], *, beta: float = 0.0) -> Compute:
@@ -143,8 +144,11 @@ def allocates(operation: Computation) -> bool:
     return not isinstance(operation, LoopComputation)
 
 
-def applied(operation: Computation, refs: Mapping[str, BufferRef]) -> Compute:
-    """The same, to be applied: outputs that have no buffer are left out."""
+def message_to_apply(operation: Computation, refs: Mapping[str, BufferRef]) -> Compute:
+    """The message that applies an operation to buffers, by the operands' names.
+
+    The service allocates the outputs that have no buffer.
+    """
     if isinstance(operation, GraphComputation):
         graph = operation.graph
         left_out: Any = None

@@ -29,7 +29,7 @@ class GraphComputation:
     optional: ClassVar[frozenset[str]] = frozenset()
 
     @functools.cached_property
-    def updated(self) -> frozenset[str]:
+    def updated_inputs(self) -> frozenset[str]:
         """The inputs whose buffers the graph writes. A graph with such inputs must not run twice."""
         body = self.graph.body
         return frozenset(self.graph.names_of[t.uid] for t in body.tensors if t.overwrites is not None)
@@ -42,7 +42,7 @@ class GraphComputation:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of what the graph writes."""
-        return (*(port.name for port in self.graph.outputs), *sorted(self.updated))
+        return (*(port.name for port in self.graph.outputs), *sorted(self.updated_inputs))
 
     reads, writes = inputs, outputs  # the names of its tensors are those of its operands
 

@@ -28,7 +28,7 @@ def _several_outputs(g: GraphBuilder) -> Graph:
     )
 
 
-def _mixed(g: GraphBuilder) -> Graph:
+def _products_and_norms(g: GraphBuilder) -> Graph:
     """A chain of products, a norm and a softmax, with views between them."""
     x, w, scale = g.input("x", (6, 16)), g.input("w", (16, 24)), g.input("scale", (12,))
     hidden = g.gelu(x @ w) + 1.0  # a norm of values close to 0 would magnify their rounding
@@ -95,7 +95,7 @@ def _problem(build: Callable[[GraphBuilder], Graph], tolerance: float = 0.0) -> 
 
 GRAPHS = (
     _problem(_several_outputs),
-    _problem(_mixed, ROUNDED),
+    _problem(_products_and_norms, ROUNDED),
     _problem(_running_statistics, ROUNDED),
     _problem(_counting),
     _problem(_drawing, ROUNDED),

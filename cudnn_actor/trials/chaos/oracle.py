@@ -248,7 +248,7 @@ class Oracle:
                 torn = any(model.torn is not Torn.NO or _shook(shaken, model) for model in deed.uses)
                 refused = was_refused(outcome) and (torn or OutOfMemory in self._injected)
                 _tear(deed, Torn.YES)
-                if not (deed.accumulates or self._excusable or refused or _overwritten(deed, later)):
+                if not (deed.accumulates or self._excusable or refused or _is_overwritten(deed, later)):
                     return "to be run again, being pure", text(outcome)
                 return None
             case QuarantinedRequest():
@@ -258,11 +258,11 @@ class Oracle:
             case StaleBufferError():
                 return _stale(deed, outcome, shaken)
             case BaseException():
-                return self._refused(deed, outcome)
+                return self._judge_refusal(deed, outcome)
             case _:
-                return _answered(deed, outcome)
+                return _judge_answer(deed, outcome)
 
-    def _refused(self, deed: Deed, error: BaseException) -> _Finding:
+    def _judge_refusal(self, deed: Deed, error: BaseException) -> _Finding:
         match error:
             case ExecutionFailed() if ExecutionFailed in self._injected:
                 _forget(deed)
@@ -301,7 +301,7 @@ def _shook(shaken: _Shaken, model: Model) -> bool:
     return any(not (deed.harmless or was_refused(outcome)) for deed, outcome in shaken.get(model, ()))
 
 
-def _overwritten(deed: Deed, later: Sequence[Deed]) -> bool:
+def _is_overwritten(deed: Deed, later: Sequence[Deed]) -> bool:
     return any(model in other.writes for model in deed.reads for other in later)
 
 
@@ -356,7 +356,7 @@ def _stale(deed: Deed, error: StaleBufferError, shaken: _Shaken) -> _Finding:
     return "buffers that nothing has torn or freed", text(error)
 
 
-def _answered(deed: Deed, answer: object) -> _Finding:
+def _judge_answer(deed: Deed, answer: object) -> _Finding:
     for model in deed.uses:
         if model.torn is Torn.YES:
             return f"StaleBufferError, for {model.ref} is torn", text(answer)
@@ -365,7 +365,7 @@ def _answered(deed: Deed, answer: object) -> _Finding:
     for model, contents in held:
         model.contents = contents
     if deed.gives:
-        return _allocated(deed, answer)
+        return _judge_allocation(deed, answer)
     if deed.writes and not isinstance(answer, Receipt):
         return "a Receipt", text(answer)
     if type(deed.message) is Download:
@@ -373,7 +373,7 @@ def _answered(deed: Deed, answer: object) -> _Finding:
     return None
 
 
-def _allocated(deed: Deed, answer: object) -> _Finding:
+def _judge_allocation(deed: Deed, answer: object) -> _Finding:
     refs = answer if isinstance(answer, tuple) else (answer,)
     if tuple(getattr(ref, "spec", None) for ref in refs) == deed.gives:
         return None

@@ -19,7 +19,7 @@ from cudnn_actor.engines.remote.serving import NAME as BUILDER
 from cudnn_actor.isolation.process.child.main import NAME as WORKER
 from cudnn_actor.processes.forkserver import NAME as LAUNCHER
 
-__all__ = ["Found", "Role", "end_all", "find", "marked", "send_signal"]
+__all__ = ["Found", "Role", "end_all", "find", "mark_processes", "send_signal"]
 
 _MARK = "CUDNN_ACTOR_CHAOS_RUN"
 
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 @contextlib.contextmanager
-def marked() -> Iterator[None]:
+def mark_processes() -> Iterator[None]:
     """Mark the processes that are started from here on, so that `find` finds them."""
     before = os.environ.get(_MARK)
     os.environ[_MARK] = uuid.uuid4().hex

@@ -234,12 +234,12 @@ class AlarmedSender:
         return outcomes
 
     def _by_pykka(self, deed: Deed) -> object:
-        future = self._called(deed, lambda: self._gpu.actor_ref.ask(deed.message, block=False))
+        future = self._call(deed, lambda: self._gpu.actor_ref.ask(deed.message, block=False))
         return _wait_for(future, self._abandoned) if isinstance(future, pykka.Future) else future
 
     def _from_a_loop(self, deed: Deed) -> object:
         async def ask() -> object:
-            future = self._called(deed, lambda: self._gpu.submit(deed.message))
+            future = self._call(deed, lambda: self._gpu.submit(deed.message))
             if not isinstance(future, asyncio.Future):
                 return future
             while not future.done():
@@ -250,7 +250,7 @@ class AlarmedSender:
 
         return self._runner.run(ask())
 
-    def _called(self, deed: Deed, call: Callable[[], object]) -> object:
+    def _call(self, deed: Deed, call: Callable[[], object]) -> object:
         """The result of a call, or the error that it raises: possibly the alarm's, at most once."""
         try:
             try:
