@@ -255,7 +255,7 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"[red]not ended[/]: {escape(stuck)}", soft_wrap=True)
     if report.stopped:
         console.print(f"[red]the service ended before its time[/]: {escape(report.stopped)}", soft_wrap=True)
-    console.print(f"[bold]{verdict(report)}[/]", soft_wrap=True)
+    console.print(f"[bold]{summary_line(report)}[/]", soft_wrap=True)
 
 
 def faults_met(report: Report, stall: Stall) -> Counter[str]:
@@ -268,7 +268,7 @@ def faults_met(report: Report, stall: Stall) -> Counter[str]:
     )
 
 
-def verdict(report: Report) -> str:
+def summary_line(report: Report) -> str:
     """The last line."""
     counts = report.counts
     return (
