@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.host import Host
-from cudnn_actor.broker.recovery import MOST_CRASHES
+from cudnn_actor.broker.recovery import QUARANTINED_AT
 from cudnn_actor.broker.service_state import Import
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import MemoryTable
@@ -158,7 +158,7 @@ class ArenaRequests:
             return
         envelope = self.waiting[0]
         envelope.crashes += 1
-        if envelope.crashes >= MOST_CRASHES:
+        if envelope.crashes >= QUARANTINED_AT:
             self.waiting.popleft()
             kind = type(envelope.message).__name__
             error = QuarantinedRequest(request_id=envelope.number, digest="", cause=cause, message=kind)

@@ -47,10 +47,11 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-__all__ = ["MOST_CRASHES", "Interrupted", "Outcome", "Verdict", "graph_is_cause", "verdict_on"]
+__all__ = ["QUARANTINED_AT", "Interrupted", "Outcome", "Verdict", "graph_is_cause", "verdict_on"]
 
-MOST_CRASHES = 2
-"""A request that was running at this many crashes is assumed to be their cause."""
+QUARANTINED_AT = 2
+"""At how many crashes a request must have been running to be quarantined, as their assumed cause: at its
+second, it is not run again."""
 
 
 class Outcome(enum.Enum):
@@ -104,7 +105,7 @@ def verdict_on(request: Interrupted, *, memory_survives: bool, may_still_write: 
     """
     if not memory_survives:
         return Verdict(Outcome.CONTEXT_LOST)
-    if request.crashes >= MOST_CRASHES:
+    if request.crashes >= QUARANTINED_AT:
         return Verdict(Outcome.QUARANTINE)
     unknown = (
         (may_still_write and request.writes, "it may still be written"),
@@ -122,4 +123,4 @@ def verdict_on(request: Interrupted, *, memory_survives: bool, may_still_write: 
 def graph_is_cause(*, crashes: int, finished: bool) -> bool:
     """Whether a model's graph is quarantined that was running at this many crashes since its last finished
     run. `finished`: a run of it has finished."""
-    return crashes >= MOST_CRASHES + finished
+    return crashes >= QUARANTINED_AT + finished

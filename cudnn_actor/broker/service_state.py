@@ -13,7 +13,7 @@ from cudnn_actor.actors import Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
 from cudnn_actor.broker.deployments import Deployments, ModelRun
 from cudnn_actor.broker.execution_state import ExecutionState
-from cudnn_actor.broker.recovery import MOST_CRASHES
+from cudnn_actor.broker.recovery import QUARANTINED_AT
 from cudnn_actor.broker.request_counts import RequestCounters
 from cudnn_actor.memory import ExportedRange, MemoryTable
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, QuarantinedRequest
@@ -153,7 +153,7 @@ class ServiceState(ExecutionState):
         if digest is None:
             return
         self.ended_by_build[digest] = self.ended_by_build.get(digest, 0) + 1
-        if self.ended_by_build[digest] >= MOST_CRASHES:
+        if self.ended_by_build[digest] >= QUARANTINED_AT:
             self.quarantined[digest] = cause
 
     def completed(self, error: Exception, message: object) -> Exception:

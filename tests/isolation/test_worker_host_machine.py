@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cudnn_actor.actors import Envelope
-from cudnn_actor.broker.recovery import MOST_CRASHES
+from cudnn_actor.broker.recovery import QUARANTINED_AT
 from cudnn_actor.isolation.process.parent.crash import PendingReclaim
 from cudnn_actor.isolation.process.wire import InjectFault
 from cudnn_actor.protocol import (
@@ -343,7 +343,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         if not is_pure(told.message):
             assert not told.begun, "one that is not pure was begun again"
         if not told.message.control:  # no worker dies of a question: it is asked again
-            assert told.crashes < MOST_CRASHES, "one that may have ended two workers was begun again"
+            assert told.crashes < QUARANTINED_AT, "one that may have ended two workers was begun again"
         assert told.begun.count(worker) == 0 or self.office.state.faults is not None
         told.begun.append(worker)
 
@@ -462,7 +462,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         if isinstance(error, OutcomeUnknown):
             assert crashes, "one that had finished, or had not begun, ended as if a crash had torn it"
         if isinstance(error, QuarantinedRequest) and not isinstance(told.message, ConvFwd):
-            assert crashes >= MOST_CRASHES, "one was quarantined that was not running at two crashes"
+            assert crashes >= QUARANTINED_AT, "one was quarantined that was not running at two crashes"
 
     def take_buffer(self, message: Allocate, ref: BufferRef) -> None:
         assert ref.generation > self.newest.get(ref.slot, 0), "a slot's generation went back"
