@@ -87,7 +87,7 @@ class Counters:
         else:
             self.failed += 1
 
-    def count_left(self, envelope: Envelope, error: Exception) -> None:
+    def count_not_run(self, envelope: Envelope, error: Exception) -> None:
         """Count a message that is not run because its time has passed, or its caller has left."""
         if envelope.timed_out or isinstance(error, DeadlineExceeded):
             self.expired += 1
@@ -395,7 +395,7 @@ class Actor(HookedActor):
         if future is not None and future.done() and not again:  # withdrawn
             self._claim(envelope, DEFERRED)
             # Nobody reads this reply; it keeps the loop's count of awaited replies right.
-            self._leave(envelope, ActorStopped(reason="withdrawn"))
+            self._end_without_run(envelope, ActorStopped(reason="withdrawn"))
         elif envelope.deadline is not None and envelope.expired and not again:
             self._claim(envelope, DEFERRED)
             self._expire(envelope)
@@ -445,10 +445,10 @@ class Actor(HookedActor):
     def _expire(self, envelope: Envelope) -> None:
         timeout = envelope.timeout_s or 0.0
         started = envelope.started_ns > 0  # i.e. before a crash
-        self._leave(envelope, DeadlineExceeded(timeout_s=timeout, started=started))
+        self._end_without_run(envelope, DeadlineExceeded(timeout_s=timeout, started=started))
 
-    def _leave(self, envelope: Envelope, error: Exception) -> None:
-        self.counters.count_left(envelope, error)
+    def _end_without_run(self, envelope: Envelope, error: Exception) -> None:
+        self.counters.count_not_run(envelope, error)
         self._post(envelope, None, error)
 
     def _answer_error(self, envelope: Envelope, error: Exception) -> None:

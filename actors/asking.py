@@ -65,8 +65,9 @@ async def ask(
         return await future
     except BaseException:
         # Cancelled, closed, or interrupted by a signal handler, perhaps after the message was sent: nobody
-        # waits for it. An error that is the reply also arrives here; then `_leave` has nothing to withdraw.
-        _leave(envelope)
+        # waits for it. An error that is the reply also arrives here; then `_stop_waiting` has nothing to
+        # withdraw.
+        _stop_waiting(envelope)
         raise
     finally:
         if timer is not None:
@@ -99,7 +100,7 @@ def submit(
             timer = bridge.loop.call_later(timeout, envelope.expire)
             future.add_done_callback(lambda _: timer.cancel())
     except BaseException:
-        _leave(envelope)  # refused, or interrupted by a signal handler: nobody gets the future
+        _stop_waiting(envelope)  # refused, or interrupted by a signal handler: nobody gets the future
         raise
     return future
 
@@ -135,7 +136,7 @@ def _envelope(
     )
 
 
-def _leave(envelope: Envelope) -> None:
+def _stop_waiting(envelope: Envelope) -> None:
     future = envelope.future
     assert future is not None
     loop = future.get_loop()

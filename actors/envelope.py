@@ -175,9 +175,14 @@ class Envelope:
             self.claim = [None]
 
     def withdraw(self) -> None:
-        """Record that nobody waits for the message any more, and tell the process that has it. Any thread."""
+        """Note that nobody waits for the message any more. Any thread; never blocks.
+
+        This removes nothing. Whoever takes the message up skips it since its future is done: the actor
+        (`Actor._take_up`), or a full mailbox that makes room. A process that has it is told, and skips it
+        likewise.
+        """
         if (mailbox := self.mailbox) is not None:
-            mailbox.note_left()
+            mailbox.note_withdrawn()
         if (elsewhere := self.elsewhere) is not None:
             elsewhere.withdraw()
 
@@ -255,7 +260,7 @@ class Envelope:
         Returns whether it certainly never starts; None as `Elsewhere.withdraw`.
         """
         if self.mailbox is not None:
-            self.mailbox.note_left()
+            self.mailbox.note_withdrawn()
         if self._claim():
             return True
         if self.started_ns or (elsewhere := self.elsewhere) is None:

@@ -82,8 +82,8 @@ class Mailbox:
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
         self._numbers = itertools.count(1)
-        self._some_left = True
-        """Whether a sender has called `note_left` since the last scan for withdrawn messages."""
+        self._some_withdrawn = True
+        """Whether a sender has called `note_withdrawn` since the last scan for withdrawn messages."""
         self._look_again_ns = 0
         """When the next scan without such a call is allowed, in `time.perf_counter_ns()`."""
         self._reader: int | None = None
@@ -208,9 +208,9 @@ class Mailbox:
             self._sleeping = False
             self._wakeup.release()
 
-    def note_left(self) -> None:
+    def note_withdrawn(self) -> None:
         """Note that a sender no longer waits: a full mailbox may have room. Any thread."""
-        self._some_left = True
+        self._some_withdrawn = True
 
     def restore(self, envelopes: Iterable[Envelope]) -> None:
         """Put messages that a dying actor had taken but not started back at the head, in order."""
@@ -227,8 +227,8 @@ class Mailbox:
         with self._lock:
             if self._closed is None:
                 self._closed = reason
-            left = self._pop(len(self._control) + len(self._ordinary))
-        self._refuse(left, reason)
+            waiting = self._pop(len(self._control) + len(self._ordinary))
+        self._refuse(waiting, reason)
 
     def reopen(self) -> None:
         """Accept messages again after `close`, for a service that is started again."""
@@ -305,23 +305,23 @@ class Mailbox:
         full.
 
         A scan takes time in proportion to the length of the deque, and `ask` lets that grow. So a scan is
-        made when a sender has called `note_left`, as every `ask` that ends early does. A cancelled future of
+        made when a sender has called `note_withdrawn`, as every `ask` that ends early does. A cancelled future of
         `submit` does not call it. For those, a scan is made only after ten times the duration of the last
         one.
         """
         began_ns = time.perf_counter_ns()
-        if not self._some_left and began_ns < self._look_again_ns:
+        if not self._some_withdrawn and began_ns < self._look_again_ns:
             return True
-        self._some_left = False
+        self._some_withdrawn = False
         waiting: deque[Envelope] = deque()
         for envelope in self._ordinary:
             if envelope.is_unawaited:
                 self.expired += envelope.timed_out
                 self.withdrawn += not envelope.timed_out
-                left = ActorStopped(reason="withdrawn")
+                error = ActorStopped(reason="withdrawn")
                 if self.on_refusal is not None:
-                    self.on_refusal(envelope, left)
-                if (bridge := envelope.settle(None, left)) is not None:
+                    self.on_refusal(envelope, error)
+                if (bridge := envelope.settle(None, error)) is not None:
                     self._to_wake.add(bridge)  # woken after the lock is released: it counts awaited replies
             else:
                 waiting.append(envelope)

@@ -479,14 +479,16 @@ class Broker(Generic[W]):
     def expire(self, envelope: Envelope) -> None:
         """Answer with `DeadlineExceeded`, which says whether the message had started."""
         started = envelope.started_ns > 0
-        self._leave(envelope, DeadlineExceeded(timeout_s=envelope.timeout_s or 0.0, started=started))
+        self._end_without_run(
+            envelope, DeadlineExceeded(timeout_s=envelope.timeout_s or 0.0, started=started)
+        )
 
     def withdraw(self, envelope: Envelope) -> None:
         """Drop a message that nobody waits for any more."""
-        self._leave(envelope, ActorStopped(reason="withdrawn"))  # its loop counts its replies
+        self._end_without_run(envelope, ActorStopped(reason="withdrawn"))  # its loop counts its replies
 
-    def _leave(self, envelope: Envelope, error: Exception) -> None:
-        self.state.counters.count_left(envelope, error)
+    def _end_without_run(self, envelope: Envelope, error: Exception) -> None:
+        self.state.counters.count_not_run(envelope, error)
         self._reply(envelope, None, error)
 
     def end_unreceived(self, work: Work) -> None:

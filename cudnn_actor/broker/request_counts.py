@@ -242,7 +242,7 @@ class RequestObserver(Protocol):
     ) -> None:
         """A request was answered. `started_ns` is on `time.perf_counter_ns`'s clock; 0 if it failed."""
 
-    def left(self, envelope: Envelope, error: BaseException) -> None:
+    def not_run(self, envelope: Envelope, error: BaseException) -> None:
         """A request ended and was not run: its caller has left, or its time or the service is over.
 
         On any thread.
@@ -359,15 +359,15 @@ class RequestCounters(Counters):
                 plain[type(message)] = number  # whoever has set an observer meanwhile has replaced the dict
         return waiting, (number, envelope.admitted_ns, started_ns, now_ns, run_us), tally, moved
 
-    def count_left(self, envelope: Envelope, error: Exception) -> None:
+    def count_not_run(self, envelope: Envelope, error: Exception) -> None:
         """See `Counters`."""
-        super().count_left(envelope, error)
-        self.tell_left(envelope, error)
+        super().count_not_run(envelope, error)
+        self.tell_not_run(envelope, error)
 
-    def tell_left(self, envelope: Envelope, error: Exception) -> None:
+    def tell_not_run(self, envelope: Envelope, error: Exception) -> None:
         """Tell the observer of a request that is not run, which is counted elsewhere. Any thread."""
         if (observer := self._observer) is not None:
-            observer.left(envelope, error)
+            observer.not_run(envelope, error)
 
     def tally(self, message: Any) -> Tally:
         """The counts of a message's type or model."""

@@ -116,7 +116,7 @@ class ServiceState(ExecutionState):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.mailbox.on_refusal = self.counters.tell_left
+        self.mailbox.on_refusal = self.counters.tell_not_run
         self.models = Deployments(self.memory, self.messages.once)
         """The models. Only the live incarnation writes them."""
 

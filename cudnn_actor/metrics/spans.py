@@ -177,7 +177,7 @@ class RequestSpans:
         self._last = envelope.number
         self._note(envelope, value, error, started_ns, run_ns)
 
-    def left(self, envelope: Envelope, error: BaseException) -> None:
+    def not_run(self, envelope: Envelope, error: BaseException) -> None:
         """Note the end of a request that is not run, if it is sampled. Any thread; never blocks."""
         self._note(envelope, None, error, 0, 0)
 

@@ -99,8 +99,8 @@ class FormingBatches(Generic[R]):
         self._devices = devices
         self._expected_within = expected_within
         self._groups: dict[Hashable, _Group[R]] = {}
-        self._sizes_left: dict[Hashable, tuple[int, ...]] = {}
-        """The sizes of groups for which some are left out."""
+        self._remaining_sizes: dict[Hashable, tuple[int, ...]] = {}
+        """For groups of which a size is left out: the sizes that remain."""
         self._numbers = 0
         self._latest = -math.inf
         """When the latest request came."""
@@ -134,7 +134,7 @@ class FormingBatches(Generic[R]):
 
     def sizes(self, group: Hashable) -> tuple[int, ...]:
         """How many samples batches of a group may have, ascending."""
-        return self._sizes_left.get(group, self._sizes)
+        return self._remaining_sizes.get(group, self._sizes)
 
     def size_for(self, group: Hashable, samples: int) -> int | None:
         """The smallest size of a batch that holds this many samples; None if there is none."""
@@ -202,7 +202,7 @@ class FormingBatches(Generic[R]):
 
     def leave_out(self, group: Hashable, size: int) -> list[R]:
         """Form no more batches of a size. Returns the requests that fit into no other, and wait no more."""
-        self._sizes_left[group] = tuple(each for each in self.sizes(group) if each != size)
+        self._remaining_sizes[group] = tuple(each for each in self.sizes(group) if each != size)
         waiting = self._groups.get(group)
         if waiting is None:
             return []

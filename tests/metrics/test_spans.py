@@ -125,7 +125,7 @@ async def test_requests_that_are_dropped_to_make_room_or_wait_at_the_end_have_sp
                 futures[-1].cancel()
                 await asyncio.sleep(0)
                 mailbox = service_behind(gpu).state.mailbox
-                mailbox.note_left()
+                mailbox.note_withdrawn()
                 futures.append(gpu.submit(Fill(dst=trio.y, value=2.0)))
                 mailbox.close("a test has closed it")
             waiting = [await outcome(future) for future in futures if not future.cancelled()]

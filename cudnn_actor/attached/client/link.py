@@ -156,7 +156,7 @@ class Link(Mailbox):
         self.observer: RequestObserver | None = None
         """Told of each request and its answer; None for nobody. On the owning loop, but of requests that are
         refused, on any thread. Any thread may replace it."""
-        self.on_refusal = self._tell_left
+        self.on_refusal = self._tell_not_run
         self._scheduled = self._ended = False
         self._gathered = 0
         self._loop.add_reader(channel.fileno(), self._readable)
@@ -554,10 +554,10 @@ class Link(Mailbox):
         if error is not None and not envelope.wants_reply and not freed:
             log.warning("request.failed", message=type(envelope.message).__name__, error=str(error))
 
-    def _tell_left(self, envelope: Envelope, error: Exception) -> None:
+    def _tell_not_run(self, envelope: Envelope, error: Exception) -> None:
         """See `Mailbox.on_refusal`."""
         if (observer := self.observer) is not None:
-            observer.left(envelope, error)
+            observer.not_run(envelope, error)
 
     # The end.
 

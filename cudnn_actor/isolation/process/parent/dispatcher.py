@@ -84,7 +84,7 @@ class Dispatcher(Mailbox):
         self._wants_turn = self._wants_reading = False
         self._heavy = False
         """Whether the next message is one that loops leave to the monitor (`Values.is_heavy`)."""
-        self._left = False
+        self._monitor_woken = False
         """Whether the monitor was woken for work that the main thread leaves to other threads."""
         self._stop: Envelope | None = None
         """pykka's stop message, which ends the service in its turn. Later messages are not started."""
@@ -223,7 +223,7 @@ class Dispatcher(Mailbox):
         fast_only = is_interruptible()
         self._wants_turn = False
         if not fast_only:
-            self._left = False
+            self._monitor_woken = False
         if monitor:
             self._heavy = False
         leaves = False
@@ -248,8 +248,8 @@ class Dispatcher(Mailbox):
             leaves |= self._deliver(fast_only=fast_only)
         if self._loops_to_wake:
             self._wake()
-        if leaves and not self._left:
-            self._left = True
+        if leaves and not self._monitor_woken:
+            self._monitor_woken = True
             self.wake_monitor()
 
     def _exchange(self, channel: Channel, *, fast_only: bool, monitor: bool) -> bool:
