@@ -305,9 +305,9 @@ class Mailbox:
         full.
 
         A scan takes time in proportion to the length of the deque, and `ask` lets that grow. So a scan is
-        made when a sender has called `note_withdrawn`, as every `ask` that ends early does. A cancelled future of
-        `submit` does not call it. For those, a scan is made only after ten times the duration of the last
-        one.
+        made when a sender has called `note_withdrawn`, as every `ask` that ends early does. A cancelled
+        future of `submit` does not call it. For those, a scan is made only after ten times the duration of
+        the last one.
         """
         began_ns = time.perf_counter_ns()
         if not self._some_withdrawn and began_ns < self._look_again_ns:
