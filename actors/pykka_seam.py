@@ -14,7 +14,7 @@ import pykka
 from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr, _ActorStop
 
 from cudnn_actor.actors import forks
-from cudnn_actor.actors.reply_future import ReplyFuture
+from cudnn_actor.actors.pykka_future import ReplyFuture
 from cudnn_actor.actors.threads import ThreadRefused, start_thread
 from cudnn_actor.protocol.errors import InvalidRequest
 

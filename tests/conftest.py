@@ -241,7 +241,7 @@ def _no_loop_blocked() -> Iterator[None]:
     watched = BlockBuster("cudnn_actor")
     for function in watched.functions.values():
         function.can_block_in("cudnn_actor/engines/cuda/diagnosis/gpus.py", "find_driver_apart")
-        function.can_block_in("cudnn_actor/actors/reply_future.py", "_wait")
+        function.can_block_in("cudnn_actor/actors/pykka_future.py", "_wait")
         function.can_block_in("cudnn_actor/blocking/spawning.py", "spawn")
         function.can_block_in("cudnn_actor/blocking/portal.py", "close")
         function.can_block_in("cudnn_actor/trials/bench/__init__.py", "_on")  # its loops serve nobody else

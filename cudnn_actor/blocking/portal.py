@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.event_loop import tolerating_closed
-from cudnn_actor.actors.reply_future import ReplyFuture
+from cudnn_actor.actors.pykka_future import ReplyFuture
 from cudnn_actor.actors.threads import start_thread
 from cudnn_actor.blocking.promise import Promise
 from cudnn_actor.protocol.errors import ReentrantAsk, ServiceStopped, Words

@@ -32,7 +32,7 @@ from ..service.injection_program import Injected, Injector
 
 ONES = np.ones((1, 1, 4, 4), np.float32)
 POOL = Window.symmetric(2, size=2)
-PLACES = (f"{cudnn_actor.__path__[0]}/blocking/", f"{cudnn_actor.__path__[0]}/actors/reply_future.py")
+PLACES = (f"{cudnn_actor.__path__[0]}/blocking/", f"{cudnn_actor.__path__[0]}/actors/pykka_future.py")
 
 
 def calls(gpu: BlockingRef, x: BufferRef) -> dict[str, Callable[[], Any]]:
