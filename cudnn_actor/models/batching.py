@@ -175,7 +175,7 @@ class BatchedModel:
                     group, size = self._rules.group_of(zeros), len(next(iter(zeros.values())))
                     self._groups.add(group)
                     if size == self._rules.sizes[-1]:
-                        started = range(self._forming.most_started)
+                        started = range(self._forming.most_in_flight)
                         self._memory[group] = [await self._model.lend(specs) for _ in started]
                     self._dtypes = {name: array.dtype for name, array in zeros.items()}
         except BaseException:

@@ -14,8 +14,9 @@ R = TypeVar("R", bound=Hashable)
 
 _LONGEST_WAIT = 2
 """The first request of a batch waits for expected ones at most so many times `expected_within`."""
-_LATELY = 100
-"""What was under way counts as lately until nothing has been for so many times `expected_within`."""
+_RECENT = 100
+"""The requests of before are no longer recent once none has been under way for so many times
+`expected_within`."""
 
 
 class _Waiting(NamedTuple):
@@ -45,9 +46,13 @@ class FormingBatches(Generic[R]):
 
     Another request is **expected** while all of these hold:
 
-    - fewer requests are under way than were lately;
+    - fewer requests are under way than were recently;
     - the latest request came less than `expected_within` ago;
     - the first request of the batch came less than twice `expected_within` ago.
+
+    How many requests were under way **recently** is the most that were at a time, less an eighth with each
+    batch that starts, and less one for each that was withdrawn; 0 once none has been under way for 100 times
+    `expected_within`.
 
     A batch may start
 
@@ -55,7 +60,7 @@ class FormingBatches(Generic[R]):
     - when its first request has waited for `max_delay`;
     - when a device has no batch to run, and no other request is expected.
 
-    It starts while fewer than `most_running` batches have started and not ended. One that is full may start
+    It starts while fewer than `in_flight` batches have started and not ended. One that is full may start
     although it has to wait for a device, so that its inputs are put together meanwhile: up to one more for
     each device, and only the one whose first request has waited the longest of all.
 
@@ -75,27 +80,27 @@ class FormingBatches(Generic[R]):
         How many samples batches may have, ascending. The last is the most.
     max_delay
         How long a request waits for others at most, in the unit of the times given. It waits longer if
-        `most_running` batches run.
-    most_running
+        `in_flight` batches run.
+    in_flight
         The most batches that may have started and not ended, without full ones that wait for a device.
     devices
         How many devices run them.
     expected_within
-        Within this time after the latest request, another one is expected, if fewer are under way than
-        lately. `BatchedModel` gives half of `max_delay`, and 1 ms at most.
+        Within this time after the latest request, another one is expected, if fewer are under way than were
+        recently. `BatchedModel` gives half of `max_delay`, and 1 ms at most.
     """
 
     def __init__(
         self,
         sizes: Sequence[int],
         max_delay: float,
-        most_running: int,
+        in_flight: int,
         devices: int = 1,
         expected_within: float = 0.0,
     ) -> None:
         self._sizes = tuple(sizes)
         self._max_delay = max_delay
-        self._most_running = most_running
+        self._in_flight = in_flight
         self._devices = devices
         self._expected_within = expected_within
         self._groups: dict[Hashable, _Group[R]] = {}
@@ -107,9 +112,8 @@ class FormingBatches(Generic[R]):
         self._latest_end = -math.inf
         """When the latest batch ended."""
         self._requests_running = 0
-        self._usual = 0
-        """How many requests were under way lately: the most, less an eighth with each batch that starts; 0
-        after a long time with nothing under way."""
+        self._recent = 0
+        """How many requests were under way recently: see above."""
         self.running = 0
         """How many batches have started, and not ended."""
 
@@ -128,9 +132,9 @@ class FormingBatches(Generic[R]):
         return sum(group.samples for group in self._groups.values())
 
     @property
-    def most_started(self) -> int:
+    def most_in_flight(self) -> int:
         """The most batches that may have started and not ended, with those that wait for a device."""
-        return self._most_running + self._devices
+        return self._in_flight + self._devices
 
     def sizes(self, group: Hashable) -> tuple[int, ...]:
         """How many samples batches of a group may have, ascending."""
@@ -144,8 +148,8 @@ class FormingBatches(Generic[R]):
 
     def add(self, request: R, group: Hashable, samples: int, now: float) -> None:
         """Let a request wait. Its samples must fit into a batch (`size_for`)."""
-        if not self.under_way and now - self._latest_end > _LATELY * self._expected_within:
-            self._usual = 0
+        if not self.under_way and now - self._latest_end > _RECENT * self._expected_within:
+            self._recent = 0
         waiting = self._groups.get(group)
         if waiting is None:
             waiting = self._groups[group] = _Group()
@@ -153,7 +157,7 @@ class FormingBatches(Generic[R]):
         waiting.requests[request] = _Waiting(samples, now, self._numbers)
         waiting.samples += samples
         self._latest = now
-        self._usual = max(self._usual, self.under_way)
+        self._recent = max(self._recent, self.under_way)
 
     def remove(self, request: R, group: Hashable) -> bool:
         """Let a request wait no more. Returns whether it did."""
@@ -161,20 +165,20 @@ class FormingBatches(Generic[R]):
         if waiting is None or request not in waiting.requests:
             return False
         self._forget(group, waiting, [request])
-        self._usual -= 1  # it is not expected again
+        self._recent -= 1  # it is not expected again
         return True
 
     def take(self, now: float) -> list[R] | None:
         """The requests of the next batch that may start now, which runs from then on; None if none may."""
-        if not self._groups or self.running >= self.most_started:
+        if not self._groups or self.running >= self.most_in_flight:
             return None
         due = [group for group in self._groups if self._may_start(group, now)]
         if not due:
             return None
         group = min(due, key=self._first_number)
-        if self.running >= self._most_running and not self._may_be_ahead(group):
+        if self.running >= self._in_flight and not self._may_be_ahead(group):
             return None
-        self._usual = max(self.under_way, self._usual * 7 // 8)
+        self._recent = max(self.under_way, self._recent * 7 // 8)
         self.running += 1
         taken = self._take_from(group)
         self._requests_running += len(taken)
@@ -182,7 +186,7 @@ class FormingBatches(Generic[R]):
 
     def next_at(self) -> float | None:
         """When `take` may give a batch that it does not give now, if nothing else happens; None for never."""
-        if not self._groups or self.running >= self._most_running:
+        if not self._groups or self.running >= self._in_flight:
             return None
         since = min(group.first.since for group in self._groups.values())
         at = since + self._max_delay
@@ -238,7 +242,7 @@ class FormingBatches(Generic[R]):
         may_wait = (
             now < self._latest + self._expected_within and now < since + _LONGEST_WAIT * self._expected_within
         )
-        return may_wait and self.under_way < self._usual
+        return may_wait and self.under_way < self._recent
 
     def _may_be_ahead(self, group: Hashable) -> bool:
         """Whether a group's batch may start before it can run. What came earlier must not wait for it."""

@@ -17,8 +17,8 @@ WITHIN = DELAY / 2
 """How long after the latest request others are waited for that were under way lately."""
 
 
-def forming(sizes: Sequence[int] = SIZES, most_running: int = 2) -> FormingBatches[str]:
-    return FormingBatches(sizes, DELAY, most_running, expected_within=WITHIN)
+def forming(sizes: Sequence[int] = SIZES, in_flight: int = 2) -> FormingBatches[str]:
+    return FormingBatches(sizes, DELAY, in_flight, expected_within=WITHIN)
 
 
 def test_the_first_request_starts_at_once() -> None:
@@ -105,7 +105,7 @@ def test_what_starts_ahead_is_what_would_have_started_anyhow(
             break
         behind.end(1, now)  # a place becomes free
         assert behind.take(now) == started
-    if ahead.running == ahead.most_started:
+    if ahead.running == ahead.most_in_flight:
         assert ahead.take(now) is None
 
 
