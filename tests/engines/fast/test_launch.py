@@ -147,7 +147,7 @@ def test_weights_that_are_kept_in_float32_are_there_for_runs_in_place(engine: Cp
 def test_a_launch_is_in_no_reference_cycle() -> None:
     """What it keeps of an arena would else stay mapped, until garbage is collected on whatever thread."""
     buffers = [np.zeros(SQUARE, np.float32) for _ in range(3)]
-    plan = SimpleNamespace(written=[2])
+    plan = SimpleNamespace(places_written=[2])
     launch = FastLaunch(cast(FastPlan, plan), buffers, lambda _: None)
     assert not launch.instead([(0, np.zeros(SQUARE, np.float32))], [(2, None)]), "nothing has lain there"
     known = weakref.ref(launch)
