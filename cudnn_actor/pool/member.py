@@ -15,13 +15,14 @@ import signal
 import socket
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached import connect
 from cudnn_actor.attached.client.attached_service import AttachedService
+from cudnn_actor.pool.listener import Listener
 from cudnn_actor.pool.member_process import MAIN, PRELOAD, Begin, Failed, Said, read_line
 from cudnn_actor.processes.launching import Child, Launcher
 from cudnn_actor.protocol.errors import StartFailed
@@ -56,32 +57,10 @@ from cudnn_actor.supervision.signals import (
     TimerKey,
 )
 
-__all__ = ["Listener", "Member"]
+__all__ = ["Member"]
 
 _EXIT_S = 2.0
 """How long the exit status of a process whose connection has ended is waited for."""
-
-
-class Listener(Protocol):
-    """What the pool does with what happens to a member."""
-
-    async def prepare(self, member: Member) -> None:
-        """Make a member that has just started ready for requests. Raises `CudnnActorError`."""
-
-    def up(self, member: Member) -> None:
-        """Take note that a member may get requests."""
-
-    def pauses(self, member: Member) -> None:
-        """Take note that the worker of a member restarts, which will run what the member has."""
-
-    def lost(self, member: Member) -> None:
-        """Take note that a member has ended, with all that it had."""
-
-    def given_up(self, member: Member) -> None:
-        """Take note that a member is not started again."""
-
-    def happened(self, event: LifecycleEvent) -> None:
-        """Take note of an event."""
 
 
 class _Incarnation:
@@ -138,7 +117,7 @@ class Member:
         options: dict[str, Any],
         path: Path,
         policy: SupervisorPolicy,
-        listener: Listener,
+        listener: Listener[Member],
         executable: str | None = None,
     ) -> None:
         self.number, self.name = number, name

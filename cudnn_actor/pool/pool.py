@@ -16,23 +16,21 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.pool.dispatching import Dispatching
 from cudnn_actor.pool.member import Member
+from cudnn_actor.pool.membership import Membership
 from cudnn_actor.pool.requests import PoolRequests
 from cudnn_actor.pool.routing import MemberState
 from cudnn_actor.protocol.errors import ServiceStopped, StartFailed
 from cudnn_actor.protocol.types.checks import require_seconds
 from cudnn_actor.service.client import DRAIN_S
-from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.supervision import (
     Backoff,
     ChildPolicy,
-    Clock,
     ExitReason,
     LifecycleEvent,
     RestartIntensity,
     Stopped,
     SupervisorPolicy,
 )
-from cudnn_actor.supervision.events import log_event, stamped
 
 __all__ = ["MemberStatistics", "Pool", "PoolStatistics"]
 
@@ -141,16 +139,21 @@ class Pool(PoolRequests):
         self.devices = tuple(devices)
         self._folder, self._min_ready = folder, min_ready
         self._process = os.getpid()
-        self._events = EventLog()
-        self._settled = asyncio.Event()
-        """Set when each member has been up once, or was given up."""
-        self._unsettled = set(range(len(self.devices)))
-        self._given_up: list[Member] = []
         self._ending: asyncio.Task[None] | None = None
         self.failure: ServiceStopped | None = None
         """Why it has stopped, if nobody asked it to."""
         self.on_failure: Callable[[], object] | None = None
         """Called when it stops by itself."""
+        dispatching = Dispatching(len(self.devices))
+        self._membership: Membership[Member] = Membership(
+            name,
+            len(self.devices),
+            dispatching,
+            log,
+            prepare=self._prepare,
+            on_lost=self._note_lost,
+            on_given_up=self._note_given_up,
+        )
         members = [
             Member(
                 number,
@@ -162,12 +165,12 @@ class Pool(PoolRequests):
                     intensity=intensity,
                     backoff=Backoff(at_once=1),
                 ),
-                listener=self,
+                listener=self._membership,
                 executable=options.get("executable"),
             )
             for number, device in enumerate(self.devices)
         ]
-        super().__init__(name, members, Dispatching(len(members)))
+        super().__init__(name, members, dispatching)
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} of {len(self._members)} members{'' if self.alive else ': stopped'}>"
@@ -209,7 +212,7 @@ class Pool(PoolRequests):
 
         `child` is a member's name. `Escalated` says that a member was given up; the others go on.
         """
-        return self._events.follow()
+        return self._membership.events.follow()
 
     # Its life.
 
@@ -221,7 +224,7 @@ class Pool(PoolRequests):
         for member in self._members:
             member.start()
         try:
-            await self._settled.wait()
+            await self._membership.settled.wait()
         except BaseException:
             await self._end("cancelled while it started")
             raise
@@ -262,7 +265,7 @@ class Pool(PoolRequests):
         if self._ending is None:
             self._dispatching.close(str(reason))
             self._ending = self._loop.create_task(self._end_members(reason))
-            self._settled.set()
+            self._membership.settled.set()
 
     async def _end_members(self, reason: ExitReason) -> None:
         for member in self._members:
@@ -270,41 +273,21 @@ class Pool(PoolRequests):
         for member in self._members:
             await member.finished.wait()
         self._replication.end()
-        self.happened(Stopped(child=None, reason=reason))
+        self._membership.happened(Stopped(child=None, reason=reason))
         await in_own_thread(shutil.rmtree, self._folder, True)
 
     def _why_given_up(self) -> str:
-        names = ", ".join(member.name for member in self._given_up)
-        causes = [event.cause for event in self._events.all if hasattr(event, "cause")]
-        left = f"{len(self._members) - len(self._given_up)} members are left, and min_ready={self._min_ready}"
-        return f"{names} could not be kept running ({causes[-1] if causes else 'unknown'}): {left}"
+        membership = self._membership
+        left = f"{membership.remaining} members are left, and min_ready={self._min_ready}"
+        return f"{membership.names_given_up} could not be kept running ({membership.last_cause}): {left}"
 
-    # What happens to members: `member.Listener`.
-
-    async def prepare(self, member: Member) -> None:
-        """Make on a member that has just started what all members have."""
+    async def _prepare(self, member: Member) -> None:
         await self._replication.give_all(member)
 
-    def up(self, member: Member) -> None:
-        """Give a member requests."""
-        self._dispatching.up(member.number)
-        self._settle(member)
-
-    def pauses(self, member: Member) -> None:
-        """Give a member nothing new while its worker restarts."""
-        self._dispatching.pause(member.number)
-
-    def lost(self, member: Member) -> None:
-        """Give what a member had to others."""
+    def _note_lost(self, member: Member) -> None:
         self._replication.lost(member)
-        self._dispatching.lost(member.number)
 
-    def given_up(self, member: Member) -> None:
-        """Go on without a member, or end if too few are left."""
-        self._given_up.append(member)
-        self._dispatching.remove(member.number)
-        self._settle(member)
-        left = len(self._members) - len(self._given_up)
+    def _note_given_up(self, member: Member, left: int) -> None:
         log.error("member.removed", child=member.name, left=left, min_ready=self._min_ready)
         if left < self._min_ready and self.alive:
             why = self._why_given_up()
@@ -312,14 +295,3 @@ class Pool(PoolRequests):
             self._begin_to_end(ExitReason.crash(why))
             if self.on_failure is not None:
                 self.on_failure()
-
-    def happened(self, event: LifecycleEvent) -> None:
-        """Keep an event, tell whoever follows the events, and write its log line."""
-        event = stamped(event, self.name, Clock())
-        self._events.append(event)
-        log_event(log, event)
-
-    def _settle(self, member: Member) -> None:
-        self._unsettled.discard(member.number)
-        if not self._unsettled:
-            self._settled.set()

@@ -14,6 +14,7 @@ from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.pool import MemberState
+from cudnn_actor.pool.membership import Membership
 from cudnn_actor.protocol.errors import InvalidRequest, StartFailed
 from cudnn_actor.protocol.types.checks import require_seconds
 from cudnn_actor.ray.placing import Placed, place
@@ -22,9 +23,7 @@ from cudnn_actor.ray.settings import Settings, Spread, checked
 from cudnn_actor.ray.statistics import RayPoolStatistics, ReplicaStatistics
 from cudnn_actor.ray.watching import Watched
 from cudnn_actor.service.client import DRAIN_S
-from cudnn_actor.service.event_log import EventLog
-from cudnn_actor.supervision import Clock, ExitReason, LifecycleEvent, Stopped
-from cudnn_actor.supervision.events import log_event, stamped
+from cudnn_actor.supervision import ExitReason, LifecycleEvent, Stopped
 
 __all__ = ["RayPool"]
 
@@ -119,11 +118,14 @@ class RayPool(RayRequests):
         )
         super().__init__(self._settings)
         self._process = os.getpid()
-        self._events = EventLog()
-        self._settled = asyncio.Event()
-        """Set when each replica has been up once, or was given up."""
-        self._unsettled = set(range(num_replicas))
-        self._given_up: list[Watched] = []
+        self._membership: Membership[Watched] = Membership(
+            name,
+            num_replicas,
+            self._dispatching,
+            log,
+            prepare=self._replication.prepare,
+            on_given_up=self._note_given_up,
+        )
         self._placed: Placed | None = None
         self._watching: list[asyncio.Task[None]] = []
         self._ending: asyncio.Task[None] | None = None
@@ -174,7 +176,7 @@ class RayPool(RayRequests):
 
         `child` is a replica's name. `Escalated` says that a replica was given up; the others go on.
         """
-        return self._events.follow()
+        return self._membership.events.follow()
 
     # Its life.
 
@@ -210,20 +212,20 @@ class RayPool(RayRequests):
                 actor,
                 mailbox=settings.mailbox,
                 lost_after_s=settings.lost_after_s,
-                listener=self,
+                listener=self._membership,
             )
             for number, actor in enumerate(self._placed.actors)
         )
         self._watching = [asyncio.ensure_future(each.watch()) for each in self._members]
         try:
             async with asyncio.timeout(settings.ready_within_s):
-                await self._settled.wait()
+                await self._membership.settled.wait()
         except TimeoutError:
             pass
         except BaseException:
             await self._end("cancelled while it started")
             raise
-        if not self.alive or self._up_once < settings.min_ready:
+        if not self.alive or self._membership.up_once < settings.min_ready:
             why = self._why_given_up()
             await self._end("too few replicas are up")
             raise StartFailed(detail=why)
@@ -253,7 +255,7 @@ class RayPool(RayRequests):
             self._dispatching.close(str(reason))
             self._replication.end(str(reason))
             self._ending = asyncio.ensure_future(self._end_replicas(reason))
-            self._settled.set()
+            self._membership.settled.set()
 
     async def _end_replicas(self, reason: ExitReason) -> None:
         for task in self._watching:
@@ -269,58 +271,19 @@ class RayPool(RayRequests):
                 for end in late:
                     end.cancel()
             await in_own_thread(self._placed.remove)
-        self.happened(Stopped(child=None, reason=reason))
+        self._membership.happened(Stopped(child=None, reason=reason))
 
     def _why_given_up(self) -> str:
-        if not self._given_up:
-            needs = ", ".join(f"{each:g} {name}" for name, each in self._settings.resources.items() if each)
+        membership = self._membership
+        if not membership.names_given_up:
+            settings = self._settings
+            needs = ", ".join(f"{each:g} {name}" for name, each in settings.resources.items() if each)
             return (
-                f"{self._up_once} of {len(self)} replicas were up after {self._settings.ready_within_s:g} s: "
+                f"{membership.up_once} of {len(self)} replicas were up after {settings.ready_within_s:g} s: "
                 f"`ray status` shows whether the cluster has {needs} for each"
             )
-        names = ", ".join(each.name for each in self._given_up)
-        causes = [event.cause for event in self._events.all if hasattr(event, "cause")]
-        return f"{names} could not be kept running: {causes[-1] if causes else 'unknown'}"
+        return f"{membership.names_given_up} could not be kept running: {membership.last_cause}"
 
-    # What happens to replicas: `watching.Listener`.
-
-    async def prepare(self, replica: Watched) -> None:
-        """Make on a replica what it lacks of what all have."""
-        await self._replication.prepare(replica)
-
-    def up(self, replica: Watched) -> None:
-        """Give a replica requests."""
-        self._dispatching.up(replica.number)
-        self._settle(replica)
-
-    def pauses(self, replica: Watched) -> None:
-        """Give a replica nothing new while its service's worker restarts."""
-        self._dispatching.pause(replica.number)
-
-    def lost(self, replica: Watched) -> None:
-        """Give what a replica had to others."""
-        self._dispatching.lost(replica.number)
-
-    def given_up(self, replica: Watched) -> None:
-        """Go on without a replica, or end if too few are left."""
-        self._given_up.append(replica)
-        self._dispatching.remove(replica.number)
-        self._settle(replica)
-        if len(self) - len(self._given_up) < self._settings.min_ready:
+    def _note_given_up(self, _replica: Watched, left: int) -> None:
+        if left < self._settings.min_ready:
             self._begin_to_end(ExitReason.crash(self._why_given_up()))
-
-    def happened(self, event: LifecycleEvent) -> None:
-        """Keep an event, tell those that follow, and write its log line."""
-        event = stamped(event, self.name, Clock())
-        self._events.append(event)
-        log_event(log, event)
-
-    def _settle(self, replica: Watched) -> None:
-        self._unsettled.discard(replica.number)
-        if not self._unsettled:
-            self._settled.set()
-
-    @property
-    def _up_once(self) -> int:
-        """How many replicas have been up, and were not given up."""
-        return len(self) - len(self._unsettled | {each.number for each in self._given_up})

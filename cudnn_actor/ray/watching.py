@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from cudnn_actor.actors import Deadline
 from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.pool.listener import Listener
 from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, ServiceStopped
 from cudnn_actor.ray.life import Life
 from cudnn_actor.ray.replica import Beat, Hello
-from cudnn_actor.supervision import Escalated, ExitReason, LifecycleEvent, Restarted, Restarting, Started
+from cudnn_actor.supervision import Escalated, ExitReason, Restarted, Restarting, Started
 
-__all__ = ["Listener", "Watched"]
+__all__ = ["Watched"]
 
 _PARTS = 4
 """Into how many parts the time is divided after which a replica counts as lost. It says so after one."""
@@ -29,28 +30,6 @@ _AGAIN_S = 0.1
 """Seconds between questions whether Ray has started an actor again."""
 _FAILURES = 3
 """How often in a row a replica may fail to make what the pool has."""
-
-
-class Listener(Protocol):
-    """What the pool does with what happens to a replica."""
-
-    async def prepare(self, replica: Watched) -> None:
-        """Give a replica what all have. Raises `CudnnActorError`."""
-
-    def up(self, replica: Watched) -> None:
-        """Take note that a replica may get requests."""
-
-    def pauses(self, replica: Watched) -> None:
-        """Take note that the worker of a replica's service restarts, which will run what the replica has."""
-
-    def lost(self, replica: Watched) -> None:
-        """Take note that a replica has ended, or cannot be reached, with all that it had."""
-
-    def given_up(self, replica: Watched) -> None:
-        """Take note that Ray does not start a replica again."""
-
-    def happened(self, event: LifecycleEvent) -> None:
-        """Take note of an event."""
 
 
 class Watched:
@@ -71,7 +50,14 @@ class Watched:
     """
 
     def __init__(
-        self, number: int, name: str, actor: Any, *, mailbox: int, lost_after_s: float, listener: Listener
+        self,
+        number: int,
+        name: str,
+        actor: Any,
+        *,
+        mailbox: int,
+        lost_after_s: float,
+        listener: Listener[Watched],
     ) -> None:
         self.number, self.name, self.actor = number, name, actor
         self.life: Life | None = None
