@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from cudnn_actor.memory.arena import ARENA_STEP
 
-__all__ = ["available", "default_limit", "processors", "room_in_container", "staging_limit"]
+__all__ = [
+    "GROUPS",
+    "OWN_GROUPS",
+    "available",
+    "default_limit",
+    "processors",
+    "room_in_container",
+    "staging_limit",
+]
 
 _OWN_BYTES = 64 << 20
 """What the processes of a service take for themselves: 58 MiB were seen in process isolation."""
@@ -23,8 +31,10 @@ _FOR_ARENAS = 3 / 4
 """The part of the other room that arenas may take. The rest is for arrays of the program and for values on
 their way."""
 
-_GROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+"""Where the groups are, which have the limits."""
+OWN_GROUPS = Path("/proc/self/cgroup")
+"""The file that names the groups of this process."""
 
 
 class _Files(NamedTuple):
@@ -75,7 +85,7 @@ def _machine() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def room_in_container(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
+def room_in_container(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int | None:
     """Bytes that this process may still take in its container; None if no container limits them.
 
     The limits of all groups around its own hold as well, so the least room counts. A limit of at least the
@@ -91,7 +101,7 @@ def room_in_container(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
     return min(rooms, default=None)
 
 
-def processors(groups: Path = _GROUPS, own: Path = _OWN) -> int:
+def processors(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
     """How many threads of this process can run at the same time: at least 1. Reads some small files.
 
     The processors that it may run on, or the time of processors that its container may take, rounded up.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cudnn_actor.isolation.process.cores import may_keep_one_busy
 from cudnn_actor.memory.container import processors, room_in_container
 
 from ..patience import PATIENCE_S
@@ -192,6 +193,18 @@ def test_a_container_s_quota_of_processors_bounds_the_threads_that_run_at_the_sa
     (tmp_path / "own").write_text(own)
     found = processors(limits(tmp_path / "groups", files), tmp_path / "own")
     assert found == (len(os.sched_getaffinity(0)) if threads is None else threads)
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "may"), [(64, "max", True), (64, "200000", False), (3, "max", False)]
+)
+def test_a_thread_stays_awake_only_if_the_container_s_quota_leaves_cores_to_others(
+    cores: int, quota: str, may: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    (tmp_path / "own").write_text("0::/a")
+    groups = limits(tmp_path / "groups", {"a/cpu.max": f"{quota} 100000\n"})
+    assert may_keep_one_busy(groups, tmp_path / "own") is may
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

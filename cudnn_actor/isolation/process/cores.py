@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
+
+from cudnn_actor.memory.container import GROUPS, OWN_GROUPS, processors
 
 __all__ = ["may_keep_one_busy"]
 
@@ -11,6 +13,10 @@ _MANY = 4
 other threads of this one."""
 
 
-def may_keep_one_busy() -> bool:
-    """Whether this process has enough cores that a thread need not sleep while it waits."""
-    return len(os.sched_getaffinity(0)) >= _MANY
+def may_keep_one_busy(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> bool:
+    """Whether this process has enough cores that a thread need not sleep while it waits.
+
+    A container's quota counts: in one that may use two of 64 cores, a thread that stays awake would use up
+    the time of all others, and the kernel would stop them.
+    """
+    return processors(groups, own) >= _MANY
