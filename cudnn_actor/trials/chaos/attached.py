@@ -90,7 +90,7 @@ class AttachedCallers:
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
             if ended is not None:
                 raise ended
-        await host.unshare()
+        await host.check_and_free_shared()
 
     async def _keep_a_client(self) -> None:
         """Have a client process, and another one when it has been killed."""

@@ -263,7 +263,7 @@ class Task:
                 model.owned = False
                 self._ground.inputs[problem, role, number] = model
 
-    async def unshare(self) -> None:
+    async def check_and_free_shared(self) -> None:
         """Check that the shared inputs are unchanged, and free them. Raises `ServiceStopped`."""
         while self._ground.inputs:
             _, model = self._ground.inputs.popitem()

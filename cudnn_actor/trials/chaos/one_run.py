@@ -323,7 +323,7 @@ class _Run:
                     tasks.create_task(each.run(self._ending))
             while self._crowd.alive() or self._ground.others:  # noqa: ASYNC110 - they are threads
                 await asyncio.sleep(_LOOK_S)
-            await host.unshare()
+            await host.check_and_free_shared()
         except* ServiceStopped as stops:
             self._stopped = str(stops.exceptions[0])
 
