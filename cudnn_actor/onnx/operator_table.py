@@ -46,7 +46,7 @@ def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Any], A
 
 
 def handler_of(domain: str, op_type: str, version: int) -> Handler | None:
-    """The handler of an operator that is as it is since `version`; None if there is none."""
+    """The handler of an operator as its domain has defined it since `version`; None if there is none."""
     of = HANDLERS.get((domain, op_type), {})
     since = [each for each in of if each <= version]
     return of[max(since)] if since else None

@@ -14,7 +14,7 @@ from cudnn_actor.protocol.messages.receipts import PlanCounts, PlanStatistics
 __all__ = ["PLAN_CAPACITY", "PlanCache"]
 
 PLAN_CAPACITY = 256
-"""The default of `plan_capacity`."""
+"""How many plans and refusals of graphs a service keeps by default: its option `plan_capacity`."""
 
 
 class PlanCache:

@@ -1,6 +1,6 @@
-"""Arenas: anonymous memory behind file descriptors, so that it can outlive the process that made it.
+"""Arenas of host memory: each is behind a file descriptor, and so can outlive the process that made it.
 
-And arrays in them that keep another object alive, such as the owner of their memory.
+`keeping` gives a view of an array that keeps another object alive, such as the owner of the array's memory.
 """
 
 from __future__ import annotations

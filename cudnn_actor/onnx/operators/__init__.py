@@ -1,4 +1,8 @@
-"""How each operator is added to a graph: one file for each family, all in one table."""
+"""How each operator is added to a graph: one file for each family, all in one table.
+
+A file's handlers are in the table once it is imported: so each is named below. The other files of this folder
+have no handlers, but what handlers share.
+"""
 
 from __future__ import annotations
 

@@ -74,9 +74,10 @@ class ServiceArenas:
             self.mapped.unmap(number)
 
     def take(self, frame: ArenaMade | ArenaImported | ArenaRefused) -> None:
-        """Handle the worker's answer to `CreateArena` or `ImportArena`. The caller starts what waits again.
+        """Handle the worker's answer to `CreateArena` or `ImportArena`. Raises `Violation`.
 
-        If this process has no room for the arena, the first of them fails. Raises `Violation`.
+        Behind this call, the caller starts the allocations that wait for the arena. If this process has no
+        room for it, the first of them fails.
         """
         wanted = self.broker.arenas.wanted
         if wanted is None or frame.number != wanted[0]:
