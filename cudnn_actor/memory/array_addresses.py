@@ -1,4 +1,4 @@
-"""Where NumPy arrays lie in the memory of this process. Where buffers lie is in `buffer_table`."""
+"""Where NumPy arrays lie in the memory of this process. Where buffers lie is in `memory_table`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from .memory_fixtures import Grown
 @functools.cache
 def ours() -> list[CodeType]:
     """Looked for among all objects: by the first test, not by each process that collects the tests."""
-    return functions_in("memory/buffer_table.py", "memory/slot.py", "broker/request_checks.py")
+    return functions_in("memory/memory_table.py", "memory/slot.py", "broker/request_checks.py")
 
 
 def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> bool:

@@ -18,7 +18,7 @@ from typing import cast
 
 from cudnn_actor.isolation.process.generations import GenerationView
 from cudnn_actor.memory import Arena, Slot
-from cudnn_actor.memory.buffer_table import checked_reference
+from cudnn_actor.memory.memory_table import checked_reference
 from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, StaleReason, Words
 from cudnn_actor.protocol.types.buffers import BufferRef
 
