@@ -1,6 +1,6 @@
-"""The CPU engine's section of docs/performance.md, from a recorded run.
+"""The tables of docs/cpu-engine.md, from a recorded run.
 
-    python -m benchmarks.cpu.page FILE [--page docs/performance.md]
+    python -m benchmarks.cpu.page FILE [--page docs/cpu-engine.md]
 
 It stands between two comments, and is replaced as a whole; without a page it is printed.
 """
@@ -49,7 +49,7 @@ def main() -> None:
         print(text)
         return
     page = args.page.read_text(encoding="utf-8")
-    args.page.write_text(exchange(page, BEGIN, END, text, before="## Measure it yourself"), encoding="utf-8")
+    args.page.write_text(exchange(page, BEGIN, END, text, before="## What the tables say"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from cudnn_actor.pool.choosing import Choose, Loads, least_of
 __all__ = ["CHOICES", "Ended", "Given", "MemberState", "NoMember", "Routing"]
 
 CHOICES = 8
-"""A router takes the best of this many members: on most machines, of all. See docs/performance.md."""
+"""A router takes the best of this many members: on most machines, of all. See docs/trials.md."""
 
 
 class MemberState(enum.StrEnum):
