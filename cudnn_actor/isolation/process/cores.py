@@ -16,6 +16,8 @@ other threads of this one."""
 def may_keep_one_busy(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> bool:
     """Whether this process has enough cores that a thread need not sleep while it waits.
 
+    Reads some small files, so it is not to be called on an event loop.
+
     A container's quota counts: in one that may use two of 64 cores, a thread that stays awake would use up
     the time of all others, and the kernel would stop them.
     """

@@ -64,6 +64,8 @@ class Dispatcher(Mailbox):
         self.needs_thread = (
             False  # until anyone but a single event loop asks: then the monitor owns the socket
         )
+        self.loops_may_stay_awake = False
+        """Whether an event loop may stay awake when an answer is near: see `cores`."""
         self.wake_monitor: Callable[[], Any] = bool
         """Wakes the monitor's thread, in a single call of a C function. If there is no monitor, this does
         nothing: the next monitor begins with a turn."""

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from cudnn_actor.actors import LoopBridge
 from cudnn_actor.actors.interrupts import is_of_a_handler
-from cudnn_actor.isolation.process.cores import may_keep_one_busy
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.processes.channel import Channel
 
@@ -30,6 +29,7 @@ class TurnTaker(Protocol):
     host: WorkerHost
     channel: Channel | None
     needs_thread: bool
+    loops_may_stay_awake: bool
     wake_monitor: Callable[[], Any]
 
     def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
@@ -59,7 +59,6 @@ class OwningLoop:
         """The duplicated descriptor of the socket that the loop reads: one, or none."""
         self._awake_until_s = 0.0
         """Until when the loop stays awake, on its own clock, unless an answer comes first."""
-        self._may_stay_awake = may_keep_one_busy()
         self._progress_s = 0.0
         """`InFlightTable.progress_s` when it began to stay awake: it changes with each answer."""
 
@@ -79,7 +78,7 @@ class OwningLoop:
         ):
             self._gathered = 0
             dispatcher.turn(self.bridge)
-            if self._may_stay_awake and dispatcher.host.values.are_answered_soon:
+            if dispatcher.loops_may_stay_awake and dispatcher.host.values.are_answered_soon:
                 self._await_answer()
         elif not self._scheduled or self._gathered > MOST_GATHERED:  # or it was lost by asyncio
             self.bridge.loop.call_soon(self._run)

@@ -15,6 +15,7 @@ from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.remote import SERVING, BuilderHost
 from cudnn_actor.isolation.base import READY_WITHIN_S, StandbyState, check_lost_thread, if_lost, limit_arenas
+from cudnn_actor.isolation.process.cores import may_keep_one_busy
 from cudnn_actor.isolation.process.generations import GenerationTable
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.parent.in_flight import WINDOW
@@ -180,6 +181,7 @@ class ProcessIsolation:
         assert life is not None
         with self._dispatcher.held():  # whoever sends uses the table
             limit_arenas(life.state.memory, self._options, self._engine)
+        self._dispatcher.loops_may_stay_awake = may_keep_one_busy()  # reads files, as a supervisor may
         self._monitor = WorkerMonitor(
             life.state,
             self._dispatcher,
