@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from random import Random
 
-from cudnn_actor.pool.choosing import Choose, Loads, least_of
+from cudnn_actor.pool.choosing import Choose, Loads, least_time_of
 
 __all__ = ["WAYS"]
 
@@ -30,9 +30,9 @@ WAYS: dict[str, Callable[[], Choose]] = {
     "random": lambda: _by_chance,
     "round robin": _round_robin,
     "shortest queue": lambda: _shortest_queue,
-    "least time of 2": lambda: least_of(2),
-    "least time of 4": lambda: least_of(4),
-    "least time of 8": lambda: least_of(8),
-    "least time of all": lambda: least_of(sys.maxsize),
+    "least time of 2": lambda: least_time_of(2),
+    "least time of 4": lambda: least_time_of(4),
+    "least time of 8": lambda: least_time_of(8),
+    "least time of all": lambda: least_time_of(sys.maxsize),
 }
 """By name: makes the function for one simulation."""

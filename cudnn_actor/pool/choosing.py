@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-__all__ = ["Choose", "Loads", "least_of"]
+__all__ = ["Choose", "Loads", "least_time_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +33,10 @@ Choose: TypeAlias = Callable[[Loads, Random], int]
 """Gives a member of `Loads.up`."""
 
 
-def least_of(choices: int) -> Choose:
+def least_time_of(choices: int) -> Choose:
     """The way that looks at `choices` members at random, and takes the one with the least device time to do.
+
+    A pool's router has 8: `routing.CHOICES`.
 
     If no more are up, it looks at all, in the order of `Loads.up`, and takes the first of equals: so a small
     quiet pool keeps one member busy, whose caches are warm. Two choices are far better than one

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from cudnn_actor.pool.choosing import Choose, Loads, least_of
+from cudnn_actor.pool.choosing import Choose, Loads, least_time_of
 
 __all__ = ["CHOICES", "Ended", "Given", "MemberState", "NoMember", "Routing"]
 
@@ -98,7 +98,7 @@ class Routing:
         self._loads = Loads(up=self._up, device_us=self._device_us, requests=self._has)
         self._requests: dict[int, _Request] = {}
         self._waiting: deque[int] = deque()
-        self._choose = least_of(CHOICES) if choose is None else choose
+        self._choose = least_time_of(CHOICES) if choose is None else choose
         self._random, self._max_losses = Random(seed), max_losses
 
     @property

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cudnn_actor.pool.choosing import Loads, least_of
+from cudnn_actor.pool.choosing import Loads, least_time_of
 from cudnn_actor.pool.routing import Ended, Given, MemberState, NoMember, Routing
 
 from ..whole import more
@@ -25,9 +25,9 @@ def test_the_member_with_the_least_to_do_gets_a_request() -> None:
 
 def test_of_many_members_two_are_looked_at_and_one_member_is_never_compared_with_itself() -> None:
     loads = Loads(up=(0, 1), device_us=(9, 1), requests=((), ()))
-    assert {least_of(2)(loads, Random(seed)) for seed in range(50)} == {1}
+    assert {least_time_of(2)(loads, Random(seed)) for seed in range(50)} == {1}
     wide = Loads(up=range(100), device_us=range(100), requests=[()] * 100)
-    chosen = {least_of(2)(wide, Random(seed)) for seed in range(200)}
+    chosen = {least_time_of(2)(wide, Random(seed)) for seed in range(200)}
     assert len(chosen) > 30
     assert 99 not in chosen
 
@@ -128,7 +128,7 @@ class Anything(RuleBasedStateMachine):
 
     @initialize(members=st.integers(1, 5), choices=st.integers(1, 4), seed=st.integers(0, 9))
     def begin(self, members: int, choices: int, seed: int) -> None:
-        self.routing = Routing(members, choose=least_of(choices), seed=seed, max_losses=3)
+        self.routing = Routing(members, choose=least_time_of(choices), seed=seed, max_losses=3)
         self.members = list(range(members))
         self.costs: dict[int, int] = {}
         self.at: dict[int, int | None] = {}
