@@ -1,0 +1,78 @@
+"""Functions are named by a verb, or by a noun for what they return, and not by a bare participle like `made`.
+
+A participle leaves open what it is of, and whether a call does it or asks whether it was done. So the numbers
+only fall. Names that stay: properties that say how something is (`closed`), and methods by which a listener
+is told of what has happened (`answered`, `lost`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from .test_packages import ROOT
+
+_PARTICIPLE = re.compile(
+    r"\w{3,}ed|"
+    r"beaten|begun|born|bound|bought|broken|brought|built|caught|chosen|dealt|done|drawn|driven|"
+    r"fallen|felt|found|frozen|given|gone|grown|heard|held|hidden|kept|known|laid|led|left|lent|lost|"
+    r"made|meant|met|overwritten|paid|rebuilt|redone|rewritten|ridden|risen|said|seen|sent|shown|sold|"
+    r"sought|spent|spoken|stood|struck|stuck|taken|taught|thought|thrown|told|torn|undone|unseen|"
+    r"unwritten|woken|won|worn|wound|written"
+)
+_OTHERS = frozenset(
+    ["deed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"]
+)
+"""Verbs and nouns that end as participles do."""
+MOST = {
+    "actors": 4,
+    "cudnn_actor": 3,
+    "cudnn_actor/attached": 12,
+    "cudnn_actor/blocking": 2,
+    "cudnn_actor/broker": 25,
+    "cudnn_actor/cli": 8,
+    "cudnn_actor/engines": 41,
+    "cudnn_actor/execution": 15,
+    "cudnn_actor/isolation": 14,
+    "cudnn_actor/memory": 2,
+    "cudnn_actor/metrics": 6,
+    "cudnn_actor/models": 19,
+    "cudnn_actor/onnx": 36,
+    "cudnn_actor/plan_store": 1,
+    "cudnn_actor/pool": 20,
+    "cudnn_actor/processes": 3,
+    "cudnn_actor/ray": 9,
+    "cudnn_actor/service": 9,
+    "cudnn_actor/serving": 19,
+    "cudnn_actor/testing": 5,
+    "cudnn_actor/trials": 2,
+    "protocol": 49,
+    "supervision": 8,
+}
+"""How many functions of each room are named by a bare participle. Whoever renames one lowers its number."""
+
+
+def _is_participle(name: str) -> bool:
+    word = name.strip("_")
+    return "_" not in word and word not in _OTHERS and _PARTICIPLE.fullmatch(word) is not None
+
+
+def participles() -> dict[str, list[str]]:
+    """The functions of each room that are named by a bare participle, as `file:line name`."""
+    found: dict[str, list[str]] = {}
+    for top in ("actors", "protocol", "supervision", "cudnn_actor"):
+        for file in sorted((ROOT / top).rglob("*.py")):
+            path = file.relative_to(ROOT)
+            if path.parts[:2] in {("cudnn_actor", link) for link in ("actors", "protocol", "supervision")}:
+                continue
+            room = "/".join(path.parts[:2]) if top == "cudnn_actor" and len(path.parts) > 2 else top
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_participle(node.name):
+                    found.setdefault(room, []).append(f"{path}:{node.lineno} {node.name}")
+    return found
+
+
+def test_no_room_has_more_functions_that_are_named_by_a_bare_participle() -> None:
+    more = {room: names for room, names in participles().items() if len(names) > MOST.get(room, 0)}
+    assert not more, "name them by what they do, or by what they return"
