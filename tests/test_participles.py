@@ -31,7 +31,7 @@ MOST = {
     "cudnn_actor/blocking": 2,
     "cudnn_actor/broker": 25,
     "cudnn_actor/cli": 8,
-    "cudnn_actor/engines": 41,
+    "cudnn_actor/engines": 28,
     "cudnn_actor/execution": 15,
     "cudnn_actor/isolation": 14,
     "cudnn_actor/memory": 2,

@@ -22,7 +22,7 @@ _XP = SimpleNamespace(**{**vars(np), "erf": erf, "erfc": erfc})
 """NumPy, and the functions that definitions call and that it lacks."""
 
 
-def _defined(mode: PointwiseMode) -> Unary:
+def _function_of(mode: PointwiseMode) -> Unary:
     """The function of a mode, by its row of `FUNCTIONS`."""
     formula, parameters = FUNCTIONS[mode].formula, FUNCTIONS[mode].parameters
     assert not isinstance(formula, str), "NumPy's own functions take `out`"
@@ -37,7 +37,7 @@ UNARY: dict[PointwiseMode, Unary] = {
     PointwiseMode.RELU: lambda x, _, out: np.maximum(x, 0, out=out),
     PointwiseMode.TANH: lambda x, _, out: np.tanh(x, out=out),
     **{
-        mode: _defined(mode)
+        mode: _function_of(mode)
         for mode in (
             PointwiseMode.LEAKY_RELU,
             PointwiseMode.SIGMOID,

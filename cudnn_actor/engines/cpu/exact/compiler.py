@@ -203,7 +203,7 @@ class _Compiler:
         last = {uid: operation for operation in draft.pointwise for uid in operation.reads}
         mapped = []
         for operation in draft.pointwise:
-            mapped.append(self._mapped(operation, last))
+            mapped.append(self._map(operation, last))
             self._on_progress()
         convolved = None
         if draft.convolution is not None:
@@ -213,7 +213,7 @@ class _Compiler:
             convolved = Convolved(self._kernel(draft.convolution), uid, self._target(uid), read_as)
         return Stage(draft.dims, convolved, tuple(mapped))
 
-    def _mapped(self, operation: Pointwise[int], last: Mapping[int, Node]) -> Mapped:
+    def _map(self, operation: Pointwise[int], last: Mapping[int, Node]) -> Mapped:
         """`last`: what reads each tensor last in the stage."""
         operands = tuple(self._operand(uid, last[uid] is operation) for uid in operation.operands)
         dims, parameter = self._dims(operation.result), operation.effective_parameters.get("parameter")

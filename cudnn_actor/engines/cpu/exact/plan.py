@@ -98,7 +98,7 @@ class Stage:
 
     def narrow_footprint(self) -> int:
         """Bytes of scratch for a box of so few elements that NumPy's time for a call begins to count."""
-        return self._taken.total() * _NARROW_BYTES
+        return self._scratch_dims.total() * _NARROW_BYTES
 
     def parts(self, tile: Dims, memory: Scratch) -> Iterator[list[Step]]:
         """The steps of a run of this stage, in order: a list for each operation on each box."""
@@ -148,7 +148,7 @@ class Stage:
         return steps
 
     @functools.cached_property
-    def _taken(self) -> Counter[Dims]:
+    def _scratch_dims(self) -> Counter[Dims]:
         """Dims of the arrays that the pointwise operations take from scratch memory, and how many of each.
 
         Counted once: finding a tile asks for many footprints, and a stage may have thousands of operations
@@ -160,7 +160,9 @@ class Stage:
         return taken
 
     def _mapped_footprint(self, tile: Dims) -> int:
-        return sum(count * footprint(tuple(map(min, dims, tile))) for dims, count in self._taken.items())
+        return sum(
+            count * footprint(tuple(map(min, dims, tile))) for dims, count in self._scratch_dims.items()
+        )
 
 
 class View(NamedTuple):
@@ -244,8 +246,8 @@ class CpuPlan:
         if sum(stage.count_parts(tile) for stage, tile in self.stages) > _MOST_BOUND_PARTS:
             # Refer to the stages only. The engine keeps programs in a dict with weak keys, the plans; a
             # program that referred to its plan would keep it alive.
-            return Program(intermediates, functools.partial(_bound, self.stages, memory), self.views)
-        stages = tuple(map(tuple, _bound(self.stages, memory)))
+            return Program(intermediates, functools.partial(_bind_stages, self.stages, memory), self.views)
+        stages = tuple(map(tuple, _bind_stages(self.stages, memory)))
         return Program(intermediates, lambda: stages, self.views)
 
     def explain(self, graph: OperationGraph) -> Explanation:
@@ -260,6 +262,6 @@ class CpuPlan:
         )
 
 
-def _bound(stages: tuple[tuple[Stage, Dims], ...], memory: Scratch) -> Iterator[Iterator[list[Step]]]:
+def _bind_stages(stages: tuple[tuple[Stage, Dims], ...], memory: Scratch) -> Iterator[Iterator[list[Step]]]:
     for stage, tile in stages:
         yield stage.parts(tile, memory.fork())

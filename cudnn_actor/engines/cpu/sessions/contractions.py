@@ -47,8 +47,8 @@ def emit_backward_data(draft: Draft, operation: ConvolutionBackwardData[int]) ->
     dy, w = draft.read_float(operation.dy), draft.read_float(operation.w)
     if _is_a_product(conv, draft.dims(operation.dy), draft.dims(operation.w)):
         filters, channels, *taps = draft.dims(operation.w)
-        turned = draft.emit("Transpose", _reshaped(draft, w, (filters, channels)), perm=(1, 0))
-        found = draft.emit("Conv", dy, _reshaped(draft, turned, (channels, filters, *taps)))
+        turned = draft.emit("Transpose", _reshape(draft, w, (filters, channels)), perm=(1, 0))
+        found = draft.emit("Conv", dy, _reshape(draft, turned, (channels, filters, *taps)))
         draft.write_float(operation.dx, found)
         return
     sizes = zip(
@@ -132,21 +132,21 @@ def emit_attention(draft: Draft, operation: Attention[int]) -> None:
     scaled = draft.emit("Mul", q, draft.number(operation.effective_scale(features)))
     keys, values = draft.emit("Transpose", k, perm=(0, 1, 3, 2)), v
     if shared > 1:
-        scaled = _reshaped(draft, scaled, (batch, groups, shared, rows, features))
-        keys = _reshaped(draft, keys, (batch, groups, 1, features, columns))
-        values = _reshaped(draft, values, (batch, groups, 1, columns, draft.dims(operation.v)[3]))
+        scaled = _reshape(draft, scaled, (batch, groups, shared, rows, features))
+        keys = _reshape(draft, keys, (batch, groups, 1, features, columns))
+        values = _reshape(draft, values, (batch, groups, 1, columns, draft.dims(operation.v)[3]))
     scores = draft.emit("MatMul", scaled, keys)
     if shared > 1:
-        scores = _reshaped(draft, scores, (batch, heads, rows, columns))
+        scores = _reshape(draft, scores, (batch, heads, rows, columns))
     mask, blind = _mask(draft, operation)
     if mask:
         scores = draft.emit("Add", scores, mask)
     weights = draft.emit("Softmax", scores, axis=3)
     if shared > 1:
-        weights = _reshaped(draft, weights, (batch, groups, shared, rows, columns))
+        weights = _reshape(draft, weights, (batch, groups, shared, rows, columns))
     found = draft.emit("MatMul", weights, values)
     if shared > 1:
-        found = _reshaped(draft, found, draft.dims(operation.y))
+        found = _reshape(draft, found, draft.dims(operation.y))
     if blind:
         factor = draft.emit("Where", blind, draft.number(0), draft.number(1))
         found = draft.emit("Mul", found, factor)
@@ -172,5 +172,5 @@ def _mask(draft: Draft, operation: Attention[int]) -> tuple[str, str]:
     return draft.emit("Where", blind, draft.number(0), mask), blind
 
 
-def _reshaped(draft: Draft, value: str, dims: Any) -> str:
+def _reshape(draft: Draft, value: str, dims: Any) -> str:
     return draft.emit("Reshape", value, draft.list_of(dims))

@@ -152,7 +152,7 @@ class Draft:
     def read(self, uid: int) -> str:
         """A tensor's values, of its dims; those of a number have a size of 1 in each dim."""
         if uid not in self._values:
-            self._values[uid] = self._given(uid)
+            self._values[uid] = self._input(uid)
         return self._values[uid]
 
     def read_float(self, uid: int) -> str:
@@ -189,7 +189,7 @@ class Draft:
         elif dtype is DType.BOOL:
             self.write(uid, self.cast(value, dtype))
         else:
-            self.write(uid, self._saturated(value, dtype))
+            self.write(uid, self._saturate(value, dtype))
 
     def write_integers(self, uid: int, value: str, of: DType = DType.INT64) -> None:
         """Note what an operation computes in integers of a dtype: exact, or at the limits of the tensor's."""
@@ -214,7 +214,7 @@ class Draft:
         half = dtype.is_half
         self.write(uid, self.cast(value, DType.FLOAT32 if half else dtype))
 
-    def _saturated(self, value: str, dtype: DType) -> str:
+    def _saturate(self, value: str, dtype: DType) -> str:
         """Floats as integers: the nearest, the limit of the dtype, or 0 of NaN. Float64 has all of these."""
         if dtype is DType.UINT64:
             refuse("uint64 results of floats")
@@ -226,7 +226,7 @@ class Draft:
         zero = self.number(0, DType.FLOAT64)
         return self.cast(self.emit("Where", self.emit("IsNaN", wide), zero, inside), dtype)
 
-    def _given(self, uid: int) -> str:
+    def _input(self, uid: int) -> str:
         """A tensor that no operation has written."""
         given = self.graph.tensor(uid)
         if given.role is TensorRole.CONSTANT:

@@ -202,7 +202,7 @@ def emit_batch_norm(draft: Draft, operation: BatchNorm[int]) -> None:
     deviation = draft.emit("Sqrt", draft.emit("Add", variance, draft.number(operation.epsilon)))
     found = draft.emit("Sub", x, _beside(draft, mean, dims))
     found = draft.emit("Div", found, _beside(draft, deviation, dims))
-    draft.write_float(operation.y, _scaled(draft, found, operation.scale, operation.bias, dims))
+    draft.write_float(operation.y, _scale(draft, found, operation.scale, operation.bias, dims))
 
 
 def emit_norm_of_groups(draft: Draft, operation: InstanceNorm[int] | GroupNorm[int]) -> None:
@@ -217,10 +217,10 @@ def emit_norm_of_groups(draft: Draft, operation: InstanceNorm[int] | GroupNorm[i
     ones, zeros = (draft.constant(np.full(groups, value, np.float32)) for value in (1, 0))
     normal = draft.emit("InstanceNormalization", parted, ones, zeros, epsilon=operation.epsilon)
     found = draft.emit("Reshape", normal, draft.list_of(dims))
-    draft.write_float(operation.y, _scaled(draft, found, operation.scale, operation.bias, dims))
+    draft.write_float(operation.y, _scale(draft, found, operation.scale, operation.bias, dims))
 
 
-def _scaled(draft: Draft, value: str, scale: int | None, bias: int | None, dims: tuple[int, ...]) -> str:
+def _scale(draft: Draft, value: str, scale: int | None, bias: int | None, dims: tuple[int, ...]) -> str:
     """A value times a number for each channel, plus another."""
     for operator, uid in (("Mul", scale), ("Add", bias)):
         if uid is not None:

@@ -71,7 +71,7 @@ class SessionPlan:
         given = {graph.bound[place]: buffers[place] for place in constant}
         given = {uid: array for uid, array in given.items() if uid in draft.inputs}
         values = {
-            draft.inputs[uid]: as_value(_packed(draft, uid, array), draft.port_of(uid)[0])
+            draft.inputs[uid]: as_value(_pack(draft, uid, array), draft.port_of(uid)[0])
             for uid, array in given.items()
         }
         return SessionRun(draft, make_session(draft.model(given), self.threads, values), given)
@@ -126,7 +126,7 @@ class InsteadOfSession:
         return msgspec.structs.replace(found, pieces=(told, *others))
 
 
-def _packed(draft: Draft, uid: int, array: np.ndarray) -> np.ndarray:
+def _pack(draft: Draft, uid: int, array: np.ndarray) -> np.ndarray:
     """The values of a buffer, packed: the buffer's own memory if there are no gaps in it."""
     order = memory_order(draft.graph.tensor(uid))
     ordered = array if order is None else array.transpose(order)

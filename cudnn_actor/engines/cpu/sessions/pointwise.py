@@ -56,16 +56,16 @@ def _bounds_before(draft: Draft, operation: object) -> tuple[int, float, float] 
     ONNX Runtime computes one `Clip` together with the convolution before it, but not `Max` and `Min`. None of
     other operations, and where the maximum is read elsewhere, too.
     """
-    outer = _bound(draft, operation, _M.MIN)
+    outer = _limit_of(draft, operation, _M.MIN)
     if outer is None or len(draft.readers_of(outer[0])) != 1:
         return None
-    inner = _bound(draft, draft.writer_of(outer[0]), _M.MAX)
+    inner = _limit_of(draft, draft.writer_of(outer[0]), _M.MAX)
     if inner is None or inner[1] > outer[1]:
         return None
     return (*inner, outer[1])
 
 
-def _bound(draft: Draft, operation: object, mode: PointwiseMode) -> tuple[int, float] | None:
+def _limit_of(draft: Draft, operation: object, mode: PointwiseMode) -> tuple[int, float] | None:
     """The other operand of a maximum or minimum with a constant, and the constant. None of others."""
     if not isinstance(operation, Pointwise) or operation.mode is not mode:
         return None
@@ -271,7 +271,7 @@ _OF_NUMPY: Mapping[str, _Floats] = {
 """The nodes of NumPy's functions that definitions call."""
 
 
-def _defined(mode: PointwiseMode) -> _Floats:
+def _from_definition(mode: PointwiseMode) -> _Floats:
     """The nodes of a mode that is no operator of ONNX: those of its definition."""
     formula: Any = FUNCTIONS[mode].formula
 
@@ -352,17 +352,17 @@ _OF_FLOATS: Mapping[PointwiseMode, _Floats] = {
     _M.TRUNC: _trunc,
     _M.RELU: _relu,
     _M.LEAKY_RELU: lambda draft, x, p: draft.emit("LeakyRelu", x, alpha=p),
-    _M.PRELU: _defined(_M.PRELU),
+    _M.PRELU: _from_definition(_M.PRELU),
     _M.SIGMOID: _one("Sigmoid"),
-    _M.ELU: _defined(_M.ELU),
-    _M.SELU: _defined(_M.SELU),
-    _M.CELU: _defined(_M.CELU),
+    _M.ELU: _from_definition(_M.ELU),
+    _M.SELU: _from_definition(_M.SELU),
+    _M.CELU: _from_definition(_M.CELU),
     _M.GELU: _one("Gelu"),
     _M.GELU_TANH: _one("Gelu", approximate="tanh"),
-    _M.SOFTPLUS: _defined(_M.SOFTPLUS),
+    _M.SOFTPLUS: _from_definition(_M.SOFTPLUS),
     _M.SOFTSIGN: _one("Softsign"),
     _M.SWISH: _swish,
-    _M.MISH: _defined(_M.MISH),
+    _M.MISH: _from_definition(_M.MISH),
     _M.HARD_SIGMOID: lambda draft, x, p: draft.emit("HardSigmoid", x, alpha=p, beta=0.5),
     _M.HARD_SWISH: _one("HardSwish"),
     _M.CLIP: _clip,

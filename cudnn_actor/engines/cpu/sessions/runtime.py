@@ -52,11 +52,11 @@ def _share_memory() -> bool:
     so one registers while the others wait.
     """
     with _registering:
-        return _registered()
+        return _register()
 
 
 @functools.cache
-def _registered() -> bool:
+def _register() -> bool:
     ort = _package()
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     same_as_requested = 1

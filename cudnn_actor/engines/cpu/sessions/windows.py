@@ -82,7 +82,7 @@ def emit_resample(draft: Draft, operation: Resample[int]) -> None:
         return
     value = draft.read_float(operation.x)
     for axis, taps in along.items():
-        value = _weighted(draft, value, axis, taps, len(operation.sizes))
+        value = _weighted_sums(draft, value, axis, taps, len(operation.sizes))
     draft.write_float(operation.y, value)
 
 
@@ -105,7 +105,7 @@ def _nearest(draft: Draft, operation: Resample[int], along: Mapping[int, Taps]) 
     return draft.emit("Resize", value, "", draft.constant(times), mode="nearest", **how)
 
 
-def _weighted(draft: Draft, value: str, axis: int, taps: Taps, rank: int) -> str:
+def _weighted_sums(draft: Draft, value: str, axis: int, taps: Taps, rank: int) -> str:
     """The weighted sums of neighbours along a dim."""
     places, weights = _without_zeros(taps)
     beside = [1] * rank
