@@ -164,7 +164,7 @@ async def _run(args: argparse.Namespace) -> int:
         host=args.host,
         http=args.http,
         grpc=args.grpc,
-        batch=None if args.batch is None else Batching(max=args.batch[0], delay_us=args.batch[1]),
+        batch=None if args.batch is None else Batching(max=args.batch[0], max_delay_us=args.batch[1]),
         token_file=args.token_file,
         certificate=args.tls_cert,
         key=args.tls_key,

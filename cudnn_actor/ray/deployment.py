@@ -90,7 +90,7 @@ def deployment(
         host="0.0.0.0",  # so that no client's shared memory is offered: it listens nowhere itself
         http=None,
         grpc=None,
-        batch=None if max_batch is None else Batching(max=max_batch, delay_us=max_delay_us),
+        batch=None if max_batch is None else Batching(max=max_batch, max_delay_us=max_delay_us),
         service=service,
     )
     actor: dict[str, Any] = {"num_gpus": num_gpus, "num_cpus": num_cpus}

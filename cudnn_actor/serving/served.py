@@ -156,7 +156,7 @@ class Served:
         if self._batching is not None:
             config["dynamic_batching"] = {
                 "preferred_batch_size": list(self._batching.sizes or ()),
-                "max_queue_delay_microseconds": int(self._batching.delay_us),
+                "max_queue_delay_microseconds": int(self._batching.max_delay_us),
             }
         return config
 
@@ -200,7 +200,7 @@ def _batched(
             max_batch=batching.max,
             sizes=batching.sizes,
             dims=settings.dims,
-            max_delay_us=batching.delay_us,
+            max_delay_us=batching.max_delay_us,
         )
     except InvalidRequest:
         if if_possible:

@@ -15,7 +15,13 @@ __all__ = ["Batching", "Settings", "read_settings"]
 _MOST_BYTES = 64 << 10
 
 
-class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Batching(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={"max_delay_us": "delay_us"},  # the key in `model.toml`
+):
     """How requests are put together: arguments of `CudnnRef.batched`. `models.forming` has the rules.
 
     Parameters
@@ -24,13 +30,13 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         The most samples in a batch; None for the largest of `sizes`, and 32 without these.
     sizes
         How many samples batches have; None for powers of two up to `max`.
-    delay_us
+    max_delay_us
         Microseconds that a request waits for others at most, unless `in_flight` batches run.
     """
 
     max: int | None = None
     sizes: tuple[int, ...] | None = None
-    delay_us: float = 2000.0
+    max_delay_us: float = 2000.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -51,7 +51,7 @@ async def test_batches_are_counted_by_size_and_waiting_apart_from_running(tmp_pa
         models={"square": write_square(tmp_path)},
         http=0,
         grpc=0,
-        batch=Batching(max=4, delay_us=HOUR_US),
+        batch=Batching(max=4, max_delay_us=HOUR_US),
     )
     async with (
         spawn_gated(gate) as gpu,
