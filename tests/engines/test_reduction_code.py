@@ -23,6 +23,10 @@ from cudnn_actor.engines.cuda.kernels.accumulators import (
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, value_dtype
 from cudnn_actor.engines.cuda.kernels.lines import beginning
 from cudnn_actor.engines.cuda.kernels.reduction_code import (
+    ELEMENT_MAX,
+    ELEMENT_MIN,
+    ELEMENT_PRODUCT,
+    ELEMENT_SUM,
     LARGEST,
     SUM,
     Join,
@@ -47,6 +51,13 @@ OWN_EXCHANGES = {
     "checking/self_check_memory.py": "whole numbers are counted",
 }
 """Files in which lanes exchange values, or threads halve a distance or add to the same place; and why."""
+
+
+OWN_JOINS = {
+    "kernels/reduction_code.py": "all that is described here",
+    "operations/pooling.py": "the largest of a window comes with its place, and the first of several stays",
+}
+"""Files in which the larger or the smaller of two elements is taken; and why."""
 
 
 def some_values(count: int) -> np.ndarray:
@@ -192,8 +203,39 @@ def test_norms_keep_as_many_bytes_of_a_part_as_their_accumulators_have() -> None
     assert sizes == [(12, 12), (24, 24), (8, 8), (16, 16)]
 
 
+def test_a_join_with_the_part_without_elements_changes_nothing() -> None:
+    joins = (SUM, LARGEST, ELEMENT_SUM, ELEMENT_PRODUCT, ELEMENT_MIN, ELEMENT_MAX)
+    cases = [pair for by in joins for pair in ((by.none, "x", by), ("x", by.none, by))]
+    texts = "".join(f"y[{n}] = {by.of(f'((T){a})', b)};\n" for n, (a, b, by) in enumerate(cases))
+    source = beginning(DType.FLOAT32, wide=False)
+    source += f'extern "C" __global__ void neutral(T x, T* y) {{ {texts} }}'
+    neutral = host_cuda.CUPY.RawKernel(source, "neutral")
+    for value in (*some_values(4), np.float32(0), np.float32(math.inf), np.float32(-math.inf)):
+        y = np.zeros(len(cases), np.float32)
+        neutral((1,), (1,), (value, y))
+        assert y.tolist() == [value] * len(cases)
+
+
+@pytest.mark.parametrize("by", [ELEMENT_MIN, ELEMENT_MAX])
+def test_of_elements_nan_is_kept_and_of_equal_ones_the_first(by: Join) -> None:
+    pairs = [(math.nan, 1.0), (1.0, math.nan), (0.0, -0.0), (-0.0, 0.0)]
+    texts = "".join(f"y[{n}] = {by.of(f'x[{2 * n}]', f'x[{2 * n + 1}]')};\n" for n in range(len(pairs)))
+    kernel = f'extern "C" __global__ void joined(const float* x, float* y) {{ {texts} }}'
+    x, y = np.array(pairs, np.float32), np.zeros(len(pairs), np.float32)
+    host_cuda.CUPY.RawKernel(kernel, "joined")((1,), (1,), (x, y))
+    assert np.isnan(y[:2]).all()
+    assert np.signbit(y[2:]).tolist() == [False, True]
+
+
 def test_generated_kernels_combine_what_threads_have_in_no_other_way() -> None:
     folder = Path(cudnn_actor.engines.cuda.__file__).parent
     texts = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")}
     exchanges = re.compile(r"__shfl|atomic[A-Z]|; \w+ /= 2\)")
     assert {name for name, text in texts.items() if exchanges.search(text)} == {*OWN_EXCHANGES}
+
+
+def test_how_two_elements_become_one_is_written_in_one_file() -> None:
+    folder = Path(cudnn_actor.engines.cuda.__file__).parent
+    texts = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")}
+    joins = re.compile(r"([\w{}]+) [<>] [\w{}]+ \|\| \(?\1 != \1")  # the larger or the smaller one, or NaN
+    assert {name for name, text in texts.items() if joins.search(text)} == {*OWN_JOINS}

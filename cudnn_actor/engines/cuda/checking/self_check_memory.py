@@ -173,9 +173,10 @@ def source() -> str:
     return "\n".join([indexing(wide=True), _ADD, _GUARDS, _CHECKSUM, _COMPARISON, _FILL, _find_nan()])
 
 
+# Warps add to the same address in no known order. Sums of whole numbers do not depend on that; of a sum of
+# squares, which says how far results may be off, the last bits do not matter.
 _ADD = f"""
-// To add up in each warp first is faster: additions to one address wait for each other. Of whole numbers, so
-// that their order does not matter.
+// To add up in each warp first is faster: additions to one address wait for each other.
 template <class T> __device__ __forceinline__ void add(T* sum, T part) {{
     {over_lanes("part")}
     if (threadIdx.x % 32 == 0) atomicAdd(sum, part);

@@ -10,7 +10,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.element_types import value_dtype
-from cudnn_actor.engines.cuda.kernels.reduction_code import shuffle
+from cudnn_actor.engines.cuda.kernels.reduction_code import (
+    ELEMENT_MAX,
+    ELEMENT_MIN,
+    ELEMENT_PRODUCT,
+    ELEMENT_SUM,
+    Join,
+    shuffle,
+)
 from cudnn_actor.protocol.operations import ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -91,32 +98,31 @@ _ELEMENT = "T x, long long j"
 """The C parameters of an accumulator of lines: an element's value, and its place in the line."""
 
 
-def _one(both: str, none: str, taken: str = "x", result: str = "{state}.value") -> Accumulator:
-    """An accumulator of one number: how two are joined, and the number of no elements and of one element."""
-    join = f"const T a = value, b = other.value; return {{{both}}};"
-    return Accumulator((Number("value", none),), join, _ELEMENT, f"*this = with({{{taken}}});", result)
+def _one(join: Join, taken: str = "x", result: str = "{state}.value") -> Accumulator:
+    """An accumulator of one number: how two are joined, what an element adds, and what the number gives."""
+    both = f"const T a = value, b = other.value; return {{{join.of('a', 'b')}}};"
+    take = f"*this = with({{{taken}}});"
+    return Accumulator((Number("value", join.none),), both, _ELEMENT, take, result)
 
 
 def accumulator_of(mode: ReductionMode, dtype: DType) -> Accumulator:
     """The accumulator of a reduction of elements of a dtype."""
-    if dtype.is_floating:
-        lowest, highest = "-INFINITE", "INFINITE"
-    elif dtype is DType.UINT64:
-        lowest, highest = "0", "~0ull"
-    else:
-        lowest, highest = "-0x7fffffffffffffffll - 1", "0x7fffffffffffffffll"
-    add, larger = "sum(a, b)", "b > a || b != b ? b : a"
+    add, smaller, larger = ELEMENT_SUM, ELEMENT_MIN, ELEMENT_MAX
+    if not dtype.is_floating:
+        whole = dtype is DType.UINT64
+        smaller = smaller._replace(none="~0ull" if whole else "0x7fffffffffffffffll")
+        larger = larger._replace(none="0" if whole else "-0x7fffffffffffffffll - 1")
     return {
-        _Mode.SUM: _one(add, "0"),
-        _Mode.PRODUCT: _one("product(a, b)", "1"),
-        _Mode.MIN: _one("b < a || b != b ? b : a", highest),
-        _Mode.MAX: _one(larger, lowest),
-        _Mode.ABSOLUTE_MAX: _one(larger, "0", "magnitude(x)"),
-        _Mode.L1: _one(add, "0", "magnitude(x)"),
-        _Mode.SUM_OF_SQUARES: _one(add, "0", "product(x, x)"),
-        _Mode.L2: _one(add, "0", "product(x, x)", "sqrt({state}.value)"),
-        _Mode.MEAN: _one(add, "0", result="{state}.value / (T)length"),
-        _Mode.LOG_SUM: _one(add, "0", result="log({state}.value)"),
+        _Mode.SUM: _one(add),
+        _Mode.PRODUCT: _one(ELEMENT_PRODUCT),
+        _Mode.MIN: _one(smaller),
+        _Mode.MAX: _one(larger),
+        _Mode.ABSOLUTE_MAX: _one(larger._replace(none="0"), "magnitude(x)"),
+        _Mode.L1: _one(add, "magnitude(x)"),
+        _Mode.SUM_OF_SQUARES: _one(add, "product(x, x)"),
+        _Mode.L2: _one(add, "product(x, x)", "sqrt({state}.value)"),
+        _Mode.MEAN: _one(add, result="{state}.value / (T)length"),
+        _Mode.LOG_SUM: _one(add, result="log({state}.value)"),
         _Mode.LOG_SUM_EXP: _POWERS,
     }[mode]
 

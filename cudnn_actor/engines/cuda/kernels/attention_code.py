@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from cudnn_actor.engines.cuda.kernels.index_code import block_loop, division
-from cudnn_actor.engines.cuda.kernels.reduction_code import LARGEST, over_lanes
+from cudnn_actor.engines.cuda.kernels.reduction_code import LARGEST, in_turn, over_lanes
 
 __all__ = ["BACKWARD", "COMMON", "DROPPING", "EACH", "FORWARD", "KEEPING"]
 
@@ -412,8 +412,9 @@ BACKWARD = {
                 own[ty * N + tx + 16 * c] = sum;
             }
             __syncthreads();  // all sums are there
-            T value = 0;
-            for (int n = 0; n < 8; ++n) value += own[n * N + threadIdx.x % N];
+            """
+    + in_turn("T value", "own[n * N + threadIdx.x % N]", "8", "int n")
+    + """
             const long long j = j0 + threadIdx.x;
             if (threadIdx.x < N && j < columns)
                 dbias[b_ * dbias0 + h_ * dbias1 + j * dbias3] = STORE_DBIAS;

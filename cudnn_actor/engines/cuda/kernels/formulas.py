@@ -19,6 +19,7 @@ from cudnn_actor.engines.cuda.kernels.element_types import (
     value_type,
 )
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Earlier, Expression, Leaf, Scalar, Value
+from cudnn_actor.engines.cuda.kernels.reduction_code import ELEMENT_MAX, ELEMENT_MIN
 from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
 from cudnn_actor.protocol.operations.functions import Function, saturate_parameters
 from cudnn_actor.protocol.types.dtypes import DType
@@ -63,8 +64,8 @@ FORMULAS: Mapping[PointwiseMode, Formula] = {
     _M.MOD: Formula("floor_mod({a}, {b})"),
     _M.FMOD: Formula("fmod({a}, {b})", "remainder_of({a}, {b})"),
     _M.POW: Formula("pow({a}, {b})", "power({a}, {b})"),
-    _M.MIN: Formula("{a} < {b} || {a} != {a} ? {a} : {b}"),
-    _M.MAX: Formula("{a} > {b} || {a} != {a} ? {a} : {b}"),
+    _M.MIN: Formula(ELEMENT_MIN.of("{b}", "{a}")),  # of equal ones, {b}
+    _M.MAX: Formula(ELEMENT_MAX.of("{b}", "{a}")),
     _M.SQUARE: Formula("{a} * {a}", "times({a}, {a})"),
     _M.RECIPROCAL: Formula("1 / {a}"),
     _M.CEIL: Formula("ceil({a})", "{a}"),

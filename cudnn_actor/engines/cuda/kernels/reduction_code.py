@@ -1,8 +1,13 @@
-"""The C++ of reductions across threads: how parts of a result are combined, and in which order.
+"""The C++ of reductions: how two parts of a result become one, and in which order threads combine parts.
 
-A thread goes over its own elements in order. What it has then is a part, and parts are
-combined in an order that depends only on how many there are: a result is the same each
-time. There are three orders.
+How two become one is a `Join`: a C expression of both, and one of the part without elements. Parts are
+of T, the type that a kernel computes in. Those of several numbers are accumulators, which
+have a join of their own: see `kernels.accumulators`.
+
+A thread goes over its own elements in order, in a loop of its kernel: of a line, of a window
+or of the inner dim of a product. What it has then is a part, and parts are combined in an
+order that depends only on how many there are: a result is the same each time. There are
+three orders.
 
 - Lanes of a warp, in registers (`over_lanes`): each lane combines its part with that of
   the lane 16 apart, then 8, 4, 2 and 1 apart. All lanes get the result.
@@ -11,7 +16,7 @@ time. There are three orders.
 - One thread, one part after the other (`in_turn`): those of few warps, or of the blocks
   of the launch before.
 
-`COMBINING` has the functions for lines whose parts are accumulators: see `kernels.accumulators`.
+`COMBINING` has the functions for lines whose parts are accumulators.
 A line that is cut has a part for each block with the same x. The first kernel stores
 them (`stored_part`), and a warp of the second one combines them (`combined_parts`).
 """
@@ -24,16 +29,25 @@ from cudnn_actor.engines.cuda.kernels.kernel import MOST_THREADS, THREADS, WARP
 
 __all__ = [
     "COMBINING",
+    "ELEMENT_MAX",
+    "ELEMENT_MIN",
+    "ELEMENT_PRODUCT",
+    "ELEMENT_SUM",
     "LARGEST",
     "OVER_COLUMNS",
     "STATES",
     "SUM",
     "Join",
+]
+__all__ += [
     "combined_parts",
     "in_turn",
     "over_halves",
+    "over_lanes",
+    "part_of_line",
+    "shuffle",
+    "stored_part",
 ]
-__all__ += ["over_lanes", "part_of_line", "shuffle", "stored_part"]
 
 
 def shuffle(part: str) -> str:
@@ -48,11 +62,14 @@ class Join(NamedTuple):
     ----------
     both
         The parts together. For the same result in all lanes, it must not matter which one is `{a}`.
+    none
+        The part without elements: together with another part, it is that one.
     fetched
         What the lane that is `apart` from this one has as `{a}`.
     """
 
     both: str
+    none: str
     fetched: str = shuffle("{a}")
 
     def of(self, a: str, b: str) -> str:
@@ -60,8 +77,15 @@ class Join(NamedTuple):
         return self.both.format(a=a, b=b)
 
 
-SUM, LARGEST = Join("{a} + {b}"), Join("max({a}, {b})")
-STATES = Join("{a}.with({b})", "{a}.from(apart)")
+SUM, LARGEST = Join("{a} + {b}", "0"), Join("max({a}, {b})", "-INFINITE")
+"""The joins of floats. That of the largest one leaves out NaN."""
+ELEMENT_SUM, ELEMENT_PRODUCT = Join("sum({a}, {b})", "0"), Join("product({a}, {b})", "1")
+"""The joins of elements of any type: integers wrap around (`sum` and `product` are in `lines.beginning`)."""
+ELEMENT_MIN = Join("{b} < {a} || {b} != {b} ? {b} : {a}", "INFINITE")
+ELEMENT_MAX = Join("{b} > {a} || {b} != {b} ? {b} : {a}", "-INFINITE")
+"""The joins of elements by which NaN is kept. Of equal ones, 0 and -0 too, the result is `{a}`. `none` is that
+of floats; `accumulators.accumulator_of` has that of integers."""
+STATES = Join("{a}.with({b})", "State::none()", "{a}.from(apart)")
 """The join of two accumulators."""
 
 
@@ -110,7 +134,8 @@ def in_turn(total: str, part: str, count: str, number: str = "int part", *, unro
     """
     (_, _, name), (_, _, n) = total.rpartition(" "), number.rpartition(" ")
     ahead = f'_Pragma("unroll {unrolled}") ' if unrolled > 1 else ""
-    return f"{total} = 0; {ahead}for ({number} = 0; {n} < {count}; ++{n}) {name} = {SUM.of(name, part)};"
+    each = f"for ({number} = 0; {n} < {count}; ++{n})"
+    return f"{total} = {SUM.none}; {ahead}{each} {name} = {SUM.of(name, part)};"
 
 
 # Accumulators of lines.
@@ -171,6 +196,6 @@ def stored_part(line: str) -> str:
 def combined_parts(to: str, line: str, count: str) -> str:
     """C statements by which a warp combines the parts of a line, as many as `count`, and defines `to`."""
     return f"""const State* own = parts + {line} * {count};
-        State all = State::none();
+        State all = {STATES.none};
         for (int part = lane; part < (int){count}; part += lanes) all = {STATES.of("all", "own[part]")};
         {to} = over_warp(all);"""

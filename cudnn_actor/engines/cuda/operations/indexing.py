@@ -22,6 +22,12 @@ from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.index_code import PLACED, indexing, is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, stored_value, value_of
+from cudnn_actor.engines.cuda.kernels.reduction_code import (
+    ELEMENT_MAX,
+    ELEMENT_MIN,
+    ELEMENT_PRODUCT,
+    ELEMENT_SUM,
+)
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import (
@@ -294,7 +300,7 @@ def _scatter_source(scatter: _Scatter, operation: Scattering[int], tensors: Sequ
         else pack = *(const Packed*)(x + x_at);
         *(Packed*)(y + y_at) = pack;"""
     else:
-        combined = _COMBINED[operation.reduction]
+        combined = _JOINS[operation.reduction].of("other", "value")  # of equal ones, the update
         stored = stored_value(y, "values[v]", exact=not y.dtype.is_floating)
         each = f"for (int v = 0; v < {scatter.together}; ++v)"
         body = f"""Packed pack = *(const Packed*)(x + x_at);
@@ -331,11 +337,11 @@ typedef Pack<{element}, {scatter.together}> Packed;
 """
 
 
-_COMBINED = {
-    ScatterReduction.ADD: "sum(value, other)",
-    ScatterReduction.MUL: "product(value, other)",
-    ScatterReduction.MIN: "value < other || value != value ? value : other",
-    ScatterReduction.MAX: "value > other || value != value ? value : other",
+_JOINS = {
+    ScatterReduction.ADD: ELEMENT_SUM,
+    ScatterReduction.MUL: ELEMENT_PRODUCT,
+    ScatterReduction.MIN: ELEMENT_MIN,
+    ScatterReduction.MAX: ELEMENT_MAX,
 }
 _LISTS = """
 __device__ __forceinline__ int exchanged(int* place, int value) { return atomicExch(place, value); }

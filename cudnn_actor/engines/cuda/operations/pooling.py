@@ -18,6 +18,7 @@ from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.index_code import indexing, is_wide, offset_of, split_all, thread_loop
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, grid_over
+from cudnn_actor.engines.cuda.kernels.reduction_code import ELEMENT_MAX
 from cudnn_actor.engines.cuda.library.libcudnn import (
     factor,
     libcudnn,
@@ -250,6 +251,8 @@ _I, _P, _Q = ([f"{letter}{axis}" for axis in range(2, _RANK)] for letter in "ipq
 
 def _max(operation: MaxPool[int], tensors: Sequence[GraphTensor]) -> str:
     found = f"t0[{_place(0, 'i0', 'i1', *_P)}]"
+    # Elements come in the order of their places, so that the first of equal ones stays. What
+    # `accumulators.place_of` gives would compare places, too.
     body = f"""const T value = (T){load(tensors[0].dtype, found)};
                     if (index < 0 || value > best || (value != value && best == best)) {{
                         best = value; element = {found}; index = {_NUMBER.format(*_P)};
@@ -318,7 +321,7 @@ def _norm(operation: LpPool[int], tensors: Sequence[GraphTensor]) -> str:
     p = float(operation.p)
     element = load(tensors[0].dtype, f"t0[{_place(0, 'i0', 'i1', *_P)}]")
     value = f"const T value = fabs((T){element});"
-    most = f"{value} if (value > most || value != value) most = value;"
+    most = f"{value} most = {ELEMENT_MAX.of('most', 'value')};"
     # What equals the largest counts as 1: 0 and infinity too.
     share = f"{value} const T part = value / most; sum += value == most ? (T)1 : {_power('part', p)};"
     root = {1.0: "sum", 2.0: "sqrt(sum)"}.get(p, f"pow(sum, (T)1 / (T){p!r})")

@@ -27,6 +27,8 @@ from cudnn_actor.engines.cuda.kernels.lines import (
 )
 from cudnn_actor.engines.cuda.kernels.reduction_code import (
     COMBINING,
+    ELEMENT_PRODUCT,
+    ELEMENT_SUM,
     combined_parts,
     part_of_line,
     stored_part,
@@ -187,7 +189,8 @@ _FINISH = """{base}
         if (lane == 0) {{ {result} }}"""
 
 
-# Running sums and products.
+# Running sums and products. How two elements become one is a `Join`, as for reductions. The order is their
+# own: each element has a result, so lanes and warps combine what is before them, not all that there is.
 
 
 def cumulative_launches(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
@@ -204,15 +207,19 @@ def _scan_source(operation: Cumulative[int], tensors: Sequence[GraphTensor], lin
     """The kernel in CUDA C++."""
     x, y = tensors
     value = stored_value(y, "{}", exact=not x.dtype.is_floating)
-    total = operation.mode is _Mode.SUM
+    join = ELEMENT_SUM if operation.mode is _Mode.SUM else ELEMENT_PRODUCT
+    before = "true" if operation.exclusive else "false"
     body = (_SCAN_ALONE if lines.form is Form.COLUMN else _SCAN).format(
         base=lines.base({"x": 0, "y": 1}),
         at=lines.at({"x": 0, "y": 1}),
         value=value_of(x, "x[x_at]"),
         number="(I)length - 1 - n" if operation.reverse else "n",
-        combine="sum" if total else "product",
-        none="0" if total else "1",
-        before="true" if operation.exclusive else "false",
+        none=join.none,
+        with_earlier=join.of("earlier", "upto"),
+        with_warp=join.of("carry", "totals[other]"),
+        with_until=join.of("until", f"{before} ? before : upto"),
+        with_element=join.of("upto", value_of(x, "x[x_at]")),
+        before=before,
         stored=value.format("result"),
     )
     pointers = f"const {C_TYPES[x.dtype]}* x, {C_TYPES[y.dtype]}* y"
@@ -240,7 +247,7 @@ _SCAN = """{base}
             #pragma unroll
             for (int apart = 1; apart < 32; apart *= 2) {{
                 const T earlier = __shfl_up_sync(~0u, upto, apart);
-                if (lane % 32 >= apart) upto = {combine}(earlier, upto);
+                if (lane % 32 >= apart) upto = {with_earlier};
             }}
             T before = __shfl_up_sync(~0u, upto, 1);
             if (lane % 32 == 0) before = {none};
@@ -249,9 +256,9 @@ _SCAN = """{base}
             T until = carry;
             for (int other = 0; other < warps; ++other) {{
                 if (other == warp) until = carry;
-                carry = {combine}(carry, totals[other]);
+                carry = {with_warp};
             }}
-            const T result = {combine}(until, {before} ? before : upto);
+            const T result = {with_until};
             if (n < (I)length) y[y_at] = {stored};
             __syncthreads();
         }}"""
@@ -262,7 +269,7 @@ _SCAN_ALONE = """if (!there || lane) continue;
             const I j = {number};
             {at}
             const T before = upto;
-            upto = {combine}(upto, {value});
+            upto = {with_element};
             const T result = {before} ? before : upto;
             y[y_at] = {stored};
         }}"""

@@ -119,6 +119,9 @@ def _sort_key(dtype: DType, bits: int) -> str:
     return f"{magnitude} > {_INFINITY[dtype]}ull ? ~0ull : {number}"
 
 
+# It counts whole numbers, whose sums are the same in any order: a vote counts those of a warp at once,
+# threads add to the same place, and `scan` has a result for each bin. So it has none of the orders of
+# `reduction_code`.
 _SOURCE = """{indexing}
 typedef {key} Key;
 typedef {stored} Stored;
