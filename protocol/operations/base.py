@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -146,6 +146,27 @@ def needed_of_leading(
         if region[:count] != first or not all(map(is_all, specs[name].dims[count:], region[count:])):
             return None
     return {name: (*first, *(slice(None),) * (specs[name].rank - count)) for name in names if name in specs}
+
+
+def needed_of_lines(
+    specs: Specs, wanted: Mapping[str, Region], reduced: Iterable[int], names: Sequence[str]
+) -> dict[str, Region] | None:
+    """What `needed_of_leading` gives where these dims of the inputs, from 0, are reduced, and no others."""
+    first = min(reduced, default=max(specs[name].rank for name in names))
+    return needed_of_leading(specs, wanted, first, names)
+
+
+def needed_along(
+    specs: Specs, wanted: Mapping[str, Region], axis: int, names: Iterable[str]
+) -> dict[str, Region] | None:
+    """What `Operation.needs` gives where each line along a dim of these inputs, from 0, is computed apart.
+
+    None if a part of a line is wanted, or other lines of one output than of another.
+    """
+    (name, region), *others = wanted.items()
+    if any(other != region for _, other in others) or not is_all(specs[name].dims[axis], region[axis]):
+        return None
+    return dict.fromkeys(names, (*region[:axis], slice(None), *region[axis + 1 :]))
 
 
 def tensor_of(uid: int, spec: TensorSpec, **fields: Any) -> GraphTensor:
@@ -330,13 +351,18 @@ class Operation(Record, Generic[T], tag=True):
         """About how many steps `evaluate` takes, from the specs of all operands.
 
         Where that is too much, a check of a plan evaluates a part of the outputs: see `needs`.
+
+        It is stated, not counted in a trace of `evaluate`. Where it matters, `evaluate` has a loop over steps,
+        and a trace would take as many; or values decide what is done, and a trace has none.
         """
         return sum(spec.size for spec in specs.values())
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
         """Which part of each input a part of the outputs follows from; None if `evaluate` needs all of them.
 
-        `evaluate` of these parts must give that part of the outputs.
+        `evaluate` of these parts must give that part of the outputs. It is stated, not traced: definitions read
+        elements by indices and in views, of which a trace does not show what follows from what. Where results
+        follow from lines, it is derived from the axes of `evaluate`: see `needed_of_lines`, `needed_along`.
 
         Parameters
         ----------
@@ -385,7 +411,9 @@ class Operation(Record, Generic[T], tag=True):
     def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         """How large those outputs would be whose terms may all cancel, if they did not: errors are as large.
 
-        The root of the sum of the squares of the terms. The parameters are those of `evaluate`.
+        The root of the sum of the squares of the terms. The parameters are those of `evaluate`. A trace does not
+        know which numbers are terms. An operation that has both `evaluate` and this one has them from the same
+        function where the terms are the same, with a parameter by which their squares are summed.
         """
         del xp, values, specs
         return {}

@@ -23,6 +23,7 @@ from cudnn_actor.protocol.operations.normalization import (
     check_momentum,
     given_gradients,
     gradient_of_rows,
+    magnitude_of_mean,
     through_statistics,
 )
 from cudnn_actor.protocol.types.checks import is_whole
@@ -236,8 +237,7 @@ class _Normalizing(ChannelNorm[T]):
     def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         x = self._split_groups(values["x"])
-        squares = (x * x).mean(axis=self.axes) / self.count(values["x"].shape)
-        mean = xp.sqrt(squares).reshape(-1 if self.over_samples else x.shape[:2])
+        mean = magnitude_of_mean(xp, x, self.axes).reshape(-1 if self.over_samples else x.shape[:2])
         return {"mean": mean, "new_running_mean": mean}
 
     def uncentred(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:

@@ -20,7 +20,7 @@ from cudnn_actor.protocol.operations.base import (
     Specs,
     T,
     axis_of,
-    needed_of_leading,
+    needed_of_lines,
     require,
     require_floating,
 )
@@ -97,6 +97,11 @@ def gradient_of_rows(
     return (slope + others / (-1 if power == 1 else count)) * inverse**power
 
 
+def magnitude_of_mean(xp: Any, x: Array, axes: tuple[int, ...]) -> Array:
+    """What `Operation.magnitudes` gives for the mean along these axes, which stay with one element."""
+    return xp.sqrt((x * x).mean(axis=axes, keepdims=True) / math.prod(x.shape[axis] for axis in axes))
+
+
 class Norm(Operation[T]):
     """What all norms share: results like x, and weights of x's dtype or of the wide one."""
 
@@ -168,15 +173,16 @@ class _RowNorm(Norm[T]):
         super()._check_x(specs)
         self._first(specs["x"])
 
-    def _axes(self, x: Array) -> tuple[int, ...]:
-        return tuple(range(self.axis % x.ndim, x.ndim))
+    def reduced(self, rank: int) -> tuple[int, ...]:
+        """The dims that are normalised together, as `Reduction.reduced`."""
+        return tuple(range(axis_of("axis", self.axis, rank), rank))
 
 
 class _ForwardNorm(_RowNorm[T]):
     epsilon: float = 1e-5
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
-        return needed_of_leading(specs, wanted, self.axis % specs["x"].rank, ("x",))
+        return needed_of_lines(specs, wanted, self.reduced(specs["x"].rank), ("x",))
 
     def _check_x(self, specs: Specs) -> None:
         super()._check_x(specs)
@@ -261,7 +267,7 @@ class LayerNorm(_ForwardNorm[T], tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         x = values["x"]
-        axes = self._axes(x)
+        axes = self.reduced(x.ndim)
         mean = x.mean(axis=axes, keepdims=True)
         centred = x - mean
         inverse = 1 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + self.epsilon)
@@ -270,10 +276,7 @@ class LayerNorm(_ForwardNorm[T], tag=True):
 
     def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
-        x = values["x"]
-        axes = self._axes(x)
-        squares = (x * x).mean(axis=axes, keepdims=True) / math.prod(x.shape[axis] for axis in axes)
-        return {"mean": xp.sqrt(squares)}
+        return {"mean": magnitude_of_mean(xp, values["x"], self.reduced(values["x"].ndim))}
 
     def uncentred(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         inverse = self.evaluate(xp, values, specs)["inverse_deviation"]
@@ -288,7 +291,7 @@ class _BackwardNorm(NormBackward[T], _RowNorm[T]):
         """What `gradient_of_rows` takes."""
         inverse = values["inverse_deviation" if "mean" in values else "inverse_rms"]
         normal = (values["x"] - values.get("mean", 0.0)) * inverse
-        return values["dy"] * values.get("scale", 1.0), normal, inverse, self._axes(normal)
+        return values["dy"] * values.get("scale", 1.0), normal, inverse, self.reduced(normal.ndim)
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del xp, specs
@@ -359,7 +362,7 @@ class RMSNorm(_ForwardNorm[T], tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         x = values["x"]
-        inverse = 1 / xp.sqrt((x * x).mean(axis=self._axes(x), keepdims=True) + self.epsilon)
+        inverse = 1 / xp.sqrt((x * x).mean(axis=self.reduced(x.ndim), keepdims=True) + self.epsilon)
         return {"y": x * inverse * values.get("scale", 1.0), "inverse_rms": inverse}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:

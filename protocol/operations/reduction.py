@@ -27,8 +27,8 @@ from cudnn_actor.protocol.operations.base import (
     T,
     axes_of,
     axis_of,
-    is_all,
-    needed_of_leading,
+    needed_along,
+    needed_of_lines,
     require,
 )
 from cudnn_actor.protocol.operations.example import Example
@@ -216,8 +216,7 @@ class Reduction(_Reducing[T], tag=True):
         return None if specs["x"].size else {"y": _of_nothing(self.mode, specs["y"].dtype)}
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
-        reduced = self.reduced(specs["x"].rank)
-        return needed_of_leading(specs, wanted, min(reduced, default=specs["x"].rank), ("x",))
+        return needed_of_lines(specs, wanted, self.reduced(specs["x"].rank), ("x",))
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x = values["x"]
@@ -347,8 +346,7 @@ class Cumulative(_Reducing[T], tag=True):
         return {"x": _Groups(xp, x, (self.axis % x.rank,)).factors(draw(x))}
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
-        axis, region = self.axis % specs["x"].rank, wanted["y"]
-        return {"x": region} if is_all(specs["x"].dims[axis], region[axis]) else None
+        return needed_along(specs, wanted, self.axis % specs["x"].rank, self.inputs)
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs

@@ -6,7 +6,7 @@ https://onnx.ai/onnx/operators/onnx__LRN.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -17,7 +17,7 @@ from cudnn_actor.protocol.operations.base import (
     Region,
     Specs,
     T,
-    is_all,
+    needed_along,
     require,
     require_floating,
 )
@@ -61,10 +61,7 @@ class _Response(Operation[T]):
         return min(self.size, specs["x"].dims[1]) * specs["x"].size
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
-        (region,) = wanted.values()
-        if not is_all(specs["x"].dims[1], region[1]):
-            return None
-        return dict.fromkeys(self.inputs, region)
+        return needed_along(specs, wanted, 1, self.inputs)
 
     def _windows(self, xp: Any, x: Array, before: int, after: int) -> Array:
         """The sum of each channel, `before` channels before it and `after` behind it."""
@@ -141,20 +138,26 @@ class LocalResponseNormBackward(_Response[T], tag=True):
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
-        dy, x = values["dy"], values["x"]
-        base = self._base(xp, x)
-        after, before = self.reach  # a channel is in the windows of those around it
-        shared = self._windows(xp, dy * x * base ** (-self.beta - 1), before, after)
-        return {"dx": dy * base**-self.beta - 2 * self.alpha * self.beta / self.size * x * shared}
+        own, others = self._terms(xp, values, lambda terms: terms)
+        return {"dx": own - others}
 
     def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
+        own, others = self._terms(xp, values, lambda terms: terms * terms)
+        return {"dx": xp.sqrt(own + others)}
+
+    def _terms(
+        self, xp: Any, values: Mapping[str, Array], each: Callable[[Array], Array]
+    ) -> tuple[Array, Array]:
+        """What each element adds to its own gradient, and the sum of what those around it add.
+
+        `each`: a function of each term, such that of a product is the product of those of its factors.
+        """
         dy, x = values["dy"], values["x"]
         base = self._base(xp, x)
-        after, before = self.reach
-        shared = self._windows(xp, (dy * x * base ** (-self.beta - 1)) ** 2, before, after)
-        others = (2 * self.alpha * self.beta / self.size * x) ** 2 * shared
-        return {"dx": xp.sqrt((dy * base**-self.beta) ** 2 + others)}
+        after, before = self.reach  # a channel is in the windows of those around it
+        shared = self._windows(xp, each(dy * x * base ** (-self.beta - 1)), before, after)
+        return each(dy * base**-self.beta), each(2 * self.alpha * self.beta / self.size * x) * shared
 
 
 def examples() -> tuple[Example, ...]:

@@ -17,7 +17,7 @@ from cudnn_actor.protocol.operations.base import (
     Specs,
     T,
     axis_of,
-    needed_of_leading,
+    needed_of_lines,
     require,
     require_floating,
 )
@@ -64,6 +64,10 @@ class Softmax(Operation[T], tag=True):
         axis_of("axis", self.axis, x.rank)
         return {"y": TensorSpec.packed(x.dims, x.dtype)}
 
+    def reduced(self, rank: int) -> tuple[int, ...]:
+        """The axis that is summed along, from 0, as `Reduction.reduced`."""
+        return (axis_of("axis", self.axis, rank),)
+
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         return {"x": g.apply(SoftmaxBackward(dy=d["y"], y=self.y, axis=self.axis, log=self.log))}
 
@@ -73,7 +77,7 @@ class Softmax(Operation[T], tag=True):
         return {"x": draw(x) + (_FARTHER if x.dtype is DType.FLOAT64 else _FAR)}
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
-        return needed_of_leading(specs, wanted, self.axis % specs["x"].rank, ("x",))
+        return needed_of_lines(specs, wanted, self.reduced(specs["x"].rank), ("x",))
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x = values["x"]
@@ -118,6 +122,10 @@ class SoftmaxBackward(Operation[T], tag=True):
         axis_of("axis", self.axis, dy.rank)
         require(specs, "y", dy.dims, dy.dtype)
         return {"dx": TensorSpec.packed(dy.dims, dy.dtype)}
+
+    def reduced(self, rank: int) -> tuple[int, ...]:
+        """The axis that is summed along, from 0, as `Reduction.reduced`."""
+        return (axis_of("axis", self.axis, rank),)
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         dy: Any = self.dy

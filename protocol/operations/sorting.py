@@ -19,7 +19,7 @@ from cudnn_actor.protocol.operations.base import (
     Specs,
     T,
     axis_of,
-    is_all,
+    needed_along,
 )
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.operations.indexing import ScatterElements, ScatterReduction
@@ -91,11 +91,7 @@ class TopK(Operation[T], tag=True):
         return {"x": numbers * 7 % 13 * 8 + draw(x)}
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
-        regions = [*wanted.values()]
-        axis = axis_of("axis", self.axis, specs["x"].rank)
-        if any(region != regions[0] for region in regions) or not is_all(self.k, regions[0][axis]):
-            return None
-        return {"x": (*regions[0][:axis], slice(None), *regions[0][axis + 1 :])}
+        return needed_along(specs, wanted, axis_of("axis", self.axis, specs["x"].rank), self.inputs)
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs

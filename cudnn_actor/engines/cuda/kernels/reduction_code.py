@@ -83,8 +83,8 @@ ELEMENT_SUM, ELEMENT_PRODUCT = Join("sum({a}, {b})", "0"), Join("product({a}, {b
 """The joins of elements of any type: integers wrap around (`sum` and `product` are in `lines.beginning`)."""
 ELEMENT_MIN = Join("{b} < {a} || {b} != {b} ? {b} : {a}", "INFINITE")
 ELEMENT_MAX = Join("{b} > {a} || {b} != {b} ? {b} : {a}", "-INFINITE")
-"""The joins of elements by which NaN is kept. Of equal ones, 0 and -0 too, the result is `{a}`. `none` is that
-of floats; `accumulators.accumulator_of` has that of integers."""
+"""The joins of elements by which NaN is kept. Of equal ones, 0 and -0 too, the result is `{a}`. `none` is of
+floats; `accumulators.accumulator_of` has that of integers."""
 STATES = Join("{a}.with({b})", "State::none()", "{a}.from(apart)")
 """The join of two accumulators."""
 

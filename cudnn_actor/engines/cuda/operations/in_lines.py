@@ -26,7 +26,7 @@ from cudnn_actor.protocol.operations import (
     SoftmaxBackward,
 )
 
-__all__ = ["IN_LINES", "Computing", "InLines", "compute_in_lines"]
+__all__ = ["ALONE", "IN_LINES", "Computing", "compute_in_lines"]
 
 _M, _R = PointwiseMode, ReductionMode
 
@@ -41,21 +41,6 @@ class Computing(Protocol):
         """Append a reduction along the lines, and return its value, not rounded."""
 
 
-class InLines(NamedTuple):
-    """How an operation is computed along lines.
-
-    Parameters
-    ----------
-    axes
-        The dims of x that are a line's, ascending, from the operation and x's rank.
-    alone
-        Whether it runs in this way with nothing around it, too.
-    """
-
-    axes: Callable[[Any, int], tuple[int, ...]]
-    alone: bool = False
-
-
 def compute_in_lines(
     operation: Node, given: Mapping[str, Value], rank: int, to: Computing
 ) -> Mapping[str, Value]:
@@ -65,7 +50,8 @@ def compute_in_lines(
     """
     if isinstance(operation, Reduction):  # its definition is a mode, as is a kernel's reduction
         return {"y": to.reduce(operation.mode, given["x"])}
-    lines = _Lines(to, rank, IN_LINES[type(operation)].axes(operation, rank))
+    assert isinstance(operation, IN_LINES)
+    lines = _Lines(to, rank, operation.reduced(rank))
     traced: Any = {name: _Traced(value, lines) for name, value in given.items()}
     found: Mapping[str, Any] = operation.evaluate(_FUNCTIONS, traced, {})
     return {name: each.value for name, each in found.items()}
@@ -152,21 +138,8 @@ _FUNCTIONS = SimpleNamespace(
 """NumPy's functions of one operand, on traced values."""
 
 
-def _last(operation: Any, rank: int) -> tuple[int, ...]:
-    """The axes from the operation's axis to the last."""
-    return tuple(range(operation.axis % rank, rank))
-
-
-def _only(operation: Any, rank: int) -> tuple[int, ...]:
-    """The operation's only axis."""
-    return (operation.axis % rank,)
-
-
-IN_LINES: Mapping[type[Node], InLines] = {
-    Reduction: InLines(lambda operation, rank: operation.reduced(rank)),
-    Softmax: InLines(_only, alone=True),
-    SoftmaxBackward: InLines(_only, alone=True),
-    LayerNorm: InLines(_last),
-    RMSNorm: InLines(_last),
-}
-"""The operations along lines. Another one needs a definition by what `_Traced` can do."""
+IN_LINES = (Reduction, Softmax, SoftmaxBackward, LayerNorm, RMSNorm)
+"""The operations along lines, whose dims `reduced` gives. Another one needs a definition by what `_Traced` can
+do."""
+ALONE = (Softmax, SoftmaxBackward)
+"""Those that run in this way with nothing around them, too."""

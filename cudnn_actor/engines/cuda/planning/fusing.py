@@ -13,7 +13,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result, Val
 from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced, describe_lined, fits
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
 from cudnn_actor.engines.cuda.operations.fused_norms import FUSED, Normed, beside, elements
-from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES, compute_in_lines
+from cudnn_actor.engines.cuda.operations.in_lines import ALONE, IN_LINES, compute_in_lines
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.planning.steps import kernel_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
@@ -45,11 +45,10 @@ def lines_of_operation(
 
     None for other operations, and for integers, which are reduced exactly.
     """
-    row = IN_LINES.get(type(operation))
     x = graph.tensor(operation.reads[0])
-    if row is None or not x.dtype.is_floating:
+    if not isinstance(operation, IN_LINES) or not x.dtype.is_floating:
         return None
-    return x.dims, row.axes(operation, len(x.dims)), graph.compute(operation)
+    return x.dims, operation.reduced(len(x.dims)), graph.compute(operation)
 
 
 def norm_alone(graph: OperationGraph) -> Node | None:
@@ -66,10 +65,8 @@ def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
 
     Raises `Refused` if there are none, or for a single operation that is better run otherwise.
     """
-    if len(graph.operations) == 1 and not isinstance(graph.operations[0], Pointwise):
-        row = IN_LINES.get(type(graph.operations[0]))
-        if row is None or not row.alone:
-            raise Inapplicable("it has no neighbours to be fused")
+    if len(graph.operations) == 1 and not isinstance(graph.operations[0], (Pointwise, *ALONE)):
+        raise Inapplicable("it has no neighbours to be fused")
     norms = [operation for operation in graph.operations if type(operation) in FUSED]
     if len(norms) == 1:
         return _compile_norm(graph, norms[0], limit)
