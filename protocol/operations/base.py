@@ -352,17 +352,17 @@ class Operation(Record, Generic[T], tag=True):
 
         Where that is too much, a check of a plan evaluates a part of the outputs: see `needs`.
 
-        It is stated, not counted in a trace of `evaluate`. Where it matters, `evaluate` has a loop over steps,
-        and a trace would take as many; or values decide what is done, and a trace has none.
+        It is stated, not counted in a trace of `evaluate`. Where it matters, `evaluate` has a loop over
+        steps, and a trace would take as many; or values decide what is done, and a trace has none.
         """
         return sum(spec.size for spec in specs.values())
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
         """Which part of each input a part of the outputs follows from; None if `evaluate` needs all of them.
 
-        `evaluate` of these parts must give that part of the outputs. It is stated, not traced: definitions read
-        elements by indices and in views, of which a trace does not show what follows from what. Where results
-        follow from lines, it is derived from the axes of `evaluate`: see `needed_of_lines`, `needed_along`.
+        `evaluate` of these parts must give that part of the outputs. It is stated, not traced: definitions
+        read elements by indices and in views, of which a trace does not show what follows from what. Where
+        results follow from lines, it is derived from their axes: see `needed_of_lines`, `needed_along`.
 
         Parameters
         ----------
@@ -411,9 +411,9 @@ class Operation(Record, Generic[T], tag=True):
     def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         """How large those outputs would be whose terms may all cancel, if they did not: errors are as large.
 
-        The root of the sum of the squares of the terms. The parameters are those of `evaluate`. A trace does not
-        know which numbers are terms. An operation that has both `evaluate` and this one has them from the same
-        function where the terms are the same, with a parameter by which their squares are summed.
+        The root of the sum of the squares of the terms. The parameters are those of `evaluate`. A trace does
+        not know which numbers are terms. Where an operation's results are such sums, one function gives them
+        and this: a parameter of it says whether the terms are summed, or their squares.
         """
         del xp, values, specs
         return {}

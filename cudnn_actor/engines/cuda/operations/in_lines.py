@@ -139,7 +139,7 @@ _FUNCTIONS = SimpleNamespace(
 
 
 IN_LINES = (Reduction, Softmax, SoftmaxBackward, LayerNorm, RMSNorm)
-"""The operations along lines, whose dims `reduced` gives. Another one needs a definition by what `_Traced` can
-do."""
+"""The operations along lines, whose dims `reduced` gives. Another one needs a definition by what `_Traced`
+can do."""
 ALONE = (Softmax, SoftmaxBackward)
 """Those that run in this way with nothing around them, too."""
