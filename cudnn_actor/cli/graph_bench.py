@@ -16,7 +16,7 @@ from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Plan
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol import DType, GraphTensor, InvalidRequest, OperationGraph
-from cudnn_actor.service.service import engine_for
+from cudnn_actor.service.engine_choice import engine_for
 
 __all__ = ["GraphBench", "graph_bench", "made_up_scalars", "made_up_values", "opened", "tensor_name"]
 

@@ -14,24 +14,20 @@ code of the user's.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 import numpy as np
 import pykka
 
 from cudnn_actor.actors import Envelope, MailboxRef, forks
-from cudnn_actor.actors.logs import speaking_for
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.broker.service_state import ServiceState
-from cudnn_actor.engines import EngineChoice, choose_engine
+from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cuda.diagnosis.device_memory import DeviceMemoryReader
 from cudnn_actor.isolation.selection import isolation_for
 from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
@@ -45,10 +41,12 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.html_table import html_table, record_table
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.service.arrays import as_values
+from cudnn_actor.service.engine_choice import engine_for, warn_of
 from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.service.giving_up import act_on
 from cudnn_actor.service.health import Health, HealthState, health_state
 from cudnn_actor.service.metrics import Metrics, requests_table
+from cudnn_actor.service.promises import kept_promise, promise, resolve
 from cudnn_actor.supervision import (
     ChildPolicy,
     ChildSpec,
@@ -67,12 +65,9 @@ from cudnn_actor.supervision import (
 )
 from cudnn_actor.supervision.events import stamped
 
-__all__ = ["CudnnService", "child_spec", "engine_for", "start", "started"]
-
-T = TypeVar("T")
+__all__ = ["CudnnService", "child_spec", "start", "started"]
 
 ShareWeight = Callable[[np.ndarray, TensorSpec], Awaitable[BufferRef]]
-_PACKAGE = __name__.partition(".")[0]
 _FORKED = "this process was forked from the service's process"
 
 CHILD = "cudnn"
@@ -120,7 +115,7 @@ class CudnnService:
         self.unused_gpu = self._engine.reason if self._engine.unused_gpu else None
         """Why it runs on the CPU, if a GPU could have been expected; else None."""
         if self.unused_gpu is not None:
-            _warn_of(self.unused_gpu)  # first: where warnings are errors, nothing is left over
+            warn_of(self.unused_gpu)  # first: where warnings are errors, nothing is left over
         self._isolation = isolation_for(options, self._engine)
         self.models: Mapping[str, str] = {}
         """Files of models that can be loaded by a name; a service of this process has none."""
@@ -128,9 +123,9 @@ class CudnnService:
         """Uploads a weight that others may share; None where nobody does."""
         self._device_memory = DeviceMemoryReader(self._engine.bus_id)
         self.events = EventLog()
-        self.started: concurrent.futures.Future[None] = _promise()
+        self.started: concurrent.futures.Future[None] = promise()
         """Done when the actor is ready; fails with `StartFailed` if it never becomes ready."""
-        self.stopped: concurrent.futures.Future[Escalated | None] = _promise()
+        self.stopped: concurrent.futures.Future[Escalated | None] = promise()
         """Done when the service has ended. The result is the `Escalated` if it gave up, else None."""
         self._gone = threading.Event()
         self._released = threading.Event()
@@ -179,9 +174,9 @@ class CudnnService:
     def forget_parent(self) -> None:
         """In a forked child: become stopped, also for code that waits for the start or the end."""
         self._turning = threading.RLock()  # another thread may have held the old one
-        self.started, self.stopped = _promise(), _promise()
-        _resolve(self.started, ServiceStopped(reason=_FORKED, forked=True))
-        _resolve(self.stopped, None)
+        self.started, self.stopped = promise(), promise()
+        resolve(self.started, ServiceStopped(reason=_FORKED, forked=True))
+        resolve(self.stopped, None)
 
     @property
     def forked(self) -> bool:
@@ -381,7 +376,7 @@ class CudnnService:
         self.ending = True
         # Called by the `on_give_up` callable: the service has ended, and `stopped` is resolved afterwards.
         if self._telling == threading.get_ident():
-            return _kept(self._escalated)
+            return kept_promise(self._escalated)
         with self._turning:
             supervisor, stopped, tell = self._supervisor, self.stopped, _nothing
             if supervisor is None and not self._gone.is_set():
@@ -436,7 +431,7 @@ class CudnnService:
         """Process an event of the current life, under the lock. Returns what to call after releasing it."""
         match event:
             case Started() | Restarted():
-                return functools.partial(_resolve, self.started, None)
+                return functools.partial(resolve, self.started, None)
             case Restarting():
                 self.state.restarts_by_cause[event.cause.kind] += 1
                 self._cause = event.cause
@@ -473,8 +468,8 @@ class CudnnService:
                 self._telling = threading.get_ident()
                 act_on(gave_up, self.options.on_give_up)
                 self._telling = None
-            _resolve(started, StartFailed(detail=reason))
-            _resolve(stopped, escalated)
+            resolve(started, StartFailed(detail=reason))
+            resolve(stopped, escalated)
 
         return tell
 
@@ -484,7 +479,7 @@ class CudnnService:
         self._escalated = self._cause = None
         self.ending = False
         self.events = EventLog()
-        self.started, self.stopped = _promise(), _promise()
+        self.started, self.stopped = promise(), promise()
         self.state.memory = memory
         self._isolation.begin(self.state)
         self.state.mailbox.reopen()
@@ -496,39 +491,6 @@ class CudnnService:
         return None if escalated is None else ServiceStopped(reason=str(escalated))
 
 
-def engine_for(options: Options) -> EngineChoice:
-    """The engine that `options.device` selects. Blocks while the driver is queried, if it is.
-
-    Raises `InvalidRequest` if the device is not available here.
-    """
-    with speaking_for(options.name or NAME):
-        return choose_engine(
-            options.device,
-            apart=options.isolation != "thread",
-            executable=options.executable,
-            dynamic_shapes=options.dynamic_shapes,
-            exact=options.exact,
-            threads=options.threads,
-            onnx_runtime=options.onnx_runtime,
-        )
-
-
-def _warn_of(unused_gpu: str) -> None:
-    """Warn at the line of the program that starts a service: the first outside this package."""
-    text = (
-        f'device="auto" chose the CPU: {unused_gpu}. device="cuda" raises an error instead; device="cpu" or '
-        "an empty CUDA_VISIBLE_DEVICES chooses the CPU without this warning"
-    )
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__")):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, RuntimeWarning, stacklevel=level)
-
-
-def _is_ours(module: object) -> bool:
-    return str(module).partition(".")[0] == _PACKAGE
-
-
 class _ServiceSupervisor(Supervisor):
     """A supervisor that a supervisor of the user's may kill. Then, too, the service's end is reported."""
 
@@ -537,29 +499,6 @@ class _ServiceSupervisor(Supervisor):
         super().on_crash(error, current, waiting)
         if self._failure is None:  # a failure is raised only after the last event has been emitted
             self._emit(Stopped(child=None, reason=ExitReason.killed(str(error))))
-
-
-def _promise() -> concurrent.futures.Future[Any]:
-    """A future that one waiter cannot cancel for the others."""
-    promise: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    promise.set_running_or_notify_cancel()
-    return promise
-
-
-def _kept(outcome: T) -> concurrent.futures.Future[T]:
-    """A promise that is resolved already."""
-    promise = _promise()
-    promise.set_result(outcome)
-    return promise
-
-
-def _resolve(promise: concurrent.futures.Future[T], outcome: T | Exception) -> None:
-    """Resolve a promise, unless it is resolved already. Its callbacks run on this thread."""
-    with contextlib.suppress(concurrent.futures.InvalidStateError):
-        if isinstance(outcome, Exception):
-            promise.set_exception(outcome)
-        else:
-            promise.set_result(outcome)
 
 
 def _nothing() -> None:

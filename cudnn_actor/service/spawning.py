@@ -17,7 +17,8 @@ from cudnn_actor.engines import EngineChoice, check_device
 from cudnn_actor.options import Options, takes_options
 from cudnn_actor.protocol.errors import ServiceStopped, StartFailed
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.service.service import CudnnService, engine_for
+from cudnn_actor.service.engine_choice import engine_for
+from cudnn_actor.service.service import CudnnService
 
 __all__ = ["Spawning", "spawn"]
 

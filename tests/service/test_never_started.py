@@ -18,7 +18,7 @@ from cudnn_actor.errors import NoEventLoop
 from cudnn_actor.isolation.selection import isolation_for
 from cudnn_actor.messages import Ping
 from cudnn_actor.options import make_options
-from cudnn_actor.service.service import engine_for
+from cudnn_actor.service.engine_choice import engine_for
 from cudnn_actor.supervision import Stopped
 
 from ..inside import service_behind
