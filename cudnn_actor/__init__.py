@@ -52,11 +52,12 @@ from cudnn_actor.protocol import (
     TensorSpec as TensorSpec,
     UnsupportedGraph as UnsupportedGraph,
 )
+from cudnn_actor.service.as_child import child_spec as child_spec
 from cudnn_actor.service.client import CudnnRef as CudnnRef
 from cudnn_actor.service.health import Health as Health
 from cudnn_actor.service.metrics import Metrics as Metrics
 from cudnn_actor.service.scopes import Scope as Scope
-from cudnn_actor.service.service import CudnnService as CudnnService, child_spec as child_spec, start as start
+from cudnn_actor.service.service import CudnnService as CudnnService, start as start
 from cudnn_actor.service.spawning import spawn as spawn
 from cudnn_actor.supervision import Fault as Fault, FaultPlan as FaultPlan
 

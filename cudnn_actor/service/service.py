@@ -20,7 +20,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 import pykka
 
@@ -65,15 +64,13 @@ from cudnn_actor.supervision import (
 )
 from cudnn_actor.supervision.events import stamped
 
-__all__ = ["CudnnService", "child_spec", "start", "started"]
+__all__ = ["CudnnService", "start", "started"]
 
 ShareWeight = Callable[[np.ndarray, TensorSpec], Awaitable[BufferRef]]
 _FORKED = "this process was forked from the service's process"
 
 CHILD = "cudnn"
 """The actor's id under its supervisor, in events and log lines."""
-_SHUTDOWN_S, _READY_WITHIN_S = 10.0, 300.0
-"""Limits for a whole service under a supervisor of the user's: longer than those for the actor inside."""
 _RELEASED_WITHIN_S = 10.0
 """How long a new life waits for the resources of the last one to be released."""
 
@@ -553,46 +550,3 @@ def started(options: Options, *, parent: pykka.ActorRef[Any] | None = None) -> C
         service.end("the call that started it was interrupted")
         raise
     return service
-
-
-class _ChildOptions(Options, frozen=True, kw_only=True):
-    """The options of `child_spec` that are given by keyword.
-
-    Parameters
-    ----------
-    restart
-        After which exits the whole service is started again.
-    """
-
-    restart: Restart = Restart.PERMANENT
-
-
-class _NamedChildOptions(_ChildOptions, frozen=True):
-    """All options of `child_spec`: `id` may also be given by position.
-
-    Parameters
-    ----------
-    id
-        The child's name under your supervisor; the service's own too, unless `name` is given.
-    """
-
-    id: str = NAME
-
-
-@takes_options(_NamedChildOptions)
-def child_spec(options: _NamedChildOptions) -> tuple[ChildSpec, CudnnService]:
-    """A service as a child of a `Supervisor` of yours, and its handle.
-
-    The handle stays valid when your supervisor restarts the service. Its buffers do not: using them raises
-    `StaleBufferError` from then on.
-
-    Raises
-    ------
-    InvalidRequest
-        An option is out of its range.
-    """
-    policy = ChildPolicy(
-        id=options.id, restart=options.restart, shutdown_s=_SHUTDOWN_S, ready_within_s=_READY_WITHIN_S
-    )
-    service = CudnnService(msgspec.structs.replace(options, name=options.name or options.id))
-    return ChildSpec(policy=policy, make=lambda _: service.make_supervisor()), service
