@@ -13,16 +13,19 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.graphs.attention_arguments import (
+    attention_operation,
+    window_of,
+    window_without_shift,
+)
 from cudnn_actor.protocol.graphs.composed_functions import ComposedFunctions
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.graphs.graph_recorder import as_called
 from cudnn_actor.protocol.graphs.random_functions import RandomFunctions
 from cudnn_actor.protocol.graphs.spatial_functions import SpatialFunctions
 from cudnn_actor.protocol.operations import Attention
-from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.types.checks import as_plain, is_whole, require_flag, require_mapping
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.spatial import are_several
 
 __all__ = ["AttentionFunctions", "Causal"]
 
@@ -105,7 +108,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
                 problem="is no function",
                 fix="pass one that takes the scores, and returns those to use",
             )
-        plain = _operation(
+        plain = attention_operation(
             q,
             k,
             v,
@@ -193,7 +196,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         _check_weights(self, weights)
         _check_ranks(query=query, key=key, value=value)
         q, k, v = self._project((query, key, value), weights, heads, batch_first)
-        plain = _operation(
+        plain = attention_operation(
             q,
             k,
             v,
@@ -329,7 +332,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         """Attention with a position's own key `shift` places behind it, and `rows` that all positions see."""
         q, k, v, bias, slopes = attention.q, attention.k, attention.v, attention.bias, attention.slopes
         wide = attention.compute((q.dtype,))
-        window = _window_without_shift(attention, shift, len(rows))
+        window = window_without_shift(attention, shift, len(rows))
         if window is None:
             hidden = self._hidden(attention, shift, wide)
             bias = hidden if bias is None else self.add(hidden, bias)
@@ -399,7 +402,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
 
     def _inside(self, attention: Attention[Any], distance: Tensor) -> Tensor | None:
         """Whether each key is in the window; None if all are."""
-        left, right = _window(attention)
+        left, right = window_of(attention)
         found: Tensor | None = None
         if right is not None:
             found = distance <= right
@@ -557,61 +560,3 @@ def _check_ranks(**given: Tensor) -> None:
                 problem="is not of rank 3",
                 fix="dims are positions, batch, features, or with batch_first batch, positions, features",
             )
-
-
-def _operation(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: object,
-    alibi: Any = False,
-    **others: Any,
-) -> Attention[Any]:
-    """Attention with a window and slopes as functions of the builder take them."""
-    left, right = _pair(window)
-    return Attention(q=q, k=k, v=v, window_left=left, window_right=right, slopes=_slopes(alibi, q), **others)
-
-
-def _window(attention: Attention[Any]) -> tuple[int | None, int | None]:
-    """How many keys before and behind its own a position sees; None for all."""
-    return attention.window_left, 0 if attention.causal else attention.window_right
-
-
-def _window_without_shift(
-    attention: Attention[Any], shift: int | Tensor, front: int
-) -> tuple[int | None, int | None] | None:
-    """The window of an operation without `shift`, with `front` keys before the others, that shows the same.
-
-    None if no window does.
-    """
-    if isinstance(shift, Tensor):
-        return None
-    (left, right), moved = _window(attention), shift + front
-    if left is not None and (front or left < moved):
-        return None
-    if (right is not None and right + shift < 0) or (moved and attention.slopes is not None):
-        return None
-    return None if left is None else left - moved, None if right is None else right + moved
-
-
-def _pair(window: object) -> tuple[Any, Any]:
-    """The two bounds of a window, None twice if there is none. Raises `InvalidRequest` for anything else."""
-    if window is None:
-        return None, None
-    if not isinstance(window, Sequence) or len(window) != 2:
-        raise InvalidRequest(
-            field="window",
-            value=window,
-            problem="is not a pair",
-            fix="give how many positions before and after its own each sees, as in (4, 0), or None for all",
-        )
-    return window[0], window[1]
-
-
-def _slopes(alibi: Any, q: Tensor) -> tuple[float, ...] | None:
-    """The slope of each head of q, or None."""
-    if isinstance(alibi, bool):
-        return alibi_slopes(q.dims[1]) if alibi and q.rank > 1 else None
-    if alibi is None:
-        return None
-    return tuple(alibi) if are_several(alibi) else (alibi,)
