@@ -58,6 +58,26 @@ def test_every_target_of_the_makefile_is_explained() -> None:
     assert sorted(re.findall(r"`make ([\w-]+)`", "".join(firsts))) == sorted(targets.split())
 
 
+def test_a_file_of_more_than_600_lines_says_why() -> None:
+    rooms = (
+        "actors",
+        "benchmarks",
+        "cudnn_actor",
+        "docker",
+        "examples",
+        "protocol",
+        "supervision",
+        "tests",
+        "website",
+    )
+    texts = {path: path.read_text(encoding="utf-8") for room in rooms for path in (ROOT / room).rglob("*.py")}
+    long = {path: text for path, text in texts.items() if text.count("\n") > 600}
+    assert long
+    assert [
+        path for path, text in long.items() if "The file is long because" not in text.split('"""')[1]
+    ] == []
+
+
 def test_git_runs_what_make_check_runs() -> None:
     hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     assert re.findall(r"entry: (.*)", hooks) == ["make check"]

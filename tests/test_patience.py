@@ -13,7 +13,7 @@ LIMITS = re.compile(
     r"|\btimeout=(\d+(?:\.\d+)?),? (?:check|capture_output|cwd|env|text)=|PATIENCE_S = (\d+)"
 )
 ON_PURPOSE = {
-    "supervision/test_supervisor.py": ["1.0"],  # a last act that takes a while
+    "supervision/test_hung_children.py": ["1.0"],  # a last act that takes a while
 }
 """What is to pass, and how slow the machine is does not count."""
 FOLDERS = {"gpu", "support"}

@@ -3,6 +3,8 @@
 Only names and answers. Names of this package stand in backticks, as expressions: a test looks them up.
 Another test, in `tests/support`, compares the functions with the installed headers, and the names with the
 installed frontend.
+
+The file is long because it is one table.
 """
 
 from __future__ import annotations

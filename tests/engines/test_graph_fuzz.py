@@ -59,8 +59,8 @@ from ..gpu.operations.cases import OperationCase
 from ..gpu.operations.drawing import draw as draw_operation
 from ..gpu.operations.rows import Row
 from ..whole import some
+from .mistakes import attribute
 from .single_precision import SinglePrecision
-from .test_operation_fuzz import attribute
 
 SEED = 38
 """Of the tests that look for a mistake: its graphs are known to show each of them."""

@@ -28,7 +28,7 @@ from cudnn_actor.protocol import OperationGraph, PointwiseMode, ReductionMode
 
 from ..engines import fused_graphs
 from ..engines.fused_graphs import ELEMENTWISE, IN_LINES
-from .test_operation_checks import SOFTMAX
+from .checked_graphs import SOFTMAX
 
 __all__ = ["CASES", "Sabotage", "plan_of"]
 

@@ -33,7 +33,8 @@ from cudnn_actor.protocol import (
 from ..engines.test_matmul import RESULTS, lying
 from ..engines.workbench import workbench
 from ..support.claims import biased, product
-from .test_operation_checks import builder, shorter_sums
+from .sabotages import shorter_sums
+from .test_operation_checks import builder
 
 __all__ = ["builder"]
 

@@ -4,6 +4,8 @@ A worker passes a **point** before and after each call of its engine: it says th
 and goes on when it has been answered. The test's side (`Points`) answers at once, unless the test holds that
 point, or has orders for whoever comes there next (`ORDERS`): to fail, to leave, to lie to its parent.
 Several workers may be at points at the same time; each is known by its process id.
+
+The file is long because both sides of a point are here, and all that a worker or a parent can do there.
 """
 
 from __future__ import annotations

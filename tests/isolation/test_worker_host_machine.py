@@ -1,4 +1,7 @@
-"""Random lives of a host: messages, crashes at any moment, and what must hold whatever happens."""
+"""Random lives of a host: messages, crashes at any moment, and what must hold whatever happens.
+
+The file is long because a state machine is one class: each rule has a method here.
+"""
 
 from __future__ import annotations
 

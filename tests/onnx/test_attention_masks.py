@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol.operations import Attention
 
+from .importing import check, imported, kinds
 from .small_models import FLOAT, Dims, model_of, node
-from .test_importing import check, imported, kinds
 
 BOOL = TensorProto.BOOL
 rng = np.random.default_rng(23)

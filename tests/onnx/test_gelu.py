@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 
 from cudnn_actor import DType
 
+from .importing import imported, kinds, run
 from .small_models import model_of, node
-from .test_importing import imported, kinds, run
 
 HALF, FLOAT, BFLOAT16 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.BFLOAT16
 rng = np.random.default_rng(5)

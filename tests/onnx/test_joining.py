@@ -17,8 +17,8 @@ from cudnn_actor.models.source import values_of
 from cudnn_actor.onnx import OnnxModel
 
 from ..whole import some
+from .importing import check, imported, kinds, run
 from .small_models import FLOAT, Dims, model_of, node
-from .test_importing import check, imported, kinds, run
 
 BFLOAT16 = TensorProto.BFLOAT16
 rng = np.random.default_rng(31)

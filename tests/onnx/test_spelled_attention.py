@@ -17,9 +17,9 @@ from cudnn_actor.models.source import NeedsValues
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol.operations import Attention
 
+from .importing import imported, kinds, run
 from .networks.recipes import inputs_of, read
 from .small_models import Dims, model_of, node
-from .test_importing import imported, kinds, run
 
 BFLOAT16, BOOL, HALF = TensorProto.BFLOAT16, TensorProto.BOOL, TensorProto.FLOAT16
 HEADS = (2, 4, 5, 8)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
-import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,27 +14,20 @@ import pytest
 
 from cudnn_actor import (
     BufferRef,
-    ConvFwd,
     CudnnRef,
     DeadlineExceeded,
     DType,
-    ExecutionFailed,
     Fault,
     FaultPlan,
     Graph,
     GraphBuilder,
     InvalidRequest,
     OutcomeUnknown,
-    QuarantinedRequest,
     StaleBufferError,
-    UnsupportedGraph,
 )
-from cudnn_actor.engines.base import EngineFailure, StickyError
-from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.errors import NotDeployed
 from cudnn_actor.messages import (
     DeployModel,
-    Download,
     Draws,
     Free,
     ModelGraph,
@@ -49,11 +38,9 @@ from cudnn_actor.messages import (
 )
 from cudnn_actor.models import Feature
 
-from ..patience import PATIENCE_S
-from .rigs import AsynchronousEngine, Device, Gate, Trio, in_thread, spawn, spawn_gated, spawn_on
+from .rigs import AsynchronousEngine, Device, Gate, in_thread, spawn, spawn_gated, spawn_on
 
 pytestmark = pytest.mark.usefixtures("isolation")
-
 W = np.arange(6, dtype=np.float32).reshape(3, 2) - 2
 
 
@@ -231,42 +218,6 @@ async def test_runs_that_were_sent_before_a_model_is_unloaded_finish() -> None:
         assert (await gpu.statistics()).live_buffers == 0
 
 
-def _frees(graph: ModelGraph) -> list[Any]:
-    from cudnn_actor.messages import Free
-
-    return [Free(buffer=ref) for ref in graph.buffers]
-
-
-@pytest.mark.parametrize("when", [1, 2, 3])
-async def test_a_crash_loses_no_run(when: int) -> None:
-    faults = FaultPlan().at(when, Fault.STICKY, of=RunModel)
-    async with deployed(1, 4, faults=faults) as (gpu, model):
-        xs = [images(1 + 3 * (number % 2), number) for number in range(40)]
-        for x, answer in zip(xs, await asyncio.gather(*(run(gpu, model, x) for x in xs)), strict=True):
-            check(answer, x)
-        assert gpu.generation == 2
-
-
-async def test_a_run_that_ends_two_incarnations_is_quarantined() -> None:
-    faults = FaultPlan().at(1, Fault.STICKY, of=RunModel).at(2, Fault.STICKY, of=RunModel)
-    async with deployed(1, 4, faults=faults) as (gpu, model):
-        with pytest.raises(QuarantinedRequest):
-            await run(gpu, model, images(4))
-        with pytest.raises(QuarantinedRequest):
-            await run(gpu, model, images(4))
-        check(await run(gpu, model, images(1)), images(1))
-
-
-async def test_a_run_that_shall_not_run_again_is_told_of_the_crash() -> None:
-    faults = FaultPlan().at(2, Fault.STICKY, of=RunModel)
-    async with deployed(faults=faults) as (gpu, model):
-        check(await run(gpu, model, images(4)), images(4))
-        with pytest.raises(OutcomeUnknown, match=r"with again=False; .* none is torn"):
-            await gpu.ask(RunModel(model=model, arrays={"image": images(4)}, again=False))
-        check(await run(gpu, model, images(4)), images(4))
-        assert gpu.generation == 2
-
-
 async def test_a_run_that_does_not_run_again_tears_the_buffers_it_writes_its_results_to() -> None:
     faults = FaultPlan().at(1, Fault.STICKY, of=RunModel)
     async with deployed(faults=faults) as (gpu, model):
@@ -277,55 +228,6 @@ async def test_a_run_that_does_not_run_again_tears_the_buffers_it_writes_its_res
             )
         with pytest.raises(StaleBufferError, match="torn"):
             await gpu.download(kept)
-
-
-async def test_inputs_that_were_at_a_crash_are_quarantined_at_the_next_and_their_graph_is_not() -> None:
-    faults = FaultPlan().at(2, Fault.STICKY, of=RunModel)
-    async with deployed(faults=faults) as (gpu, model):
-        check(await run(gpu, model, images(4)), images(4))
-        with pytest.raises(QuarantinedRequest, match="running at two crashes"):
-            await gpu.ask(RunModel(model=model, arrays={"image": images(4)}, crashes=1))
-        check(await run(gpu, model, images(4)), images(4))
-        again = RunModel(model=model, arrays={"image": images(4)}, crashes=1)
-        check(await gpu.ask(again), images(4))
-        assert gpu.generation == 2
-
-
-async def test_a_graph_that_has_finished_a_run_is_not_quarantined_with_the_next() -> None:
-    faults = FaultPlan()
-    for number in (2, 3, 5):
-        faults = faults.at(number, Fault.STICKY, of=RunModel)
-    async with deployed(faults=faults) as (gpu, model):
-        check(await run(gpu, model, images(4)), images(4))
-        with pytest.raises(QuarantinedRequest):
-            await run(gpu, model, images(4))
-        for seed in range(2):  # the second of these is interrupted, too: what has finished between counts
-            check(await run(gpu, model, images(4, seed)), images(4, seed))
-        assert gpu.generation == 4
-
-
-async def test_a_graph_that_finishes_no_run_any_more_is_quarantined_before_the_service_ends() -> None:
-    faults = FaultPlan()
-    for number in (2, 3, 4):
-        faults = faults.at(number, Fault.STICKY, of=RunModel)
-    async with deployed(1, 4, faults=faults) as (gpu, model):
-        check(await run(gpu, model, images(4)), images(4))
-        for _ in range(3):
-            with pytest.raises(QuarantinedRequest):
-                await run(gpu, model, images(4))
-        check(await run(gpu, model, images(1)), images(1))
-        assert gpu.generation == 4
-
-
-async def test_an_error_of_one_run_is_its_own() -> None:
-    faults = FaultPlan().at(2, Fault.FAIL_EXECUTION, of=RunModel).at(3, Fault.REJECT_BUILD, of=RunModel)
-    async with deployed(faults=faults) as (gpu, model):
-        check(await run(gpu, model, images(4)), images(4))
-        with pytest.raises(ExecutionFailed):
-            await run(gpu, model, images(4))
-        with pytest.raises(UnsupportedGraph):
-            await run(gpu, model, images(4))
-        check(await run(gpu, model, images(4)), images(4))
 
 
 async def test_a_run_that_has_not_started_can_be_withdrawn() -> None:
@@ -455,188 +357,6 @@ async def test_a_graph_that_changes_its_inputs_is_refused() -> None:
             await gpu.ask(DeployModel(graphs=(given,)))
 
 
-async def test_large_results_are_given_without_a_copy_and_their_memory_is_used_again() -> None:
-    count = 100_000
-    async with deployed(count) as (gpu, model):
-        kept = []
-        for seed in range(6):
-            results = await run(gpu, model, images(count, seed))
-            check(results, images(count, seed))
-            kept.append((seed, results["logits"]))
-        for seed, logits in kept:
-            np.testing.assert_allclose(logits, images(count, seed) @ W, rtol=1e-4, atol=1e-5)
-        down = await gpu.ask(Download(src=await gpu.upload(W)))
-        np.testing.assert_array_equal(down, W)
-
-
-COUNT = 20_000
-"""So many rows that results are lent, and not copied."""
-
-
-async def test_no_later_run_changes_a_large_result_that_is_held() -> None:
-    async with deployed(COUNT) as (gpu, model):
-        held = {seed: await run(gpu, model, images(COUNT, seed)) for seed in range(14)}
-        together = [run(gpu, model, images(COUNT, seed)) for seed in range(14, 24)]
-        held |= dict(enumerate(await asyncio.gather(*together), start=14))
-        for seed in range(0, 24, 2):
-            del held[seed]  # so some memory comes back, beside what is held
-        for seed in range(30, 36):
-            check(await run(gpu, model, images(COUNT, seed)), images(COUNT, seed))
-        for seed, results in held.items():
-            check(results, images(COUNT, seed))
-
-
-async def test_a_part_of_a_large_result_keeps_it() -> None:
-    async with deployed(COUNT) as (gpu, model):
-        last = {seed: (await run(gpu, model, images(COUNT, seed)))["logits"][-3:].T for seed in range(6)}
-        for seed in range(10, 14):
-            await run(gpu, model, images(COUNT, seed))
-        for seed, rows in last.items():
-            np.testing.assert_allclose(rows.T, images(COUNT, seed)[-3:] @ W, rtol=1e-5, atol=1e-6)
-
-
-async def test_a_large_result_with_two_names_is_two_arrays() -> None:
-    async with spawn() as gpu:
-        graph = await placed(gpu, await gpu.upload(W), COUNT, outputs={"first": "z", "second": "z"})
-        model = await gpu.ask(DeployModel(graphs=(graph,)))
-        results = await run(gpu, model, images(COUNT))
-        results["first"][:] = 7
-        np.testing.assert_allclose(results["second"], images(COUNT) @ W, rtol=1e-5, atol=1e-6)
-
-
-async def test_the_memory_of_large_results_is_used_again_once_they_are_dropped() -> None:
-    async with deployed(COUNT) as (gpu, model):
-        for seed in range(3):
-            await run(gpu, model, images(COUNT, seed))
-        before = _segments()
-        gc.disable()  # nothing else keeps them until the collector looks for cycles
-        try:
-            for seed in range(100):
-                results = await run(gpu, model, images(COUNT, seed))
-                assert gpu.worker_pid is None or _is_staged(results["logits"])
-        finally:
-            gc.enable()
-        check(results, images(COUNT, 99))
-        assert _segments() <= before + 1
-
-
-async def test_results_of_an_unloaded_model_are_held_and_then_given_back() -> None:
-    count = 200_000  # so the places of ten runs fit in two segments
-    async with deployed(count, 4) as (gpu, model):
-        check(await run(gpu, model, images(4)), images(4))
-        before = _segments()
-        held = [await run(gpu, model, images(count, seed)) for seed in range(9)]
-        await gpu.ask(UnloadModel(model=model, graphs=(f"of {count}",)))
-        for seed in range(3):
-            check(await run(gpu, model, images(4, seed)), images(4, seed))
-        for seed, results in enumerate(held):
-            check(results, images(count, seed))
-        del results
-        held.clear()
-        async with asyncio.timeout(PATIENCE_S):
-            while _segments() > before + 1:
-                check(await run(gpu, model, images(4)), images(4))
-
-
-async def test_a_large_result_outlives_its_service() -> None:
-    async with deployed(COUNT) as (gpu, model):
-        results = await run(gpu, model, images(COUNT))
-    check(results, images(COUNT))
-
-
-async def test_a_worker_that_is_killed_changes_no_result_that_is_held() -> None:
-    async with deployed(COUNT, max_restarts=50) as (gpu, model):
-        held = {}
-        for start in range(0, 60, 6):
-            together = [asyncio.ensure_future(run(gpu, model, images(COUNT, start + n))) for n in range(6)]
-            held[start] = await together[0]
-            if gpu.worker_pid is not None:
-                os.kill(gpu.worker_pid, signal.SIGKILL)
-            for number, results in enumerate(await asyncio.gather(*together)):
-                check(results, images(COUNT, start + number))
-        for start, results in held.items():
-            check(results, images(COUNT, start))
-
-
-async def test_a_message_that_is_sent_again_finds_that_its_buffer_was_freed() -> None:
-    async with deployed() as (gpu, model):
-        x, into = await gpu.upload(images(4)), await gpu.empty((4, 2))
-        message = RunModel.of(model, {"image": x}, {"logits": into})
-        for _ in range(3):
-            np.testing.assert_allclose((await gpu.ask(message))["scores"], np.maximum(images(4) @ W, 0), 1e-5)
-        np.testing.assert_allclose(await gpu.download(into), images(4) @ W, 1e-5)
-        await gpu.free(x)
-        with pytest.raises(StaleBufferError):
-            await gpu.ask(message)
-        other = await gpu.upload(images(4, 3))  # it may get the place of the freed one
-        with pytest.raises(StaleBufferError):
-            await gpu.ask(message)
-        check(await run(gpu, model, other), images(4, 3))
-
-
-async def test_a_run_that_was_sent_before_a_crash_finds_that_its_input_was_torn() -> None:
-    async with spawn(faults=FaultPlan().at(1, Fault.STICKY, of=ConvFwd)) as gpu:
-        trio = await Trio.on(gpu)
-        g = GraphBuilder()
-        graph = g.build(y=g.relu(g.input("x", (1, 1, 1, 1))))
-        x, y = [await gpu.empty((1, 1, 1, 1)) for _ in range(2)]
-        given = ModelGraph(
-            name="",
-            graph=graph,
-            buffers=(x, y),
-            specs={"image": x.spec},
-            inputs={"image": "x"},
-            outputs={"scores": "y"},
-        )
-        model = await gpu.ask(DeployModel(graphs=(given,)))
-        assert (await run(gpu, model, trio.y))["scores"].item() == 1
-        tearing = gpu.submit(trio.sum())
-        behind = [gpu.submit(RunModel.of(model, {"image": ref})) for ref in (trio.y, trio.x)]
-        with pytest.raises(OutcomeUnknown, match="torn"):
-            await tearing
-        with pytest.raises(StaleBufferError, match="a crash interrupted a write"):
-            await behind[0]
-        assert (await behind[1])["scores"].item() == 3
-
-
-async def sent_twice(gpu: CudnnRef, message: RunModel) -> np.ndarray:
-    """What a message's run has written to its buffer for the logits, the second time."""
-    for _ in range(2):
-        await gpu.ask(message)
-    logits: np.ndarray = await gpu.download(message.into["logits"])
-    return logits
-
-
-async def test_a_message_that_is_sent_again_runs_the_graph_that_is_there_then() -> None:
-    async with deployed() as (gpu, model):
-        x, into = await gpu.upload(images(4)), await gpu.empty((4, 2))
-        message = RunModel.of(model, {"image": x}, {"logits": into})
-        np.testing.assert_allclose(await sent_twice(gpu, message), images(4) @ W, 1e-5)
-        other = await placed(gpu, await gpu.upload(W * 3), 4, name="another")
-        await gpu.ask(WarmModel(model=model, graphs=(other,)))
-        np.testing.assert_allclose(await sent_twice(gpu, message), images(4) @ (W * 3), 1e-5)
-        await gpu.ask(UnloadModel(model=model, graphs=("another",)))
-        np.testing.assert_allclose(await sent_twice(gpu, message), images(4) @ W, 1e-5)
-        await gpu.ask(UnloadModel(model=model))
-        with pytest.raises(NotDeployed):
-            await gpu.ask(message)
-
-
-async def test_a_message_that_was_changed_is_sent_again_as_it_is_then() -> None:
-    async with deployed() as (gpu, model):
-        refs = [await gpu.upload(images(4, seed)) for seed in range(2)]
-        first, second = await gpu.empty((4, 2)), await gpu.empty((4, 2))
-        message = RunModel.of(model, {"image": refs[0]}, {"logits": first})
-        np.testing.assert_allclose(await sent_twice(gpu, message), images(4, 0) @ W, 1e-5)
-        message.buffers["image"] = refs[1]
-        np.testing.assert_allclose(await sent_twice(gpu, message), images(4, 1) @ W, 1e-5)
-        message.into["logits"] = second
-        np.testing.assert_allclose(await sent_twice(gpu, message), images(4, 1) @ W, 1e-5)
-        message.arrays["image"] = images(4)
-        with pytest.raises(InvalidRequest, match="given twice"):
-            await gpu.ask(message)
-
-
 async def test_the_latest_graph_for_the_same_inputs_runs_whatever_ran_before() -> None:
     async with deployed() as (gpu, model):
         check(await run(gpu, model, images(4)), images(4))
@@ -657,103 +377,6 @@ async def test_runs_like_the_one_before_end_with_their_model() -> None:
         for ref in (model, stranger):
             with pytest.raises(NotDeployed):
                 await run(gpu, ref, images(4))
-
-
-async def test_a_run_reads_lent_memory_where_it_lies() -> None:
-    count = 30_000
-    async with deployed(count) as (gpu, model):
-        feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
-        lent = await gpu.staging(feature, N=count + 8)
-        assert lent.shape == (count + 8, 3)
-        assert lent.flags.c_contiguous
-        for seed in range(3):
-            lent[:] = np.nan
-            lent[8:] = images(count, seed)
-            check(await run(gpu, model, lent[8:]), images(count, seed))  # a part of it
-            buffer = await gpu.upload(lent[8:])
-            np.testing.assert_array_equal(await gpu.download(buffer), images(count, seed))
-            results = await run(gpu, model, np.asfortranarray(lent[8:]))  # not contiguous: it is copied
-            check(results, images(count, seed))
-        for wrong in ({}, {"N": -1}, {"N": 2, "M": 3}):
-            with pytest.raises(InvalidRequest):
-                await gpu.staging(feature, wrong)
-        with pytest.raises(InvalidRequest, match="is of type int"):
-            await gpu.staging(3)  # type: ignore[arg-type]
-
-
-async def test_lent_memory_is_used_again_once_it_is_dropped() -> None:
-    feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
-    async with deployed() as (gpu, _):
-        seen = set()
-        for _ in range(20):
-            lent = await gpu.staging(feature, N=100_000)
-            seen.add(lent.__array_interface__["data"][0])
-            del lent
-        assert len(seen) < 20
-
-
-async def test_lent_memory_is_given_back_by_the_next_turns_once_it_is_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("cudnn_actor.isolation.staging._IDLE_BYTES", 0)
-    feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
-    async with deployed() as (gpu, model):
-        check(await run(gpu, model, images(4)), images(4))  # later runs use its staging memory
-        before = _segments()
-        lent = [await gpu.staging(feature, N=3 << 20) for _ in range(4)]
-        lent[0][:] = 1
-        assert _segments() >= before + 3
-        lent.clear()
-        async with asyncio.timeout(PATIENCE_S):
-            while _segments() > before + 1:
-                check(await run(gpu, model, images(4)), images(4))
-
-
-async def test_a_worker_unmaps_lent_memory_that_runs_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cudnn_actor.isolation.staging._IDLE_BYTES", 0)
-    count = 3 << 20
-    feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
-    async with deployed(count, 4) as (gpu, model):
-        check(await run(gpu, model, images(4)), images(4))
-        into = [await gpu.empty((count, 2)) for _ in range(2)]
-        await run(gpu, model, images(count), scores=into[0], logits=into[1])
-        before = _segments()
-        lent, base = [await gpu.staging(feature, N=count) for _ in range(4)], images(count)
-        for number, x in enumerate(lent, 1):
-            np.multiply(base, number, out=x)
-            assert await run(gpu, model, x, scores=into[0], logits=into[1]) == {}
-            logits, some = await gpu.download(into[1]), slice(None, None, 101)
-            np.testing.assert_allclose(logits[some], x[some] @ W, rtol=1e-5, atol=1e-5)
-        del x, logits
-        lent.clear()
-        async with asyncio.timeout(PATIENCE_S):
-            while max(_segments(), len(_mapped(gpu.worker_pid or "self"))) > before + 1:
-                check(await run(gpu, model, images(4)), images(4))
-
-
-def _mapped(pid: int | str = "self") -> list[str]:
-    """The segments of staging memory that a process has mapped."""
-    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return [line.split()[0] for line in maps if "cudnn-actor-stage" in line]
-
-
-def _segments() -> int:
-    """How many segments of staging memory this process has mapped."""
-    return len(_mapped())
-
-
-def _is_staged(array: np.ndarray) -> bool:
-    """Whether an array lies in staging memory."""
-    address = array.__array_interface__["data"][0]
-    return any(int(begin, 16) <= address < int(end, 16) for begin, end in (m.split("-") for m in _mapped()))
-
-
-async def test_lent_memory_outlives_its_service() -> None:
-    feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
-    async with deployed() as (gpu, _):
-        lent = await gpu.staging(feature, N=4)
-        lent[:] = 3
-    np.testing.assert_array_equal(lent, np.full((4, 3), 3))
 
 
 async def test_one_result_may_have_two_names() -> None:
@@ -853,19 +476,6 @@ async def test_draws_that_do_not_fit_are_refused() -> None:
             await gpu.ask(DeployModel(graphs=(other,)))
 
 
-async def test_an_output_that_cannot_be_read_leaves_none_of_the_others_in_staging_memory() -> None:
-    device = Device()
-    device.run_freely()
-    async with spawn_on(lambda: AsynchronousEngine(device)) as gpu:
-        model = await gpu.ask(DeployModel(graphs=(await placed(gpu, await gpu.upload(W), 4),)))
-        for collected in (2, 4):
-            device.fetch_fails_with = EngineFailure("BAD_COPY", "the test says so")
-            with pytest.raises(ExecutionFailed, match="BAD_COPY"):
-                await run(gpu, model, images(4))
-            assert device.fetched == collected
-        check(await run(gpu, model, images(4)), images(4))
-
-
 async def test_each_of_the_runs_that_keep_the_device_busy_for_long_is_answered_when_it_has_finished() -> None:
     device = Device()
     device.run_freely()
@@ -893,26 +503,6 @@ async def test_each_of_the_runs_that_keep_the_device_busy_for_long_is_answered_w
             assert not any(later.done() for later in together[number:])
 
 
-class _PinsOnce(CpuEngine):
-    """An engine whose context dies when it pins memory for the first time."""
-
-    def __init__(self, dies: list[bool]) -> None:
-        super().__init__()
-        self._dies = dies
-
-    def pin(self, memory: memoryview) -> None:
-        if self._dies.pop():
-            raise StickyError("DEAD", "the test killed the context")
-
-
-async def test_memory_is_lent_by_the_next_incarnation_if_the_context_dies_meanwhile() -> None:
-    dies = [False, True]
-    async with spawn_on(lambda: _PinsOnce(dies)) as gpu:
-        lent = await gpu.staging(Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3)), N=4)
-        assert lent.shape == (4, 3)
-        assert gpu.generation == 2
-
-
 async def test_what_one_graph_writes_no_other_uses() -> None:
     async with spawn() as gpu:
         w = await gpu.upload(W)
@@ -934,23 +524,6 @@ async def test_what_one_graph_writes_no_other_uses() -> None:
         await gpu.ask(WarmModel(model=model, graphs=(own,)))
         await gpu.ask(WarmModel(model=model, graphs=(msgspec.structs.replace(own, name="two"),)))  # replaced
         check(await run(gpu, model, images(4)), images(4))
-
-
-async def test_a_run_that_fails_says_that_it_may_be_sent_again() -> None:
-    faults = FaultPlan().at(1, Fault.FAIL_EXECUTION, of=RunModel).at(1, Fault.FAIL_EXECUTION, of=Download)
-    async with deployed(faults=faults) as (gpu, model):
-        with pytest.raises(
-            ExecutionFailed, match=r"a run of a model.* failed .* no outputs, and it may be"
-        ) as caught:
-            await run(gpu, model, images(4))
-        assert caught.value.of_model
-        assert caught.value.retry_safe
-        check(await run(gpu, model, images(4)), images(4))
-        buffer = await gpu.upload(W)
-        with pytest.raises(ExecutionFailed, match="request download failed with INJECTED") as caught:
-            await gpu.download(buffer)
-        assert not caught.value.of_model
-        assert not caught.value.retry_safe
 
 
 async def test_a_graph_without_specs_is_told_what_to_add() -> None:

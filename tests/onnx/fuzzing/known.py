@@ -1,4 +1,7 @@
-"""Differences that are no faults of ours, each with what ONNX says, and refusals that a page documents."""
+"""Differences that are no faults of ours, each with what ONNX says, and refusals that a page documents.
+
+The file is long because it is two tables, with the conditions that their rows name.
+"""
 
 from __future__ import annotations
 
