@@ -13,6 +13,7 @@ from cudnn_actor.protocol import (
     GroupNorm,
     InstanceNorm,
     LayerNorm,
+    LocalResponseNormBackward,
     Resample,
     ResampleBackward,
     ResampleMode,
@@ -57,3 +58,18 @@ def test_resampling(mode: ResampleMode, dims: tuple[int, ...], sizes: tuple[int,
 )
 def test_means(norm: Any) -> None:
     check(norm, (2, 4, 3, 5), {}, "mean")
+
+
+def test_gradients_of_local_responses() -> None:
+    """Of one element's gradient, the terms of others are the result, and its own two may cancel."""
+    operation: Any = LocalResponseNormBackward(dy="dy", x="x", dx="dx", size=3, alpha=0.5)
+    x = normal((1, 6, 2), DType.FLOAT64, 2)
+    for place in np.ndindex(x.shape):
+        dy = np.zeros(x.shape)
+        dy[place] = 2.0
+        result = abs(operation.evaluate(np, {"dy": dy, "x": x}, {})["dx"])
+        found = operation.magnitudes(np, {"dy": dy, "x": x}, {})["dx"]
+        own = dy != 0
+        np.testing.assert_allclose(found[~own], result[~own], rtol=1e-12)
+        assert result[own] <= found[own] * 2**0.5
+        assert found[own] <= 2 * (1 + 0.5 * x[own] ** 2)
