@@ -157,6 +157,9 @@ class _Resampling(Operation[T]):
                 found.append(axis)
         return found
 
+    def work(self, specs: Specs) -> int:
+        return 4 * len(self.sizes) * super().work(specs)
+
     def part(self, specs: Specs, wanted: Mapping[str, Region]) -> Part | None:
         """Any part along the dims that stay as they are."""
         (region,) = wanted.values()
@@ -342,9 +345,6 @@ class Resample(_Resampling[T], tag=True):
             require_floating(specs, "x")
         return {"y": TensorSpec.packed(self.sizes, x.dtype)}
 
-    def work(self, specs: Specs) -> int:
-        return 4 * len(self.sizes) * (specs["x"].size + specs["y"].size)
-
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         x = values["x"]
@@ -390,9 +390,6 @@ class ResampleBackward(_Resampling[T], tag=True):
         require(specs, "dx", specs["dx"].dims, specs["dy"].dtype)
         self._check_parameters(specs["dx"])
         require(specs, "dy", self.sizes)
-
-    def work(self, specs: Specs) -> int:
-        return 4 * len(self.sizes) * (specs["dx"].size + specs["dy"].size)
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         dims = specs["dx"].dims
