@@ -71,7 +71,7 @@ def within(timeout: float | None) -> _Within:
 
     Raises `InvalidRequest` if `timeout` is no number of seconds, before anything is sent.
     """
-    return _Within(timeout)
+    return _ENDLESS if timeout is None else _Within(timeout)
 
 
 def require_timeout(timeout: object) -> None:
@@ -83,3 +83,7 @@ def require_timeout(timeout: object) -> None:
             problem="must be a number of seconds ≥ 0, or None",
             fix="use None to wait forever",
         )
+
+
+_ENDLESS = _Within()
+"""Of all calls without a timeout: nothing in it changes."""

@@ -128,10 +128,13 @@ class Deployed(msgspec.Struct, eq=False):
             or crashes < 0
         ):
             return False
-        for array in arrays.values():
-            if type(array) is not np.ndarray:
+        if len(arrays) != len(self.kinds):
+            return False
+        for name, dims, dtype, _ in self.kinds:
+            array = arrays.get(name)
+            if type(array) is not np.ndarray or array.shape != dims or array.dtype != dtype:
                 return False
-        return self.is_for(message)
+        return not self.of.values or self.accepts(arrays)
 
     def accepts(self, arrays: Mapping[str, np.ndarray]) -> bool:
         """Whether it is the graph for these values. Other graphs may be for inputs of the same specs.

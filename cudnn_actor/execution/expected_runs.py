@@ -126,19 +126,25 @@ class ExpectedRuns:
         self._constants: set[int] = set()
         """The numbers of the slots that are constant for some graph, and of others that were."""
 
-    def of(self, cached: CachedMessage, bound: Bound, plan: Plan, copied: Collection[int]) -> ExpectedRun:
-        """A plan for a model's graph on its buffers. `copied`: the places that each run is copied to first.
+    def of(
+        self, cached: CachedMessage, bound: Bound, plan: Plan, sources: Sequence[tuple[int, object]]
+    ) -> ExpectedRun:
+        """A plan for a model's graph on its buffers. `sources`: the places that each run is copied to first,
+        and what is copied there.
 
         What is prepared stays if a buffer has ended elsewhere, so that `bound` is another one: the graph's
         own buffers are held.
         """
         known = self._known.get(cached)
-        if (
-            known is None
-            or known.plan is not plan
-            or known.slots != bound.slots
-            or not known.constant.isdisjoint(copied)
-        ):
+        if known is not None and known.plan is plan and known.slots == bound.slots:
+            for place, _ in sources:
+                if place in known.constant:
+                    known = None
+                    break
+        else:
+            known = None
+        if known is None:
+            copied = [place for place, _ in sources]
             self._catch_up()
             known = self._known[cached] = self._made(cached, bound, plan, copied)
             self._constants.update(bound.slots[place].index for place in known.constant)

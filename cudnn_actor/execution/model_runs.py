@@ -178,17 +178,26 @@ class ModelRuns:
         if (run := self._expected.elsewhere(known, places.bound, instead)) is not None:
             places.prepared = _Prepared(plan, (run.enqueue,))
 
-    def enqueue(self, cached: CachedMessage, plan: Plan, places: ModelPlaces, read: list[Values]) -> None:
-        """Enqueue a run with its copies, one after the other. Adds to `read` what gives the arrays among the
-        targets."""
+    def enqueue(
+        self, cached: CachedMessage, plan: Plan, places: ModelPlaces, read: list[Values]
+    ) -> list[np.ndarray] | None:
+        """Enqueue a run with its copies, one after the other.
+
+        Returns the arrays among the targets if it needed no copies, and has run. Else returns None, and adds
+        what gives them to `read`.
+        """
         executor, tag = self._executor, plan.tag
         engine = executor.engine
-        expected = self._expected_run(cached, plan, places)
+        expected = self._expected.of(cached, places.bound, plan, places.sources)
         buffers, anywhere = expected.buffers, expected.anywhere
         sources: Sequence[tuple[int, Any]] = places.sources
         if not places.on_host:
             sources = self._arrived(tag, places.sources)
         instead = {} if anywhere is None else self._instead(tag, anywhere, sources, places)
+        if instead and places.on_host and len(instead) == len(sources) + len(places.targets):
+            assert anywhere is not None
+            executor.call(tag, anywhere.run_on, instead)
+            return [instead[place] for place, _ in places.targets]
         for place, source in sources:
             if place in instead:
                 continue
@@ -208,6 +217,7 @@ class ModelRuns:
                 executor.call(tag, engine.copy, buffers[place], executor.binding(target))
             else:
                 read.append(self._read_soon(tag, buffers[place], target))
+        return None
 
     def _arrived(
         self, tag: str, sources: Sequence[tuple[int, Source]]
@@ -237,7 +247,7 @@ class ModelRuns:
         return found
 
     def _expected_run(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> ExpectedRun:
-        return self._expected.of(cached, places.bound, plan, [place for place, _ in places.sources])
+        return self._expected.of(cached, places.bound, plan, places.sources)
 
     def _read_soon(self, tag: str, place: Binding, into: np.ndarray | None) -> Values:
         """What gives a buffer's values as they are behind the work enqueued so far.

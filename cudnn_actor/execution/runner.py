@@ -156,6 +156,9 @@ class Runner(Generic[T]):
         """Tags whose last run, on a synchronous engine, took longer than `_LONG_RUN_NS`."""
         self._run_plans: set[str] = set()
         """Tags of plans that have run here. The first run of one loads its kernels."""
+        self.is_prompt = False
+        """Whether the engine has run all that it was called for, and builds on this thread: then nothing is
+        ever enqueued, deferred or collected, and there is nothing to do between requests."""
         self.deferred: DeferredWork | None = None
         """Requests that wait for plans. The host asks it before it starts a request. None if the runner's own
         thread builds plans when they are needed."""
@@ -174,6 +177,7 @@ class Runner(Generic[T]):
         if not executor.synchronous:
             sleep_exactly()
         self._planner = Planner(executor, self.plans, self.state, self.nudge)
+        self.is_prompt = executor.synchronous and not self._planner.builds_elsewhere
         if self._planner.builds_elsewhere:
             self.deferred = DeferredWork(self.state, self._planner, self.note_deferred)
 
@@ -474,6 +478,7 @@ class Runner(Generic[T]):
         graph, slots = cached.lowered.graph, places.slots
         enqueued: Plan | None = None
         read: list[Values] = []
+        arrays: list[np.ndarray] | None = None
         tag = ""
         try:
             plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
@@ -484,10 +489,10 @@ class Runner(Generic[T]):
                 self.faults.inject(tag)
             prepared = models.prepared(cached, plan, places) if places.repeats else None
             enqueued = plan
-            if written := [target for _, target in places.targets if isinstance(target, Slot)]:
-                self._note_writes(written)
+            if not places.on_host:
+                self._note_writes([target for _, target in places.targets if isinstance(target, Slot)])
             if prepared is None:
-                models.enqueue(cached, plan, places, read)
+                arrays = models.enqueue(cached, plan, places, read)
             else:
                 executor.call(tag, prepared.enqueue)
         except OperationError as error:
@@ -498,6 +503,8 @@ class Runner(Generic[T]):
         if executor.synchronous:
             now_ns = time.perf_counter_ns()
             self._note_length(tag, now_ns - task.started_ns)
+            if arrays is not None and answer is not None:
+                return answer(arrays)
             if is_receipt:
                 return self.host.receipt_for(task, tag, now_ns)
             return self._answered(task, tag, read, answer)
@@ -726,7 +733,7 @@ class Runner(Generic[T]):
         if self._expected is None or plan is None or isinstance(plan, CudnnActorError):
             return
         if self.executor.synchronous:
-            self._expected.of(cached, bound, plan, copied)
+            self._expected.of(cached, bound, plan, [(place, None) for place in copied])
 
     def _enqueue(
         self,
@@ -760,6 +767,8 @@ class Runner(Generic[T]):
     def _note_length(self, tag: str, took_ns: int) -> None:
         """Note whether a run on a synchronous engine took long."""
         if took_ns > _LONG_RUN_NS:
+            if tag in self._long_runs:
+                return
             if len(self._long_runs) >= _MOST_LONG_RUNS:
                 self._long_runs.clear()  # most belong to evicted plans; the others are soon known again
             self._long_runs.add(tag)

@@ -57,11 +57,11 @@ class Alike(NamedTuple):
         kinds = tuple((name, array.shape, array.dtype) for name, array in arrays)
         return cls(kinds, {name: spec_of(array) for name, array in arrays})
 
-    def views(self, inputs: Mapping[str, Any]) -> dict[str, BufferRef | np.ndarray] | None:
+    def views(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
         """What `checked_inputs` returns for inputs, if they are like these; else None."""
         if type(inputs) is not dict or len(inputs) != len(self.kinds):
             return None
-        views: dict[str, BufferRef | np.ndarray] = {}
+        views: dict[str, np.ndarray] = {}
         for name, dims, dtype in self.kinds:
             array = inputs.get(name)
             if type(array) is not np.ndarray or array.shape != dims or array.dtype != dtype:

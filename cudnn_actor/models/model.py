@@ -192,13 +192,49 @@ class Model:
         given = named_once(inputs, named)
         # Not `if keep`: an array, meant for an input of that name, has no truth value. It is refused by name.
         alike = self._alike if isinstance(keep, tuple) and not keep else None
-        views = None if alike is None else alike.views(given)
-        if views is None:
+        arrays = None if alike is None else alike.views(given)
+        if alike is None or arrays is None:
             views = self.validated(given, keep)
             alike = self._alike = Alike.to(views)
-        specs = _specs_of(views) if alike is None else alike.specs
+            specs = _specs_of(views) if alike is None else alike.specs
+            with within(timeout) as deadline:
+                return await self._run_with(views, specs, deadline, keep=keep)
         with within(timeout) as deadline:
-            return await self._run_with(views, specs, deadline, keep=keep)
+            results = await self._run_arrays(arrays, alike.specs, deadline)
+            return await self._run_with(arrays, alike.specs, deadline) if results is None else results
+
+    async def _run_arrays(
+        self, arrays: dict[str, np.ndarray], specs: Mapping[str, TensorSpec], deadline: Deadline
+    ) -> dict[str, Any] | None:
+        """Run the graph that the service has for arrays of these specs. None if there is more to do than
+        that: then nothing has run, and `_run_with` does it.
+
+        What `_run_with` does for nearly all runs, without its layers: each coroutine that awaits another one
+        is also gone through when the answer comes.
+        """
+        if self._successor is not None:
+            return None
+        keeping = self._keeping
+        try:
+            kept = self._preparing.ready(specs)
+        except Replaced:
+            return None
+        if kept is None:
+            return None
+        try:
+            if kept.deployed is None or kept.values:
+                return None
+            message = RunModel(model=keeping.ref, arrays=arrays)
+            results = await self._gpu.ask(message, timeout=deadline.left_s)
+            return {name: results[name] for name in self._output_names}
+        except NotDeployed:
+            return None
+        except CudnnActorError as error:
+            if not keeping.forget_torn(kept, error):
+                raise
+            return None
+        finally:
+            keeping.release(kept)
 
     def validated(
         self, inputs: Mapping[str, Any], keep: Collection[str] = ()

@@ -85,20 +85,21 @@ class InPlace:
         sources, targets
             See `RunAnywhere.instead`. There is a new array for each target that is None.
         """
-        found, takes, buffers = Arrays(), self._takes, self._buffers
+        found, takes, buffers, makes = Arrays(), self._takes, self._buffers, self._makes
         if len(targets) > 1 and len({place for place, _ in targets}) < len(targets):
             return found
         starts, nbytes = found.starts, 0
         for place, array in sources:
             if takes(place, array):
                 start = address_of(array)
-                if not self._is_filled(start, place, sources):
+                # Nearly always it lies beside all of the buffers.
+                if start >= self._highest or not self._is_filled(start, place, sources):
                     found[place], starts[place] = array, start
                     nbytes += array.nbytes
         given = list[np.ndarray]()
         for place, target in targets:
             if target is None:
-                if not self._makes_new(place):
+                if not (makes[place] if place in makes else self._makes_new(place)):
                     continue
                 buffer = buffers[place]
                 array = np.empty(buffer.shape, buffer.dtype)
@@ -125,10 +126,8 @@ class InPlace:
         return any(start < high and low < end for low, high in written)
 
     def _makes_new(self, place: int) -> bool:
-        known = self._makes.get(place)
-        if known is None:
-            buffer = self._buffers[place]
-            known = self._makes[place] = self._takes(place, np.empty(buffer.shape, buffer.dtype))
+        buffer = self._buffers[place]
+        known = self._makes[place] = self._takes(place, np.empty(buffer.shape, buffer.dtype))
         return known
 
 

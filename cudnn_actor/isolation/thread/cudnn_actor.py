@@ -280,26 +280,28 @@ class CudnnActor(Actor):
     def on_batch_end(self) -> None:
         """Put one fence behind all that the batch enqueued."""
         self._work = None  # keep nothing of a batch after its turn
-        self._runner.fence()
+        if not self._runner.is_prompt:
+            self._runner.fence()
         if self._staging is not None and self._staging.has_ended:
             self._take_back(self._staging)
 
     def poll(self) -> float | None:
         """Collect builds, start the requests that waited for them, and check the device's fences."""
-        runner = self._runner
-        runner.collect_builds()
-        if runner.may_resume:
-            for _ in range(self.batch_limit):
-                if not self.resume(self._next_resumed):
-                    break
-            self.on_batch_end()
-            self.flush()
-        pause = runner.settle()
+        runner, pause = self._runner, None
+        if not runner.is_prompt:
+            runner.collect_builds()
+            if runner.may_resume:
+                for _ in range(self.batch_limit):
+                    if not self.resume(self._next_resumed):
+                        break
+                self.on_batch_end()
+                self.flush()
+            pause = runner.settle()
         if self._broker.has_due:
             self._broker.settle_waiting()
             self._note_deferred(self._in_runner)
             self.flush()
-        return 0.0 if runner.may_resume else pause
+        return 0.0 if not runner.is_prompt and runner.may_resume else pause
 
     # Messages.
 
@@ -359,9 +361,9 @@ class CudnnActor(Actor):
         sources: Sequence[tuple[int, Slot | np.ndarray]] = deployed.arrays_of(message, run.drawn)
         if run.buffers:
             sources = [*sources, *((place, memory.resolve(ref)) for place, ref in run.copy_in)]
-        named = run.returned
-        targets: Sequence[tuple[int, Slot | np.ndarray | None]] = deployed.results
+        named, targets = deployed.outputs, deployed.results
         if run.into:
+            named = run.returned
             given = ((place, memory.resolve(ref, "into")) for place, ref in run.copy_out)
             targets = [*((place, None) for place in named.values()), *given]
 
