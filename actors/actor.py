@@ -419,7 +419,10 @@ class Actor(HookedActor):
             self._claim(envelope, DEFERRED)
             self._answer_error(envelope, error)
         else:
-            self._claim(envelope, value)
+            try:
+                self._in_hand.pop()  # `_claim`, inlined
+            except IndexError:
+                self._claim(envelope, value)
             if value is not DEFERRED:
                 self.settle(envelope, value)
         self.busy_since = None

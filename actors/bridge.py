@@ -67,7 +67,8 @@ class LoopBridge:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.posted: deque[tuple[Envelope, Any, BaseException | None]] = deque()
-        """Replies not yet delivered. The leftmost is delivered next."""
+        """Replies not yet delivered. The leftmost is delivered next. Any thread appends one, and calls `wake`
+        after it."""
         self.awaited = 0
         """Messages sent from this loop whose reply has not been delivered. Written on the loop's thread."""
         self._waking = False
@@ -119,10 +120,6 @@ class LoopBridge:
                 watch = StarvationWatch(now, computed)
             self.watch = watch
             self.loop.call_later(watch.pause, self._look)
-
-    def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
-        """Queue a reply for the loop. Any thread; never blocks. Call `wake` after it."""
-        self.posted.append((envelope, value, error))
 
     def wake(self) -> None:
         """Make the loop deliver the posted replies. Any thread; does not raise if the loop is closed.

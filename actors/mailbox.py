@@ -179,7 +179,7 @@ class Mailbox:
         with self._lock:
             if self._reader not in (None, _get_ident()):
                 return []
-            batch = self._pop(most)
+            batch = self._pop(most) if self._ordinary or self._control else []
             nudged, self._nudged = self._nudged, False
             if batch or nudged or (timeout is not None and timeout <= 0.0):
                 return batch

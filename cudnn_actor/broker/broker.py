@@ -284,7 +284,8 @@ class Broker(Generic[W]):
         if self.state.quarantined:
             self._refuse_quarantined(run.cached.lowered.graph, envelope.number)
         models.check_whole(run.deployed)
-        models.draw(run, message.model)
+        if run.deployed.of.draws is not None:
+            models.draw(run, message.model)
         work = self._work(envelope, envelope.number, message, models.slots(run))
         work.run = run
         work.alone = message.crashes > 0

@@ -187,17 +187,32 @@ class ModelRuns:
         what gives them to `read`.
         """
         executor, tag = self._executor, plan.tag
-        engine = executor.engine
         expected = self._expected.of(cached, places.bound, plan, places.sources)
-        buffers, anywhere = expected.buffers, expected.anywhere
-        sources: Sequence[tuple[int, Any]] = places.sources
+        anywhere, sources, targets = expected.anywhere, places.sources, places.targets
+        instead: dict[int, Binding] = {}
         if not places.on_host:
-            sources = self._arrived(tag, places.sources)
-        instead = {} if anywhere is None else self._instead(tag, anywhere, sources, places)
-        if instead and places.on_host and len(instead) == len(sources) + len(places.targets):
-            assert anywhere is not None
-            executor.call(tag, anywhere.run_on, instead)
-            return [instead[place] for place, _ in places.targets]
+            sources = self._arrived(tag, sources)
+            if anywhere is not None:
+                instead = self._instead(tag, anywhere, sources, targets)
+        elif anywhere is not None:
+            instead = executor.call(tag, anywhere.instead, sources, targets)
+            if len(instead) == len(sources) + len(targets):
+                executor.call(tag, anywhere.run_on, instead)
+                return [instead[place] for place, _ in targets]
+        self._enqueue_with_copies(tag, expected, (sources, targets), instead, read)
+        return None
+
+    def _enqueue_with_copies(
+        self,
+        tag: str,
+        expected: ExpectedRun,
+        moved: tuple[Sequence[tuple[int, Any]], Sequence[tuple[int, Any]]],
+        instead: dict[int, Binding],
+        read: list[Values],
+    ) -> None:
+        """Enqueue a run, and copies of the sources and targets in `moved` that are not among `instead`."""
+        executor, buffers, (sources, targets) = self._executor, expected.buffers, moved
+        engine = executor.engine
         for place, source in sources:
             if place in instead:
                 continue
@@ -205,11 +220,11 @@ class ModelRuns:
                 executor.call(tag, engine.copy, executor.binding(source), buffers[place])
             else:
                 executor.call(tag, engine.write, buffers[place], source)
-        if anywhere is not None and instead:
-            executor.call(tag, anywhere.run_on, instead)
+        if expected.anywhere is not None and instead:
+            executor.call(tag, expected.anywhere.run_on, instead)
         else:
             executor.call(tag, expected.enqueue)
-        for place, target in places.targets:
+        for place, target in targets:
             if place in instead:
                 if not isinstance(target, Slot):
                     read.append(functools.partial(instead.__getitem__, place))
@@ -217,7 +232,6 @@ class ModelRuns:
                 executor.call(tag, engine.copy, buffers[place], executor.binding(target))
             else:
                 read.append(self._read_soon(tag, buffers[place], target))
-        return None
 
     def _arrived(
         self, tag: str, sources: Sequence[tuple[int, Source]]
@@ -234,15 +248,17 @@ class ModelRuns:
         return arrived
 
     def _instead(
-        self, tag: str, anywhere: RunAnywhere, sources: Sequence[tuple[int, Any]], places: ModelPlaces
+        self,
+        tag: str,
+        anywhere: RunAnywhere,
+        sources: Sequence[tuple[int, Any]],
+        targets: Sequence[tuple[int, Any]],
     ) -> dict[int, Binding]:
         """What a run reads and writes where it lies, in place of the buffers that it is expected on."""
         executor = self._executor
-        targets: Sequence[tuple[int, Any]] = places.targets
-        if not places.on_host:
-            binding = executor.binding
-            sources = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in sources]
-            targets = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in targets]
+        binding = executor.binding
+        sources = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in sources]
+        targets = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in targets]
         found: dict[int, Binding] = executor.call(tag, anywhere.instead, sources, targets)
         return found
 

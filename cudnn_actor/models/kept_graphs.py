@@ -14,6 +14,9 @@ from cudnn_actor.protocol.graphs.named_graph import Graph
 __all__ = ["KeptGraphs"]
 
 
+_NEVER = object()
+
+
 class _Keeping(Protocol):
     """What a model keeps."""
 
@@ -57,6 +60,11 @@ class KeptGraphs:
         self._placed = 0
         """Bytes of the places of all models, but for what `_changes` says."""
         self._changes: deque[int] = deque()
+        self._noted: object = None
+        """Replaced behind each change of `_placed`."""
+        self._within: object = _NEVER
+        """What `_noted` was when the places were found to be within the limit, which does not change while
+        there are any."""
         self._counting = threading.Lock()
         self._clock = itertools.count(1)
 
@@ -80,6 +88,7 @@ class KeptGraphs:
     def note_places(self, nbytes: int) -> None:
         """Note that a graph has got places of `nbytes` bytes; if negative, that it has given them back."""
         self._changes.append(nbytes)
+        self._noted = object()
 
     def trim(self, *, at_least: int = 0) -> bool:
         """Give back places of idle graphs, the longest unused first, until the others are within the limit.
@@ -88,7 +97,12 @@ class KeptGraphs:
 
         A graph with runs in flight keeps its places, and they count towards the limit.
         """
+        if (noted := self._noted) is self._within and at_least <= 0:  # behind nearly every run
+            return False
         limit, dropped = self._deployed_limit(), False
+        if limit is None or self._total() <= limit:
+            # Looked at before the total was: if a change came later, another object says so.
+            self._within = noted
         while at_least > 0 or (limit is not None and self._total() > limit):
             freed = self._drop_oldest()
             if not freed:
@@ -98,7 +112,7 @@ class KeptGraphs:
 
     def _total(self) -> int:
         """Bytes of the places of all models. While another thread counts them, they may be a little old."""
-        # Behind nearly every run, nothing has changed. A signal handler may interrupt this, and ask too.
+        # A signal handler may interrupt this, and ask too.
         if self._changes and self._counting.acquire(blocking=False):
             try:
                 while self._changes:

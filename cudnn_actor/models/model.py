@@ -1,6 +1,7 @@
 """A model that users run: its inputs, outputs and sizes, runs of it, and its replacement by another file.
 
-What it keeps is in `keeping`, how graphs are made ready in `preparing`, and writes of weights in `writing`.
+What it keeps is in `keeping`, how graphs are made ready in `preparing`, what a run sends in `running`, and
+writes of weights in `writing`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from cudnn_actor.models.inputs import Alike, Values, checked_inputs, named_once,
 from cudnn_actor.models.keeping import MOST_KEPT, Keeping, Kept, Replaced, Unload
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.preparing import Preparing
+from cudnn_actor.models.running import Running
 from cudnn_actor.models.sizes import Sizes, one_set_of_specs, require_sizes_or_inputs, sets_of_specs
 from cudnn_actor.models.source import Feature, NeedsValues, Source, Specialised, fixed_specs
-from cudnn_actor.models.steps import StepsRun, explained_steps
+from cudnn_actor.models.steps import explained_steps
 from cudnn_actor.models.writing import Writing
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDeployed, Words
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import Allocate, LendStaging, RunModel
+from cudnn_actor.protocol.messages.messages import LendStaging
 from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.planning_messages import Explain
 from cudnn_actor.protocol.types.buffers import BufferRef
@@ -37,8 +39,6 @@ __all__ = ["Model"]
 
 _ROOM = 60
 """Characters of a model's repr for its inputs, and for its outputs."""
-_MOST_DEPLOYED = 8
-"""How often a run may find that its graph has been forgotten."""
 T = TypeVar("T")
 _Method = TypeVar("_Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
@@ -103,13 +103,13 @@ class Model:
         self._successor: Model | None = None
         """What has replaced it and does all that it is asked for; None for nothing."""
         self._features = source.inputs, source.defaults, source.outputs
-        self._output_names = [each.name for each in source.outputs]
         self._alike: Alike | None = None
         """What the inputs of its latest run have, if they were arrays alone. Any thread replaces it."""
         shown = f"<model: {self._signature()}>"
         self._keeping = Keeping(gpu, ref, source, shown, discard=discard, unload=unload, graphs=graphs)
         self._writing = Writing(gpu, self._keeping)
         self._preparing = Preparing(gpu, self._keeping, self._writing, most_operations, tune)
+        self._running = Running(gpu, self._keeping, self._preparing)
 
     @property
     def ref(self) -> ModelRef:
@@ -200,41 +200,11 @@ class Model:
             with within(timeout) as deadline:
                 return await self._run_with(views, specs, deadline, keep=keep)
         with within(timeout) as deadline:
-            results = await self._run_arrays(arrays, alike.specs, deadline)
-            return await self._run_with(arrays, alike.specs, deadline) if results is None else results
-
-    async def _run_arrays(
-        self, arrays: dict[str, np.ndarray], specs: Mapping[str, TensorSpec], deadline: Deadline
-    ) -> dict[str, Any] | None:
-        """Run the graph that the service has for arrays of these specs. None if there is more to do than
-        that: then nothing has run, and `_run_with` does it.
-
-        What `_run_with` does for nearly all runs, without its layers: each coroutine that awaits another one
-        is also gone through when the answer comes.
-        """
-        if self._successor is not None:
-            return None
-        keeping = self._keeping
-        try:
-            kept = self._preparing.ready(specs)
-        except Replaced:
-            return None
-        if kept is None:
-            return None
-        try:
-            if kept.deployed is None or kept.values:
-                return None
-            message = RunModel(model=keeping.ref, arrays=arrays)
-            results = await self._gpu.ask(message, timeout=deadline.left_s)
-            return {name: results[name] for name in self._output_names}
-        except NotDeployed:
-            return None
-        except CudnnActorError as error:
-            if not keeping.forget_torn(kept, error):
-                raise
-            return None
-        finally:
-            keeping.release(kept)
+            if self._successor is None:
+                results = await self._running.run_arrays(arrays, alike.specs, deadline)
+                if results is not None:
+                    return results
+            return await self._run_with(arrays, alike.specs, deadline)
 
     def validated(
         self, inputs: Mapping[str, Any], keep: Collection[str] = ()
@@ -267,7 +237,7 @@ class Model:
         crashes: int = 0,
     ) -> dict[str, Any]:
         """Run the model on inputs of these specs."""
-        run = partial(self._run, given, keep, deadline, again=again, crashes=crashes)
+        run = partial(self._running.run, given, keep, deadline, again=again, crashes=crashes)
         return await self._with_graph(specs, given, deadline, run, soon=True)
 
     async def lend(self, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
@@ -521,8 +491,6 @@ class Model:
         self._keeping.source = other._keeping.source
         latest._keeping.end()
 
-    # One run.
-
     async def _with_graph(
         self,
         specs: Mapping[str, TensorSpec],
@@ -544,74 +512,6 @@ class Model:
                     raise
             finally:
                 self._keeping.release(kept)
-
-    async def _run(
-        self,
-        given: Mapping[str, Any],
-        keep: Collection[str],
-        deadline: Deadline,
-        kept: Kept,
-        *,
-        again: bool,
-        crashes: int,
-    ) -> dict[str, Any]:
-        if kept.of.steps:
-            return await self._run_steps(given, keep, deadline, kept)
-        constants, graph, ask = kept.of.constants, kept.graph, self._gpu.ask
-        made: dict[str, BufferRef] = {}
-        try:
-            for name in dict.fromkeys(keep):
-                if name in constants:
-                    made[name] = await self._gpu.upload(constants[name], timeout=deadline.left_s)
-                else:
-                    assert graph is not None
-                    spec = graph.ports[graph.places[kept.of.outputs[name]]].spec
-                    made[name] = await ask(Allocate(spec=spec), timeout=deadline.left_s)
-            results: dict[str, Any]
-            if graph is None:
-                results = {name: array.copy() for name, array in constants.items()}
-            else:
-                into = {name: ref for name, ref in made.items() if name not in constants} if made else None
-                inputs = {**given, **kept.values} if kept.values else given
-                message = RunModel.of(self._keeping.ref, inputs, into, again=again, crashes=crashes)
-                results = await self._answer(kept, message, deadline)
-            if made:
-                results, made = {**results, **made}, {}
-            return {name: results[name] for name in self._output_names}
-        finally:
-            for ref in made.values():
-                self._keeping.discard(ref)
-
-    async def _run_steps(
-        self, given: Mapping[str, Any], keep: Collection[str], deadline: Deadline, kept: Kept
-    ) -> dict[str, Any]:
-        run = StepsRun(self._gpu, self._keeping.discard, kept.of, kept.weights, deadline)
-        results = await run.run({**given, **kept.values}, keep)
-        return {each.name: results[each.name] for each in self.outputs}
-
-    async def _answer(self, kept: Kept, message: RunModel, deadline: Deadline) -> dict[str, np.ndarray]:
-        """The answer to a run.
-
-        If the service had to forget the graph, because a worker that could not be ended may still write its
-        places, the graph gets new ones and is deployed again.
-        """
-        tries = 0
-        while True:
-            tries += 1
-            # Looked at once: what this run finds forgotten is that, not what another loop deploys by now.
-            deployed = kept.deployed
-            if deployed is None:  # a run waits neither for tuning nor for kernels that it can do without
-                await self._preparing.deploy(kept, deadline, "cached", soon=True)
-                deployed = kept.deployed
-            try:
-                results: dict[str, np.ndarray] = await self._gpu.ask(message, timeout=deadline.left_s)
-            except NotDeployed as error:
-                if error.unloaded or tries == _MOST_DEPLOYED:
-                    raise
-                if deployed is not None:
-                    self._keeping.forget_places(kept, deployed)
-            else:
-                return results
 
 
 def _specs_of(given: Mapping[str, BufferRef | np.ndarray]) -> dict[str, TensorSpec]:

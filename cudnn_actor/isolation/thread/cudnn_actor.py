@@ -361,7 +361,8 @@ class CudnnActor(Actor):
         sources: Sequence[tuple[int, Slot | np.ndarray]] = deployed.arrays_of(message, run.drawn)
         if run.buffers:
             sources = [*sources, *((place, memory.resolve(ref)) for place, ref in run.copy_in)]
-        named, targets = deployed.outputs, deployed.results
+        named = deployed.outputs
+        targets: Sequence[tuple[int, Slot | np.ndarray | None]] = deployed.results
         if run.into:
             named = run.returned
             given = ((place, memory.resolve(ref, "into")) for place, ref in run.copy_out)
