@@ -52,7 +52,7 @@ class Running:
         keeping = self._keeping
         try:
             kept = self._preparing.ready(specs)
-        except Replaced:
+        except Replaced:  # on another thread, since its caller has looked
             return None
         if kept is None:
             return None
