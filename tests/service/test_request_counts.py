@@ -6,12 +6,13 @@ import contextvars
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.answer_times import ANSWERS_ADDED
 from cudnn_actor.broker.request_counts import MOST_MODELS, OTHER, RequestCounters
-from cudnn_actor.messages import ModelRef, Ping, RunModel
+from cudnn_actor.messages import Message, ModelRef, Ping, RunModel
 from cudnn_actor.service import RequestCounts
 
 
@@ -169,12 +170,27 @@ class _Told:
         return contextvars.Context()
 
 
-def test_an_observer_is_told_of_each_answer_from_when_it_is_set_until_it_is_removed() -> None:
+@pytest.mark.parametrize("message", [Ping(), run_of(1).message], ids=["ping", "run"])
+def test_an_observer_is_told_of_each_answer_from_when_it_is_set_until_it_is_removed(message: Message) -> None:
     counters, told = RequestCounters(), _Told()
     for observer, run_us in ((None, 1.0), (None, 2.0), (told, 3.0), (told, 4.0), (None, 5.0)):
         if counters.observer is not observer:
             counters.observer = observer
-        count(counters, answered(Ping()), run_us=run_us)
+        count(counters, answered(message), {}, run_us=run_us)
     assert told.runs_ns == [3000, 4000]
     (counts,) = counters.snapshots()
     assert counts.run.sum == pytest.approx(15e-6)
+
+
+def test_the_bytes_of_a_models_runs_are_those_of_its_arrays() -> None:
+    """Also with an observer. What is no array, because the message was changed, has none."""
+    counters = RequestCounters()
+    counters.name_model(1, "one")
+    x, y = np.zeros(10, np.float32), np.zeros(3, np.float64)
+    for observer in (None, _Told()):
+        counters.observer = observer
+        message = RunModel(model=ModelRef(number=1, service=1), arrays={"x": x, "again": x})
+        message.arrays["again"] = None  # type: ignore[assignment]
+        count(counters, answered(message), {"y": y, "twice": y})
+    one = by_model(counters)["one"]
+    assert (one.uploaded_bytes, one.downloaded_bytes, one.finished) == (2 * 40, 2 * 48, 2)
