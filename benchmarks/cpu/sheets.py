@@ -27,8 +27,8 @@ def sheets(found: Sequence[Row]) -> Iterator[Sheet]:
             (row["part"], *(number(median(row["wall_ms"].get(side, ())), 2) for side in SIDES))
             for row in found
         ),
-        "The median of the turns. One request at a time: its caller sends the next one once it has the answer. "
-        "So this is how long a caller waits.",
+        "The median of the turns. One request at a time: its caller sends the next one once it has the "
+        "answer. So this is how long a caller waits.",
     )
     yield Sheet(
         "How many times the rival's time",
@@ -59,10 +59,10 @@ def _in_flight(found: Sequence[Row]) -> Sheet:
             (row["part"], row["rival"] or _RIVAL, *(_times(row, side, what) for side, what in columns))
             for row in found
         ),
-        "The time of all runs divided by their number, where 8 callers each send the next request once theirs "
-        "is answered. So this is of throughput: a service takes and answers requests on its event loop's thread "
-        "while it computes others on as many threads as its rival, which computes one run after the other. CPU "
-        "seconds have both threads. Runs of 8 ms or more are not measured so.",
+        "The time of all runs divided by their number, where 8 callers each send the next request once "
+        "theirs is answered. So this is of throughput: a service takes and answers requests on its event "
+        "loop's thread while it computes others on as many threads as its rival, which computes one run after "
+        "the other. CPU seconds have both threads. Runs of 8 ms or more are not measured so.",
     )
 
 
