@@ -61,8 +61,8 @@ def _in_flight(found: Sequence[Row]) -> Sheet:
         ),
         "The time of all runs divided by their number, where 8 callers each send the next request once "
         "theirs is answered. So this is of throughput: a service takes and answers requests on its event "
-        "loop's thread while it computes others on as many threads as its rival, which computes one run after "
-        "the other. CPU seconds have both threads. Runs of 8 ms or more are not measured so.",
+        "loop's thread while it computes others on as many threads as its rival, which computes one run "
+        "after the other. CPU seconds have both threads. Runs of 8 ms or more are not measured so.",
     )
 
 
