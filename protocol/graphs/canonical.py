@@ -28,6 +28,9 @@ def canonical_bytes(value: object) -> bytes:
     if encode is not None:
         return encode(value)
     if isinstance(value, enum.Enum):
+        encoded = {member: canonical_bytes(member.value) for member in type(value)}
+        if value in encoded:  # else it is several flags together
+            _ENCODERS[type(value)] = encoded.__getitem__
         return canonical_bytes(value.value)
     for base in type(value).__mro__:
         if base in _ENCODERS:

@@ -9,10 +9,11 @@ operations; or it is a *constant* of the graph, one number in all its elements.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.canonical import blake, canonical_bytes
@@ -22,11 +23,17 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["OperationGraph"]
+__all__ = ["OfNumbers", "OperationGraph"]
 
 _MOST_LABELS = 4
 _GRAPH_BYTES = 330
 """About how many bytes of memory a tensor or an operation of a graph takes."""
+
+
+class OfNumbers(NamedTuple):
+    """Samples of which each element follows from the number drawn in its place: one for each such number."""
+
+    values: np.ndarray
 
 
 class OperationGraph(
@@ -243,18 +250,35 @@ class OperationGraph(
             {name: self.tensor(uid).spec for name, uid in outputs},
         )
 
-    def samples(self, xp: Any, draw: Callable[[TensorSpec], Array]) -> dict[int, Array]:
-        """Values for the inputs of the graph that need particular ones, by uid: see `Operation.samples`."""
-        found: dict[int, Array] = {}
-        inputs = dict.fromkeys(uid for uid in self.bound if uid not in self.written)
-        for operation in self.operations:
-            if inputs.keys().isdisjoint(operation.reads):
-                continue
+    @functools.cached_property
+    def samples_of_each(self) -> bool:
+        """Whether each element of `samples` follows from the number drawn in its place alone."""
+        return all(operation.samples_of_each for operation in self._sampled)
+
+    @property
+    def _sampled(self) -> Iterator[Node]:
+        """The operations that read inputs of the graph."""
+        inputs = {uid for uid in self.bound if uid not in self.written}
+        return (operation for operation in self.operations if not inputs.isdisjoint(operation.reads))
+
+    def samples(
+        self, xp: Any, draw: Callable[[TensorSpec], Array], numbers: Array | None = None
+    ) -> dict[int, Any]:
+        """Values for the inputs of the graph that need particular ones, by uid: see `Operation.samples`.
+
+        `numbers`: all that may be drawn; then it is `OfNumbers` where that says all.
+        """
+        found: dict[int, Any] = {}
+        for operation in self._sampled:
             operands = dict(operation.named())
             specs = {name: self.tensor(uid).spec for name, uid in operands.items()}
+            if numbers is not None and operation.samples_of_each:
+                each = operation.samples(np, specs, lambda _: numbers)
+                found |= {operands[name]: OfNumbers(np.asarray(values)) for name, values in each.items()}
+                continue
             samples = operation.samples(xp, specs, draw).items()
             found |= {operands[name]: xp.asarray(values) for name, values in samples}  # of no dims: a scalar
-        return {uid: found[uid] for uid in inputs if uid in found}
+        return {uid: found[uid] for uid in self.bound if uid in found and uid not in self.written}
 
     def label(self, number: int) -> str:
         """The label of an operation, for people: "relu at model.py:12", or "relu" if no line added it.

@@ -120,13 +120,28 @@ class GraphTensor(Record):
 
     @property
     def spec(self) -> TensorSpec:
-        """The spec that a buffer must have to be bound to the tensor."""
-        return TensorSpec(dims=self.dims, strides=self.strides, dtype=self.dtype, alignment=self.alignment)
+        """The spec that a buffer must have to be bound to the tensor. Raises `InvalidRequest`."""
+        dims, strides = self.dims, self.strides
+        if type(dims) is type(strides) is tuple and _WHOLE.issuperset(map(type, (*dims, *strides))):
+            return _spec(dims, strides, self.dtype, self.alignment)
+        return TensorSpec(dims=dims, strides=strides, dtype=self.dtype, alignment=self.alignment)
 
     def meaning(self) -> tuple[object, ...]:
         """Everything that defines the tensor, except its name and uids."""
         meaning = (self.dims, self.strides, self.dtype, self.role, self.alignment)
         return meaning if self.value is None else (*meaning, self.value)
+
+
+_WHOLE = frozenset((int,))
+
+
+@functools.lru_cache(1 << 12, typed=True)
+def _spec(dims: tuple[int, ...], strides: tuple[int, ...], dtype: DType, alignment: int) -> TensorSpec:
+    """See `GraphTensor.spec`. Making one checks it, and a graph's tensors have few different ones.
+
+    `typed`, and called for ints alone: else True would find what 1 has made, and a str what a `DType` has.
+    """
+    return TensorSpec(dims=dims, strides=strides, dtype=dtype, alignment=alignment)
 
 
 def is_all(size: int, part: slice) -> bool:
@@ -179,6 +194,13 @@ def tensor_of(uid: int, spec: TensorSpec, **fields: Any) -> GraphTensor:
 def _names_in_tuple(field: str, count: int) -> tuple[str, ...]:
     """The names of the operands in a tuple."""
     return tuple(f"{field}[{number}]" for number in range(count))
+
+
+@functools.lru_cache(1 << 10)
+def _attributes(of: type[Operation[Any]]) -> tuple[str, ...]:
+    """The names of an operation's fields that hold neither operands nor numerics, sorted."""
+    others = {*of.inputs, *of.outputs, "numerics"}
+    return tuple(sorted(name for name in of.__struct_fields__ if name not in others))
 
 
 class Operation(Record, Generic[T], tag=True):
@@ -272,10 +294,8 @@ class Operation(Record, Generic[T], tag=True):
 
     def attributes(self) -> tuple[object, ...]:
         """Everything that defines the operation, except its operands; of these, which ones there are."""
-        operands = (*self.inputs, *self.outputs)
-        given = tuple(name for name, _ in self.named(operands))
-        fields = [n for n in self.__struct_fields__ if n not in operands and n != "numerics"]
-        return (type(self).__name__, given, *((n, getattr(self, n)) for n in sorted(fields)))
+        given = tuple(name for name, _ in self.named())
+        return (type(self).__name__, given, *((n, getattr(self, n)) for n in _attributes(type(self))))
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         """The specs of the outputs, the optional ones too, packed, from those of the inputs.
@@ -324,6 +344,14 @@ class Operation(Record, Generic[T], tag=True):
         """
         del xp, specs, draw
         return {}
+
+    @property
+    def samples_of_each(self) -> bool:
+        """Whether each element of `samples` follows from the number drawn in its place alone.
+
+        Then `samples` takes draws of any dims. So it is where there are no samples.
+        """
+        return type(self).samples is Operation.samples
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         """The gradients of the inputs, from those of the outputs: see `GraphBuilder.grad`.

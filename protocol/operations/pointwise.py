@@ -149,6 +149,10 @@ class Pointwise(Operation[T], tag=True):
             return DType.UINT64 if DType.UINT64 in function.deciding(dtypes) else DType.INT64
         return super().compute(dtypes)
 
+    @property
+    def samples_of_each(self) -> bool:
+        return True
+
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         samples = zip(self.named(self.inputs), FUNCTIONS[self.mode].samples, strict=False)
         found = {name: of(xp, draw(specs[name])) for (name, _), of in samples if of is not None}

@@ -192,24 +192,25 @@ class Reduction(_Reducing[T], tag=True):
                 dx = g.exp(x - g.where(nothing, 0.0, y)) * dy
         return {"x": g.broadcast_to(dx, x.dims)}
 
+    @property
+    def samples_of_each(self) -> bool:
+        return not self.mode.selects and self.mode is not ReductionMode.PRODUCT
+
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         x = specs["x"]
         axes = self.reduced(x.rank)
-        groups = _Groups(xp, x, axes)
-        values = draw(x)
         match self.mode:
             case mode if mode.selects or (mode is ReductionMode.PRODUCT and x.dtype is DType.BOOL):
-                return {"x": groups.with_extremes(values, mode)}
+                return {"x": _Groups(xp, x, axes).with_extremes(draw(x), mode)}
             case ReductionMode.PRODUCT:
-                return {"x": groups.factors(values)}
+                return {"x": _Groups(xp, x, axes).factors(draw(x))}
             case ReductionMode.LOG_SUM_EXP:
-                return {"x": values + _TO_OVERFLOW.get(x.dtype, _FAR)}
-            case ReductionMode.LOG_SUM:
-                values = values + 4
+                return {"x": draw(x) + _TO_OVERFLOW.get(x.dtype, _FAR)}
         # Sums of squares of many whole numbers are no float16.
         squares = self.mode in (ReductionMode.SUM_OF_SQUARES, ReductionMode.L2)
-        excess = max(0, groups.length.bit_length() - 11)
-        return {"x": values * 2.0 ** -(-(-excess // 2) if squares else excess)} if excess else {"x": values}
+        excess = max(0, math.prod(x.dims[axis] for axis in axes).bit_length() - 11)
+        values = draw(x) + 4 if self.mode is ReductionMode.LOG_SUM else draw(x)
+        return {"x": values * 2.0 ** -(-(-excess // 2) if squares else excess)}
 
     def of_nothing(self, specs: Specs) -> Mapping[str, float | str] | None:
         """What changes nothing, in y's dtype. Every group of an x without elements is empty."""

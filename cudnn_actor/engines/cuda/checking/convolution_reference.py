@@ -43,13 +43,19 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Reference", "References"]
+__all__ = ["Reference", "References", "references_of"]
 
 _THREADS = 128
 _MOST_PRODUCTS = 1 << 29
 """The most products summed up for one reference: a few milliseconds of work."""
 _LEAST_SAMPLES, _MOST_SAMPLES = 512, 1 << 17
 _RANK = 5
+
+
+@functools.lru_cache(1 << 7)
+def references_of(graph: OperationGraph) -> References:
+    """The references of a graph. A build asks for them twice, and their kernels' sources take a while to make."""
+    return References(graph)
 
 
 class References:

@@ -75,6 +75,9 @@ _MOST_SAMPLED = 256
 """The most graphs whose part that is evaluated is remembered: a build asks for it several times."""
 _DRAWS = 6
 """How often a graph is evaluated with other roundings: all up, all down, and at random."""
+_FORMS = ((_LEAST_PLACES, _MOST_PLACES, None), (1, _MOST_PLACES, 1), (_LEAST_PLACES, 1, 2))
+"""The forms of parts of graphs: the fewest places of each dim, the most of the first, and of how many dims; None
+for all. The first form is taken with which a part is small enough."""
 _SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
 """Modes of reductions that round nothing."""
 
@@ -482,16 +485,16 @@ def sample_graph(
     """The part of a graph that is evaluated, for so much work and so many elements; and that of its tensors.
 
     Places of each dim of the results are evaluated, or of the first dim alone if the operations allow no
-    other part, or if that alone is small enough. Tensors that have no region are evaluated as a whole. If
-    one operation can only be evaluated as a whole, or two operations need different parts of one tensor, all
-    of the graph is.
+    other part, or if that alone is small enough; or of the second dim at one place of the first. Tensors that
+    have no region are evaluated as a whole. If one operation can only be evaluated as a whole, or two
+    operations need different parts of one tensor, all of the graph is.
     """
     whole: _Sampled = _part_of(graph, {}), {}
     if not _is_more(whole[0], work, elements):
         return whole
     found: list[_Sampled] = []
-    for least, dims in ((_LEAST_PLACES, None), (1, 1)):
-        part = _largest_part(graph, least, dims, work, elements)
+    for least, most_of_first, dims in _FORMS:
+        part = _largest_part(graph, (least, most_of_first), dims, work, elements)
         if part is not None and not _is_more(part[0], work, elements):
             return part
         found += [] if part is None else [part]
@@ -499,16 +502,18 @@ def sample_graph(
 
 
 def _largest_part(
-    graph: OperationGraph, least: int, dims: int | None, work: int, elements: int
+    graph: OperationGraph, bounds: tuple[int, int], dims: int | None, work: int, elements: int
 ) -> _Sampled | None:
-    """The largest part with so much work and so many elements, or that of the `least` places of each dim.
+    """The largest part with so much work and so many elements, or that of the fewest places of each dim.
 
-    None if the operations allow no part. `dims`: as of `_regions`.
+    None if the operations allow no part. `bounds`: the fewest places of each dim, and the most of the first.
+    `dims`: as of `_regions`.
     """
+    least, most_of_first = bounds
     largest = max((size for uid in graph.results for size in graph.tensor(uid).dims), default=1)
     fewer = 1 << max(0, (largest - 1).bit_length() - 1)  # as many places as there are would cut nothing
     places = max(least, min(_MOST_PLACES, fewer))
-    while (found := _regions(graph, places, dims)) is not None:
+    while (found := _regions(graph, places, dims, most_of_first)) is not None:
         part = _part_of(graph, found)
         if places // 2 < least or not _is_more(part, work, elements):
             return part, found
@@ -516,14 +521,17 @@ def _largest_part(
     return None
 
 
-def _regions(graph: OperationGraph, places: int, dims: int | None) -> dict[int, Region] | None:
+def _regions(
+    graph: OperationGraph, places: int, dims: int | None, most_of_first: int
+) -> dict[int, Region] | None:
     """The part of each tensor that is needed for so many places of the first `dims` dims of the results, or
-    of all of them."""
+    of all of them; of the first dim, for `most_of_first` at most."""
     found = {}
     for uid in graph.results:
         sizes = graph.tensor(uid).dims
         count = len(sizes) if dims is None else dims
-        cut = tuple(_places(size, places) for size in sizes[:count])
+        most = (min(places, most_of_first), *(places,) * len(sizes))
+        cut = tuple(map(_places, sizes[:count], most))
         found[uid] = (*cut, *(slice(None),) * (len(sizes) - len(cut)))
     for operation in reversed(graph.operations):
         names = dict(operation.named())

@@ -12,6 +12,7 @@ them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -21,16 +22,16 @@ import numpy as np
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, difference
-from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References
+from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References, references_of
 from cudnn_actor.engines.cuda.checking.evaluated_reference import EvaluatedReference, Place, place_of
 from cudnn_actor.engines.cuda.checking.journal import Journal
-from cudnn_actor.engines.cuda.checking.self_check_memory import CheckedTensor, Findings, Guarded
+from cudnn_actor.engines.cuda.checking.self_check_memory import NUMBERS, CheckedTensor, Findings, Guarded
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
-from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OfNumbers, OperationGraph
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["BuildContext", "SelfCheck"]
@@ -91,14 +92,14 @@ class SelfCheck:
     def __init__(self, graph: OperationGraph, context: BuildContext, *, place: Place | None = None) -> None:
         self._graph = graph
         self.context = context
-        self._place = place or context.place(graph)
+        self._given_place = place
         self._pool = context.pool or libraries().cupy.cuda.MemoryPool()
         self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
         self._reference: References | EvaluatedReference | None = None
         try:
             with self._working():
                 if Reference.covers(graph):
-                    self._reference = References(graph)
+                    self._reference = references_of(graph)
                 else:
                     self._reference = EvaluatedReference.within_room(graph, self._place)
                 self._tensors = {
@@ -115,6 +116,11 @@ class SelfCheck:
         }
         """Uid of a tensor that a result overwrites → uid of that result. Both are bound to one buffer."""
         self.pointers = [self._tensors[self._overwritten.get(uid, uid)].pointer for uid in graph.bound]
+
+    @functools.cached_property
+    def _place(self) -> Place:
+        """Where results are evaluated. Not looked for where nothing is: that takes a part of a check's time."""
+        return self._given_place or self.context.place(self._graph)
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
@@ -133,15 +139,22 @@ class SelfCheck:
 
     def _put_samples(self) -> None:
         """Give the graph's inputs the values that its operations ask for."""
-        graph, place = self._graph, self._place
+        graph = self._graph
+        place = None if graph.samples_of_each else self._place
         seeds = itertools.count(len(graph.bound))  # those below are the tensors' own
 
         def draw(spec: TensorSpec) -> Any:
+            assert place is not None, "only other samples are drawn"
             return place.draw(spec.dims, next(seeds))
 
         with np.errstate(all="ignore"):
-            for uid, values in graph.samples(place.xp, draw).items():
-                place.store(values, graph.tensor(uid), self._tensors[uid].pointer)
+            functions = None if place is None else place.xp
+            for uid, values in graph.samples(functions, draw, np.array(NUMBERS)).items():
+                if isinstance(values, OfNumbers):
+                    self._tensors[uid].fill_with(values.values)
+                else:
+                    assert place is not None, "only other samples are arrays"
+                    place.store(values, graph.tensor(uid), self._tensors[uid].pointer)
 
     def rehearse(self) -> None:
         """Compute what results are compared with, and compare, without a plan: see `Rehearsals`. Blocks."""

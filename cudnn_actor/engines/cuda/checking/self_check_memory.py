@@ -22,13 +22,13 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["CheckedTensor", "Findings", "Guarded", "draw_array", "enqueue"]
+__all__ = ["NUMBERS", "CheckedTensor", "Findings", "Guarded", "draw_array", "enqueue"]
 
 _GUARD_BYTES = 4096 + 256
 """CuPy aligns memory to 512 bytes; this offset aligns a tensor to 256 bytes only, as a buffer may be."""
 _GUARD, _POISON = 0xA5, 0xFF  # bytes of 0xFF are NaN in every floating type
 _GUARDS_APART = 64
-_NUMBERS = tuple(range(-3, 5))
+NUMBERS = tuple(map(float, range(-3, 5)))
 """The numbers that inputs are filled with."""
 _RANK = 8
 _DEVICE_TO_DEVICE = 3
@@ -113,6 +113,12 @@ class CheckedTensor(Guarded):
         dtype = self._tensor.dtype
         _draw(self.pointer, dtype, self.nbytes // dtype.itemsize, self._seed)
 
+    def fill_with(self, numbers: np.ndarray) -> None:
+        """Replace the values: each of `NUMBERS` by what stands in its place in `numbers`."""
+        dtype = self._tensor.dtype
+        count = self.nbytes // dtype.itemsize
+        enqueue("fill", count, (self.pointer, dtype.itemsize, *_bits_of(numbers, dtype), count, self._seed))
+
     def look_for_nan(self, findings: Findings) -> None:
         """Enqueue a check that sets a flag if any element is NaN. Gaps between elements are ignored."""
         tensor = self._tensor
@@ -132,14 +138,19 @@ def draw_array(dims: tuple[int, ...], seed: int) -> Any:
 
 def _draw(into: Any, dtype: DType, count: int, seed: int) -> None:
     """Enqueue a kernel that writes the numbers of a seed to memory."""
-    enqueue("fill", count, (into, dtype.itemsize, *_bits(_NUMBERS, dtype), count, seed))
+    enqueue("fill", count, (into, dtype.itemsize, *_bits(NUMBERS, dtype), count, seed))
 
 
 @functools.cache
 def _bits(numbers: tuple[float, ...], dtype: DType) -> tuple[int, ...]:
     """The bits of a dtype's elements, as int64."""
+    return _bits_of(np.array(numbers), dtype)
+
+
+def _bits_of(numbers: np.ndarray, dtype: DType) -> tuple[int, ...]:
+    """See `_bits`, which tells neither -0.0 from 0.0 nor one NaN from itself."""
     elements = np.empty(len(numbers), dtype.numpy)
-    round_into(np.array(numbers, np.float64), dtype, elements)
+    round_into(numbers.astype(np.float64), dtype, elements)
     return tuple(elements.view(f"u{dtype.itemsize}").astype(np.uint64).view(np.int64).tolist())
 
 

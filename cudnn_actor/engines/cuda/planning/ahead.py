@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References
+from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, references_of
 from cudnn_actor.engines.cuda.checking.evaluated_reference import Place, kernels_of_evaluation, place_of
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, Launch
@@ -80,7 +80,7 @@ def launches_ahead(
                 if isinstance(step, KernelStep):
                     yield from step.kernel.launches()
     if Reference.covers(piece):
-        yield from References(piece).launches()
+        yield from references_of(piece).launches()
     else:
         yield from kernels_of_evaluation(piece, place(piece))
 

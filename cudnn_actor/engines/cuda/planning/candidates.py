@@ -21,6 +21,7 @@ __all__ = [
     "DYNAMIC",
     "TAKES_LONGER",
     "AbsentDevice",
+    "CandidateNames",
     "OnRefusal",
     "build_candidate",
     "candidates",
@@ -91,9 +92,28 @@ def candidates(
     return lowered
 
 
+class CandidateNames:
+    """The names of the candidates, in order. cuDNN is asked for a name when it is needed.
+
+    It takes about as long for the names of all candidates of a convolution as for the candidates themselves.
+    """
+
+    def __init__(self, lowered: Any) -> None:
+        self._lowered = lowered
+        self._count = int(lowered.get_execution_plan_count())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> str:
+        name: str = self._lowered.get_plan_name_at_index(index)
+        return name
+
+
 def names_of(lowered: Any) -> list[str]:
-    """The names of the candidates, in order."""
-    return [lowered.get_plan_name_at_index(index) for index in range(lowered.get_execution_plan_count())]
+    """The names of all candidates, in order."""
+    names = CandidateNames(lowered)
+    return [names[index] for index in range(len(names))]
 
 
 def _lower(graph: OperationGraph, handle: Any, cache: Any) -> Any:

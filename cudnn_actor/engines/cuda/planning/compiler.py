@@ -27,13 +27,13 @@ from cudnn_actor.engines.cuda.planning.candidates import (
     COMPILES,
     DYNAMIC,
     TAKES_LONGER,
+    CandidateNames,
     OnRefusal,
     build_candidate,
     candidates,
     check_whole,
     ignore_refusal,
     is_compiled_first,
-    names_of,
     serialise,
 )
 from cudnn_actor.engines.cuda.planning.composition import compose, largest, scratch_bytes
@@ -386,12 +386,12 @@ def _in_one_piece(
         except Refused as error:
             refusal = str(error)
             continue
-        names = names_of(lowered)
+        names = CandidateNames(lowered)
         count = len(names)
         if cache is not None and count and is_compiled_first(lowered, 0):
             yield partial(_dynamic, graph, handle, limit, cache)
             cache = None
-        order = [done + index for index in rank(graph, names[done:])]
+        order = rank(graph, names, done)
         for index in order[:1]:
             yield partial(_whole, graph, lowered, limit, index)
         for index in order[1:]:
@@ -413,7 +413,7 @@ def _without_compiling(
     if (product := product_in_one_step(graph)) is not None:
         yield partial(_in_place_of_cudnn, graph, product, handle, limit, on_refusal)
     lowered, indices = _with_kernels(graph, handle, limit, refusals, on_refusal)
-    for number, index in enumerate(indices):
+    for number, index in enumerate(indices):  # each is looked for when it is tried
         if number == 0:
             yield partial(_whole, graph, lowered, limit, index)
         else:
@@ -438,26 +438,31 @@ def _in_place_of_cudnn(
 
 def _with_kernels(
     graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], on_refusal: OnRefusal
-) -> tuple[Any, Sequence[int]]:
+) -> tuple[Any, Iterator[int]]:
     """cuDNN's candidates, and the indices of those whose kernels it need not compile, in order.
 
-    It is asked if it may have any.
+    It is asked if it may have any, and of each candidate when that is reached.
     """
     if compiles(graph):
         on_refusal(COMPILES)
-        return None, ()
+        return None, iter(())
     try:
         check_whole(graph)
         lowered = candidates(graph, handle, limit, fallbacks=False)
     except Refused as error:
         refusals.append(str(error))
-        return None, ()
-    names, compiled = names_of(lowered), COMPILED_ATTENTION.of(graph)
+        return None, iter(())
+    names, compiled = CandidateNames(lowered), COMPILED_ATTENTION.of(graph)
     every = rank(graph, names)
-    found = [n for n in every if names[n] in compiled or not is_compiled_first(lowered, n)]
-    if not found or found[0] != every[0]:
+
+    def has_kernel(index: int) -> bool:
+        return (bool(compiled) and names[index] in compiled) or not is_compiled_first(lowered, index)
+
+    found = filter(has_kernel, every)
+    first = next(found, None)
+    if first is None or first != every[0]:
         on_refusal(COMPILES)
-    return lowered, found
+    return lowered, iter(()) if first is None else itertools.chain([first], found)
 
 
 def _in_steps(

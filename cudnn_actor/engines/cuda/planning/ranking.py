@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Attention, LayerNorm
 
-__all__ = ["rank"]
+__all__ = ["Names", "rank"]
 
 _TILE, _MOST_TILES = 128, 32
 """How many queries a tile of cuDNN's first candidate for attention has, and how many such tiles are few."""
@@ -27,18 +28,30 @@ _ROWS = range(128, 257)
 """How many rows a layer norm of few rows has."""
 
 
-def rank(graph: OperationGraph, names: Sequence[str]) -> list[int]:
-    """The indices of cuDNN's candidates of these names, in the order in which they are to be tried.
+class Names(Protocol):
+    """The names of candidates, in cuDNN's order: a list, or what asks cuDNN for each."""
 
-    The candidates that the graph's numerics prefer are the first.
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> str: ...
+
+
+def rank(graph: OperationGraph, names: Names, first: int = 0) -> Sequence[int]:
+    """The indices from `first` on of cuDNN's candidates, in the order in which they are to be tried.
+
+    The candidates that the graph's numerics prefer are the first. Where the order is cuDNN's, no name is
+    looked at.
     """
     wanted = _first(graph)
+    indices = range(first, len(names))
+    if wanted is None and not graph.numerics.prefer:
+        return indices
 
     def place(index: int) -> tuple[int, bool]:
         name = names[index]
         return graph.numerics.preference(name), wanted is None or wanted not in _parts_of(name)
 
-    return sorted(range(len(names)), key=place)
+    return sorted(indices, key=place)
 
 
 def _first(graph: OperationGraph) -> str | None:
