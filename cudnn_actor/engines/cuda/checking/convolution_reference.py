@@ -54,7 +54,7 @@ _RANK = 5
 
 @functools.lru_cache(1 << 7)
 def references_of(graph: OperationGraph) -> References:
-    """The references of a graph. A build asks for them twice, and their kernels' sources take a while to make."""
+    """The references of a graph. A build asks for them twice, and their sources take a while to make."""
     return References(graph)
 
 

@@ -76,8 +76,8 @@ _MOST_SAMPLED = 256
 _DRAWS = 6
 """How often a graph is evaluated with other roundings: all up, all down, and at random."""
 _FORMS = ((_LEAST_PLACES, _MOST_PLACES, None), (1, _MOST_PLACES, 1), (_LEAST_PLACES, 1, 2))
-"""The forms of parts of graphs: the fewest places of each dim, the most of the first, and of how many dims; None
-for all. The first form is taken with which a part is small enough."""
+"""The forms of parts of graphs: the fewest places of each dim, the most of the first, and of how many dims,
+None for all. A part has the first form in which it is small enough."""
 _SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
 """Modes of reductions that round nothing."""
 

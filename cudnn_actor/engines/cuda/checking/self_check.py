@@ -119,7 +119,7 @@ class SelfCheck:
 
     @functools.cached_property
     def _place(self) -> Place:
-        """Where results are evaluated. Not looked for where nothing is: that takes a part of a check's time."""
+        """Where results are evaluated, looked for when something is: that takes a part of a check's time."""
         return self._given_place or self.context.place(self._graph)
 
     @contextlib.contextmanager

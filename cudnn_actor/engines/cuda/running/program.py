@@ -22,6 +22,7 @@ from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.running.barriers import barrier, waits, waits_at_start
+from cudnn_actor.engines.cuda.running.full_edges import are_proved, wait_by_edge
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
     Buffer,
@@ -91,14 +92,15 @@ class Replay:
     """
 
     def __init__(self, graph: Any, stream: Any) -> None:
-        self._graph = graph
+        self.graph = graph
+        """CuPy's."""
         self._stream = stream
         self._arguments = ctypes.c_void_p(int(graph.graphExec)), ctypes.c_void_p(stream.ptr)
 
     def launch(self, behind: int) -> None:
         """Enqueue it. `behind` is an upper bound on the launches that the device has not finished."""
         if behind > _FAR_BEHIND:
-            self._graph.launch(self._stream)
+            self.graph.launch(self._stream)
         else:
             check_status(_launch_graph()(*self._arguments))
 
@@ -117,12 +119,23 @@ _Step = Callable[[Sequence[int], Sequence[float]], None]
 """Enqueues a step, given the addresses that sources are counted from (`Program._find`), and the scalars."""
 
 
-def _behind_barrier(run: _Step, stream: Any) -> _Step:
+class _Waiting:
+    """How a program's steps wait that need a barrier before them. It is changed between two runs."""
+
+    def __init__(self) -> None:
+        self.by_edge = False
+        """Whether they are captured, with an edge in the place of the barrier: see `full_edges`."""
+
+
+def _behind_barrier(run: _Step, stream: Any, waiting: _Waiting) -> _Step:
     """A step with a barrier before it: see `barriers`."""
 
     def both(bases: Sequence[int], scalars: Sequence[float]) -> None:
-        with stream:
-            barrier()((1,), (1,), ())
+        if waiting.by_edge:
+            wait_by_edge(stream)
+        else:
+            with stream:
+                barrier()((1,), (1,), ())
         run(bases, scalars)
 
     return both
@@ -141,9 +154,19 @@ class Program:
         The stream to run on.
     fast
         Whether to launch without the frontend's Python where that is possible.
+    full_edges
+        Whether captured runs have edges in the place of barriers; by default, where that has been proved.
     """
 
-    def __init__(self, plan: CudaPlan, handle: Any, stream: Any, *, fast: bool = True) -> None:
+    def __init__(
+        self,
+        plan: CudaPlan,
+        handle: Any,
+        stream: Any,
+        *,
+        fast: bool = True,
+        full_edges: bool | None = None,
+    ) -> None:
         recipe = plan.recipe
         self.recipe = recipe
         self.stream = stream
@@ -154,6 +177,8 @@ class Program:
         self._waits_at_start = waits_at_start(recipe.steps, waiting)
         if self._waits_at_start or any(waiting):
             barrier().compile()
+        self._waiting = _Waiting()
+        self._full_edges = any(waiting) and (are_proved() if full_edges is None else full_edges)
         graphs = iter(plan.graphs)
         for step, waits_here in zip(recipe.steps, waiting, strict=True):
             if isinstance(step, GraphStep):
@@ -172,7 +197,7 @@ class Program:
                 run = compile_run(step.kernel.launches())
                 self._steps.append(self._step_on_stream(run, step.sources, recipe.own_workspace))
             if waits_here:
-                self._steps[-1] = _behind_barrier(self._steps[-1], stream)
+                self._steps[-1] = _behind_barrier(self._steps[-1], stream, self._waiting)
         self._doubles = {
             source.number: source.double
             for step in recipe.steps
@@ -330,10 +355,13 @@ class Program:
         stream = self.stream
         stream.begin_capture(mode)
         whole = True
+        self._waiting.by_edge = self._full_edges
         try:
             self._launch(pointers, scalars, workspace)
         except Exception:  # noqa: BLE001 - a plan may do anything that a capture forbids
             whole = False
+        finally:
+            self._waiting.by_edge = False
         try:
             graph = stream.end_capture()
         except Exception:  # noqa: BLE001
