@@ -16,11 +16,15 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["blake", "canonical_bytes"]
+__all__ = ["Encoded", "blake", "canonical_bytes"]
+
+
+class Encoded(bytes):
+    """The canonical encoding of a value, which stands for the value where it is part of another."""
 
 
 def canonical_bytes(value: object) -> bytes:
-    """The canonical encoding of plain data: None, bool, int, float, str, tuple, list, Struct.
+    """The canonical encoding of plain data: None, bool, int, float, str, tuple, list, Struct, and `Encoded`.
 
     Raises `TypeError` for anything else, such as a set or a dict, which have no canonical form here.
     """
@@ -78,4 +82,5 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     str: _text,
     tuple: _sequence,
     list: _sequence,
+    Encoded: bytes,
 }

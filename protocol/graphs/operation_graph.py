@@ -9,14 +9,14 @@ operations; or it is a *constant* of the graph, one number in all its elements.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.graphs.canonical import blake, canonical_bytes
+from cudnn_actor.protocol.graphs.canonical import Encoded, blake, canonical_bytes
 from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, TensorRole
 from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.types.dtypes import DType
@@ -317,7 +317,7 @@ class OperationGraph(
     def _digest(self) -> str:
         uids = self.canonical_uids
         operations = tuple(
-            (op.attributes(), tuple(uids[u] for u in op.reads), tuple(uids[u] for u in op.writes))
+            (_encoded(op), tuple(uids[u] for u in op.reads), tuple(uids[u] for u in op.writes))
             for op in self.operations
         )
         tensors = tuple(self._meaning(self.tensor(uid)) for uid in uids)
@@ -325,7 +325,42 @@ class OperationGraph(
 
     def _meaning(self, tensor: GraphTensor) -> tuple[object, ...]:
         before = None if tensor.overwrites is None else self.canonical_uids[tensor.overwrites]
-        return (*tensor.meaning(), before)
+        dims, strides, *others = tensor.meaning()
+        return (_encoded_numbers(dims), _encoded_numbers(strides), *others, before)
+
+
+_WHOLE = frozenset((int,))
+_MOST_KNOWN = 1 << 12
+_known: dict[Hashable, Encoded] = {}
+"""The encodings of operations' attributes. Any thread changes it, in one step each."""
+
+
+def _encoded(operation: Node) -> Encoded:
+    """An operation's attributes. Those of a network's operations are a few different ones."""
+    attributes = operation.attributes()
+    try:
+        # Other than the values, their bytes tell 1 from True and 0.0 from -0.0; types tell records apart.
+        key = msgspec.msgpack.encode(attributes), tuple(type(value) for _, value in attributes[2:])  # type: ignore[misc]
+    except (OverflowError, TypeError):
+        return Encoded(canonical_bytes(attributes))
+    found = _known.get(key)
+    if found is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        found = _known[key] = Encoded(canonical_bytes(attributes))
+    return found
+
+
+def _encoded_numbers(numbers: object) -> object:
+    """Dims or strides, encoded if they are whole numbers."""
+    if type(numbers) is tuple and _WHOLE.issuperset(map(type, numbers)):
+        return _encoded_whole(numbers)
+    return numbers
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _encoded_whole(numbers: tuple[int, ...]) -> Encoded:
+    return Encoded(canonical_bytes(numbers))
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

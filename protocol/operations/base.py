@@ -263,6 +263,10 @@ class Operation(Record, Generic[T], tag=True):
         return self._in(self.outputs)
 
     def _in(self, fields: tuple[str, ...]) -> tuple[T, ...]:
+        if len(fields) == 1:
+            (only,) = fields
+            value = getattr(self, only)
+            return value if isinstance(value, tuple) else () if value is None else (value,)
         found: list[T] = []
         for name in fields:
             value = getattr(self, name)

@@ -52,9 +52,15 @@ _LEAST_SAMPLES, _MOST_SAMPLES = 512, 1 << 17
 _RANK = 5
 
 
-@functools.lru_cache(1 << 7)
 def references_of(graph: OperationGraph) -> References:
     """The references of a graph. A build asks for them twice, and their sources take a while to make."""
+    return _references_of(graph, graph.digest())
+
+
+@functools.lru_cache(1 << 7)
+def _references_of(graph: OperationGraph, digest: str) -> References:
+    """See `references_of`. `digest`: the graph's, which tells 0.0 from -0.0."""
+    del digest
     return References(graph)
 
 

@@ -9,6 +9,7 @@ a narrower type than the result is converted before, by a kernel of our own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["GraphProduct", "compile_product", "product_of"]
 
+_MOST_KNOWN = 256
+"""The most graphs whose products are remembered: a build asks for each several times."""
 _WORKSPACE_BYTES = 32 << 20
 """The bytes of workspace that NVIDIA recommends for Hopper and later."""
 
@@ -62,6 +65,13 @@ def product_of(graph: OperationGraph) -> GraphProduct | None:
 
     It is none where cuBLASLt has no epilogue for what follows, or does not take what lies as the tensors do.
     """
+    return _product_of(graph, graph.digest()) if isinstance(graph.operations[0], MatMul) else None
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _product_of(graph: OperationGraph, digest: str) -> GraphProduct | None:
+    """See `product_of`. `digest`: the graph's, which tells 0.0 from -0.0."""
+    del digest
     found = _meaning(graph)
     if found is None:
         return None

@@ -30,6 +30,7 @@ that it is with 8 channels (see `widening`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -67,6 +68,8 @@ __all__ = [
     "without_strides",
 ]
 
+_MOST_KNOWN = 256
+"""The most convolutions whose products are remembered: a build asks for each several times."""
 _VECTOR = 8
 """Channels, or elements of a row: of a half type, fast kernels read 16 bytes at once."""
 _LONGEST_STRIDE = 8
@@ -194,9 +197,15 @@ def as_product(graph: OperationGraph) -> Rearranged | None:
     need none either. None if windows share elements, or if pixels of a result do not lie as rows of a matrix.
     """
     found = _convolution(graph)
-    if found is None:
-        return None
-    operation, x = found
+    return None if found is None else _as_product(graph, graph.digest(), *found)
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _as_product(
+    graph: OperationGraph, digest: str, operation: ConvolutionForward[int], x: GraphTensor
+) -> Rearranged | None:
+    """See `as_product`. `digest`: the graph's, which tells 0.0 from -0.0."""
+    del digest
     conv, w, y = operation.conv, graph.tensor(operation.w), graph.tensor(operation.y)
     if any(map(int.__lt__, conv.stride, w.dims[2:])) or any((*conv.pre_padding, *conv.post_padding)):
         return None
