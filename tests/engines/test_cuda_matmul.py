@@ -22,6 +22,7 @@ from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.operations.matmul import CublasCall, cublas_call
 from cudnn_actor.protocol import (
     DType,
+    GraphBuilder,
     GraphTensor,
     MatMul,
     Numerics,
@@ -273,6 +274,19 @@ def test_a_graph_that_can_be_cut_along_the_first_dim_alone_is() -> None:
     graph = OperationGraph(tensors=tuple(map(tensor, range(2), specs)), operations=(pad,))
     assert sample_graph(graph, 1 << 21, 1 << 18)[0].tensor(1).dims == (1, 197, 768)
     assert place_of(graph, ready=False) is OnHostInPart
+
+
+def test_of_large_images_every_place_in_a_tile_of_channels_is_evaluated_of_one() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (8, 64, 112, 112), "bfloat16", layout="NHWC")
+    graph = g.build(y=g.max_pool(x, 3, stride=2, pad=1)).body
+    part, found = sample_graph(graph, 1 << 21, 1 << 18)
+    dims = part.tensor(graph.results[0]).dims
+    assert (dims[0], *dims[2:]) == (1, 56, 56)
+    assert 8 <= dims[1] <= 16
+    channels = np.arange(64)[found[graph.results[0]][1]]
+    assert {*(channels % 8)} == {*range(8)}
+    assert sample_graph(graph, 1 << 40, 1 << 30)[1] == {}
 
 
 def test_a_graph_is_evaluated_as_a_whole_where_it_is_small_or_must_be() -> None:

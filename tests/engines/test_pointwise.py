@@ -351,6 +351,20 @@ def test_samples_tell_functions_apart(mode: PointwiseMode) -> None:
     assert max(counts) <= 180
 
 
+@pytest.mark.parametrize("mode", PointwiseMode)
+def test_each_element_of_a_sample_follows_from_the_number_drawn_in_its_place(mode: PointwiseMode) -> None:
+    specs = {f"operands[{n}]": TensorSpec.packed((3, 40)) for n in range(FUNCTIONS[mode].arity)}
+    bounds: dict[str, Any] = {"lower": 50.0, "upper": 90.0} if mode is PointwiseMode.CLIP else {}
+    operation = Pointwise(mode=mode, operands=tuple(specs), result="result", **bounds)
+    assert operation.samples_of_each
+    drawn, numbers = np.random.default_rng(5).integers(-3, 5, (3, 40)), np.arange(-3.0, 5.0)
+    whole = operation.samples(NumPy(), specs, lambda _: drawn.astype(np.float64))
+    each = operation.samples(np, specs, lambda _: numbers)
+    assert whole.keys() == each.keys()
+    for name, values in whole.items():
+        np.testing.assert_array_equal(each[name][drawn + 3], values)
+
+
 def test_uint64_is_copied_and_converted(bench: Workbench) -> None:
     x = np.array([0, 1, (1 << 64) - 1, 1 << 63], np.uint64)
     np.testing.assert_array_equal(run(bench, PointwiseMode.IDENTITY, (x,), DType.UINT64), x)

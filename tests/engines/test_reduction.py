@@ -340,6 +340,19 @@ def test_a_mistake_in_dtypes_names_its_field(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("mode", Mode)
+def test_elements_of_samples_follow_from_the_numbers_in_their_places_where_it_is_said(mode: Mode) -> None:
+    operation = Reduction(x=0, y=1, mode=mode, axes=(1,))
+    drawn, numbers = np.random.default_rng(5).integers(-3, 5, (3, 5000)), np.arange(-3.0, 5.0)
+    specs = {"x": TensorSpec.packed(drawn.shape)}
+    (whole,) = operation.samples(NumPy(), specs, lambda _: drawn.astype(np.float64)).values()
+    if operation.samples_of_each:
+        (each,) = operation.samples(np, specs, lambda _: numbers).values()
+        np.testing.assert_array_equal(each[drawn + 3], whole)
+    else:
+        assert len({*zip(drawn.flat, whole.flat, strict=True)}) > len(numbers)
+
+
+@pytest.mark.parametrize("mode", Mode)
 def test_a_check_sees_what_a_plan_leaves_out_or_mixes_up(mode: Mode) -> None:
     """In groups of any length; and the values have a finite result."""
     numpy, rng = NumPy(), np.random.default_rng(8)

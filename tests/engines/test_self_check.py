@@ -134,6 +134,18 @@ def test_what_is_drawn_on_a_device_is_spread_evenly_and_differs_with_the_seed() 
     np.testing.assert_allclose(pairs, np.eye(8), atol=0.05)
 
 
+def test_samples_of_each_number_take_its_place_in_memory() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (3, 700), DType.FLOAT16)
+    graph = g.build(y=g.log(g.exp(x)), z=g.rsqrt(x)).body
+    check = SelfCheck(graph, BuildContext(None, Stream()))
+    drawn, sampled = (np.empty((3, 700), np.float16) for _ in range(2))
+    plain = CheckedTensor(CUPY.cuda.MemoryPool(), graph.tensor(graph.bound[0]), 0)
+    for into, address in ((drawn, plain.pointer), (sampled, check.pointers[0])):
+        ctypes.memmove(into.ctypes.data, address, into.nbytes)
+    np.testing.assert_array_equal(sampled, np.abs(drawn) + 0.5)
+
+
 def contents(tensor: GraphTensor, checked: CheckedTensor) -> np.ndarray:
     """The memory between the guards, not a copy of it."""
     data = (ctypes.c_ubyte * tensor.spec.nbytes).from_address(checked.pointer)

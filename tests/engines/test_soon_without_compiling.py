@@ -5,6 +5,7 @@ Something else stands for cuDNN's frontend: it notes of each candidate that its 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import MagicMock
@@ -23,7 +24,7 @@ from cudnn_actor.engines.cuda.planning.ahead import launches_ahead
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_plan
 from cudnn_actor.protocol import OperationGraph
 
-from .hasty_graphs import NORMS, SINGLE_PIXELS, attention, norm
+from .hasty_graphs import NORMS, PRECOMPILED, SINGLE_PIXELS, attention, norm
 from .host_cuda import CUPY, Stream
 
 WIDE, NARROW = "eng1_k24=7", "eng1_k24=3"
@@ -45,6 +46,7 @@ class Frontend(MagicMock):
         self.built: list[str] = []
         self.names = names
         self.compiles = True
+        self.notes: Any = None
         self.engines.is_python_engine.return_value = False
         self.backend_version.return_value = 91900
         self.pygraph.side_effect = lambda **_: self._graph()
@@ -59,7 +61,10 @@ class Frontend(MagicMock):
         graph.get_execution_plan_count.return_value = len(self.names)
         graph.get_plan_name_at_index.side_effect = self.names.__getitem__
         notes = [self.behavior_note.RUNTIME_COMPILATION] * self.compiles
-        graph.get_behavior_notes_for_plan_at_index.return_value = notes
+        if self.notes is None:
+            graph.get_behavior_notes_for_plan_at_index.return_value = notes
+        else:
+            graph.get_behavior_notes_for_plan_at_index.side_effect = lambda _: self.notes()
         graph.get_workspace_size.return_value = 0
 
         def build(index: int) -> None:
@@ -79,6 +84,32 @@ def frontend(monkeypatch: pytest.MonkeyPatch) -> Frontend:
     for module in (candidates, compiler):
         monkeypatch.setattr(module, "COMPILED_ATTENTION", known)
     return found
+
+
+class Names(tuple[str, ...]):
+    """Names of candidates that note which are asked for."""
+
+    asked: set[int]
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked.add(index)
+        return super().__getitem__(index)
+
+
+def test_only_the_name_of_the_candidate_that_is_built_is_asked_for(frontend: Frontend) -> None:
+    frontend.names = names = Names(f"eng{number}" for number in range(60, 99))
+    names.asked = set()
+    frontend.compiles = False
+    for precompiled in (True, False):
+        next(compiler.possible_plans(PRECOMPILED["relu"], None, None, precompiled=precompiled))
+        assert names.asked == {0}
+
+
+def test_candidates_are_asked_for_notes_until_one_has_a_kernel(frontend: Frontend) -> None:
+    frontend.names = tuple(f"eng{number}" for number in range(40))
+    notes = iter([frontend.behavior_note.RUNTIME_COMPILATION] * 3)
+    frontend.notes = lambda: [*itertools.islice(notes, 1)]
+    assert soon(PRECOMPILED["relu"]) == ("eng3", True)
 
 
 @pytest.mark.parametrize("kind", NORMS)

@@ -221,3 +221,18 @@ def test_zero_and_minus_zero_nothing_and_nan_all_differ() -> None:
     assert len(digests) == 5
     assert elu(float("nan")) == elu(float("nan"))
     assert elu(None) != elu(None, PointwiseMode.RELU)
+
+
+def test_attributes_and_dims_that_are_equal_have_the_digests_of_what_they_are() -> None:
+    """Their encodings are kept: what compares equal must not find another's."""
+
+    def digest(**of: object) -> str:
+        clip = Pointwise(mode=PointwiseMode.CLIP, operands=(0,), result=1, **of)  # type: ignore[arg-type]
+        tensors = tuple(
+            GraphTensor(uid=uid, dims=(1, 2), strides=(2, 1), dtype=DType.FLOAT32) for uid in (0, 1)
+        )
+        return OperationGraph(tensors=tensors, operations=(clip,)).digest()
+
+    found = [digest(lower=lower, upper=4.0) for lower in (0.0, -0.0, 1.0, 1, True)]
+    assert len({*found}) == len(found)
+    assert found == [digest(lower=lower, upper=4.0) for lower in (0.0, -0.0, 1.0, 1, True)]

@@ -176,3 +176,13 @@ def test_samples_without_dims_are_arrays() -> None:
     body = g.build(y=g.arccosh(g.input("x", (), "int64"))).body
     (values,) = body.samples(np, lambda spec: np.ones(spec.dims)).values()
     assert isinstance(values, np.ndarray)
+
+
+@pytest.mark.parametrize("dims", [(True, 2), (1.0, 2), [1, 2]])
+def test_a_spec_is_checked_also_after_one_that_is_equal_to_it(dims: Any) -> None:
+    good = GraphTensor(uid=0, dims=(1, 2), strides=(2, 1), dtype=DType.FLOAT32)
+    assert good.spec == TensorSpec.packed((1, 2))
+    with pytest.raises(InvalidRequest):
+        _ = msgspec.structs.replace(good, dims=dims).spec
+    with pytest.raises(InvalidRequest):
+        _ = msgspec.structs.replace(good, dtype="float32").spec  # type: ignore[arg-type]
