@@ -143,7 +143,8 @@ class GraphAssembly:
                     continue
                 made, computed = self._made[uid], operation.compute(dtypes)
                 wide = isinstance(operation, Movement) or not (uid in stored or made.kept)
-                fits = wide and self._may_be(operation, name, computed)
+                other = wide and computed is not made.spec.dtype
+                fits = other and self._may_be(operation, name, computed)
                 declared[uid] = computed if fits else made.spec.dtype
 
     def _may_be(self, operation: Node, name: str, dtype: DType) -> bool:

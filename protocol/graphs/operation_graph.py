@@ -340,7 +340,8 @@ def _encoded(operation: Node) -> Encoded:
     attributes = operation.attributes()
     try:
         # Other than the values, their bytes tell 1 from True and 0.0 from -0.0; types tell records apart.
-        key = msgspec.msgpack.encode(attributes), tuple(type(value) for _, value in attributes[2:])  # type: ignore[misc]
+        types = tuple(type(getattr(operation, name)) for name in operation.__struct_fields__)
+        key = type(operation), msgspec.msgpack.encode(attributes), types
     except (OverflowError, TypeError):
         return Encoded(canonical_bytes(attributes))
     found = _known.get(key)
