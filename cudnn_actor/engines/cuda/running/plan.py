@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,11 +27,18 @@ class CudaPlan:
         What to run.
     graphs
         The frontend's graphs of the `GraphStep`s, in order; built, or restored from bytes.
+    runs
+        Those of a plan with the same steps: see `runs`.
     """
 
-    def __init__(self, recipe: Recipe, graphs: tuple[Any, ...]) -> None:
+    def __init__(
+        self, recipe: Recipe, graphs: tuple[Any, ...], runs: dict[Hashable, tuple[Any, Any]] | None = None
+    ) -> None:
         self.recipe = recipe
         self.graphs = graphs
+        self.runs: dict[Hashable, tuple[Any, Any]] = {} if runs is None else runs
+        """What enqueues a step's kernel, product or graph, by thread, handle and that, each with the handle.
+        Programs add to it: equal steps of a plan, and of its halves, share what is made for them."""
         self.tag = recipe.tag
         self.workspace = recipe.workspace
         self.checked = recipe.checked
@@ -65,7 +72,11 @@ class CudaPlan:
         once, each = list[Any](), list[Any]()
         for number, graph in zip(numbers, self.graphs, strict=True):
             (once if number in found.numbers else each).append(graph)
-        return DividedPlan(found.kept, CudaPlan(found.once, tuple(once)), CudaPlan(found.each, tuple(each)))
+        halves = (
+            CudaPlan(half, tuple(graphs), self.runs)
+            for half, graphs in ((found.once, once), (found.each, each))
+        )
+        return DividedPlan(found.kept, *halves)
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """How the plan runs the graph; see `engines.base.Plan`."""

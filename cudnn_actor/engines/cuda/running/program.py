@@ -13,7 +13,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.base import blame
@@ -25,8 +26,10 @@ from cudnn_actor.engines.cuda.running.barriers import barrier, waits, waits_at_s
 from cudnn_actor.engines.cuda.running.full_edges import are_proved, wait_by_edge
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
+    AnyKernel,
     Buffer,
     GraphStep,
+    KernelStep,
     Number,
     OperationStep,
     ProductStep,
@@ -141,6 +144,50 @@ def _behind_barrier(run: _Step, stream: Any, waiting: _Waiting) -> _Step:
     return both
 
 
+class _Shared:
+    """What enqueues steps: made once for equal steps, by one thread for one handle.
+
+    Products are compared by value. Kernels and operations are the same only if they are one object: of two
+    that compare equal, one may have 0.0 where the other has -0.0. Each is kept beside the handle, whose
+    number nothing else has as long as it lives; steps and graphs live as long as their plan.
+    """
+
+    def __init__(self, known: dict[Hashable, tuple[Any, Any]], handle: Any) -> None:
+        self._known = known
+        self._handle = handle
+        self._of = threading.get_ident(), id(handle)
+
+    def launch(self, graph: Any, uids: Sequence[int], *, fast: bool) -> Launch:
+        """The launch of one of cuDNN's graphs."""
+
+        def make() -> Launch:
+            launch = fast_launch(graph, uids, self._handle) if fast else None
+            return launch or public_launch(graph, uids, self._handle)
+
+        found: Launch = self._once((GraphStep, id(graph), tuple(uids), fast), make)
+        return found
+
+    def run(self, step: OperationStep | ProductStep | KernelStep[AnyKernel]) -> Run:
+        """The run of another step."""
+        found: Run
+        match step:
+            case ProductStep(product=product):
+                found = self._once(product, product.run)
+            case KernelStep(kernel=kernel):
+                found = self._once((KernelStep, id(kernel)), lambda: compile_run(kernel.launches()))
+            case OperationStep():
+                launcher = IMPLEMENTATIONS[type(step.operation)].launchers[step.launcher]
+                found = launcher.make(step.operation, step.tensors, self._handle)
+        return found
+
+    def _once(self, what: Hashable, make: Callable[[], Any]) -> Any:
+        key = (*self._of, what)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._handle, make()
+        return found[1]
+
+
 class Program:
     """A plan with its launches, for one engine. Used by one thread only.
 
@@ -180,21 +227,13 @@ class Program:
         self._waiting = _Waiting()
         self._full_edges = any(waiting) and (are_proved() if full_edges is None else full_edges)
         graphs = iter(plan.graphs)
+        shared = _Shared(plan.runs, handle)
         for step, waits_here in zip(recipe.steps, waiting, strict=True):
             if isinstance(step, GraphStep):
-                graph = next(graphs)
-                launch = fast_launch(graph, step.uids, handle) if fast else None
-                launch = launch or public_launch(graph, step.uids, handle)
+                launch = shared.launch(next(graphs), step.uids, fast=fast)
                 self._steps.append(self._graph_step(launch, step.sources, recipe.own_workspace))
-            elif isinstance(step, OperationStep):
-                launcher = IMPLEMENTATIONS[type(step.operation)].launchers[step.launcher]
-                run = launcher.make(step.operation, step.tensors, handle)
-                self._steps.append(self._step_on_stream(run, step.sources, recipe.own_workspace))
-            elif isinstance(step, ProductStep):
-                run = step.product.run()
-                self._steps.append(self._step_on_stream(run, step.sources, recipe.own_workspace))
             else:
-                run = compile_run(step.kernel.launches())
+                run = shared.run(step)
                 self._steps.append(self._step_on_stream(run, step.sources, recipe.own_workspace))
             if waits_here:
                 self._steps[-1] = _behind_barrier(self._steps[-1], stream, self._waiting)
