@@ -18,7 +18,6 @@ from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, Recipe
 
 from ..test_packages import ROOT
-from . import host_cuda
 
 KERNEL, NODE = "kernel", "node"
 GRAPH = 77
@@ -117,8 +116,9 @@ class Capture:
 def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
     found = Capture()
     runtime = SimpleNamespace(streamCaptureModeThreadLocal=1, driverGetVersion=lambda: 13000)
+    cuda = SimpleNamespace(Device=lambda: SimpleNamespace(compute_capability="90"))
     loaded = SimpleNamespace(
-        runtime=runtime, cupy=host_cuda.CUPY, cudnn=SimpleNamespace(backend_version=lambda: 91900)
+        runtime=runtime, cupy=SimpleNamespace(cuda=cuda), cudnn=SimpleNamespace(backend_version=lambda: 91900)
     )
     for module in (program, full_edges):
         monkeypatch.setattr(module, "libraries", lambda: loaded)
@@ -143,7 +143,10 @@ def run(found: Program, times: int) -> None:
         found.run((1, 2, 3), (1, 2, 3), (), 0)
 
 
-def test_a_capture_has_barriers_unless_edges_are_proved(capture: Capture) -> None:
+def test_a_capture_has_barriers_unless_edges_are_proved(
+    capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_edges, "PROVED", frozenset())
     run(program_of(capture), 4)
     assert [kind for kind, _ in capture.nodes] == [KERNEL, "barrier", KERNEL]
 
@@ -151,7 +154,12 @@ def test_a_capture_has_barriers_unless_edges_are_proved(capture: Capture) -> Non
 def test_a_capture_has_edges_with_versions_that_are_proved(
     capture: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for proved, wanted in ((Versions(91900, 13000), NODE), (Versions(91900, 13010), "barrier")):
+    for proved, wanted in (
+        (Versions(91900, 13000, "90"), NODE),
+        (Versions(92801, 13000, "90"), "barrier"),
+        (Versions(91900, 13010, "90"), "barrier"),
+        (Versions(91900, 13000, "100"), "barrier"),
+    ):
         monkeypatch.setattr(full_edges, "PROVED", frozenset((proved,)))
         run(program_of(capture), 4)
         assert [kind for kind, _ in capture.nodes] == [KERNEL, wanted, KERNEL]
@@ -194,7 +202,9 @@ def test_nothing_is_added_where_nothing_was_captured(capture: Capture) -> None:
 def test_each_proved_version_has_a_record() -> None:
     records = [json.loads(path.read_text()) for path in (ROOT / "benchmarks/results").glob("full-edges-*")]
     for proved in PROVED:
-        of_version = [each for each in records if each["versions_proved"] == proved._asdict()]
+        # The first record says which GPU it was, not its compute capability.
+        told = [({"capability": "90"} if "H100" in each["versions"]["GPU"] else {}, each) for each in records]
+        of_version = [each for more, each in told if more | each["versions_proved"] == proved._asdict()]
         rows = [row for each in of_version for row in each["found"]]
         assert rows, proved
         assert all(row.get("different") == row["different_with_barriers"] == 0 for row in rows)

@@ -29,13 +29,15 @@ LEAST_REPLAYS = 10_000
 
 
 class Versions(NamedTuple):
-    """The versions that decide: of cuDNN, as 91900, and of CUDA in the driver, as 13000."""
+    """What decides: the versions of cuDNN, as 91900, and of CUDA in the driver, as 13000; and the device's
+    compute capability, as "90"."""
 
     cudnn: int
     driver: int
+    capability: str
 
 
-PROVED: frozenset[Versions] = frozenset()
+PROVED: frozenset[Versions] = frozenset((Versions(91900, 13000, "90"),))
 """Each has a record in `benchmarks/results`."""
 
 _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
@@ -44,11 +46,15 @@ _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 def versions() -> Versions:
     """Those of this process."""
     loaded = libraries()
-    return Versions(int(loaded.cudnn.backend_version()), int(loaded.runtime.driverGetVersion()))
+    return Versions(
+        int(loaded.cudnn.backend_version()),
+        int(loaded.runtime.driverGetVersion()),
+        str(loaded.cupy.cuda.Device().compute_capability),
+    )
 
 
 def are_proved() -> bool:
-    """Whether edges may stand in the place of barriers here."""
+    """Whether edges may stand in the place of barriers on the current device."""
     return bool(PROVED) and versions() in PROVED
 
 
