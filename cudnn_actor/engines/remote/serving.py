@@ -24,6 +24,7 @@ import contextlib
 import faulthandler
 import fcntl
 import functools
+import gc
 import importlib
 import os
 import select
@@ -213,6 +214,8 @@ class _Server:
             self._at_work_for = peer
             builder = _made(request)
             builder.open()
+            # So no full collection, in the midst of a build, looks through what libraries keep.
+            gc.freeze()
             self._builder, self._opened = builder, request
         if request == self._opened:
             self._say(peer, Ready(self._builder.fingerprint))

@@ -47,6 +47,13 @@ def build(builder: RemoteBuilder, size: int = 4) -> int:
     return maker_of(builder.build(graph(size), workspace_limit=None))
 
 
+def test_what_an_open_builder_has_is_frozen_in_its_process(builder: RemoteBuilder, stage: Stage) -> None:
+    ready(builder, stage, "look")
+    with pytest.raises(EngineFailure) as caught:
+        build(builder)
+    assert caught.value.detail == "they do not"
+
+
 def test_a_plan_is_built_in_the_other_process_and_runs_in_this_one(
     builder: RemoteBuilder, stage: Stage
 ) -> None:
