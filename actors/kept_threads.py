@@ -41,6 +41,8 @@ class KeptThreads:
         self._count, self._name = count, name
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._started = 0
+        self.under_way = 0
+        """How many works are waited for."""
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """The result of blocking work, once a thread has done it. Cancelled, it returns at once, and the work
@@ -60,7 +62,11 @@ class KeptThreads:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         self._jobs.put(_Job(loop, done, partial(work, *args)))
-        return await done
+        self.under_way += 1
+        try:
+            return await done
+        finally:
+            self.under_way -= 1
 
     def end(self) -> None:
         """Have the threads end after what they do. Any thread; never blocks. Idempotent."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["assemble", "batch_specs", "divided", "total_nbytes"]
+
+_LOCKED_ELEMENTS = 500
+"""NumPy keeps the interpreter's lock while it copies so many elements."""
 
 
 def batch_specs(part: Mapping[str, np.ndarray], size: int) -> dict[str, TensorSpec]:
@@ -28,14 +31,36 @@ def assemble(parts: Sequence[Mapping[str, np.ndarray]], batch: Mapping[str, np.n
 
 
 def divided(
-    results: Mapping[str, np.ndarray], counts: Sequence[int], size: int
+    results: Mapping[str, np.ndarray], counts: Sequence[int], size: int, *, locked: bool = False
 ) -> list[dict[str, np.ndarray]]:
-    """The outputs of each request: arrays of its own, which keep no other's alive."""
-    parts, end = [], 0
+    """The outputs of each request: arrays of its own, which keep no other's alive.
+
+    NumPy releases the interpreter's lock while it copies more than 500 elements. If other threads want it,
+    a thread gets it back later than a short copy takes. `locked`: keep the lock.
+    """
+    parts: list[dict[str, np.ndarray]] = [{} for _ in counts]
+    for name, whole in results.items():
+        releases = whole.size > _LOCKED_ELEMENTS * len(whole)
+        copied = _copied_locked if locked and releases and whole.flags.c_contiguous else _copied
+        for part, each in zip(parts, copied(whole, counts, size), strict=True):
+            part[name] = each
+    return parts
+
+
+def _copied(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
+    end = 0
     for count in counts:
         begin, end = end, end + count
-        parts.append({name: all if count == size else all[begin:end].copy() for name, all in results.items()})
-    return parts
+        yield whole if count == size else whole[begin:end].copy()
+
+
+def _copied_locked(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
+    """The same, of C-contiguous arrays, by copies of bytes, which Python makes itself."""
+    content, dims, dtype = whole.reshape(-1).view(np.uint8).data, whole.shape[1:], whole.dtype
+    row, end = whole.nbytes // len(whole), 0
+    for count in counts:
+        begin, end = end, end + count * row
+        yield whole if count == size else np.ndarray((count, *dims), dtype, bytearray(content[begin:end]))
 
 
 def total_nbytes(parts: Sequence[Mapping[str, np.ndarray]]) -> int:

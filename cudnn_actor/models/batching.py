@@ -331,13 +331,15 @@ class BatchedModel:
         if type(inputs) is not dict or len(inputs) != len(dtypes):
             return None
         views: dict[str, np.ndarray] = {}
+        shapes = []
         for name, dtype in dtypes.items():
             each = inputs.get(name)
-            if type(each) is not np.ndarray or each.dtype != dtype:
+            if type(each) is not np.ndarray or (each.dtype is not dtype and each.dtype != dtype):
                 return None
             # A view keeps its shape, even if the caller gives the array another one before its batch starts.
-            views[name] = each[...]
-        known = self._accepted.get(tuple([view.shape for view in views.values()]))
+            views[name] = view = each[...]
+            shapes.append(view.shape)
+        known = self._accepted.get(tuple(shapes))
         return None if known is None else Given(views, *known)
 
     def _on_host(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -361,9 +363,9 @@ class BatchedModel:
         return given  # type: ignore[return-value]  # checked above
 
     def _require_size(self, group: Hashable, samples: int) -> None:
-        """Raise `InvalidRequest` for more samples than a batch takes, or why such batches are refused."""
-        self._rules.check_samples(samples)
-        if self._forming.size_for(group, samples) is None:
+        """Raise why batches of so many samples are refused, if they are."""
+        sizes = self._forming.sizes(group)
+        if not sizes or samples > sizes[-1]:
             raise self._refusals[group].again()
 
     def _error(self, problem: str, fix: str) -> InvalidRequest:
@@ -492,7 +494,7 @@ class BatchedModel:
         """Answer requests that ran together. `moments`: when it began, ran, and had run."""
         began_ns, assembled_ns, ran_ns = moments
         counts = [each.samples for each in requests]
-        parts = await self._aside(divided, results, counts, size, nbytes=total_nbytes([results]))
+        parts = await self._divided(results, counts, size)
         waited_ns = 0
         for request, result in zip(requests, parts, strict=True):
             request.batch = None
@@ -511,6 +513,14 @@ class BatchedModel:
             )
             self.on_batch(times)
 
+    async def _divided(
+        self, results: Mapping[str, np.ndarray], counts: Sequence[int], size: int
+    ) -> list[dict[str, np.ndarray]]:
+        """The outputs of each request. See `batch_arrays.divided`."""
+        if total_nbytes([results]) > _ON_LOOP_BYTES:
+            return await self._copying.run(divided, results, counts, size)
+        return divided(results, counts, size, locked=self._copying.under_way > 0)
+
     async def _run_together(
         self, parts: Sequence[Mapping[str, np.ndarray]], group: Hashable, size: int, **options: Any
     ) -> tuple[dict[str, np.ndarray], int]:
@@ -526,7 +536,10 @@ class BatchedModel:
             unused.pop() if unused else await self._model.lend(batch_specs(parts[0], self._rules.sizes[-1]))
         )
         batch = {name: whole[:size] for name, whole in memory.items()}
-        await self._aside(assemble, parts, batch, nbytes=total_nbytes(parts))
+        if total_nbytes([batch]) <= _ON_LOOP_BYTES:
+            assemble(parts, batch)
+        else:
+            await self._copying.run(assemble, parts, batch)
         assembled_ns = time.perf_counter_ns()
         async with self._turns:
             results = await self._model.run_checked(batch, Deadline(), **options)
@@ -571,11 +584,6 @@ class BatchedModel:
             if not request.future.done():
                 own = error.again() if isinstance(error, CudnnActorError) else error
                 request.future.set_exception(own)
-
-    async def _aside(self, work: Callable[..., Any], *args: Any, nbytes: int) -> Any:
-        """The result of `work`, which copies `nbytes` bytes: on the event loop if they are few, else on a
-        thread."""
-        return work(*args) if nbytes <= _ON_LOOP_BYTES else await self._copying.run(work, *args)
 
 
 def _release_all(releases: list[Callable[[], None]]) -> None:

@@ -85,9 +85,11 @@ async def test_a_wait_that_is_cancelled_ends_at_once_and_the_work_goes_on(kept: 
 
     waiting = asyncio.ensure_future(kept.run(work))
     await kept.run(begun.wait, PATIENCE_S)
+    assert kept.under_way == 1
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+    assert kept.under_way == 0
     assert not gone_on.is_set()
     go_on.set()
     assert await kept.run(gone_on.wait, PATIENCE_S)
