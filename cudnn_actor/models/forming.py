@@ -111,6 +111,8 @@ class FormingBatches(Generic[R]):
         """When the latest request came."""
         self._latest_end = -math.inf
         """When the latest batch ended."""
+        self._waiting = 0
+        """How many requests wait."""
         self._requests_running = 0
         self._recent = 0
         """How many requests were under way recently: see above."""
@@ -119,12 +121,12 @@ class FormingBatches(Generic[R]):
 
     def __len__(self) -> int:
         """How many requests wait."""
-        return sum(len(group.requests) for group in self._groups.values())
+        return self._waiting
 
     @property
     def under_way(self) -> int:
         """How many requests wait, or are in batches that have started and not ended."""
-        return len(self) + self._requests_running
+        return self._waiting + self._requests_running
 
     @property
     def samples(self) -> int:
@@ -156,8 +158,10 @@ class FormingBatches(Generic[R]):
         self._numbers += 1
         waiting.requests[request] = _Waiting(samples, now, self._numbers)
         waiting.samples += samples
+        self._waiting += 1
         self._latest = now
-        self._recent = max(self._recent, self.under_way)
+        if self._recent < (under_way := self.under_way):
+            self._recent = under_way
 
     def remove(self, request: R, group: Hashable) -> bool:
         """Let a request wait no more. Returns whether it did."""
@@ -222,6 +226,7 @@ class FormingBatches(Generic[R]):
         """Remove and return all requests that wait."""
         requests = [request for group in self._groups.values() for request in group.requests]
         self._groups.clear()
+        self._waiting = 0
         return requests
 
     def _first_number(self, group: Hashable) -> int:
@@ -264,5 +269,6 @@ class FormingBatches(Generic[R]):
     def _forget(self, group: Hashable, waiting: _Group[R], requests: Sequence[R]) -> None:
         for request in requests:
             waiting.samples -= waiting.requests.pop(request).samples
+        self._waiting -= len(requests)
         if not waiting.requests:
             del self._groups[group]
