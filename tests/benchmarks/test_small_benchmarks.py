@@ -37,7 +37,7 @@ def found_by(name: str, words: str, tmp_path: Path) -> list[dict[str, Any]]:
 
 def rows_of(name: str, folder: Path) -> list[dict[str, Any]]:
     """The rows of the one record in a folder."""
-    (written,) = folder.glob(f"{name}-*.json")
+    (written,) = folder.glob(f"{name.replace('_', '-')}-*.json")
     rows: list[dict[str, Any]] = json.loads(written.read_text())["found"]
     return rows
 
@@ -102,6 +102,12 @@ def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
     ]
     assert [row["way"] for row in rows] == ways
     assert all(row["requests_per_s"] > 0 for row in rows)
+
+
+def test_the_caller_of_a_pool_is_measured(tmp_path: Path) -> None:
+    words = "--members 1 --image 8 --batch 2 --callers 4 --rounds 1 --seconds 0.05"
+    (row,) = found_by("pool_loop", words, tmp_path)
+    assert min(row["per_s"], row["loop_us"], row["batch"]) > 0
 
 
 def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""What the caller of a pool spends on each sample of a batched model, on members that compute nearly nothing.
+
+    python -m benchmarks.pool_loop --members 8 --out benchmarks/results
+
+The members run on the CPU engine, each in a process of its own. The model is a mean of each colour of a
+picture and a product with (3, 1000) weights. Callers send one picture after the other. It needs more cores
+than members.
+
+- `per_s`: samples a second, the median of the rounds. Where the members have cores of their own, it is what
+  one event loop can do.
+- `loop_us`: what the thread of the event loop computes for a sample; `all_us`: all threads of this process,
+  which also copy.
+- `switches`: how often that thread waits for each batch: for something to do, or for the interpreter's lock.
+- `batch`, `assembled_ms`, `ran_ms`, `divided_ms`: see `benchmarks.pool`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from rich.table import Table
+
+from cudnn_actor.models import BatchedModel
+from cudnn_actor.models.batch_records import BatchTimes
+from cudnn_actor.pool import spawn_pool
+
+from .recording import Row, attempted, keep
+
+__all__ = ["main"]
+
+_SCORES = 1000
+
+
+def means(image: int) -> onnx.ModelProto:
+    """A model of pictures of (N, 3, image, image)."""
+    weights = np.random.default_rng(0).standard_normal((3, _SCORES)).astype(np.float32)
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["image"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["scores"]),
+    ]
+    given = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 3, image, image])
+    made = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", _SCORES])
+    initializer = [numpy_helper.from_array(weights, "weights")]
+    graph = helper.make_graph(nodes, "means", [given], [made], initializer=initializer)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+async def measured(args: argparse.Namespace) -> list[Row]:
+    """The one row."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "means.onnx"
+        onnx.save(means(args.image), path)
+        async with spawn_pool(["cpu"] * args.members) as pool:
+            model = await pool.load(path)
+            in_flight = 2 * args.members
+            async with pool.batched(model, max_batch=args.batch, in_flight=in_flight) as endpoint:
+                await load(endpoint, args.image, args.callers, args.seconds / 4)
+                rounds = [await one_round(endpoint, args) for _ in range(args.rounds)]
+    row: Row = {name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]}
+    return [{"members": args.members, "callers": args.callers, **row}]
+
+
+async def one_round(endpoint: BatchedModel, args: argparse.Namespace) -> dict[str, float]:
+    """The figures of so many seconds."""
+    batches = list[BatchTimes]()
+    endpoint.on_batch = batches.append
+    began, thread, switched = time.perf_counter(), time.thread_time(), _switches()
+    process = time.process_time()
+    answered = await load(endpoint, args.image, args.callers, args.seconds)
+    took, thread, process = (
+        time.perf_counter() - began,
+        time.thread_time() - thread,
+        time.process_time() - process,
+    )
+    endpoint.on_batch = None
+    times = {
+        f"{name}_ms": 1e-6 * statistics.fmean(getattr(each, f"{name}_ns") for each in batches)
+        for name in ("assembled", "ran", "divided")
+    }
+    return {
+        "per_s": answered / took,
+        "loop_us": 1e6 * thread / answered,
+        "all_us": 1e6 * process / answered,
+        "busy": thread / took,
+        "switches": (_switches() - switched) / len(batches),
+        "batch": statistics.fmean(each.samples for each in batches),
+        **times,
+    }
+
+
+def _switches() -> int:
+    """How often this thread has waited so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+async def load(endpoint: BatchedModel, image: int, callers: int, seconds: float) -> int:
+    """How many samples are answered in so many seconds."""
+    until, answered = time.perf_counter() + seconds, 0
+
+    async def caller() -> None:
+        nonlocal answered
+        given = {"image": np.zeros((1, 3, image, image), np.float32)}
+        while time.perf_counter() < until:
+            await endpoint(given)
+            answered += 1
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return answered
+
+
+def sheet(found: list[Row]) -> Table:
+    """The table for a terminal."""
+    table = Table(title="The caller of a pool")
+    for name in found[0] if found else ():
+        table.add_column(name, justify="right")
+    for row in found:
+        table.add_row(*map(str, row.values()))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.pool_loop", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--members", type=int, default=2)
+    parser.add_argument("--image", type=int, default=224, help="rows and columns of a picture")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--callers", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="directory for the JSON")
+    args = parser.parse_args()
+
+    def rows() -> Iterator[Row]:
+        yield from attempted("loop", lambda: asyncio.run(measured(args)))
+
+    known = {name: value for name, value in vars(args).items() if name != "out"}
+    keep(rows(), sheet, args.out, "pool-loop", asked=known)
+
+
+if __name__ == "__main__":
+    main()
