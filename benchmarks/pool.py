@@ -84,6 +84,7 @@ class Asked(NamedTuple):
     rounds: int
     kills: int
     freeze: bool = False
+    plan_store: Path | None = None
 
 
 class Way(NamedTuple):
@@ -279,8 +280,8 @@ async def _measured(way: Way, load: Awaitable[list[Request]]) -> dict[str, float
 
 async def _rates(asked: Asked) -> AsyncIterator[Row]:
     async with (
-        spawn_pool(asked.devices[:1], name="one") as one,
-        spawn_pool(asked.devices) as all_of_them,
+        spawn_pool(asked.devices[:1], name="one", plan_store=asked.plan_store) as one,
+        spawn_pool(asked.devices, plan_store=asked.plan_store) as all_of_them,
         _calls(one, asked, await _loaded(one, asked)) as of_one,
         _calls(all_of_them, asked, await _loaded(all_of_them, asked)) as of_all,
     ):
@@ -340,7 +341,7 @@ def _batching(asked: Asked, device: str) -> list[str]:
 async def _sends(asked: Asked) -> None:
     """Be such a process: say that it is ready, begin when a line comes, and print the rate."""
     async with (
-        spawn_pool(asked.devices) as pool,
+        spawn_pool(asked.devices, plan_store=asked.plan_store) as pool,
         _calls(pool, asked, await _loaded(pool, asked)) as calls,
     ):
         call, callers = calls["pool"].call, max(asked.callers)
@@ -394,7 +395,7 @@ async def _killed(asked: Asked) -> Row:
     callers = max(asked.callers)
     slowest = defaultdict[str, list[float]](list)
     async with (
-        spawn_pool(asked.devices, max_restarts=2 * asked.kills) as pool,
+        spawn_pool(asked.devices, max_restarts=2 * asked.kills, plan_store=asked.plan_store) as pool,
         _calls(pool, asked, await _loaded(pool, asked)) as calls,
     ):
         call = calls["pool"].call
@@ -430,7 +431,7 @@ async def _swapped(asked: Asked) -> Row:
     """A rolling swap under load, of a model by itself."""
     assert asked.model is not None, "models are swapped"
     callers = max(asked.callers)
-    async with spawn_pool(asked.devices) as pool:
+    async with spawn_pool(asked.devices, plan_store=asked.plan_store) as pool:
         model = await _loaded(pool, asked)
         async with _calls(pool, asked, model) as calls:
             call, over = calls["pool"].call, asyncio.Event()
@@ -559,6 +560,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--freeze", action="store_true", help="gc.freeze() when the pools are warm")
+    parser.add_argument("--plan-store", type=Path, help="a directory for plans, which saves their builds")
     parser.add_argument("--sends", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     given = vars(parser.parse_args())
