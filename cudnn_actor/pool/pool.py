@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +17,7 @@ from cudnn_actor.pool.member import Member
 from cudnn_actor.pool.membership import Membership
 from cudnn_actor.pool.requests import PoolRequests
 from cudnn_actor.pool.routing import MemberState
+from cudnn_actor.processes.own_folder import OwnFolder
 from cudnn_actor.protocol.errors import ServiceStopped, StartFailed
 from cudnn_actor.protocol.types.checks import require_seconds
 from cudnn_actor.service.client import DRAIN_S
@@ -130,7 +129,7 @@ class Pool(PoolRequests):
         name: str,
         devices: Sequence[str],
         options: Mapping[str, Any],
-        folder: Path,
+        folder: OwnFolder,
         *,
         intensity: RestartIntensity,
         min_ready: int,
@@ -159,7 +158,7 @@ class Pool(PoolRequests):
                 number,
                 each := f"{name}-{number}",
                 options={**options, "device": device, "name": each},
-                path=folder / f"{number}.sock",
+                path=folder.path / f"{number}.sock",
                 policy=SupervisorPolicy(
                     children=(ChildPolicy(id=each, ready_within_s=ready_within_s, shutdown_s=SHUTDOWN_S),),
                     intensity=intensity,
@@ -274,7 +273,7 @@ class Pool(PoolRequests):
             await member.finished.wait()
         self._replication.end()
         self._membership.happened(Stopped(child=None, reason=reason))
-        await in_own_thread(shutil.rmtree, self._folder, True)
+        await in_own_thread(self._folder.remove)
 
     def _why_given_up(self) -> str:
         membership = self._membership

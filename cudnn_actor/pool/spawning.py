@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -16,6 +14,7 @@ from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.engines import check_device, visible_gpus
 from cudnn_actor.options import make_options
 from cudnn_actor.pool.pool import Pool
+from cudnn_actor.processes.own_folder import OwnFolder
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import require_seconds, require_whole
 from cudnn_actor.supervision import RestartIntensity
@@ -158,7 +157,7 @@ class SpawningPool:
             devices = await in_own_thread(_all_gpus, self._options.get("executable"))
             require_whole("min_ready", self._policy["min_ready"], 1, len(devices) * self._replicas)
         members = [device for device in devices for _ in range(self._replicas)]
-        folder = Path(await in_own_thread(tempfile.mkdtemp, "", "cudnn-actor-pool-"))
+        folder = await in_own_thread(OwnFolder, "pool")
         pool = Pool(self._name, members, self._options, folder, **self._policy)
         await pool.start()
         return pool

@@ -16,10 +16,8 @@ import itertools
 import os
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,6 +29,7 @@ from cudnn_actor.attached.server.serving import ServedSocket, serve_own_processe
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.interpreter import start_module
+from cudnn_actor.processes.own_folder import OwnFolder
 from cudnn_actor.processes.process_state import ending_of
 from cudnn_actor.protocol.errors import CudnnActorError, StartFailed
 from cudnn_actor.service.service import CudnnService
@@ -544,9 +543,9 @@ async def serving_processes(
     limits: Limits,
 ) -> AsyncIterator[Fronts]:
     """Serving processes, which `Fronts.start` starts. They end with the block."""
-    folder = await in_own_thread(tempfile.TemporaryDirectory, None, "cudnn-actor-")  # this user's alone
+    folder = await in_own_thread(OwnFolder, "serving")
     try:
-        path = Path(folder.name) / "service.sock"
+        path = folder.path / "service.sock"
         # One is there twice for a moment, if its connection is noticed to have ended after its process.
         socket_of = serve_own_processes(service, path, clients=2 * count, requests=limits.most_running)
         async with socket_of as served:
@@ -565,4 +564,4 @@ async def serving_processes(
             finally:
                 await fronts.aclose()
     finally:
-        await in_own_thread(folder.cleanup)
+        await in_own_thread(folder.remove)

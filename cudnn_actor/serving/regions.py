@@ -7,6 +7,7 @@ shorten the file at any time, which would end a process that had mapped it, and 
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import threading
 from collections.abc import Callable
@@ -24,6 +25,10 @@ __all__ = ["Region", "SharedMemory"]
 _FOLDER = "/dev/shm"
 _MOST = 1024
 """The most regions that may be registered at a time: each has a descriptor."""
+_SHARE = 4
+"""Regions may take so small a part of the descriptors that a process may have. If there are serving
+processes, each has one of every region, and the owner has another one of each that is on its way to a new
+process."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class SharedMemory:
 
     def __init__(self, *, offered: bool) -> None:
         self._offered = offered
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = _MOST if soft == resource.RLIM_INFINITY else min(_MOST, soft // _SHARE)
         self._regions: dict[str, Region] = {}
         # Tensors are also moved on threads: a descriptor that was closed meanwhile may be another file's.
         self._moving = threading.Lock()
@@ -61,8 +68,11 @@ class SharedMemory:
                 f"shared memory region {name[:100]!r} is registered already" if name else "it has no name"
             )
             raise Refused(problem=problem, fix="unregister it first, or use another name")
-        if len(self._regions) >= _MOST:
-            raise Refused(problem=f"{_MOST:,} regions are registered", fix="unregister some")
+        if len(self._regions) >= self._most:
+            fix = "unregister some" + (
+                "" if self._most == _MOST else ", or allow more descriptors: ulimit -n"
+            )
+            raise Refused(problem=f"{self._most:,} regions are registered", fix=fix)
         if not 0 < nbytes < 1 << 62 or not 0 <= offset < 1 << 62:
             raise Refused(problem="a region's bytes are out of range", fix="give one byte or more")
         descriptor = _open(key)

@@ -48,7 +48,7 @@ def test_no_other_thread_has_a_turn_while_rows_are_copied_with_the_lock(turns: l
 @pytest.mark.parametrize("dims", [(ROW,), (3, 501), (2, 3, 500), (4,), (), (0, 3)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, ml_dtypes.bfloat16])
 def test_each_request_gets_its_own_rows(dtype: type, dims: tuple[int, ...], locked: bool) -> None:
-    whole = np.arange(8 * int(np.prod(dims))).reshape(8, *dims).astype(dtype)
+    whole: np.ndarray = np.arange(8 * int(np.prod(dims))).reshape(8, *dims).astype(dtype)
     parts = divided({"y": whole, "z": whole.T[..., :8].T}, [1, 4, 2], 8, locked=locked)
     assert [len(part["y"]) for part in parts] == [1, 4, 2]
     for begin, part in zip((0, 1, 5), parts, strict=True):

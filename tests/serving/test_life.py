@@ -31,6 +31,8 @@ from ..onnx.small_models import image_model
 from ..patience import PATIENCE_S
 from .servers import running, write_square
 
+CONNECTIONS = 12
+"""Of so many, it is all but certain that each of two processes has one."""
 INFER = "/v2/models/square/infer"
 KEY = """-----BEGIN PRIVATE KEY-----
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgKUyUMr7azn7k59LV
@@ -166,22 +168,27 @@ def test_a_file_of_tokens_is_its_owners_alone(tmp_path: Path) -> None:
         Tokens(path)
 
 
-def test_both_faces_speak_tls(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_both_faces_speak_tls(processes: str, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     key.write_text(KEY)
     certificate.write_text(CERTIFICATE)
     trusted = ssl.create_default_context(cadata=CERTIFICATE)
     words = ("--http", "0", "--grpc", "0", "--tls-key", str(key), "--tls-cert", str(certificate))
-    with running(str(write_square(tmp_path)), *words) as (_, ports):
+    with running(str(write_square(tmp_path)), *words, "--processes", processes) as (_, ports):
         base = f"https://127.0.0.1:{ports['http']}"
-        with httpx.Client(base_url=base, trust_env=False, verify=trusted) as http:
-            assert http.post(INFER, json=REQUEST).status_code == 200
+        for _ in range(CONNECTIONS):
+            with httpx.Client(base_url=base, trust_env=False, verify=trusted, timeout=PATIENCE_S) as http:
+                assert http.post(INFER, json=REQUEST).status_code == 200
+            with pytest.raises(httpx.TransportError):
+                httpx.get(base.replace("https", "http"), trust_env=False, timeout=PATIENCE_S)
         trusted.set_alpn_protocols(["h2"])
-        with (
-            socket.create_connection(("127.0.0.1", ports["grpc"]), PATIENCE_S) as plain,
-            trusted.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
-        ):
-            assert connection.selected_alpn_protocol() == "h2"
+        for _ in range(CONNECTIONS):
+            with (
+                socket.create_connection(("127.0.0.1", ports["grpc"]), PATIENCE_S) as plain,
+                trusted.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+            ):
+                assert connection.selected_alpn_protocol() == "h2"
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.serving.failures import NotOffered, Refused
-from cudnn_actor.serving.regions import SharedMemory
+from cudnn_actor.serving.regions import Region, SharedMemory
 from cudnn_actor.serving.requests import Place
 
 ROW = np.arange(4, dtype=np.float32)
@@ -47,6 +48,23 @@ def test_a_tensor_is_read_where_it_was_written(regions: SharedMemory, path: Path
 def test_what_is_no_name_of_shared_memory_is_refused(regions: SharedMemory, key: str) -> None:
     with pytest.raises(Refused):
         regions.register("a", key, 0, 1)
+
+
+@pytest.mark.parametrize(("descriptors", "most"), [(11, 2), (12, 3), (resource.RLIM_INFINITY, 3)])
+def test_regions_take_a_quarter_of_the_descriptors_at_most(
+    descriptors: int, most: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, resource.RLIM_INFINITY))
+    monkeypatch.setattr("cudnn_actor.serving.regions._MOST", 3)
+    regions = SharedMemory(offered=True)
+    for number in range(most):
+        regions.adopt(Region(str(number), path.name, 0, 1, os.open(os.devnull, os.O_RDONLY)))
+    with pytest.raises(Refused, match=f"{most} regions are registered") as refused:
+        regions.register("one more", path.name, 0, 1)
+    assert ("ulimit -n" in str(refused.value)) == (most < 3)
+    regions.unregister("0")
+    regions.register("one more", path.name, 0, 1)
+    regions.close()
 
 
 def test_links_pipes_and_files_of_others_are_refused(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
-import tempfile
 import weakref
 from typing import Any, NamedTuple
 
@@ -28,6 +26,7 @@ from cudnn_actor.isolation.process.wire import Hello
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
 from cudnn_actor.processes.interpreter import find_python
+from cudnn_actor.processes.own_folder import OwnFolder
 from cudnn_actor.protocol.errors import StartFailed
 from cudnn_actor.protocol.messages.receipts import PlanCounts
 from cudnn_actor.supervision import Backoff
@@ -169,10 +168,9 @@ class ProcessIsolation:
             return str(self._options.plan_store)
         if self._engine.host_arenas:  # the CPU engine: its plans take no time to build
             return None
-        directory = tempfile.mkdtemp(prefix="cudnn-actor-plans-")
-        remove = functools.partial(shutil.rmtree, ignore_errors=True)
-        self._remove_plans = forks.finalize(self, remove, directory)
-        return directory
+        folder = OwnFolder("plans")
+        self._remove_plans = forks.finalize(self, folder.remove)
+        return str(folder.path)
 
     def actor(self, incarnation: int) -> WorkerMonitor:
         """A monitor for a new worker."""

@@ -1,0 +1,87 @@
+"""Temporary folders of one process. Those that killed processes have left are removed by the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from cudnn_actor.actors import forks
+
+__all__ = ["OwnFolder"]
+
+_LOCK = "in-use"
+"""The file in each folder on which its process holds a lock, which ends with it, however that ends."""
+
+
+class OwnFolder:
+    """A new folder among those for temporary files, of this user alone.
+
+    Making one removes folders for the same purpose whose processes have ended without removing them. It
+    blocks for the file system. Raises `OSError`.
+
+    Parameters
+    ----------
+    purpose
+        A word of its name.
+    """
+
+    def __init__(self, purpose: str) -> None:
+        self._prefix = f"cudnn-actor-{purpose}-"
+        self._remove_left()
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=self._prefix))
+            self._lock = _locked(self.path)
+            if self._lock is not None:
+                forks.watch(self)
+                return
+            # Another process has found it between the two lines above, takes it for one that was left, and
+            # removes it.
+
+    def remove(self) -> None:
+        """Remove it with all that lies there. Blocks for the file system. Idempotent."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(lock)  # last: as long as it is there, nobody else removes it
+
+    def forget_parent(self) -> None:
+        """In a forked child: leave the folder to the parent."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def _remove_left(self) -> None:
+        for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*"):
+            with contextlib.suppress(OSError):  # its process, or another one that looks, has removed it
+                found = path.lstat()
+                if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and (path / _LOCK).exists():
+                    lock = _locked(path)
+                    if lock is not None:
+                        shutil.rmtree(path, ignore_errors=True)
+                        os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor of a folder's lock, which this process holds now; None if another process holds it, or
+    has removed the folder."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        there = os.stat(folder / _LOCK, follow_symlinks=False)
+        if (there.st_dev, there.st_ino) == (os.fstat(lock).st_dev, os.fstat(lock).st_ino):
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
