@@ -5,6 +5,7 @@ Nothing here waits. Every change is a step under one lock, which is held for mom
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import warnings
@@ -120,7 +121,7 @@ class Kept:
             draws=of.random,
         )
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """About the bytes of host memory that it takes."""
         graphs = sum(graph.footprint for graph in self.graphs)
