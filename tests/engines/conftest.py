@@ -33,6 +33,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def kernels_have_a_place(tmp_path_factory: pytest.TempPathFactory) -> None:
     """For those that are compiled for the host."""
     host_cuda.PATHS[:] = [tmp_path_factory]
+    host_cuda.forget_unused()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

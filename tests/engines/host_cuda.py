@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import math
+import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -33,8 +36,8 @@ from cudnn_actor.protocol.operations import Operation
 from ..once import once
 from ..patience import PATIENCE_S
 
-__all__ = ["CUPY", "PATHS", "PREAMBLE", "compile_for", "compile_together", "defined", "launched", "library"]
-__all__ += ["sources_of", "use"]
+__all__ = ["CUPY", "PATHS", "PREAMBLE", "compile_for", "compile_together", "defined", "forget_unused", "launched"]
+__all__ += ["library", "sources_of", "use"]
 
 _DEVICE = r"""
 #include <cmath>
@@ -167,6 +170,9 @@ _APART = "-fno-gnu-unique"
 """Else libraries share what a kernel has as shared memory."""
 PATHS: list[pytest.TempPathFactory] = []
 """Of this process; the folder's `conftest` puts it here."""
+_KEPT = Path(__file__).resolve().parents[2] / "build" / "kernels-of-tests"
+"""Libraries by the hash of all that they are compiled from. `make clean` removes them."""
+_KEPT_FOR_S = 7 * 24 * 3600.0
 _made: dict[str, tuple[ctypes.CDLL, int]] = {}
 """Of each source that was compiled: the library, and its number there."""
 
@@ -174,7 +180,8 @@ _made: dict[str, tuple[ctypes.CDLL, int]] = {}
 def library(code: str) -> ctypes.CDLL:
     """Some C++, with what CUDA has besides. Skips the test if there is no compiler.
 
-    It is compiled once in a run of pytest, whichever of its processes needs it first.
+    It is compiled once in a run of pytest, whichever of its processes needs it first, and not at all if an
+    earlier run has compiled it and left it in `_KEPT`.
     """
     compiler = shutil.which("g++")
     if compiler is None:
@@ -189,13 +196,50 @@ def library(code: str) -> ctypes.CDLL:
         compile_in(folder, "-x", "c++-header", "device.h")
 
     def make(folder: Path) -> None:
+        if _kept(name, folder / "kernels.so"):
+            return
+        header = once(PATHS[0], "kernels-device", make_header) / "device.h"  # precompiled: half of the time
         (folder / "kernels.cpp").write_text(code)
         compile_in(folder, "-include", str(header), "kernels.cpp", "-o", "kernels.so")
+        _keep(name, folder / "kernels.so")
 
     linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []  # half of the time of the usual one
-    header = once(PATHS[0], "kernels-device", make_header) / "device.h"  # precompiled: half of the time
-    name = hashlib.sha256(code.encode()).hexdigest()[:24]
+    parts = (_version_of(compiler), *_OPTIONS, *_CHECKED, _APART, *linker, _DEVICE, code)
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     return ctypes.CDLL(str(once(PATHS[0], f"kernels-{name}", make) / "kernels.so"))
+
+
+@functools.cache
+def _version_of(compiler: str) -> str:
+    """What the compiler says of itself, with the system's version: a new one compiles all again."""
+    return subprocess.run([compiler, "-v"], capture_output=True, text=True, check=True).stderr
+
+
+def _kept(name: str, into: Path) -> bool:
+    """Whether an earlier run has left a library, which is then copied to `into`."""
+    try:
+        os.utime(_KEPT / f"{name}.so")
+        shutil.copyfile(_KEPT / f"{name}.so", into)
+    except OSError:
+        return False
+    return True
+
+
+def _keep(name: str, library: Path) -> None:
+    """Leave a library for runs to come. Another run may do the same at the same time: it is there, or not."""
+    with contextlib.suppress(OSError):  # where nothing can be left, each run compiles
+        _KEPT.mkdir(parents=True, exist_ok=True)
+        own = _KEPT / f"{name}.{os.getpid()}"
+        shutil.copyfile(library, own)
+        own.replace(_KEPT / f"{name}.so")
+
+
+def forget_unused() -> None:
+    """Remove the libraries that no run has used for a week: sources change, and some are drawn at random."""
+    with contextlib.suppress(OSError):
+        for each in _KEPT.iterdir():
+            if each.stat().st_mtime < time.time() - _KEPT_FOR_S:
+                each.unlink(missing_ok=True)
 
 
 def compile_together(sources: Iterable[str]) -> None:
