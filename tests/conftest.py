@@ -62,14 +62,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if WHOLE or any("[" in word for word in config.args):
         return
     left_out: set[pytest.Item] = set()
-    for cases in _products(items):
-        run = covering([tuple(case.callspec.params.values()) for case in cases])
+    for engine, cases in _products(items):
+        together = 1 if engine == "exact" else 2
+        run = covering([tuple(case.callspec.params.values()) for case in cases], together=together)
         left_out |= {*cases} - {cases[place] for place in run}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
 
-def _products(items: list[pytest.Item]) -> Iterable[list[pytest.Function]]:
+def _products(items: list[pytest.Item]) -> Iterable[tuple[object, list[pytest.Function]]]:
     """The cases of each test with the marker `pairwise`, for each engine, without those for a GPU.
 
     What is wrong in one engine alone, for two certain values, would need a combination of three.
@@ -80,7 +81,7 @@ def _products(items: list[pytest.Item]) -> Iterable[list[pytest.Function]]:
             assert isinstance(item, pytest.Function)
             engine = item.callspec.params.get("new_engine")
             found.setdefault((item.parent, item.originalname, engine), []).append(item)
-    return found.values()
+    return [(engine, cases) for (_, _, engine), cases in found.items()]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

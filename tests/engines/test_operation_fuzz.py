@@ -67,11 +67,11 @@ def test_random_problems_are_computed_in_float64_and_rounded_once(family: str) -
 
 @each_row
 def test_every_cell_is_computed_right(row: Row) -> None:
-    """Some as large as on a GPU."""
+    """Some as large as on a GPU. Of each value some, since definitions are evaluated: see `tests.whole`."""
     engine = opened(CpuEngine(exact=True))
     own = [cell for cell in cells(row.family) if cell.row is row]
     for number, cell in enumerate(
-        pairwise(own, lambda cell: (cell.dtype, cell.rank, cell.layout, cell.form))
+        pairwise(own, lambda cell: (cell.dtype, cell.rank, cell.layout, cell.form), together=1)
     ):
         small = number % (23 if row.family == ATTENTION else 5)
         case = cell.case(SEED, Sizes.TINY if small else Sizes.ODD)

@@ -135,6 +135,20 @@ def arrays(case: OperationCase, given: Mapping[str, np.ndarray] | None = None) -
     return {name: _rounded(values[name], spec.dtype) for name, spec in case.inputs.items()}
 
 
+_last: list[tuple[OperationCase, Arrays]] = []
+"""The case that `_values_of` was last asked for, and its values."""
+
+
+def _values_of(case: OperationCase) -> Arrays:
+    """Its `arrays`, drawn once for what follows about one case: its truth, and a run. They cannot be written."""
+    if not _last or _last[0][0] is not case:
+        values = arrays(case)
+        for array in values.values():
+            array.setflags(write=False)
+        _last[:] = [(case, values)]
+    return _last[0][1]
+
+
 def run(
     engine: Engine,
     case: OperationCase,
@@ -146,7 +160,7 @@ def run(
     The parameters are those of `tests.gpu.cases.run`. Raises what engine and builder raise, and `ValueError`
     if anything was written but the outputs' elements.
     """
-    given = arrays(case) if given is None else given
+    given = _values_of(case) if given is None else given
     with workbench(engine) as bench:
         refs = {name: place(bench, spec, given.get(name)) for name, spec in case.specs.items()}
         asked = case.message(refs)
@@ -166,7 +180,7 @@ def truth(case: OperationCase, values: Mapping[str, np.ndarray] | None = None) -
 
     `values`: the case's `arrays`, where they are known.
     """
-    given = {name: _exact(array) for name, array in (arrays(case) if values is None else values).items()}
+    given = {name: _exact(array) for name, array in (_values_of(case) if values is None else values).items()}
     outputs, operation = case.outputs, case.operation
     with np.errstate(all="ignore"):
         wanted = operation.evaluate(NumPy(), given, outputs)
