@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -26,14 +27,14 @@ from pathlib import Path
 from tests.log_lines import capture_logs
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.protocol import InvalidRequest
-def ask(how):
+def ask(device, how):
     started = []
     sys.addaudithook(lambda event, _: started.append(event) if event == "subprocess.Popen" else None)
     with capture_logs() as lines:
         for _ in range(2):  # the second time from what is remembered
             del lines[:]
             try:
-                choice = choose_engine(sys.argv[1], apart=how == "apart")
+                choice = choose_engine(device, apart=how == "apart")
                 answer = [choice.device, choice.reason, choice.outlives_context, choice.adopt is not None]
             except InvalidRequest as error:
                 answer = str(error)
@@ -45,37 +46,41 @@ def ask(how):
         "imported": sorted({"cupy", "cudnn", "cuda"} & {name.partition(".")[0] for name in sys.modules}),
         "mapped": sorted(name for name in names if name.startswith(("libcuda", "libcudnn", "libcudart"))),
     }
-for how in sys.argv[2:]:
+for device, how in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
     if (pid := os.fork()) == 0:  # a process that has asked nothing yet
-        print(json.dumps(ask(how)), flush=True)
+        print(json.dumps(ask(device, how)), flush=True)
         os._exit(0)
     os.waitpid(pid, 0)
 """
 
 
+Said = dict[str, Any]
+Asked = tuple[Any, list[list[str]]]
+
+
 def reports(
-    machine: Machine, device: str, *hows: str, program: str = ASK, **environment: str
-) -> list[dict[str, Any]]:
-    """What a process chooses, what it logs, and what it started and loaded for that; one for each way."""
-    done = machine.run("-c", program, device, *hows, **environment)
-    said: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(said) == len(hows), done.stderr
+    machine: Machine, *questions: tuple[str, str], program: str = ASK, **environment: str
+) -> list[Said]:
+    """What a process chooses, what it logs, and what it started and loaded for that; for each device and way."""
+    done = machine.run("-c", program, *itertools.chain(*questions), **environment)
+    said: list[Said] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(said) == len(questions), done.stderr
     return said
 
 
-def report(machine: Machine, device: str, program: str = ASK) -> dict[str, Any]:
-    """What a process chooses that has the driver asked by another one."""
-    (said,) = reports(machine, device, "apart", program=program)
-    return said
+def asked_for_each(machine: Machine, *devices: str, **environment: str) -> dict[str, tuple[Said, Said]]:
+    """What processes on a machine say that ask the driver themselves, and apart. One interpreter serves all."""
+    questions = [(device, how) for device in devices for how in ("here", "apart")]
+    said = iter(reports(machine, *questions, **environment))
+    return {device: (next(said), next(said)) for device in devices}
 
 
-def asked(machine: Machine, device: str, **environment: str) -> tuple[Any, list[list[str]]]:
-    """What a process on a machine chooses, and what it logs.
+def agreed(here: Said, apart: Said) -> Asked:
+    """What both choose, and what they log.
 
-    The same whether it asks the driver itself or apart, but for `adopt`, the answer's last; if apart, it has
-    loaded nothing.
+    The same whether a process asks the driver itself or apart, but for `adopt`, the answer's last; if apart, it
+    has loaded nothing.
     """
-    here, apart = reports(machine, device, "here", "apart", **environment)
     assert (apart["imported"], apart["mapped"]) == ([], [])
     assert here["lines"] == apart["lines"]
     if isinstance(here["answer"], str):
@@ -85,6 +90,32 @@ def asked(machine: Machine, device: str, **environment: str) -> tuple[Any, list[
     assert apart["answer"] == [*answer, False]
     assert can_adopt == (answer[0] != "cpu")
     return answer, here["lines"]
+
+
+def asked(machine: Machine, device: str, **environment: str) -> Asked:
+    """What a process on a machine chooses, and what it logs."""
+    return agreed(*asked_for_each(machine, device, **environment)[device])
+
+
+@pytest.fixture(scope="module")
+def with_two_gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Said, Said]]:
+    """What is said on a whole machine, for each device that is asked for."""
+    machine = whole_machine(tmp_path_factory.mktemp("whole") / "machine", gpus=2)
+    return asked_for_each(machine, "auto", "cuda", "cuda:1", "cuda:2")
+
+
+@pytest.fixture(scope="module")
+def without_packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Said, Said]]:
+    """The same on a machine with a GPU, and none of the packages that use it."""
+    return asked_for_each(bare_machine(tmp_path_factory.mktemp("bare") / "machine"), "auto", "cuda:0")
+
+
+@pytest.fixture(scope="module")
+def without_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Said, Said]]:
+    """The same on a machine with a driver, and no GPU."""
+    machine = Machine(tmp_path_factory.mktemp("none") / "machine")
+    machine.driver(gpus=0)
+    return asked_for_each(machine, "auto")
 
 
 @pytest.mark.parametrize(
@@ -102,21 +133,24 @@ def test_the_cpu_is_there_for_the_asking() -> None:
     assert [(line["event"], line["device"]) for line in lines] == [("device.chosen", "cpu")]
 
 
-def test_on_a_whole_machine_auto_is_the_first_gpu(tmp_path: Path) -> None:
-    machine = whole_machine(tmp_path, gpus=2)
-    answer, lines = asked(machine, "auto")
+def test_on_a_whole_machine_auto_is_the_first_gpu(with_two_gpus: dict[str, tuple[Said, Said]]) -> None:
+    answer, lines = agreed(*with_two_gpus["auto"])
     assert answer == ["cuda:0", "Toy GPU is the first GPU here", False]
     assert lines == [["info", "cuda:0", "Toy GPU is the first GPU here"]]
 
 
 @pytest.mark.parametrize(("device", "chosen"), [("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
-def test_a_gpu_is_there_for_the_asking(device: str, chosen: str, tmp_path: Path) -> None:
-    answer, _ = asked(whole_machine(tmp_path, gpus=2), device)
+def test_a_gpu_is_there_for_the_asking(
+    device: str, chosen: str, with_two_gpus: dict[str, tuple[Said, Said]]
+) -> None:
+    answer, _ = agreed(*with_two_gpus[device])
     assert answer == [chosen, "it was asked for: Toy GPU", False]
 
 
-def test_a_gpu_past_the_last_is_refused_with_their_number(tmp_path: Path) -> None:
-    answer, lines = asked(whole_machine(tmp_path, gpus=2), "cuda:2")
+def test_a_gpu_past_the_last_is_refused_with_their_number(
+    with_two_gpus: dict[str, tuple[Said, Said]],
+) -> None:
+    answer, lines = agreed(*with_two_gpus["cuda:2"])
     assert answer == (
         "device='cuda:2': is not a GPU of this machine, which has 2, cuda:0 to cuda:1; use \"cuda:0\""
     )
@@ -129,17 +163,15 @@ def test_hidden_gpus_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_gpu_without_the_packages_is_refused_with_the_command_that_installs_them(
-    tmp_path: Path,
+    without_packages: dict[str, tuple[Said, Said]],
 ) -> None:
-    machine = bare_machine(tmp_path)
-    answer, _ = asked(machine, "cuda:0")
+    answer, _ = agreed(*without_packages["cuda:0"])
     assert "CuPy is not installed" in str(answer)
     assert f'pip install -e "{CLONE}[cuda13]"; cudnn-actor doctor says more' in str(answer)
 
 
-def test_a_gpu_that_auto_cannot_use_is_a_warning(tmp_path: Path) -> None:
-    machine = bare_machine(tmp_path)
-    answer, ((level, device, reason),) = asked(machine, "auto")
+def test_a_gpu_that_auto_cannot_use_is_a_warning(without_packages: dict[str, tuple[Said, Said]]) -> None:
+    answer, ((level, device, reason),) = agreed(*without_packages["auto"])
     assert answer[0] == "cpu"
     assert (level, device) == ("warning", "cpu")
     assert reason.startswith("there is a GPU (Toy GPU), but CuPy is not installed")
@@ -157,10 +189,10 @@ def test_a_driver_that_does_not_work_is_a_warning(status: int, tmp_path: Path) -
     )
 
 
-def test_without_a_gpu_auto_is_the_cpu_and_nobody_is_warned(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.driver(gpus=0)
-    answer, ((level, _, reason),) = asked(machine, "auto")
+def test_without_a_gpu_auto_is_the_cpu_and_nobody_is_warned(
+    without_gpu: dict[str, tuple[Said, Said]],
+) -> None:
+    answer, ((level, _, reason),) = agreed(*without_gpu["auto"])
     assert answer[0] == "cpu"
     # Device files cannot be taken away: with a driver that finds no GPU behind them, something is broken.
     assert level == ("warning" if any(map(os.path.exists, _NODES)) else "info")
@@ -170,18 +202,18 @@ def test_without_a_gpu_auto_is_the_cpu_and_nobody_is_warned(tmp_path: Path) -> N
 # In a process of its own.
 
 
-def test_a_gpu_that_was_found_apart_is_remembered(tmp_path: Path) -> None:
-    assert report(whole_machine(tmp_path), "auto")["started"] == 1
+def test_a_gpu_that_was_found_apart_is_remembered(with_two_gpus: dict[str, tuple[Said, Said]]) -> None:
+    _, apart = with_two_gpus["auto"]
+    assert apart["started"] == 1
 
 
-def test_a_machine_without_a_gpu_is_asked_again(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.driver(gpus=0)
-    assert report(machine, "auto")["started"] == 2
+def test_a_machine_without_a_gpu_is_asked_again(without_gpu: dict[str, tuple[Said, Said]]) -> None:
+    _, apart = without_gpu["auto"]
+    assert apart["started"] == 2
 
 
 def test_where_there_is_no_driver_no_process_is_started(tmp_path: Path) -> None:
-    said = report(Machine(tmp_path), "auto", WITHOUT_DRIVER + ASK)
+    (said,) = reports(Machine(tmp_path), ("auto", "apart"), program=WITHOUT_DRIVER + ASK)
     assert said["answer"][0] == "cpu"
     assert "there is no libcuda-of-no-machine.so" in said["answer"][1]
     assert (said["started"], said["imported"], said["mapped"]) == (0, [], [])
@@ -284,22 +316,30 @@ print(json.dumps([[line["log_level"], line["event"], line.get("problem")] for li
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_a_worker_can_make_what_is_chosen(device: str, tmp_path: Path) -> None:
-    done = whole_machine(tmp_path).run("-c", MAKE, device)
+def test_a_worker_can_make_what_is_chosen(tmp_path: Path) -> None:
+    devices = ["cpu", "cuda:0"]
+    done = whole_machine(tmp_path).run("-c", MAKE, *devices)
     assert done.returncode == 0, done.stderr
-    name, preloaded, host_arenas = json.loads(done.stdout.splitlines()[-1])
-    assert name == device
-    assert f"cudnn_actor.engines.{device.partition(':')[0]}" in str(preloaded)
-    assert host_arenas == (device == "cpu")
+    for device, line in zip(devices, done.stdout.splitlines(), strict=True):
+        name, preloaded, host_arenas = json.loads(line)
+        assert name == device
+        assert f"cudnn_actor.engines.{device.partition(':')[0]}" in str(preloaded)
+        assert host_arenas == (device == "cpu")
 
 
 MAKE = """
-import importlib, json, sys
+import importlib, json, os, sys
 from cudnn_actor.engines import choose_engine
-choice = choose_engine(sys.argv[1], apart=True)
-module, _, name = choice.worker.make.partition(":")
-engine = getattr(importlib.import_module(module), name)(*choice.worker.arguments)
-assert module in choice.preload
-print(json.dumps([engine.device, choice.preload, choice.host_arenas]))
+def make(device):
+    choice = choose_engine(device, apart=True)
+    module, _, name = choice.worker.make.partition(":")
+    engine = getattr(importlib.import_module(module), name)(*choice.worker.arguments)
+    assert module in choice.preload
+    print(json.dumps([engine.device, choice.preload, choice.host_arenas]), flush=True)
+for device in sys.argv[1:]:
+    if (pid := os.fork()) == 0:
+        make(device)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, device
 """
