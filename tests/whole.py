@@ -5,10 +5,10 @@ that needs three certain values at once is rare (D. R. Kuhn, D. R. Wallace, A. M
 interactions and implications for software testing", IEEE Trans. Softw. Eng. 30 (2004)). So of a test with
 the marker `pairwise`, `make test` runs a part of the cases, which has each pair of values of two parameters,
 for each engine. Of the engine that computes in float64, this part has each value of a parameter: that engine
-evaluates an operation's definition, whatever the dtypes and layouts are, and rounds the result. The fast plans,
-whose code depends on them, have each pair. Of random problems of engines, and of rounds of a race, it runs a third. Other examples of
-hypothesis are three times as many in `make test-all`: they take little, and a state machine with a third of
-them missed what it is there to find.
+evaluates an operation's definition, whatever the dtypes and layouts are, and rounds the result. The code of
+the fast plans depends on them: of these, each pair is run. Of random problems of engines, and of rounds of a
+race, it runs a third. Other examples of hypothesis are three times as many in `make test-all`: they take
+little, and a state machine with a third of them missed what it is there to find.
 
 `make test-gpu` runs all cases, too. `TEST_ALL=1 pytest tests/memory` runs all of one folder.
 """

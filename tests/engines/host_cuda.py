@@ -36,7 +36,16 @@ from cudnn_actor.protocol.operations import Operation
 from ..once import once
 from ..patience import PATIENCE_S
 
-__all__ = ["CUPY", "PATHS", "PREAMBLE", "compile_for", "compile_together", "defined", "forget_unused", "launched"]
+__all__ = [
+    "CUPY",
+    "PATHS",
+    "PREAMBLE",
+    "compile_for",
+    "compile_together",
+    "defined",
+    "forget_unused",
+    "launched",
+]
 __all__ += ["library", "sources_of", "use"]
 
 _DEVICE = r"""

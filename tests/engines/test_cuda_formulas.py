@@ -20,6 +20,7 @@ from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, FORMULA
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
 
+from ..in_one_test import in_one_test
 from . import host_cuda
 from .test_pointwise import FAR, UNSIGNED, VALUES, WHOLE, columns
 
@@ -111,7 +112,7 @@ def defined(mode: PointwiseMode, operands: Sequence[np.ndarray], parameters: Seq
         return np.asarray(FUNCTIONS[mode](NumPy(), exact, parameters))
 
 
-@pytest.mark.parametrize(("mode", "compute"), CASES)
+@in_one_test("mode, compute", CASES, ids=str)
 def test_a_formula_computes_what_the_definition_says(
     compiled: Compiled, mode: PointwiseMode, compute: DType
 ) -> None:

@@ -61,7 +61,7 @@ Asked = tuple[Any, list[list[str]]]
 def reports(
     machine: Machine, *questions: tuple[str, str], program: str = ASK, **environment: str
 ) -> list[Said]:
-    """What a process chooses, what it logs, and what it started and loaded for that; for each device and way."""
+    """For each device and way: what a process chooses, what it logs, and what it started and loaded for it."""
     done = machine.run("-c", program, *itertools.chain(*questions), **environment)
     said: list[Said] = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(said) == len(questions), done.stderr
@@ -69,7 +69,7 @@ def reports(
 
 
 def asked_for_each(machine: Machine, *devices: str, **environment: str) -> dict[str, tuple[Said, Said]]:
-    """What processes on a machine say that ask the driver themselves, and apart. One interpreter serves all."""
+    """What processes say that ask the driver themselves, and apart. One interpreter forks all of them."""
     questions = [(device, how) for device in devices for how in ("here", "apart")]
     said = iter(reports(machine, *questions, **environment))
     return {device: (next(said), next(said)) for device in devices}
@@ -78,8 +78,8 @@ def asked_for_each(machine: Machine, *devices: str, **environment: str) -> dict[
 def agreed(here: Said, apart: Said) -> Asked:
     """What both choose, and what they log.
 
-    The same whether a process asks the driver itself or apart, but for `adopt`, the answer's last; if apart, it
-    has loaded nothing.
+    The same whether a process asks the driver itself or apart, but for `adopt`, the answer's last; if apart,
+    it has loaded nothing.
     """
     assert (apart["imported"], apart["mapped"]) == ([], [])
     assert here["lines"] == apart["lines"]

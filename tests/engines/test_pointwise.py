@@ -15,6 +15,7 @@ from cudnn_actor.protocol import DType, InvalidRequest, OperationGraph, TensorSp
 from cudnn_actor.protocol.operations import FUNCTIONS, GraphTensor, Pointwise, PointwiseMode, TensorRole
 from cudnn_actor.protocol.operations.functions import TRUTH
 
+from ..in_one_test import in_one_test
 from .pointwise_oracle import FLOATS, INTEGERS, PARAMETERS
 from .workbench import Workbench, spread
 
@@ -108,9 +109,8 @@ def test_functions_of_uint64_are_exact(bench: Workbench, mode: PointwiseMode) ->
         assert run(bench, mode, operands, DType.INT64).tolist() == np.minimum(wanted, MOST).tolist()
 
 
-@pytest.mark.pairwise
-@pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("mode", OF_INTEGERS)
+@in_one_test("dtype", NARROW, ids=str)
 def test_integers_saturate_where_bits_are_cut_off(
     bench: Workbench, mode: PointwiseMode, dtype: DType
 ) -> None:

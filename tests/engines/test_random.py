@@ -84,6 +84,12 @@ def word(state: tuple[int, int], number: int, draw: int) -> int:
     return oracle(counter, (seed % (1 << 32), seed >> 32))[number % 4]
 
 
+@functools.cache
+def words(state: tuple[int, int], count: int) -> list[tuple[int, int]]:
+    """Both words of each element."""
+    return [(word(state, number, 0), word(state, number, 1)) for number in range(count)]
+
+
 def drawn(
     bench: Workbench, operation: Randomness[Any], state: tuple[int, int], *, gaps: bool = False
 ) -> np.ndarray:
@@ -100,7 +106,7 @@ def ask(kind: type[Randomness[Any]], dims: tuple[int, ...] = DIMS, **of: Any) ->
 
 def each(state: tuple[int, int], dims: tuple[int, ...], formula: Any) -> np.ndarray:
     """A formula of each element's two words."""
-    values = [formula(word(state, n, 0), word(state, n, 1)) for n in range(math.prod(dims))]
+    values = [formula(first, second) for first, second in words(state, math.prod(dims))]
     return np.array(values, object).reshape(dims)
 
 

@@ -29,6 +29,8 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.types import other_names
 
+from ..in_one_test import in_one_test
+
 
 class Wrong(NamedTuple):
     """A wrong use, and how its error's text begins."""
@@ -363,7 +365,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.text.partition(":")[0])
+@in_one_test("wrong", WRONG, ids=lambda wrong: wrong.text.partition(":")[0])
 def test_a_wrong_use_names_the_argument(wrong: Wrong) -> None:
     g = GraphBuilder()
     inputs = Inputs(g)
@@ -407,7 +409,7 @@ OF_TENSORS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "wrong"), OF_TENSORS)
+@in_one_test("name, wrong", OF_TENSORS)
 def test_a_number_where_a_function_takes_a_tensor_is_named(name: str, wrong: str) -> None:
     g = GraphBuilder()
     tensors = {"x": g.input("x", (1, 1, 4, 4)), "state": g.input("s", (2,), "int64")}

@@ -11,7 +11,6 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 import numpy as np
-import pytest
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol import (
@@ -32,9 +31,10 @@ from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.trials.chaos.computations import PROBLEMS, Computation, Problem
 
 from ..growth import takes_in_proportion
+from ..in_one_test import in_one_test
 
 FORMS = [(problem, operation) for problem in PROBLEMS for operation in problem.forms]
-each_form = pytest.mark.parametrize(("problem", "operation"), FORMS, ids=lambda one: getattr(one, "kind", ""))
+each_form = in_one_test("problem, operation", FORMS, ids=lambda one: getattr(one, "kind", "its problem"))
 
 
 def message(problem: Problem, operation: Computation) -> Operation[BufferRef]:
@@ -99,7 +99,7 @@ _LOOKED_AFTER = {
 }
 
 
-@pytest.mark.parametrize("cls", get_args(Message), ids=lambda cls: cls.__name__)
+@in_one_test("cls", get_args(Message))
 def test_no_message_holds_a_buffer_where_footprints_do_not_look(cls: Any) -> None:
     """In a mapping, or deeper, a crash would neither tear it nor hold it, and nothing else would notice."""
     for name, kind in fields_with_buffers(cls).items():
@@ -117,7 +117,7 @@ def test_a_buffer_in_a_mapping_would_be_noticed() -> None:
     assert found == {"x": True, "many": True, "named": False, "deeper": False}
 
 
-@pytest.mark.parametrize("cls", OPERATIONS, ids=lambda cls: cls.__name__)
+@in_one_test("cls", OPERATIONS, ids=lambda cls: cls.__name__)
 def test_the_inputs_and_outputs_of_an_operation_are_its_fields_with_operands(cls: Any) -> None:
     assert sorted((*cls.inputs, *cls.outputs)) == sorted(fields_with_buffers(cls[BufferRef]))
     assert cls.optional <= {*cls.inputs, *cls.outputs}

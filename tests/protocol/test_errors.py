@@ -43,6 +43,8 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.errors import Words
 
+from ..in_one_test import in_one_test
+
 EVERY_ERROR: list[CudnnActorError] = [
     CudnnActorError("something of its own"),
     InvalidRequest(field="stride", value=(0, 1), problem="holds 0", fix="use 1"),
@@ -100,27 +102,27 @@ def test_the_list_above_holds_every_class() -> None:
     assert {type(error) for error in EVERY_ERROR} == set(CLASSES)
 
 
-@pytest.mark.parametrize("error", EVERY_ERROR, ids=repr)
+@in_one_test("error", EVERY_ERROR)
 def test_an_error_survives_pickling_and_copying(error: CudnnActorError) -> None:
     assert is_same(error, pickle.loads(pickle.dumps(error)))
     assert is_same(error, copy.deepcopy(error))
 
 
-@pytest.mark.parametrize("error", EVERY_ERROR, ids=repr)
+@in_one_test("error", EVERY_ERROR)
 def test_an_error_survives_the_wire(error: CudnnActorError) -> None:
     record = decode_reply(encode_reply(error.to_record()))
     assert isinstance(record, ErrorRecord)
     assert is_same(error, record.to_error())
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@in_one_test("cls", CLASSES)
 def test_a_class_says_when_it_is_raised_and_what_to_do(cls: type[CudnnActorError]) -> None:
     assert inspect.getdoc(cls).startswith("Raised when ")  # type: ignore[union-attr]
     assert cls.ran in (True, False, None)
     assert isinstance(cls.retry_safe, bool)
 
 
-@pytest.mark.parametrize("error", EVERY_ERROR[1:], ids=repr)
+@in_one_test("error", EVERY_ERROR[1:])
 def test_every_fact_is_a_declared_attribute(error: CudnnActorError) -> None:
     declared = {name for cls in type(error).__mro__ for name in vars(cls).get("__annotations__", {})}
     assert set(facts_of(error)) <= declared

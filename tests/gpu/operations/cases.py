@@ -140,7 +140,7 @@ _last: list[tuple[OperationCase, Arrays]] = []
 
 
 def _values_of(case: OperationCase) -> Arrays:
-    """Its `arrays`, drawn once for what follows about one case: its truth, and a run. They cannot be written."""
+    """Its `arrays`, which cannot be written. They are drawn once for a truth and the run behind it."""
     if not _last or _last[0][0] is not case:
         values = arrays(case)
         for array in values.values():
