@@ -23,7 +23,7 @@ def in_one_test(
     Parameters
     ----------
     names
-        Of the test's parameters that a case gives, with commas between them. With one name, a case is a value.
+        Of the parameters that a case gives, with commas between them. With one name, a case is a value.
     cases
         The values: for several names, a tuple of them.
     ids

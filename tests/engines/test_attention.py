@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,6 +198,7 @@ class Case:
         np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=4 * error, atol=atol)
 
 
+@functools.cache
 def seen(problem: Problem, b: int, i: int) -> list[int]:
     """The keys that a position sees."""
     if problem.lengths_q and i >= problem.lengths_q[b]:
@@ -233,6 +235,7 @@ def weights(
     return powers / total, float(scores.max() + np.log(total))
 
 
+@functools.cache
 def factors(problem: Problem, b: int, h: int, i: int) -> np.ndarray:
     """What dropout makes of the weights that a position sees: 0, or more."""
     row = ((b * problem.heads + h) * problem.rows + i) * problem.columns

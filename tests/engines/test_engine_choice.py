@@ -61,7 +61,7 @@ Asked = tuple[Any, list[list[str]]]
 def reports(
     machine: Machine, *questions: tuple[str, str], program: str = ASK, **environment: str
 ) -> list[Said]:
-    """For each device and way: what a process chooses, what it logs, and what it started and loaded for it."""
+    """For each device and way: what a process chooses, logs, and what it started and loaded for that."""
     done = machine.run("-c", program, *itertools.chain(*questions), **environment)
     said: list[Said] = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(said) == len(questions), done.stderr
