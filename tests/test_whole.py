@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import itertools
 import os
 import subprocess
@@ -77,6 +78,13 @@ def test_pairs_that_no_row_has_are_not_asked_for() -> None:
 def test_of_values_one_by_one_as_many_rows_stay_as_the_longest_column_has() -> None:
     assert len(covering(PRODUCT, together=1)) == 4
     assert covering([("a",), ("b",), ("a",)]) == [0, 1]
+
+
+def test_of_values_one_by_one_each_of_a_short_column_stands_beside_many() -> None:
+    rows = [*itertools.product(range(30), "abc")]
+    chosen = [rows[place] for place in covering(rows, together=1)]
+    assert sorted(number for number, _ in chosen) == [*range(30)]
+    assert collections.Counter(letter for _, letter in chosen) == {"a": 10, "b": 10, "c": 10}
 
 
 def test_true_is_not_1_and_what_has_no_hash_is_compared_by_identity() -> None:

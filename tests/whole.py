@@ -15,6 +15,7 @@ little, and a state machine with a third of them missed what it is there to find
 
 from __future__ import annotations
 
+import collections
 import heapq
 import itertools
 import os
@@ -56,7 +57,12 @@ def covering(rows: Sequence[Sequence[Any]], *, together: int = 2) -> list[int]:
     `together` is the number of values in a combination: 2 for pairs. The places are in order, and the same in
     every process. Greedy: the next row is the one with the most combinations that have not occurred yet. That
     number only falls, so a row is the next one if its number, counted anew, is still the largest.
+
+    Of values one by one, few rows have new ones of several columns: of equal rows, the next is the one whose
+    values stand in the fewest chosen rows, so that each value of a short column stands beside many others.
     """
+    if together == 1:
+        return _one_by_one([_combinations(row, 1) for row in rows])
     combinations = [_combinations(row, together) for row in rows]
     missing = set(itertools.chain.from_iterable(combinations))
     waiting = [(-len(found), place) for place, found in enumerate(combinations)]
@@ -69,6 +75,22 @@ def covering(rows: Sequence[Sequence[Any]], *, together: int = 2) -> list[int]:
             heapq.heappush(waiting, counted)
             continue
         missing.difference_update(combinations[place])
+        chosen.append(place)
+    return sorted(chosen)
+
+
+def _one_by_one(rows: Sequence[frozenset[Hashable]]) -> list[int]:
+    missing, left, chosen = set(itertools.chain.from_iterable(rows)), dict(enumerate(rows)), list[int]()
+    times: collections.Counter[Hashable] = collections.Counter()
+
+    def gain(place: int) -> tuple[int, int, int]:
+        return len(missing & left[place]), -sum(times[value] for value in left[place]), -place
+
+    while missing:
+        place = max(left, key=gain)
+        values = left.pop(place)
+        missing -= values
+        times.update(values)
         chosen.append(place)
     return sorted(chosen)
 
