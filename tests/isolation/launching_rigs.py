@@ -38,6 +38,7 @@ class Situation(msgspec.Struct, frozen=True):
     ignores_interrupts: bool
     blocked_signals: int
     frozen_objects: int
+    collects_garbage: bool
     variable: str | None
     ignores_deprecations: bool
 
@@ -100,6 +101,7 @@ def _situation(fds: list[int]) -> Situation:
         ignores_interrupts=signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
         blocked_signals=len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         frozen_objects=gc.get_freeze_count(),
+        collects_garbage=gc.isenabled(),
         variable=os.environ.get("CUDNN_ACTOR_TEST"),
         ignores_deprecations=warnings.filters[0][:3] == ("ignore", None, DeprecationWarning),
     )

@@ -103,6 +103,7 @@ def test_a_worker_is_forked_from_the_server_after_its_imports(launcher: Launcher
     told = description(launcher)
     assert told.parent == launcher.pid
     assert told.frozen_objects > 1000
+    assert told.collects_garbage
 
 
 def test_a_worker_takes_signals_but_for_the_terminals(launcher: Launcher) -> None:
