@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from .running import ROOT
 
 
+@functools.cache
 def mains() -> dict[Path, ast.FunctionDef]:
     """The `main` of each module that has one."""
     return {
