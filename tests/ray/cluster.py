@@ -24,13 +24,15 @@ ENVIRONMENT = {
 }
 _STORE_BYTES = 80_000_000
 _NODE = {"num_cpus": 3, "object_store_memory": _STORE_BYTES}
-_GIVES_UP_SOON = {
+_SETTINGS = {
+    "prestart_worker_first_driver": False,  # a worker for each processor, of which few would be used
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 60_000,
     "health_check_failure_threshold": 4,
 }
-"""Settings of Ray by which it gives up a node that is gone after 2 to 3 s; with its own, that takes 15 s.
+"""Settings of Ray by which it starts the workers that are needed, and gives up a node that is gone after 2 to
+3 s; with its own, that takes 15 s.
 
 A node that is only slow to answer, on a busy machine, has minutes.
 """
@@ -47,7 +49,7 @@ def cluster() -> Iterator[Any]:
 
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder  # a node's temp_dir would not do: Ray notes its address elsewhere
-        head = {**_NODE, "include_dashboard": False, "_system_config": _GIVES_UP_SOON}
+        head = {**_NODE, "include_dashboard": False, "_system_config": _SETTINGS}
         made = Cluster(initialize_head=True, head_node_args=head)
         try:
             made.add_node(**_NODE)
