@@ -23,7 +23,7 @@ from cudnn_actor.protocol.types.checks import did_you_mean
 if TYPE_CHECKING:
     from cudnn_actor.engines.cpu.sessions.choice import Sessions
 
-__all__ = ["EngineChoice", "WorkerEngine", "check_device", "choose_engine", "visible_gpus"]
+__all__ = ["CPU_PRELOAD", "EngineChoice", "WorkerEngine", "check_device", "choose_engine", "visible_gpus"]
 
 log = Log("cudnn_actor")
 _SAID: set[Problem] = set()
@@ -98,7 +98,7 @@ class EngineChoice(NamedTuple):
     bus_id: str = ""
 
 
-_CPU_PRELOAD = ("cudnn_actor.engines.cpu.engine",)
+CPU_PRELOAD = ("cudnn_actor.engines.cpu.engine",)
 _CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.library.preload")
 
 
@@ -247,7 +247,7 @@ def _cpu(reason: str, setting: _Setting, *, unused_gpu: bool = False) -> EngineC
         reason=reason,
         unused_gpu=unused_gpu,
         worker=WorkerEngine("cudnn_actor.engines.cpu.engine:CpuEngine", arguments),
-        preload=_CPU_PRELOAD,
+        preload=CPU_PRELOAD,
         host_arenas=True,
         default_limit=default_limit,
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),

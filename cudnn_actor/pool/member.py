@@ -23,7 +23,7 @@ from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached import connect
 from cudnn_actor.attached.client.attached_service import AttachedService
 from cudnn_actor.pool.listener import Listener
-from cudnn_actor.pool.member_process import MAIN, PRELOAD, Begin, Failed, Said, read_line
+from cudnn_actor.pool.member_process import MAIN, Begin, Failed, Said, preloaded_for, read_line
 from cudnn_actor.processes.launching import Child, Launcher
 from cudnn_actor.protocol.errors import StartFailed
 from cudnn_actor.service.client import CudnnRef
@@ -238,7 +238,7 @@ class Member:
         """Start the process, and wait until its service serves. Raises `OSError`, `CudnnActorError`."""
         one.control, theirs = socket.socketpair()
         one.control.setblocking(False)
-        launcher = Launcher.shared(PRELOAD, self._executable)
+        launcher = Launcher.shared(preloaded_for(self._options["device"]), self._executable)
 
         def launch() -> Child:
             with theirs:

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.attached import serve_socket
+from cudnn_actor.engines.engine_choice import CPU_PRELOAD
 from cudnn_actor.protocol.errors import CudnnActorError, ErrorRecord, ServiceStopped
 from cudnn_actor.service.spawning import spawn
 
-__all__ = ["MAIN", "PRELOAD", "Begin", "Failed", "Ready", "Said", "main", "read_line"]
+__all__ = ["MAIN", "Begin", "Failed", "Ready", "Said", "main", "preloaded_for", "read_line"]
 
-PRELOAD = (__name__,)
 MAIN = f"{__name__}:main"
 
 
@@ -43,6 +43,15 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Said = Ready | Failed
+
+
+def preloaded_for(device: str) -> tuple[str, ...]:
+    """The modules that members' processes on a device need, which their forkserver imports for all of them.
+
+    Those of the CPU engine are most of what a member's start would take. Those of CUDA are left to the
+    member: where they cannot be imported, its own error says why.
+    """
+    return (__name__, *(CPU_PRELOAD if device == "cpu" else ()))
 
 
 def main(descriptors: list[int]) -> None:

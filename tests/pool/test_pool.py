@@ -14,6 +14,7 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef
+from cudnn_actor.engines.engine_choice import choose_engine
 from cudnn_actor.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -25,6 +26,7 @@ from cudnn_actor.errors import (
 from cudnn_actor.messages import Ping
 from cudnn_actor.operations import MaxPool, Window
 from cudnn_actor.pool import MemberState, Pool, spawn_pool
+from cudnn_actor.pool.member_process import preloaded_for
 from cudnn_actor.pool.replicas import Replica
 from cudnn_actor.supervision import Escalated, ExitKind, Restarting, Started, Stopped
 
@@ -312,8 +314,13 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
             await task
 
 
+def test_members_on_the_cpu_find_their_engine_imported() -> None:
+    """Its modules are most of what a member's start would take."""
+    assert {*choose_engine("cpu").preload} < {*preloaded_for("cpu")}
+
+
 async def test_members_end_with_the_process_of_their_pool() -> None:
-    with Program(["-m", "tests.pool.pool_program"], stdout=subprocess.PIPE) as process:
+    with Program(["-m", "tests.pool.pool_program"], stdout=subprocess.PIPE, spare=True) as process:
         member = os.pidfd_open(int(process.stdout.readline()))
         process.kill()
     ended = asyncio.Event()
