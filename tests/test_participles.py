@@ -20,9 +20,7 @@ _PARTICIPLE = re.compile(
     r"sought|spent|spoken|stood|struck|stuck|taken|taught|thought|thrown|told|torn|undone|unseen|"
     r"unwritten|woken|won|worn|wound|written"
 )
-_OTHERS = frozenset(
-    ["deed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"]
-)
+_OTHERS = frozenset(["deed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"])
 """Verbs and nouns that end as participles do."""
 MOST = {
     "actors": 4,
