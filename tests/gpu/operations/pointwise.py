@@ -31,8 +31,8 @@ __all__ = ["EXACTNESS", "ROWS", "SUBNORMAL"]
 EXACTNESS = """\
 All that gives integers for integers is exact. So are comparisons, logic, select, minimum, maximum and
 rounding to whole numbers. An exponential or a power below 2^-126, float32's least normal number, may be 0,
-alone and as the factor that swish and mish multiply by x. With u the unit roundoff of the type that is computed
-in, any other value y may be off before it is rounded by
+alone and as the factor that swish and mish multiply by x. With u the unit roundoff of the type that is
+computed in, any other value y may be off before it is rounded by
 
 | | bound |
 | --- | --- |
