@@ -1,4 +1,4 @@
-"""Models: what `CudnnRef.load` gives, its batching (`gpu.batched`), and the errors of what it is given."""
+"""Models: the `Model` that `CudnnRef.load` gives, batches of its runs (`gpu.batched`), and its errors."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ def batch_specs(part: Mapping[str, np.ndarray], size: int) -> dict[str, TensorSp
 def assemble(parts: Sequence[Mapping[str, np.ndarray]], batch: Mapping[str, np.ndarray]) -> None:
     """Fill a batch with the samples of all requests, one after another, copied once.
 
-    The rows behind them are copies of the last sample, so that they compute nothing that a request does not.
+    The rows behind the samples are copies of the last sample. So no row computes values that no request asked
+    for.
     """
     for name, whole in batch.items():
         given = [part[name] for part in parts]
@@ -64,5 +65,5 @@ def _copied_locked(whole: np.ndarray, counts: Sequence[int], size: int) -> Itera
 
 
 def total_nbytes(parts: Sequence[Mapping[str, np.ndarray]]) -> int:
-    """Bytes of all arrays."""
+    """The bytes of all arrays together."""
     return sum(array.nbytes for part in parts for array in part.values())

@@ -1,4 +1,4 @@
-"""What a `BatchedModel` says of itself and of its batches."""
+"""Records of a `BatchedModel` and of its batches: counts and times."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["BatchStatistics", "BatchTimes"]
 
 
 class BatchStatistics(Record):
-    """What a `BatchedModel` has done so far.
+    """The counts of a `BatchedModel` since it was made.
 
     Parameters
     ----------
     batches, samples, padded
-        Batches that were run, the samples in them, and the rows that were added to fill their sizes.
+        Batches that have run, the samples in them, and the rows that were added to reach one of the sizes.
     waiting, running
-        Requests that wait for a batch now, and batches that have started and are not answered.
+        Requests that wait for a batch now, and batches that have started and have no answer yet.
     divided
         Batches that failed, or that a crash interrupted, so that their requests ran one by one.
     """
@@ -29,22 +29,22 @@ class BatchStatistics(Record):
 
     @property
     def mean_batch(self) -> float:
-        """Samples in a batch, on average; 0 before the first."""
+        """The mean number of samples in a batch; 0 before the first batch."""
         return self.samples / self.batches if self.batches else 0.0
 
 
 class BatchTimes(Record):
-    """What a batch took whose requests have been answered. Times are in nanoseconds.
+    """The times that a batch took, once its requests have been answered, in nanoseconds.
 
     Parameters
     ----------
     samples
-        How many it had, without the rows that were added to fill its size.
+        How many samples the batch had, without the rows that were added to reach its size.
     waited_ns
-        How long its requests have waited for it, in sum, without those whose answers nobody waits for.
+        The sum of the times that its requests waited for it, without requests whose answers nobody awaits.
     assembled_ns, ran_ns, divided_ns
-        How long it took to put the inputs together, to run them, which begins with a wait for the worker, and
-        to make the outputs of each request.
+        How long it took to put the inputs together, to run the batch (with the wait for the worker), and to
+        make the outputs of each request.
     """
 
     samples: int

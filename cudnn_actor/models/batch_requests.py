@@ -1,4 +1,4 @@
-"""A request of a `BatchedModel`, and a batch of them, while they are under way."""
+"""A request of a `BatchedModel`, and a batch of such requests, while they are under way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Batch", "Given", "Request"]
 
 
 class Given(NamedTuple):
-    """What a request was given, once checked."""
+    """The inputs of a request, once they are checked."""
 
     inputs: dict[str, np.ndarray]
     group: Hashable
@@ -21,7 +21,7 @@ class Given(NamedTuple):
 
 
 class Request:
-    """A request that was accepted. Its future is the only address of its answer."""
+    """A request that was accepted. Its answer reaches the caller by its future alone."""
 
     __slots__ = ("batch", "future", "group", "inputs", "samples", "since_ns", "timeout_s", "timer")
 
@@ -34,18 +34,18 @@ class Request:
         self.since_ns = time.perf_counter_ns()
         self.timer: asyncio.TimerHandle | None = None
         self.batch: Batch | None = None
-        """The batch that it is in, while that runs and somebody waits for the answer."""
+        """The request's batch, while the batch runs and somebody waits for the answer; else None."""
 
 
 class Batch:
-    """A batch that runs: how many of its requests are still waited for, and the task that runs it.
+    """A batch that runs: its task, and how many of its requests somebody still waits for.
 
     Parameters
     ----------
     requests
-        The requests that it runs.
+        The requests that the batch runs.
     taken
-        How many requests were taken for it, with the ones that were answered before it began.
+        How many requests were taken for the batch, with those that were withdrawn before it began.
     """
 
     def __init__(self, requests: Sequence[Request], taken: int) -> None:
@@ -56,14 +56,14 @@ class Batch:
         self._begun = self._cancelled = False
 
     def begin(self) -> None:
-        """Begin its task. Raises `CancelledError` if it was cancelled before."""
+        """Begin the batch's task. Raises `CancelledError` if the batch was cancelled before."""
         self._begun = True
         if self._cancelled:
             raise asyncio.CancelledError
 
     def cancel(self) -> None:
-        """Cancel its task. One that has not begun ends when it does: a task that is cancelled before runs no
-        line, so nobody would note its end."""
+        """Cancel the batch's task. If the task has not begun yet, `begin` ends it: a task that is cancelled
+        before it begins runs no line, so nobody would note its end."""
         if not self._begun:
             self._cancelled = True
         elif self.task is not None:

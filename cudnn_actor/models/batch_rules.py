@@ -22,18 +22,18 @@ _MAX_BATCH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRules:
-    """How batches are formed. Made by `of`, which checks all of it.
+    """How batches are formed. `of` makes such rules, and checks all of their values.
 
     Parameters
     ----------
     dim
         The named dim along which samples lie: the leading one of all inputs and outputs.
     sizes
-        How many samples batches have, ascending.
+        The numbers of samples that a batch may have, ascending.
     dims
         The sizes of the other named dims.
     max_delay_us
-        Microseconds that a request waits for others at most, unless `in_flight` batches run.
+        The most microseconds that a request waits for other requests, unless `in_flight` batches run.
     max_waiting
         How many requests may wait before `submit` is refused.
     in_flight
@@ -94,7 +94,7 @@ class BatchRules:
         return sets_of_specs(inputs, {self.dim: self.sizes, **self.dims}, MOST_KEPT)
 
     def group_of(self, inputs: Mapping[str, np.ndarray]) -> Hashable:
-        """What requests must have in common to share a batch: their dims but the leading one."""
+        """The key that requests of one batch share: their dims without the leading one."""
         return tuple((name, array.shape[1:]) for name, array in inputs.items())
 
     def samples_of(self, inputs: Mapping[str, np.ndarray]) -> int:
@@ -124,7 +124,7 @@ class BatchRules:
                 )
 
     def not_warmed(self, inputs: Mapping[str, np.ndarray]) -> InvalidRequest:
-        """The error for inputs with other dims than were warmed."""
+        """The error for inputs whose dims were not warmed."""
         shown = ", ".join(f"{name}: {array.shape}" for name, array in inputs.items())
         return InvalidRequest(
             field="inputs",
@@ -178,7 +178,7 @@ def _leading(feature: Feature) -> int | str | None:
 
 
 def _sizes(max_batch: int | None, sizes: Sequence[int] | None) -> tuple[int, ...]:
-    """The sizes of batches, ascending. Raises `InvalidRequest`."""
+    """The numbers of samples that a batch may have, ascending. Raises `InvalidRequest`."""
     if max_batch is not None:
         max_batch = require_whole("max_batch", max_batch, 1)
     if sizes is None:

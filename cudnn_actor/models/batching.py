@@ -40,18 +40,19 @@ __all__ = ["BatchStatistics", "Batchable", "BatchedModel"]
 log = Log("cudnn_actor")
 
 _ON_LOOP_BYTES = 2 << 20
-"""More than this is not copied on the event loop, but on a thread."""
+"""Arrays with more bytes than this are copied on a thread, not on the event loop."""
 
 _EXPECTED_WITHIN_S = 1e-3
-"""The most seconds that a device with nothing to run waits for one more request; it waits twice as long for
-all that come. A server gets one in some 300 us."""
+"""The most seconds that an idle device waits for one more request. For all requests of a batch together, it
+waits twice as long. A server gets a request about every 300 us."""
 
 _DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
-"""After these, the requests of a batch run one by one: one may be the cause, or smaller sizes may fit."""
+"""After these errors, the requests of a batch run one by one: one request may be the cause, or less memory
+may do."""
 
 
 class Batchable(Features, Protocol):
-    """What batches run on: a `Model`, or what a pool has of one on each member."""
+    """A model that batches run on: a `Model`, or a pool's model, which each member has a copy of."""
 
     def validated(self, inputs: Mapping[str, Any]) -> Mapping[str, BufferRef | np.ndarray]:
         """See `Model.validated`."""
@@ -74,24 +75,25 @@ class Batchable(Features, Protocol):
 
 
 class BatchedModel:
-    """A model that runs requests of many tasks together. Made by `CudnnRef.batched`; used in `async with`.
+    """A model that runs requests of many tasks together. `CudnnRef.batched` makes it; use it in `async with`.
 
-    All of it runs on the event loop that entered it, so each method's steps up to an `await` are one step.
+    Every method runs on the event loop that entered it. So nothing else runs between two `await`s of a
+    method.
 
     Parameters
     ----------
     model
-        What is run.
+        The model that is run.
     rules
         How batches are formed.
     quarantined
         Whether the service refuses graphs of a digest.
     note_batch
-        Called with the samples of each batch.
+        This is called with the number of samples of each batch.
     name
         The service's name in its log lines.
     timeout
-        Seconds for entering it.
+        Seconds that entering the `async with` block may take.
     devices
         How many devices run batches.
     """
@@ -127,20 +129,22 @@ class BatchedModel:
         self._timer: asyncio.TimerHandle | None = None
         self._batches: set[Batch] = set()
         self._groups: set[Hashable] = set()
-        """The groups of all dims that were warmed."""
+        """The groups (`BatchRules.group_of`) that were warmed."""
         self._dtypes: dict[str, np.dtype[Any]] = {}
         """The dtype of each input."""
         self._accepted: dict[tuple[tuple[int, ...], ...], tuple[Hashable, int]] = {}
         """The group and the samples of inputs that fit, by their shapes."""
         self._turns = asyncio.Semaphore(rules.in_flight)
-        """One of them is held by each batch that is sent."""
+        """Each batch that is sent holds one of these."""
         self._memory: dict[Hashable, list[dict[str, np.ndarray]]] = {}
-        """For each group: the service's memory for the inputs of a largest batch that no batch uses now."""
+        """For each group: staging memory for the inputs of a batch of the largest size, which no batch uses
+        now."""
         self._refusals: dict[Hashable, CudnnActorError] = {}
-        """Groups for which no size is left → the error that their requests get."""
+        """Groups with no size left → the error that their requests get."""
         self._counts = {"batches": 0, "samples": 0, "padded": 0, "divided": 0}
         self.on_batch: Callable[[BatchTimes], object] | None = None
-        """Called on the event loop for each batch that was answered; it must be quick and raise nothing."""
+        """This is called on the event loop for each batch that was answered. It must be quick, and raise
+        nothing."""
         self._copying = KeptThreads(devices + 1, "batches")
         """The threads that copy: one for each device, and one for results."""
         self._releases: list[Callable[[], None]] = [self._copying.end]
@@ -153,12 +157,14 @@ class BatchedModel:
     # Life.
 
     async def __aenter__(self) -> BatchedModel:
-        """Make it ready: every size is warmed and has run once, so that no request waits for a build.
+        """Make the model ready: warm every size and run it once, so that no request waits for a plan to be
+        built.
 
         Raises
         ------
         InvalidRequest
-            It was entered before; the size of a named dim is missing; or an output does not follow the batch.
+            This was entered before; the size of a named dim is missing; or an output's leading dim is not the
+            batch's.
         CudnnActorError
             As `Model.warm` and `CudnnRef.run`.
         """
@@ -190,7 +196,7 @@ class BatchedModel:
     async def aclose(self) -> None:
         """Refuse further requests, and wait until the accepted ones have been answered. Idempotent.
 
-        If the wait is cancelled, the requests that are left are cancelled, too.
+        If the wait is cancelled, the requests that have no answer yet are cancelled, too.
         """
         if self._loop not in (None, running_loop()):
             raise self._error("belongs to another event loop", "close it there")
@@ -220,45 +226,47 @@ class BatchedModel:
         timeout: float | None = None,
         **named: Any,
     ) -> dict[str, np.ndarray]:
-        """Run the model on one or a few samples, in a batch with those of others.
+        """Run the model on one or a few samples, in a batch with samples of other requests.
 
-        However many requests wait, one more may: each waits in a task. Cancelling the wait withdraws a
-        request whose batch has not started; else its answer is dropped.
+        Any number of requests may wait, each in a task of its own. Cancelling the wait withdraws a request
+        whose batch has not started; else its answer is dropped.
 
         Parameters
         ----------
         inputs, named
-            All inputs by name, as for `CudnnRef.run`, but on the host. The leading dim of each is that of the
-            batch: (1, 3, 224, 224) for one image, (4, 3, 224, 224) for four. An input that is named `timeout`
-            stands in `inputs`. They must not change until the answer.
+            All inputs by name, as for `CudnnRef.run`, but on the host. The leading dim of each counts the
+            samples: (1, 3, 224, 224) for one image, (4, 3, 224, 224) for four. An input that is named
+            `timeout` can only be given in `inputs`. The arrays must not change until the answer is there.
         timeout
             Seconds after which to give up.
 
         Returns
         -------
         dict
-            The outputs by name: new arrays, with as many samples as were given.
+            The outputs by name: new arrays, with as many samples as the inputs have.
 
         Raises
         ------
         InvalidRequest
-            The inputs do not fit the model or each other, are on the device, or have other dims than were
-            warmed; there are no samples or more than a batch takes; it is closed; or this is another event
-            loop than the one that entered it.
+            The inputs do not fit the model or each other, are on the device, or have dims that were not
+            warmed; there are no samples, or more than a batch may have; the batched model is closed; or
+            another event loop has entered it.
         DeadlineExceeded
             No answer within `timeout`. `started`: whether its batch had started.
         QuarantinedRequest
-            It was running at two crashes, at the second one alone. The others of its batch have run again.
+            The request was running at two crashes, at the second one alone. The other requests of its batch
+            have run again.
         ServiceStopped
             The service has ended.
         CudnnActorError
-            Any other failure of its run.
+            The run has failed for another reason.
         """
         request = self._accept(inputs, named, timeout)
         try:
             return await request.future
         except BaseException:
-            # Cancelled, or closed with its loop. An error that is the answer leaves nothing to do.
+            # The task was cancelled, or closed with its loop. If an error is the answer, nothing is left to
+            # do.
             with tolerating_closed(request.future.get_loop()):
                 request.future.cancel()
                 self._withdraw(request)
@@ -272,9 +280,11 @@ class BatchedModel:
         timeout: float | None = None,
         **named: Any,
     ) -> asyncio.Future[dict[str, np.ndarray]]:
-        """The same, but returns the future of the answer at once; cancelling it withdraws the request.
+        """Send a request as a call does, but return the future of its answer at once; cancelling it withdraws
+        the request.
 
-        Raises `MailboxFull` if `max_waiting` requests wait, and `InvalidRequest`; the future, all else.
+        Raises `MailboxFull` if `max_waiting` requests wait, and `InvalidRequest`; any other error is the
+        future's.
         """
         if len(self._forming) >= self._rules.max_waiting:
             raise MailboxFull(capacity=self._rules.max_waiting, batched=True)
@@ -284,11 +294,11 @@ class BatchedModel:
 
     @property
     def max_batch(self) -> int:
-        """The most samples that a batch has, and a request may have."""
+        """The most samples that a batch may have; a request may have no more either."""
         return self._rules.sizes[-1]
 
     def statistics(self) -> BatchStatistics:
-        """What it has done so far, and what waits now."""
+        """The counts of batches and samples so far, and of the requests that wait now."""
         return BatchStatistics(**self._counts, waiting=len(self._forming), running=self._forming.running)
 
     def _accept(
@@ -325,8 +335,8 @@ class BatchedModel:
         return Given(given, group, samples)
 
     def _alike(self, inputs: Mapping[str, Any]) -> Given | None:
-        """The inputs, if they are arrays just like those of an earlier request; else None: they are checked
-        in full, which takes longer."""
+        """The inputs, if they are arrays of the same names, dims and dtypes as an earlier request's; else
+        None. The caller then checks them in full, which takes longer."""
         dtypes = self._dtypes
         if type(inputs) is not dict or len(inputs) != len(dtypes):
             return None
@@ -380,9 +390,9 @@ class BatchedModel:
             self._withdraw(request)
 
     def _withdraw(self, request: Request) -> None:
-        """Forget a request whose future is done. Of one that was answered, nothing is left to forget.
+        """Forget a request whose future is done. If it was answered, it is forgotten already.
 
-        A batch that nobody waits for any more is withdrawn, if it has not started.
+        A batch that has not started is withdrawn once nobody waits for any of its requests.
         """
         if request.timer is not None:
             request.timer.cancel()
@@ -396,9 +406,9 @@ class BatchedModel:
     # Batches.
 
     def _wake(self) -> None:
-        """Look for batches to start, once all that is ready on the loop has had its turn.
+        """Look for batches to start, once every callback that is ready on the loop has run.
 
-        So the tasks that the same batch's answers have woken send their next requests before one starts.
+        So the tasks that a batch's answers have woken send their next requests before another batch starts.
         """
         if not self._waking:
             self._waking = True
@@ -414,7 +424,7 @@ class BatchedModel:
         if self._loop is None:
             return
         while (requests := self._forming.take(self._loop.time())) is not None:
-            # Of a future that is done already, `_withdraw` is on its way, which finds nothing more to do.
+            # If a future is done already, its `_withdraw` is scheduled, and will find nothing to do.
             batch = Batch([each for each in requests if not each.future.done()], taken=len(requests))
             if not batch.requests:
                 self._forming.end(batch.taken, self._loop.time())
@@ -449,13 +459,14 @@ class BatchedModel:
     async def _answer(self, requests: Sequence[Request], crashes: int = 0) -> None:
         """Run requests together, and answer each. If that fails, run them one by one.
 
-        A batch of several requests does not run again after a crash: its requests do, each alone, and the one
-        that is the cause ends one more worker. So a sample costs no more restarts in a batch than by itself.
+        A batch of several requests does not run again after a crash. Each of its requests runs again, alone,
+        and the request that is the cause ends one more worker. So a request causes no more restarts in a
+        batch than alone.
         """
         group, several = requests[0].group, len(requests) > 1
         samples = sum(each.samples for each in requests)
         size = self._forming.size_for(group, samples)
-        if size is None:  # it was left out since
+        if size is None:  # the size was left out meanwhile
             self._fail(requests, self._refusals[group])
             return
         self._counts["batches"] += 1
@@ -477,7 +488,7 @@ class BatchedModel:
             first = refused and self._leave_out(group, size, error)
             if several:
                 await self._answer_one_by_one(requests, size, error)
-            elif refused and not first:  # another request has had this size left out: try another
+            elif refused and not first:  # another batch has had this size left out: try the next size
                 await self._answer(requests, crashes)
             else:
                 self._fail(requests, error)
@@ -491,7 +502,8 @@ class BatchedModel:
         size: int,
         moments: tuple[int, int, int],
     ) -> None:
-        """Answer requests that ran together. `moments`: when it began, ran, and had run."""
+        """Answer requests that ran together. `moments`: when the batch began, when its run began, and when it
+        ended."""
         began_ns, assembled_ns, ran_ns = moments
         counts = [each.samples for each in requests]
         parts = await self._divided(results, counts, size)
@@ -528,8 +540,8 @@ class BatchedModel:
 
         Returns the outputs, and when the run began.
 
-        The memory serves another batch only if this one was answered: a run that nobody waits for any more
-        may still read it.
+        Another batch gets the memory only if this one was answered: a run that nobody waits for may still
+        read it.
         """
         unused = self._memory.setdefault(group, [])
         memory = (
@@ -552,7 +564,8 @@ class BatchedModel:
     ) -> None:
         self._counts["divided"] += 1
         samples = sum(each.samples for each in requests)
-        # An `OutcomeUnknown` tells its sender what to do: that is this endpoint, which does it.
+        # An `OutcomeUnknown` tells its sender to send the request again. This endpoint is the sender, and
+        # does so.
         why = f"a crash ended it ({error.cause})" if isinstance(error, OutcomeUnknown) else str(error)
         then = "its requests run one by one"
         with speaking_for(self._name):
@@ -568,7 +581,8 @@ class BatchedModel:
                     self._fail([request], failure)
 
     def _leave_out(self, group: Hashable, size: int, error: CudnnActorError) -> bool:
-        """Run no more batches of a size whose graph the service refuses. Returns whether that is new."""
+        """Form no more batches of a size whose graph the service refuses. Returns False if the size was left
+        out before."""
         if size not in self._forming.sizes(group):
             return False
         with speaking_for(self._name):

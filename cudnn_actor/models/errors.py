@@ -1,4 +1,4 @@
-"""What is wrong with a model: errors of loading and importing. They never travel between processes."""
+"""The errors of loading and importing a model. They never travel between processes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ModelNotFound(InvalidRequest, FileNotFoundError):
 class UnsupportedModel(CudnnActorError):
     """Raised when a valid model has nodes or inputs that cannot be run. Nothing was allocated.
 
-    Carries `nodes`: of each such node its name, its operator and the reason; of each such input its
-    name and type.
+    Carries `nodes`: a text for each such node (name, operator and reason) and for each such input (name and
+    type).
     """
 
     nodes: tuple[str, ...]

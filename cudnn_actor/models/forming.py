@@ -1,4 +1,5 @@
-"""Which requests become a batch, and when it starts, as a class without I/O: times are given to it."""
+"""The choice of the requests that become a batch, and of its start: a class without I/O, which is given the
+time."""
 
 from __future__ import annotations
 
@@ -67,12 +68,12 @@ class FormingBatches(Generic[R]):
     Of several groups, the one whose first request came first starts. Requests of one group are taken in
     order.
 
-    Why a device without a batch waits for expected requests: a server gets its requests one by one. If the
+    A device without a batch waits for expected requests because a server gets its requests one by one. If the
     first of them started alone each time, a fast device would be idle again when the second comes, and all
     would run in batches of one. The server would be busy with batches, and its clients would wait in their
-    connections, where nobody counts them. Why it waits so shortly: where requests come one by one by
-    themselves, each soon after the last, it must not wait until as many are there as once came together. It
-    would wait again for the next batch, for ever.
+    connections, where nobody counts them. The wait is short because clients may also send one request after
+    another, each soon after the last. Such requests must not wait until as many are there as once came
+    together: that would never happen.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ class FormingBatches(Generic[R]):
     in_flight
         The most batches that may have started and not ended, without full ones that wait for a device.
     devices
-        How many devices run them.
+        How many devices run batches.
     expected_within
         Within this time after the latest request, another one is expected, if fewer are under way than were
         recently. `BatchedModel` gives half of `max_delay`, and 1 ms at most.
@@ -164,7 +165,7 @@ class FormingBatches(Generic[R]):
             self._recent = under_way
 
     def remove(self, request: R, group: Hashable) -> bool:
-        """Let a request wait no more. Returns whether it did."""
+        """Remove a request that waits. Returns whether it waited."""
         waiting = self._groups.get(group)
         if waiting is None or request not in waiting.requests:
             return False
@@ -205,7 +206,7 @@ class FormingBatches(Generic[R]):
         self._requests_running -= requests
 
     def expect_no_more(self) -> None:
-        """Have batches start without a wait for requests that may come."""
+        """Let batches start from now on without a wait for expected requests."""
         self._expected_within = 0.0
 
     def leave_out(self, group: Hashable, size: int) -> list[R]:
@@ -250,7 +251,8 @@ class FormingBatches(Generic[R]):
         return may_wait and self.under_way < self._recent
 
     def _may_be_ahead(self, group: Hashable) -> bool:
-        """Whether a group's batch may start before it can run. What came earlier must not wait for it."""
+        """Whether a group's batch may start before a device is free: only if no request that waits came
+        earlier."""
         return self._is_full(group) and group == min(self._groups, key=self._first_number)
 
     def _take_from(self, group: Hashable) -> list[R]:

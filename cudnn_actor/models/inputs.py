@@ -1,4 +1,4 @@
-"""The inputs that a run of a model is given: their names, dtypes and dims."""
+"""Checks of the inputs that a run of a model is given: their names, dtypes and dims."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 __all__ = ["Alike", "checked_inputs", "named_once", "spec_of"]
 
 _OPTIONS = ("keep", "timeout")
-"""Arguments of a run, which no input's keyword can be."""
+"""The names of a run's other arguments. An input of such a name cannot be given as a keyword."""
 Values = Callable[[Any], np.ndarray | DeviceArray]
-"""Makes an array of what a user gives. Raises `InvalidRequest`."""
+"""A function that makes an array of a user's value. It raises `InvalidRequest`."""
 
 
 def named_once(inputs: object, named: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -35,14 +35,14 @@ def named_once(inputs: object, named: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Alike(NamedTuple):
-    """What inputs must share with those of an earlier run to need no more checks.
+    """The facts about an earlier run's inputs. Inputs with the same facts need no further checks.
 
     Parameters
     ----------
     kinds
-        Name, dims and dtype of each. All are arrays.
+        The name, dims and dtype of each input. All are arrays.
     specs
-        The specs of these, by name. The same dict for all runs with such inputs; nobody changes it.
+        The specs of the inputs, by name. All runs with such inputs get this same dict; nobody changes it.
     """
 
     kinds: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
@@ -50,7 +50,7 @@ class Alike(NamedTuple):
 
     @classmethod
     def to(cls, given: Mapping[str, BufferRef | np.ndarray]) -> Alike | None:
-        """What is like inputs that `checked_inputs` has returned; None if some are no arrays."""
+        """The facts about inputs that `checked_inputs` has returned; None if some are no arrays."""
         arrays = [(name, each) for name, each in given.items() if not isinstance(each, BufferRef)]
         if len(arrays) < len(given):
             return None
@@ -73,9 +73,8 @@ class Alike(NamedTuple):
 def checked_inputs(
     source: Features, values: Values, inputs: Mapping[str, Any], keep: Collection[str] = ()
 ) -> dict[str, BufferRef | np.ndarray]:
-    """The inputs of a run as references and arrays, by name.
-
-    Raises `InvalidRequest` if they do not fit the model, or `keep` names no output of it.
+    """The inputs of a run as references and arrays, by name. Raises `InvalidRequest` if they do not fit the
+    model, or if a name in `keep` is no output of it.
     """
     _check_names(source, inputs)
     if keep:
@@ -116,8 +115,8 @@ def _check_names(source: Features, inputs: object) -> None:
 
 
 def _input(feature: Feature, value: Any, values: Values) -> BufferRef | np.ndarray:
-    """What was given for an input, as a reference, or as an array of the input's dtype."""
-    kind = ""  # of what has no dtype until it is an array
+    """The value of an input: a reference, or an array of the input's dtype."""
+    kind = ""  # the value has no dtype until it is an array
     if not isinstance(value, BufferRef):
         if type(value) is not np.ndarray:
             require_awaited(feature.name, value)
@@ -157,7 +156,7 @@ def _check_dims(features: Sequence[Feature], given: Mapping[str, Any]) -> None:
     for feature in features:
         try:
             dims = spec_of(given[feature.name]).dims
-        except InvalidRequest as error:  # it has too many
+        except InvalidRequest as error:  # the value has too many dims
             raise error.about(feature.name) from None
         if feature.dims is None or feature.dims == dims:
             continue
@@ -182,7 +181,7 @@ def _check_dims(features: Sequence[Feature], given: Mapping[str, Any]) -> None:
 
 
 def _fits(wanted: Dims, bound: Mapping[str, int], dims: Sequence[int]) -> bool:
-    """Whether dims have the rank and the sizes that are wanted; `bound` are the sizes of names so far."""
+    """Whether dims have the rank and the sizes that are wanted. `bound`: the sizes that names have so far."""
     named = dict(bound)
     return len(dims) == len(wanted) and all(
         dim is None or size == (named.setdefault(dim, size) if isinstance(dim, str) else dim)
@@ -191,7 +190,8 @@ def _fits(wanted: Dims, bound: Mapping[str, int], dims: Sequence[int]) -> bool:
 
 
 def _conversion(feature: Feature, *, uploaded: bool) -> str:
-    """How what is given for an input gets its dtype. NumPy itself does not know bfloat16 by its name."""
+    """The text that tells how a value gets an input's dtype. NumPy itself does not know bfloat16 by its
+    name."""
     dtype = feature.dtype
     if dtype is None:
         return "models with such inputs cannot be run"
@@ -203,11 +203,13 @@ def _conversion(feature: Feature, *, uploaded: bool) -> str:
 
 
 def spec_of(value: BufferRef | np.ndarray) -> TensorSpec:
-    """The spec that an input has, or will have once uploaded. Raises `InvalidRequest` for too many dims."""
+    """The spec of an input's buffer, or of an array once it is uploaded. Raises `InvalidRequest` for too many
+    dims."""
     return value.spec if isinstance(value, BufferRef) else _pack(value.shape, value.dtype)
 
 
 @lru_cache(maxsize=256)
 def _pack(dims: tuple[int, ...], dtype: np.dtype[Any]) -> TensorSpec:
-    """The spec of such arrays. Cached, because each run asks for the same ones."""
+    """The spec of an array of these dims and this dtype. It is cached, because each run asks for the same
+    specs."""
     return TensorSpec.packed(dims, dtype)

@@ -1,6 +1,7 @@
-"""What a model keeps: a graph for each set of dims of its inputs, their weights, and who uses them.
+"""The graphs that a model keeps, one for each set of dims of its inputs; their weights, and how many runs use
+each.
 
-Nothing here waits. Every change is a step under one lock, which is held for moments only.
+Nothing here waits. Every change is made under one lock, which is held for moments only.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["MOST_KEPT", "Keeping", "Kept", "Outdated", "Replaced", "Unload"]
 
 Unload = Callable[[ModelRef, tuple[str, ...] | None], None]
-"""Has the service forget graphs of a model by their names, or all, without waiting."""
+"""A function that has the service forget graphs of a model by their names, or all of them (None). It does not
+wait."""
 
 MOST_KEPT = 64
 """How many specialised graphs a model keeps."""
 
 
 class Replaced(Exception):
-    """Raised where a model has been replaced, before anything was sent for a call: it is made anew."""
+    """Raised when a model has been replaced, before anything was sent for a call. The call then begins
+    again."""
 
 
 class Outdated(Exception):
@@ -57,27 +60,27 @@ class Kept:
     Parameters
     ----------
     of
-        The graph as it was specialised, without the weights' values: these are in buffers.
+        The specialised graph, without the weights' values: these are in buffers.
     names
-        The keys of its weights, one for each port that has one.
+        The keys of the graph's weights, one for each port that has a weight.
     specs, values
-        The specs of the inputs that it is for, and the values of inputs that decide over shapes.
+        The specs of the inputs that the graph is for, and the values of inputs that decide over shapes.
     weights
         Ports → buffers.
     name
-        Its name in the service's model.
+        The graph's name in the service's model.
     places
         Ports → the buffers of a run's inputs and outputs.
     sent
-        The graph as it is sent to the service; None until it has places.
+        The graph as it is sent to the service; None while it has no places.
     deployed
         `sent`, once the service has it; else None.
     used
-        When a run of it began last, by `KeptGraphs.tick`.
+        When a run of the graph began last, by `KeptGraphs.tick`.
     outdated
-        Whether its weights were torn, so that it is not kept any more, and its buffers were given back.
+        Whether the graph's weights were torn. Then it is no longer kept, and its buffers were given back.
     runs
-        How many runs use it now.
+        How many runs use the graph now.
     """
 
     of: Specialised
@@ -95,16 +98,16 @@ class Kept:
 
     @property
     def graph(self) -> Graph | None:
-        """What is computed; None if the outputs are constants alone, or there are steps."""
+        """The graph that a run computes; None if the outputs are constants alone, or if there are steps."""
         return self.of.graph
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """All that is planned: `graph`, or those of its steps."""
+        """All graphs that need plans: `graph`, or the graphs of the steps."""
         return self.of.graphs
 
     def place(self, places: dict[str, BufferRef]) -> None:
-        """Give it buffers for its inputs and outputs: it can be deployed then."""
+        """Give the graph buffers for its inputs and outputs, so that it can be deployed."""
         of, graph = self.of, self.graph
         assert graph is not None
         self.places = places
@@ -123,15 +126,16 @@ class Kept:
 
     @functools.cached_property
     def nbytes(self) -> int:
-        """About the bytes of host memory that it takes."""
+        """The bytes of host memory that the graph takes, approximately."""
         graphs = sum(graph.footprint for graph in self.graphs)
         return graphs + sum(array.nbytes for array in self.of.constants.values())
 
 
 class Keeping:
-    """The graphs and weights of a model. If it is collected before `end`, it gives them back with a warning.
+    """The graphs and weights of a model. If this object is collected before `end`, they are given back with a
+    warning.
 
-    A weight is one buffer, however many graphs read it, and is given back with the last of them.
+    A weight is one buffer, however many graphs read it. It is given back with the last of these graphs.
 
     Parameters
     ----------
@@ -140,15 +144,15 @@ class Keeping:
     ref
         The model in the service, by which messages name it.
     source
-        What the model is made from.
+        The source of the model's graphs.
     shown
-        The model, as errors show it.
+        The text by which errors show the model.
     unload
-        Has the service forget graphs of a model, or all, without waiting.
+        See `Unload`.
     discard
         Frees a buffer without waiting.
     graphs
-        The graphs of all models of the service, and how much this one's may take.
+        The graphs of all models of the service, and how many bytes the graphs of one model may take.
     """
 
     def __init__(
@@ -169,19 +173,19 @@ class Keeping:
         self._unload = unload
         self._graphs = graphs
         self.lock = threading.RLock()
-        """Guards what follows; held for moments only."""
+        """A lock for all attributes below; it is held for moments only."""
         self.kept: OrderedDict[object, Kept] = OrderedDict()
         self._past: deque[str] = deque(maxlen=PLAN_CAPACITY)
-        """Digests of the graphs that it has dropped lately to make room. The service may have their plans: so
-        many, unless its `plan_capacity` is another."""
+        """Digests of the graphs that were dropped lately to make room. The service may still have their
+        plans, as many as its default `plan_capacity`."""
         self.weights: dict[str, tuple[BufferRef, int]] = {}
         """Weights by key: the buffer, and how many of the kept graphs use it."""
         self._numbers = itertools.count(1)
-        """Numbers for the names of its graphs."""
+        """The numbers by which graphs are named."""
         self.origins: dict[str, Origin] = {}
-        """Keys of weights that may be overwritten → what they are computed from."""
+        """Keys of weights that may be overwritten → the origins of their values."""
         self.decided: set[str] = set()
-        """Initialisers whose values are part of a graph."""
+        """The names of initialisers whose values are part of a graph."""
         self.writes = 0
         """How many writes have begun."""
         self.replaced = False
@@ -193,17 +197,17 @@ class Keeping:
         forks.finalize(self, _dropped, gpu, ref, (discard, unload), graphs, left).atexit = False
 
     def forget_parent(self) -> None:
-        """Take a new lock in a forked child. The service refuses its requests there."""
+        """In a forked child, take a new lock. The service refuses the model's requests there."""
         self.lock = threading.RLock()
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the weights take in the service now."""
+        """The bytes that the weights take in the service now."""
         with self.lock:
             return sum(ref.nbytes for ref, _ in self.weights.values())
 
     def check_open(self) -> None:
-        """Raise `Replaced`, or `InvalidRequest` once closed."""
+        """Raise `Replaced` if the model was replaced, and `InvalidRequest` if it is closed."""
         if self.replaced:
             raise Replaced
         if self.closed:
@@ -212,7 +216,7 @@ class Keeping:
             )
 
     def found(self, key: object) -> Kept | None:
-        """The graph that is kept for a key, in use by one more run until `release`; None if there is none.
+        """The graph that is kept for a key; None if there is none. One more run uses it until `release`.
 
         Raises as `check_open`.
         """
@@ -231,7 +235,7 @@ class Keeping:
             kept.runs += 1
 
     def found_all(self) -> tuple[Kept, ...]:
-        """All graphs, each in use by one more run until `release`."""
+        """All graphs. One more run uses each of them until `release`."""
         with self.lock:
             kept = tuple(self.kept.values())
             for each in kept:
@@ -248,11 +252,11 @@ class Keeping:
         *,
         writes: int,
     ) -> Kept | None:
-        """Keep a graph, in use by one run until `release`. Returns None if a weight is missing.
+        """Keep a graph, which one run uses until `release`. Returns None if a weight is missing.
 
-        Its weights are taken from those that are kept, and else from `made`.
+        A weight that is kept already is used; any other one is taken from `made`.
 
-        Raises `Outdated` if a write has begun since there were `writes` of them.
+        Raises `Outdated` if the number of writes that have begun is no longer `writes`.
         """
         with self.lock:
             self.check_open()
@@ -278,7 +282,7 @@ class Keeping:
             return self.found(key)
 
     def release(self, kept: Kept) -> None:
-        """End one use of a graph, which `found`, `found_all`, `hold` or `bound` has begun."""
+        """End one use of a graph that `found`, `found_all`, `hold` or `bound` has begun."""
         with self.lock:
             kept.runs -= 1
             evicted, unused = self._evicted()
@@ -289,7 +293,8 @@ class Keeping:
         self._graphs.trim()
 
     def place(self, kept: Kept, places: dict[str, BufferRef]) -> bool:
-        """Give a graph that is in use buffers for its inputs and outputs. Returns False if it has some."""
+        """Give buffers for inputs and outputs to a graph that is in use. Returns False if it has such buffers
+        already."""
         with self.lock:
             if kept.sent is not None:  # a task of another loop was faster
                 return False
@@ -299,17 +304,18 @@ class Keeping:
         return True
 
     def make_room(self, nbytes: int) -> bool:
-        """Give back at least `nbytes` bytes of idle graphs' places, of any model. False if there are none."""
+        """Give back at least `nbytes` bytes of the places of idle graphs, of any model. Returns False if
+        there are none."""
         return self._graphs.trim(at_least=nbytes)
 
     def idle(self) -> list[tuple[int, Kept]]:
-        """The graphs that have places and no runs, each with when it was used last."""
+        """The graphs that have places and no runs. The number with each is `Kept.used`."""
         with self.lock:
             return [(kept.used, kept) for kept in self.kept.values() if kept.places and not kept.runs]
 
     def give_back_places(self, kept: Kept) -> int:
-        """Give the places of a graph back, unless it has runs: the next one deploys it again. Returns their
-        bytes."""
+        """Give the places of a graph back, unless it has runs. Its next run deploys it again. Returns the
+        places' bytes."""
         with self.lock:
             if kept.runs:
                 return 0
@@ -327,13 +333,14 @@ class Keeping:
         return places
 
     def note_deployed(self, kept: Kept, sent: ModelGraph) -> None:
-        """Note that the service has a graph with these places, unless they were given back meanwhile."""
+        """Note that the service has the graph with these places, unless they were given back meanwhile."""
         with self.lock:
             if kept.sent is sent:
                 kept.deployed = sent
 
     def forget_places(self, kept: Kept, sent: ModelGraph) -> None:
-        """Give back the places of a graph that the service has had to forget, unless it has new ones."""
+        """Give back the places of a graph that the service has had to forget, unless the graph has new
+        places."""
         with self.lock:
             # Else another task has deployed it again.
             places = self._take_places(kept) if kept.sent is sent else []
@@ -343,8 +350,8 @@ class Keeping:
     def forget_torn(self, kept: Kept, error: CudnnActorError) -> bool:
         """Forget all graphs if this error says that a weight of `kept` was torn, by a write that has failed.
 
-        They are made anew from the source when they are needed. Returns whether `kept` is outdated, now or
-        already before: then the caller should look for another graph.
+        They are made again from the source when they are needed. Returns whether `kept` is outdated, by this
+        call or an earlier one. If so, the caller should look for another graph.
         """
         with self.lock:
             if kept.outdated:
@@ -363,15 +370,16 @@ class Keeping:
         return True
 
     def end(self) -> None:
-        """Give back what no run uses now, and the rest when its runs end. Any thread, also the collector."""
+        """Give back the graphs and weights that no run uses, and the others when their runs end. Any thread
+        may call this, also within a finalizer."""
         with self.lock:
             self.closed = True
             unused = self._evicted()
         self._give_back(*unused)
 
     def _evicted(self) -> tuple[list[Kept], list[BufferRef]]:
-        """Forget idle graphs over the bounds, or all idle ones once closed. Returns them, and the buffers
-        that no graph needs any more."""
+        """Forget the idle graphs that are over the bounds, or all idle graphs once the model is closed.
+        Returns these graphs, and the buffers that no graph needs any more."""
         if len(self.kept) <= 1 and not self.closed:
             return [], []
         evicted: list[Kept] = []
@@ -395,8 +403,8 @@ class Keeping:
         return evicted, unused
 
     def _give_back(self, evicted: list[Kept], refs: list[BufferRef]) -> None:
-        """Free buffers, and drop graphs from the service's caches; those of a closed model with their
-        plans."""
+        """Free buffers, and drop graphs from the service's caches. Once the model is closed, drop their
+        plans, too."""
         if self.closed and not self.kept:
             self._unload(self.ref, None)
         elif evicted:
@@ -430,7 +438,8 @@ def _dropped(
     graphs: KeptGraphs,
     left: tuple[Mapping[str, tuple[BufferRef, int]], Mapping[object, Kept], Collection[str], str],
 ) -> None:
-    """Give back what a model kept that nobody can close any more. Any thread, also by the collector."""
+    """Give back the graphs and weights of a model that was collected without `close`. Any thread, also within
+    a finalizer."""
     discard, unload = give_back
     weights, kept, past, shown = left
     unload(ref, None)

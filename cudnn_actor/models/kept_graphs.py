@@ -18,32 +18,33 @@ _NEVER = object()
 
 
 class _Keeping(Protocol):
-    """What a model keeps."""
+    """The part of `Keeping` that is used here."""
 
     def idle(self) -> list[tuple[int, Any]]:
-        """The graphs that have places and no runs, each with when it was used last."""
+        """The graphs that have places and no runs. The number with each is `Kept.used`."""
 
     def give_back_places(self, kept: Any) -> int:
-        """Give the places of a graph back, unless it has runs. Returns their bytes."""
+        """Give the places of a graph back, unless it has runs. Returns the places' bytes."""
 
 
 class KeptGraphs:
     """Knows which graphs the models of a service keep.
 
-    So a model that drops a graph has it dropped from the service's caches only if no other model needs it.
-    And the places of idle graphs, which are their buffers for inputs and outputs, stay within one limit.
+    So a graph that one model drops is dropped from the service's caches only if no other model needs it. And
+    the places of idle graphs, which are their buffers for inputs and outputs, stay within one limit.
 
-    Several models with the same graphs are usual: they have other weights. Any thread, also within a
-    finalizer: each change of a dict is one step.
+    Several models often have the same graphs with different weights. Any thread may call the methods, also
+    within a finalizer: each change of a dict is one step.
 
     Parameters
     ----------
     forget
-        Drops graphs by their identities, and plans by the digests of their graphs, from the service's caches.
+        A function that drops graphs by their identities, and plans by the digests of their graphs, from the
+        service's caches.
     limit
-        About the bytes of host memory that a model's graphs may take.
+        The bytes of host memory, approximately, that a model's graphs may take.
     deployed_limit
-        How many bytes the places of idle graphs may take now; None for no limit.
+        A function that says how many bytes the places of idle graphs may take now; None for no limit.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class KeptGraphs:
         self._of_models: dict[int, Mapping[Any, Any]] = {}
         self._keepings: dict[int, weakref.ref[_Keeping]] = {}
         self._placed = 0
-        """Bytes of the places of all models, but for what `_changes` says."""
+        """The bytes of the places of all models, without the changes in `_changes`."""
         self._changes: deque[int] = deque()
         self._noted: object = None
         """Replaced behind each change of `_placed`."""
@@ -69,31 +70,33 @@ class KeptGraphs:
         self._clock = itertools.count(1)
 
     def add(self, kept: Mapping[Any, Any]) -> None:
-        """Take up a model: what it keeps, by its own keys; each value has `graphs`."""
+        """Add a model's dict of kept graphs, which has the model's own keys. Each value has `graphs`."""
         self._of_models[id(kept)] = kept
 
     def watch(self, keeping: _Keeping) -> None:
-        """Have places of idle graphs taken from it as long as it is there."""
+        """Let `trim` take places of the model's idle graphs, as long as `keeping` lives."""
         key = id(keeping)
         self._keepings[key] = weakref.ref(keeping, lambda _: self._keepings.pop(key, None))
 
     def remove(self, kept: Mapping[Any, Any]) -> None:
-        """Take out a model that keeps nothing any more. Idempotent."""
+        """Remove a model that keeps nothing any more. Idempotent."""
         self._of_models.pop(id(kept), None)
 
     def tick(self) -> int:
-        """A number above all earlier ones. It orders graphs by when they were used."""
+        """A number above all earlier ones. Such numbers order graphs by when they were used."""
         return next(self._clock)
 
     def note_places(self, nbytes: int) -> None:
-        """Note that a graph has got places of `nbytes` bytes; if negative, that it has given them back."""
+        """Note that a graph has got places of `nbytes` bytes, or, if that is negative, has given them
+        back."""
         self._changes.append(nbytes)
         self._noted = object()
 
     def trim(self, *, at_least: int = 0) -> bool:
-        """Give back places of idle graphs, the longest unused first, until the others are within the limit.
+        """Give back places of idle graphs, the least recently used first, until the rest is within the limit.
 
-        At least `at_least` bytes are given back. Returns whether any were. No lock may be held.
+        At least `at_least` bytes are given back, if there are so many. Returns whether any were. The caller
+        must hold no lock.
 
         A graph with runs in flight keeps its places, and they count towards the limit.
         """
@@ -122,8 +125,8 @@ class KeptGraphs:
         return self._placed
 
     def _drop_oldest(self) -> int:
-        """Give back the places of the idle graph that was used longest ago. Returns their bytes; 0 if there
-        is none."""
+        """Give back the places of the least recently used idle graph. Returns their bytes; 0 if no graph is
+        idle."""
         alive = [keeping for ref in tuple(self._keepings.values()) if (keeping := ref()) is not None]
         idle = [(used, keeping, kept) for keeping in alive for used, kept in keeping.idle()]
         for _, keeping, kept in sorted(idle, key=lambda each: each[0]):
@@ -132,9 +135,8 @@ class KeptGraphs:
         return 0
 
     def release(self, graphs: Collection[Graph], plans: Collection[str]) -> None:
-        """Have graphs dropped that a model no longer keeps, and plans, by the digests of their graphs.
-
-        What another model keeps stays.
+        """Drop graphs that a model no longer keeps, and plans (by the digests of their graphs), from the
+        service's caches. Graphs and plans that another model keeps stay.
         """
         if not graphs and not plans:  # after almost every run
             return

@@ -1,4 +1,5 @@
-"""Locks of event loops: one task of each loop at a time does work that the next ones then find done."""
+"""Locks of event loops: one task of a loop at a time does some work, and the tasks after it find the work
+done."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ __all__ = ["LoopLocks"]
 class LoopLocks:
     """A lock for each event loop that is in use. Tasks of different loops do not wait for each other.
 
-    A lock that was waited for keeps its loop alive. So those of closed loops are forgotten when the next loop
-    comes. The dict is changed by single steps, so any number of loops may come at a time.
+    A lock that was waited for keeps its loop alive. So the locks of closed loops are forgotten when a new
+    loop asks for one. Each change of the dict is one step, so several loops may ask at the same time.
     """
 
     def __init__(self) -> None:
@@ -40,5 +41,5 @@ class _LoopLock:
         await self._lock.acquire()
 
     async def __aexit__(self, *_: object) -> None:
-        with tolerating_closed(self._loop):  # it wakes the next task
+        with tolerating_closed(self._loop):  # `release` wakes the next task
             self._lock.release()

@@ -1,4 +1,5 @@
-"""A model that users run: its inputs, outputs and sizes, runs of it, and its replacement by another file.
+"""A model that users run: its inputs and outputs, its runs and warm-ups, and its replacement by another
+model.
 
 What it keeps is in `keeping`, how graphs are made ready in `preparing`, what a run sends in `running`, and
 writes of weights in `writing`.
@@ -44,7 +45,8 @@ _Method = TypeVar("_Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 def _of_latest(method: _Method) -> _Method:
-    """A method that the model which has replaced this one runs instead."""
+    """Decorate a method of a model. If another model has replaced the model, that one runs the method
+    instead."""
 
     @functools.wraps(method)
     async def call(self: Model, *args: Any, **kwargs: Any) -> Any:
@@ -70,19 +72,19 @@ class Model:
     ref
         The model in the service, by which messages name it.
     source
-        What it is made from.
+        The source of the model's graphs.
     unload
-        Has the service forget graphs of a model, or all, without waiting.
+        See `keeping.Unload`.
     discard
         Frees a buffer without waiting.
     values
-        Makes an array of what a user gives. Raises `InvalidRequest`.
+        See `inputs.Values`.
     most_operations
-        How many a graph of the service may have.
+        How many operations a graph of the service may have.
     graphs
-        The graphs of all models of the service, and how much this one's may take.
+        The graphs of all models of the service, and how many bytes the graphs of one model may take.
     tune
-        Whether its plans are tuned when it is warmed.
+        Whether the model's plans are tuned when it is warmed.
     """
 
     def __init__(
@@ -101,10 +103,11 @@ class Model:
         self._gpu = gpu
         self._values = values
         self._successor: Model | None = None
-        """What has replaced it and does all that it is asked for; None for nothing."""
+        """The model that has replaced this one, and does everything in its place; None for no model."""
         self._features = source.inputs, source.defaults, source.outputs
         self._alike: Alike | None = None
-        """What the inputs of its latest run have, if they were arrays alone. Any thread replaces it."""
+        """The facts about the inputs of the latest run whose inputs were arrays alone. Any thread may replace
+        them."""
         shown = f"<model: {self._signature()}>"
         self._keeping = Keeping(gpu, ref, source, shown, discard=discard, unload=unload, graphs=graphs)
         self._writing = Writing(gpu, self._keeping)
@@ -113,8 +116,8 @@ class Model:
 
     @property
     def ref(self) -> ModelRef:
-        """Its reference, for messages: `RunModel(model=model.ref, ...)`, from pykka actors for example. It
-        gets another when it is replaced."""
+        """The model's reference, by which messages name it: `RunModel(model=model.ref, ...)`, sent by a pykka
+        actor for example. A model that is replaced gets another reference."""
         return self._latest()._keeping.ref
 
     @property
@@ -124,7 +127,7 @@ class Model:
 
     @property
     def defaults(self) -> tuple[Feature, ...]:
-        """The inputs that may be given, and have a default in the model, in order."""
+        """The inputs that may be left out, since the model has default values for them, in order."""
         return self._features[1]
 
     @property
@@ -146,7 +149,8 @@ class Model:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that its weights take in the service now; 0 before the first run, warm-up or explanation."""
+        """The bytes that the model's weights take in the service now; 0 before the first run, warm-up or
+        explanation."""
         return self._latest()._keeping.nbytes
 
     @property
@@ -162,7 +166,8 @@ class Model:
 
     @_of_latest
     async def prepare(self, deadline: Deadline) -> None:
-        """Import the model and upload its weights now, if its inputs have fixed dims, and tune it if wanted.
+        """Import the model and upload its weights now, if its inputs have fixed dims, and tune it if `tune`
+        asks for that.
 
         Raises as `run`.
         """
@@ -190,7 +195,8 @@ class Model:
     ) -> dict[str, Any]:
         """See `CudnnRef.run`: `run(image=x)`, or `run({"image": x})`."""
         given = named_once(inputs, named)
-        # Not `if keep`: an array, meant for an input of that name, has no truth value. It is refused by name.
+        # Not `if keep`: an array that was meant for an input of that name has no truth value. It is refused
+        # by name.
         alike = self._alike if isinstance(keep, tuple) and not keep else None
         arrays = None if alike is None else alike.views(given)
         if alike is None or arrays is None:
@@ -221,7 +227,8 @@ class Model:
         again: bool = True,
         crashes: int = 0,
     ) -> dict[str, Any]:
-        """Run it with inputs that `validated` has returned. `again` and `crashes` are those of `RunModel`."""
+        """Run the model with inputs that `validated` has returned. `again` and `crashes` are those of
+        `RunModel`."""
         specs = _specs_of(given)
         return await self._run_with(given, specs, deadline, keep=keep, again=again, crashes=crashes)
 
@@ -246,7 +253,8 @@ class Model:
 
     @_of_latest
     async def reserve(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> Callable[[], None]:
-        """Warm it for inputs of these specs, and keep the graph. Returns what ends that, once called.
+        """Warm the model for inputs of these specs, and keep the graph. Returns a function that ends this
+        keeping.
 
         Raises as `warm`.
         """
@@ -264,17 +272,17 @@ class Model:
     ) -> int:
         """Import the model for these sizes of its named dims, upload its weights, and build the plans.
 
-        `warm(N=8)`, or `warm(N=(1, 8, 32))` for several; of several dims, every combination. A run with such
-        dims then imports and builds nothing. Returns how many plans were newly built. If the model was loaded
-        with `tune=True`, they are tuned as well: see `CudnnRef.load`.
+        `warm(N=8)` warms one size, `warm(N=(1, 8, 32))` several; with several dims, every combination is
+        warmed. A run with such dims then imports and builds nothing. Returns how many plans were newly built.
+        If the model was loaded with `tune=True`, they are tuned as well: see `CudnnRef.load`.
 
         Parameters
         ----------
         sizes, named
-            Sizes of all the named dims of its inputs: whole numbers from 0 on. A dim that is named `timeout`
-            stands in `sizes`. None for a model whose inputs have numbers alone.
+            The sizes of all named dims of the inputs: whole numbers from 0 on. A dim that is named `timeout`
+            can only be given in `sizes`. Give none if every dim of the inputs is a number.
         timeout
-            Seconds for all of it.
+            Seconds for everything together.
 
         Raises
         ------
@@ -305,40 +313,40 @@ class Model:
 
     @property
     def weights(self) -> dict[str, TensorSpec]:
-        """The weights that `write` takes: names and specs, as in the file. Raises as `write`.
+        """The weights that `write` takes, as they are in the file: name → spec. Raises as `write`.
 
-        Those whose values are found to decide over shapes, axes or factors, as graphs are imported, are not
-        among them.
+        A weight is missing here if imports of graphs have found that its values decide over shapes, axes or
+        factors.
         """
         self._require_swappable()
         return self._latest()._writing.specs
 
     @_of_latest
     async def write(self, weights: Mapping[str, Any], *, timeout: float | None = None) -> None:
-        """Overwrite weights, all of them or none, between two runs: no run sees a mixture.
+        """Overwrite weights between two runs, either all that are given or none: no run sees a mixture.
 
-        Runs that were sent before are answered with the old weights, and later ones with the new, for all
-        dims. What the model computes from constants alone is computed again. A crash changes none of this.
+        Runs that were sent before use the old weights, and later runs the new ones, for all dims. Values that
+        the model computes from constants alone are computed again. A crash changes none of this.
 
         Parameters
         ----------
         weights
-            Arrays on the host by the names of the file's initialisers, of their dims and dtypes. They are
-            copied. Or references to buffers, whose values are read before the write: they travel by the
-            host, which needs them for graphs of other dims. In a model that was loaded with a dtype, they
+            The new values, by the names of the file's initialisers, with the same dims and dtypes. Each is an
+            array on the host, which is copied, or a reference to a buffer, whose values are downloaded before
+            the write, since graphs of other dims need them. If the model was loaded with a dtype, the values
             are rounded as by `load`.
         timeout
-            Seconds for all of it. After `DeadlineExceeded` that says that it had started, or if it is
-            cancelled, the weights may be overwritten yet.
+            Seconds for everything together. After a `DeadlineExceeded` with `started`, or if this is
+            cancelled, the weights may still be overwritten later.
 
         Raises
         ------
         InvalidRequest
-            The model was not loaded with `swappable=True`, a name is no weight or decides over shapes, or
-            dims or dtype are others. Nothing was written.
+            The model was not loaded with `swappable=True`; a name is no weight, or decides over shapes; or
+            dims or dtype differ from the file's. Nothing was written.
         CudnnActorError
-            As `ask`, and as `download` for references. The old weights stay, also after a write that has
-            ended two workers.
+            See `ask`, and `download` for references. The old weights stay, also after a write that has ended
+            two workers.
         """
         self._require_swappable()
         given = self._writing.checked(self._values, weights)
@@ -347,17 +355,18 @@ class Model:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What its file was read with, by name, as far as it was: `dtype`, `random` and `swappable`."""
+        """The options with which the model's file was read, by name: those of `dtype`, `random` and
+        `swappable` that were given."""
         return dict(getattr(self._keeping.source, "options", {}))
 
     @property
     def tune(self) -> Tune:
-        """Whether its plans are tuned when it is warmed: see `CudnnRef.load`."""
+        """Whether the model's plans are tuned when it is warmed: see `CudnnRef.load`."""
         return self._latest()._preparing.tune
 
     @property
     def swappable(self) -> bool:
-        """Whether its weights may be overwritten."""
+        """Whether the model's weights may be overwritten."""
         return bool(getattr(self._keeping.source, "swappable", False))
 
     def _require_swappable(self) -> None:
@@ -381,19 +390,19 @@ class Model:
     ) -> Explanation:
         """How the service runs the model, and with `measure` how long each piece takes: `CudnnRef.explain`.
 
-        Of a loop, the pieces are those of one turn, and so are their times; `run_us` is of all turns.
+        A loop's pieces, and their times, are those of one turn; `run_us` is the time of all turns.
 
         Parameters
         ----------
         inputs
-            As for `run`. Not needed if no input's values decide over shapes, and if each input's dims are
-            numbers, or names whose sizes are given.
+            The same as for `run`. They are not needed if no input's values decide over shapes, and if each
+            input's dims are numbers, or names whose sizes are given.
         measure, timeout
             As for `CudnnRef.explain`.
         sizes
-            Sizes of the named dims in place of inputs: `explain(N=8)`.
+            The sizes of named dims, in place of inputs: `explain(N=8)`.
 
-        Raises the same as `CudnnRef.explain`, and as `run` for inputs.
+        Raises as `CudnnRef.explain` does, and, if inputs are given, as `run`.
         """
         given: dict[str, Any] = {}
         if inputs is None and not sizes:
@@ -414,7 +423,7 @@ class Model:
     @staticmethod
     @contextlib.contextmanager
     def _refusing_values() -> Iterator[None]:
-        """Have `InvalidRequest` raised if values of inputs are needed that were not given."""
+        """Turn `NeedsValues` into `InvalidRequest`: values of inputs are needed that were not given."""
         try:
             yield
         except NeedsValues as needs:
@@ -442,22 +451,22 @@ class Model:
     async def close(self) -> None:
         """Free the weights, and drop the graphs and their plans, once no run needs them.
 
-        Idempotent; running it afterwards is an error.
+        Idempotent. A run after that raises `InvalidRequest`.
         """
         self.end()
 
     def end(self) -> None:
-        """Do what `close` does, on any thread, also in a finalizer."""
+        """Close the model without waiting, on any thread, also within a finalizer."""
         self._latest()._keeping.end()
 
-    # Its replacement.
+    # The replacement of a model.
 
     def _latest(self) -> Model:
-        """What has replaced it last; else it itself."""
+        """The model that has replaced this one last; this model if none has."""
         return self if self._successor is None else self._successor._latest()
 
     async def replaceable_by(self, other: Model, deadline: Deadline) -> None:
-        """Warm another model for all dims that this one has graphs for.
+        """Warm another model for all dims for which this one has graphs.
 
         Raises `InvalidRequest` if inputs or outputs differ, and as `run`.
         """
@@ -480,14 +489,14 @@ class Model:
             await other._with_graph(specs, values, deadline, deploy)
 
     def replace_by(self, other: Model) -> None:
-        """Have another model do all that this one is asked for from now on. Runs that have begun finish, and
-        then what this one has is given back. Any thread."""
+        """Let another model do everything in place of this one from now on. Runs that have begun finish; then
+        this model's graphs and weights are given back. Any thread may call this."""
         latest = self._latest()
         with latest._keeping.lock:
             latest._keeping.check_open()
-            # One step for whoever asks from now on: it finds the other, which is warm.
+            # This is one step: callers from now on find the other model, which is warm.
             latest._successor, latest._keeping.replaced = other, True
-        self._successor = other  # so that nothing in between is kept
+        self._successor = other  # so that no model in between is kept
         self._keeping.source = other._keeping.source
         latest._keeping.end()
 
@@ -500,7 +509,8 @@ class Model:
         *,
         soon: bool = False,
     ) -> T:
-        """Use the graph for these inputs; if its weights turn out to be torn, one that is made anew."""
+        """Call `use` with the graph for these inputs. If its weights turn out to be torn, call it again with
+        a graph that is made from the source."""
         while True:
             kept = self._preparing.ready(specs)
             if kept is None:
@@ -519,7 +529,8 @@ def _specs_of(given: Mapping[str, BufferRef | np.ndarray]) -> dict[str, TensorSp
 
 
 def _weights(of: Specialised, graph: Graph) -> tuple[int, ...]:
-    """The places of a model's weights among the buffers of its graph: of what no run is given or writes."""
+    """The indices of a model's weights among the buffers of its graph: the ports that are neither inputs nor
+    outputs of a run."""
     given = {*of.inputs.values(), *([] if of.random is None else [of.random.port])}
     ports = {graph.ports[place].uid for name, place in graph.places.items() if name in given}
     changed = {*graph.body.written, *(tensor.overwrites for tensor in graph.body.tensors)}

@@ -27,30 +27,31 @@ from cudnn_actor.protocol.types.tune import Tune
 __all__ = ["Preparing"]
 
 _MOST_AT_A_TIME = 8
-"""Weights that are uploaded at a time: each is a request that waits for its answer."""
+"""The most weights that are uploaded at a time. Each upload is a request that waits for its answer."""
 _MOST_BYTES_AT_A_TIME = 256 << 20
-"""Bytes of these together, if there are several: each is read from the file, or made, when its turn comes."""
+"""The most bytes of these weights together, if there are several. Each is read from the file, or computed,
+just before it is uploaded."""
 
 
 class Preparing:
     """Makes graphs, has them kept, and deploys them in the service.
 
-    A graph is in use from `Keeping.found` or `bound` until `release`. Whatever is awaited between them is in
-    a `try`, so the graph is released however the run ends. A weight is in `made` from when `upload` returns
-    it until `bound` takes it out; if `bound` never does, it is discarded. `upload` itself frees what it can't
-    return. While one task awaits, others may change what is kept, so `found` and `bound` look again, under
-    the lock.
+    A graph is in use from `Keeping.found` or `bound` until `release`. Every `await` between them is in a
+    `try`, so the graph is released however the run ends. A weight is in `made` from when `upload` returns it
+    until `bound` takes it out; if `bound` never does, it is discarded. If `upload` cannot return a buffer, it
+    frees it itself. While one task awaits, others may change what is kept, so `found` and `bound` look again,
+    under the lock.
 
     Parameters
     ----------
     gpu
         The `CudnnRef` of the service.
     keeping, writing
-        What the model keeps, and what overwrites its weights.
+        The model's graphs and weights, and the object that overwrites the weights.
     most_operations
         How many operations a graph of the service may have.
     tune
-        Whether plans are tuned, where `deploy` is not told otherwise.
+        Whether plans are tuned, unless an argument of `deploy` says otherwise.
     """
 
     def __init__(
@@ -63,18 +64,19 @@ class Preparing:
         self._most_operations = most_operations
         self._defaults = frozenset(each.name for each in keeping.source.defaults)
         self._deciding: set[str] = set()
-        """Inputs whose values have decided over shapes."""
+        """The names of inputs whose values have decided over shapes."""
         self._latest: tuple[Mapping[str, TensorSpec], object] = {}, None
-        """The specs of the latest run that is `ready`, and the key of its graph. Any thread replaces it."""
+        """The specs of the latest run for which `ready` had a graph, and the graph's key. Any thread may
+        replace it."""
         self._locks = LoopLocks()
-        """Held to import and upload, so that the tasks of an event loop use what the first of them has made.
-        Tasks of other loops may do the same work at the same time; see `_keep`."""
+        """A task holds its loop's lock while it imports and uploads, so that the loop's other tasks use its
+        graph and weights. Tasks of other loops may do the same work at the same time; see `_keep`."""
 
     def ready(self, specs: Mapping[str, TensorSpec]) -> Kept | None:
         """The graph for these inputs, if it is kept, and no values decide over shapes; else None.
 
-        It is in use until `Keeping.release`. Quicker than `acquire`, and quickest for the same object as
-        before. Raises as `Keeping.check_open`.
+        The graph is in use until `Keeping.release`. This is quicker than `acquire`, and quickest if `specs`
+        is the same object as before. Raises as `Keeping.check_open`.
         """
         if self._deciding:
             return None
@@ -92,7 +94,8 @@ class Preparing:
         *,
         soon: bool = False,
     ) -> Kept:
-        """The graph for these inputs, with its weights uploaded. It is in use until `Keeping.release`.
+        """Import the graph for these inputs and upload its weights, if that is not done yet, and return it.
+        It is in use until `Keeping.release`.
 
         With `soon`, the service gets its plan ready while weights are uploaded, as `deploy` does with `soon`.
         """
@@ -113,7 +116,7 @@ class Preparing:
                     async with self._writing.unwritten(deadline, alone=outdated) as writes:
                         specialised = self._keeping.source.specialised
                         of = await in_own_thread(specialised, specs, values, self._most_operations)
-                        # Nothing is awaited once the graph is in use: see the docstring of the class.
+                        # Nothing is awaited once the graph is in use: see the class's docstring.
                         return await self._keep(key, of, specs, values, writes, soon=soon)
                 except Outdated:
                     outdated = True
@@ -151,7 +154,7 @@ class Preparing:
                 return built
 
     async def _warm_steps(self, steps: Sequence[Step], deadline: Deadline, tune: Tune, *, soon: bool) -> int:
-        """Have the plans of graphs and bodies built. Their cells are allocated by each run."""
+        """Have the service build the plans of the graphs and bodies. Each run allocates the cells."""
         built = 0
         for step in steps:
             message = Warm(graphs=(step.graph,), tune=tune, soon=soon)
@@ -159,9 +162,10 @@ class Preparing:
         return built
 
     async def _placed(self, kept: Kept, deadline: Deadline) -> ModelGraph:
-        """What the service is sent of a graph. Allocates places if it has none.
+        """The description of a graph for the service. Allocates places if the graph has none.
 
-        Another loop may place it as well, or give its places back, at any moment: so this looks once.
+        Another loop may place the graph as well, or give its places back, at any moment. So `kept.sent` is
+        read once.
         """
         while (sent := kept.sent) is None:
             async with deadline.limiting(), self._locks.of_running_loop():
@@ -209,10 +213,10 @@ class Preparing:
         *,
         soon: bool,
     ) -> Kept:
-        """Upload the weights that are not there yet, and keep the graph. `soon`: as in `acquire`.
+        """Upload the weights that are missing, and keep the graph. `soon`: as in `acquire`.
 
-        Raises `OutOfMemory` that says how many bytes they take together, and `Outdated`. `writes`: how many
-        had begun when the source of these weights was looked up.
+        Raises `Outdated`, and `OutOfMemory`, which says how many bytes the weights take together. `writes`:
+        how many writes had begun when the source of these weights was looked up.
         """
         made: dict[str, BufferRef] = {}
         ports = of.ports
@@ -232,16 +236,17 @@ class Preparing:
             nbytes = sum(ports[port].nbytes for port in wanted.values())
             others = error.in_use - sum(ref.nbytes for ref in made.values())
             raise error.as_part_of(nbytes, in_use=max(0, others), where="the model's weights") from error
-        finally:  # what another run uploaded as well is left
+        finally:  # weights that another run has uploaded, too, are left in `made`
             for ref in made.values():
                 self._keeping.discard(ref)
         return kept
 
     @asynccontextmanager
     async def _planning(self, of: Specialised, *, soon: bool) -> AsyncIterator[None]:
-        """Have the service get the graph's plan ready during the `with` block, if `soon`.
+        """If `soon`, have the service build the graph's plan during the `with` block.
 
-        What that fails with, `deploy` meets again. A plan that is not ready at the end goes on being built.
+        If that fails, `deploy` fails with the same error. If the plan is not ready at the end of the block,
+        the service goes on building it.
         """
         if not soon or of.steps or of.graph is None:
             yield
@@ -256,7 +261,8 @@ class Preparing:
     async def _upload_weights(
         self, wanted: Mapping[str, tuple[Weight, TensorSpec]], made: dict[str, BufferRef]
     ) -> None:
-        """Upload weights into `made`, some at a time. After an error, no upload is under way any more."""
+        """Upload weights into `made`, some at a time. When this raises an error, no upload is under way any
+        more."""
         running: dict[asyncio.Task[None], int] = {}
 
         async def upload(name: str, elements: Weight, spec: TensorSpec) -> None:
@@ -268,7 +274,7 @@ class Preparing:
                     running and sum(running.values()) + spec.nbytes > _MOST_BYTES_AT_A_TIME
                 ):
                     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                    await asyncio.gather(*done)  # raises what one has raised
+                    await asyncio.gather(*done)  # raises the error of the upload that failed
                     running = {task: nbytes for task, nbytes in running.items() if task not in done}
                 running[asyncio.ensure_future(upload(name, elements, spec))] = spec.nbytes
             await asyncio.gather(*running)
@@ -286,7 +292,8 @@ class Preparing:
         return await self._with_room(spec.nbytes, upload)
 
     async def _with_room(self, nbytes: int, make: Callable[[], Awaitable[BufferRef]]) -> BufferRef:
-        """Make a buffer. If memory is short, first give back the places of graphs that no run uses."""
+        """Call `make`, which allocates a buffer. If memory is short, give back the places of graphs that no
+        run uses, and call it again."""
         while True:
             try:
                 return await make()
