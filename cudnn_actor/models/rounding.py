@@ -1,4 +1,4 @@
-"""Floating-point numbers in another dtype: what is finite stays finite."""
+"""Rounding of floating-point numbers to another dtype: a finite number stays finite."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def largest(dtype: DType) -> float:
 def rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
     """An array of floats in a floating-point dtype: finite numbers beyond its limits become its limits.
 
-    A mask of float32's least number is multiplied with zeros: as -inf, it would make them NaN.
+    A model may mask scores with float32's least number, and multiply that with zeros. As -inf, it would make
+    them NaN.
     """
     if array.dtype == dtype.numpy:
         return array

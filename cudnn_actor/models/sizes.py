@@ -19,7 +19,7 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["Sizes", "one_set_of_specs", "require_sizes_or_inputs", "sets_of_specs", "sizes_in"]
 
 _OPTIONS = ("inputs", "measure", "timeout")
-"""Arguments of the methods that take sizes as keywords, too."""
+"""The other arguments of the methods that take sizes as keywords."""
 Sizes = int | Sequence[int]
 """A size of a named dim, or several."""
 
@@ -36,7 +36,7 @@ def sets_of_specs(
     names = _names(features)
     _require_sizes(field, sizes)
     count = math.prod(_length(value) for value in sizes.values() if isinstance(value, Sequence | np.ndarray))
-    if count > most:  # before any of them is looked at: a range may be long
+    if count > most:  # before any size is looked at: a range may be long
         raise InvalidRequest(
             field=field,
             value=dict(sizes),
@@ -59,10 +59,10 @@ def sets_of_specs(
 
 
 def _length(several: Sequence[Any] | np.ndarray) -> int:
-    """How many sizes are given; 1 for none, which are refused later."""
+    """How many sizes are given for a dim; 1 for a value that is refused later."""
     try:
         return several.size or 1 if isinstance(several, np.ndarray) else len(several) or 1
-    except OverflowError:  # of a range that is longer than any list
+    except OverflowError:  # a range may be longer than any list
         return sys.maxsize
 
 
@@ -92,7 +92,8 @@ def sizes_in(features: Iterable[Feature], inputs: Mapping[str, np.ndarray]) -> d
 
 
 def require_sizes_or_inputs(features: Sequence[Feature], method: str) -> None:
-    """Raise `InvalidRequest` if sizes of named dims would do, of which none is given. `method` takes them."""
+    """Raise `InvalidRequest` if sizes of named dims are needed and none is given. `method`: the call that
+    takes them."""
     names = _names(features)
     if not names or any(each.dims is None or None in each.dims for each in features):
         return
@@ -127,7 +128,7 @@ def _check_known(features: Iterable[Feature]) -> None:
 
 
 def _choices(name: str, value: Any, names: Sequence[str]) -> tuple[int, ...]:
-    """The sizes that are given for a dim, each once."""
+    """The sizes that are given for a dim, without repetitions."""
     if name not in names:
         raise InvalidRequest(
             field=name,

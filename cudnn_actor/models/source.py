@@ -1,4 +1,4 @@
-"""What a model is made from: its inputs and outputs, and its graph for particular dims."""
+"""The source of a model: its inputs and outputs, and its graph for particular dims."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ __all__ = [
 
 Dims = tuple[int | str | None, ...]
 Weight = np.ndarray | Callable[[], np.ndarray]
-"""The values of a weight, or what computes them when they are to be uploaded."""
+"""The values of a weight, or a function that computes them when they are uploaded."""
 
 
 def values_of(weight: Weight) -> np.ndarray:
-    """The values of a weight. Those of a computed one are computed anew."""
+    """The values of a weight. If a function computes them, each call does so again."""
     return weight() if callable(weight) else weight
 
 
@@ -49,13 +49,14 @@ class Feature:
     Parameters
     ----------
     name
-        Its name.
+        The name of the input or output.
     dtype
-        The element type; None if it is of a type that no tensor of a service has.
+        The dtype of its elements; None if it is of a type that no tensor of a service has.
     dims
-        Sizes, names of sizes that inputs share, and None where nothing is known. None for an unknown rank.
+        For each dim its size, the name of a size that inputs share, or None if nothing is known. None for an
+        unknown rank.
     kind
-        What it is, where `dtype` is None.
+        The type's name for people, if `dtype` is None.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Feature:
 
     @property
     def spec(self) -> TensorSpec | None:
-        """The spec that it must have; None unless its dims are numbers."""
+        """The spec that its values must have; None unless its dims are numbers."""
         if self.dtype is None or self.dims is None or not all(isinstance(dim, int) for dim in self.dims):
             return None
         return TensorSpec.packed(self.dims, self.dtype)  # type: ignore[arg-type]
@@ -85,24 +86,25 @@ def fixed_specs(features: Sequence[Feature]) -> dict[str, TensorSpec] | None:
 
 
 def shown(dims: Dims) -> str:
-    """Dims for people: names as they are, and a question mark where nothing is known."""
+    """A text of dims for people: names as they are, and a question mark where nothing is known."""
     return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Origin:
-    """What a constant of a model is computed from, if that is initialisers that may be overwritten.
+    """The origin of a constant of a model that is computed from initialisers which may be overwritten.
 
     Parameters
     ----------
     key
-        Equal for constants that are computed alike from the same initialisers.
+        A key that is equal for constants that are computed in the same way from the same initialisers.
     names
-        The initialisers.
+        The names of the initialisers.
     compute
-        Computes it from the values of initialisers, by name; and from other constants, by `derive`.
+        A function that computes the constant. Its argument has the values of initialisers by name, and, as
+        `derive` calls it, those of `parts` by key.
     parts
-        What these others are computed from.
+        The origins of other constants from which this one is computed.
     """
 
     key: str
@@ -111,9 +113,10 @@ class Origin:
     parts: Sequence[Origin] = ()
 
     def derive(self, tensors: Mapping[str, np.ndarray], known: dict[str, np.ndarray]) -> np.ndarray:
-        """The constant for these values of all initialisers. `known`: those that were derived, by key."""
+        """The constant for these values of all initialisers. `known`: the constants that were derived before,
+        by key."""
         waiting = [self]
-        while waiting:  # a chain of thousands of nodes would be too deep for a call in a call
+        while waiting:  # a loop, because a chain of thousands of nodes would be too deep for recursion
             last = waiting[-1]
             missing = [part for part in last.parts if part.key not in known]
             if missing and last.key not in known:
@@ -127,24 +130,25 @@ class Origin:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Step:
-    """A graph or a loop of a model that runs several of them, one after the other.
+    """One step of a model that runs several graphs and loops, one after the other.
 
-    What lies between them is in cells: buffers for one run, each under its own name. The inputs of the model
-    are in cells, too. A step reads some of them, and fills one for each of its outputs, of the output's name.
-    No two steps have a port of the same name.
+    The values between steps are in cells: buffers for one run, each with a name of its own. The inputs of the
+    model are in cells, too. A step reads some cells, and fills one for each of its outputs, with the output's
+    name. No two steps have a port of the same name.
 
     Parameters
     ----------
     run
-        What runs.
+        The graph or the loop that the step runs.
     reads
-        Its inputs → the cells that they are in. Those that are missing are weights.
+        Inputs of the step → their cells. An input that is missing here is a weight.
     turns
-        How many turns a loop has, or at most how many.
+        How many turns a loop has, or the most that it may have.
     ends
-        The cell of a bool that is False once a loop has ended by itself; empty if it need not.
+        The cell of a bool that is False once a loop's condition has ended it; empty if a loop has no
+        condition.
     label
-        The node of the file, for people; empty for a graph between loops.
+        The name of the file's node, for people; empty for a graph between loops.
     """
 
     run: Graph | Loop
@@ -155,24 +159,24 @@ class Step:
 
     @property
     def graph(self) -> Graph:
-        """What is planned: the graph, or the body of the loop."""
+        """The graph that needs a plan: the step's own, or the body of its loop."""
         return self.run.body if isinstance(self.run, Loop) else self.run
 
     @functools.cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
-        """The specs of the buffers for its ports."""
+        """The specs of the buffers for the step's ports."""
         if isinstance(self.run, Loop):
             return self.run.specs(self.turns)
         return {port.name: port.spec for port in self.run.ports}
 
     @property
     def inputs(self) -> Mapping[str, TensorSpec]:
-        """The specs of its inputs, by name."""
+        """The specs of the step's inputs, by name."""
         return {port.name: self.specs[port.name] for port in self.graph.inputs}
 
     @property
     def outputs(self) -> Mapping[str, TensorSpec]:
-        """The specs of its outputs, by name. The outputs are the cells that it fills."""
+        """The specs of the step's outputs, by name. These are the cells that the step fills."""
         return {port.name: self.specs[port.name] for port in self.graph.outputs}
 
 
@@ -183,25 +187,25 @@ class Specialised:
     Parameters
     ----------
     graph
-        What is run; None if every output is a constant, or if there are `steps`.
+        The graph that a run computes; None if every output is a constant, or if there are `steps`.
     inputs, outputs
         Inputs that the graph reads, and outputs that it computes → the names of their ports.
     weights
-        Ports → the weights bound to them: a key, equal for equal values, and the values, or what computes
-        them, which may take a while.
+        Ports → the weights bound to them: a key, equal for equal values, and the values, or a function that
+        computes them, which may take a while.
     constants
         Outputs that need no computation.
     random
-        What random numbers a run draws; None if it draws none.
+        The random numbers that a run draws; None if it draws none.
     origins
-        Keys of weights → what they are computed from; of those that may be overwritten.
+        Keys of the weights that may be overwritten → their origins.
     decided_by
-        Initialisers whose values are part of the graph, so that they may not be overwritten.
+        The names of initialisers that may not be overwritten, since their values are part of the graph.
     steps
-        Of a model with loops, which has no `graph`: what runs, in order. `inputs` and `outputs` say names of
-        cells instead of ports then: see `Step`. Empty for all other models.
+        The steps of a model with loops, in order; such a model has no `graph`, and `inputs` and `outputs`
+        name cells instead of ports: see `Step`. Empty for all other models.
     rows
-        Outputs of which the first rows alone are there → the cell that says how many.
+        Outputs of which only the first rows count → the cell that says how many rows.
     """
 
     graph: Graph | None
@@ -217,13 +221,13 @@ class Specialised:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """What is planned: the graph, or those of the steps."""
+        """The graphs that need plans: `graph`, or the graphs of the steps."""
         of_steps = tuple(step.graph for step in self.steps)
         return of_steps if self.graph is None else (self.graph, *of_steps)
 
     @property
     def ports(self) -> Mapping[str, TensorSpec]:
-        """The specs of the buffers for all inputs of the graphs, those of weights included."""
+        """The specs of the buffers for all inputs of the graphs, including the weights."""
         found = {} if self.graph is None else {port.name: port.spec for port in self.graph.inputs}
         for step in self.steps:
             found.update(step.inputs)
@@ -231,7 +235,8 @@ class Specialised:
 
 
 class NeedsValues(Exception):
-    """Raised by a source when inputs decide over shapes, and their values were not given. Carries `names`."""
+    """Raised when values of inputs decide over shapes, and a source was not given them. Carries the inputs'
+    `names`."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(f"the values of {', '.join(sorted(names))} are needed")
@@ -239,7 +244,7 @@ class NeedsValues(Exception):
 
 
 class Features(Protocol):
-    """What a model takes and gives."""
+    """The inputs and outputs of a model."""
 
     @property
     def inputs(self) -> tuple[Feature, ...]:
@@ -247,7 +252,7 @@ class Features(Protocol):
 
     @property
     def defaults(self) -> tuple[Feature, ...]:
-        """The inputs that may be given, and have a default, in order."""
+        """The inputs that may be left out, since they have default values, in order."""
 
     @property
     def outputs(self) -> tuple[Feature, ...]:
@@ -255,7 +260,7 @@ class Features(Protocol):
 
 
 class Source(Features, Protocol):
-    """What a model is made from."""
+    """The source of a model."""
 
     def specialised(
         self,
@@ -263,11 +268,13 @@ class Source(Features, Protocol):
         values: Mapping[str, np.ndarray],
         most_operations: int = ...,
     ) -> Specialised:
-        """The model for inputs of these specs. `values`: those of inputs that decide over shapes.
+        """The model for inputs of these specs. `values`: the values of inputs that decide over shapes.
 
-        `most_operations`: how many a graph may have, which a model that needs more says at once.
+        `most_operations`: how many operations a graph may have. A model that needs more is refused as soon as
+        that is known.
 
-        Raises `NeedsValues`, and `UnsupportedModel` or `InvalidModel` for what cannot be run.
+        Raises `NeedsValues` if values of other inputs decide over shapes, too, and `UnsupportedModel` or
+        `InvalidModel` if the model cannot be run.
         """
 
 

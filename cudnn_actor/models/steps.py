@@ -1,8 +1,8 @@
-"""A run of a model with loops: graphs and loops, each a message of its own, one after the other.
+"""A run of a model with loops: it sends a message for each graph and loop, one after the other.
 
-What lies between them is in buffers of this run, so any number of runs may be under way. Each message is
-pure: it writes buffers that nothing else reads before it has been answered. So a crash changes nothing but
-the time: the service repeats the message that was running, and what earlier ones have written is still there.
+The values between steps are in buffers of this run, so any number of runs may be under way. Each message is
+pure: it writes buffers that nothing else reads before it has been answered. So a crash costs only time: the
+service runs the interrupted message again, and the values that earlier messages have written are still there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["StepsRun", "explained_steps"]
 
 
 class StepsRun:
-    """One run.
+    """One run of a model with loops.
 
     Parameters
     ----------
@@ -35,11 +35,11 @@ class StepsRun:
     discard
         Frees a buffer without waiting.
     of
-        What runs.
+        The specialised model, which has `steps`.
     weights
         Ports → the buffers of the weights.
     deadline
-        When it has to be done.
+        When the run has to be finished.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class StepsRun:
         self._gpu, self._discard, self._of = gpu, discard, of
         self._weights, self._deadline = weights, deadline
         self._cells: dict[str, BufferRef] = {}
-        """What is there now."""
+        """The cells that have a buffer now."""
         self._made: dict[str, BufferRef] = {}
         """The buffers that this run has allocated, and frees."""
         outputs = {*of.outputs.values(), *of.rows.values()}
         self._last = {cell: number for number, step in enumerate(of.steps) for cell in step.reads.values()}
-        """Cells → the step behind which nothing reads them, but for what the results need."""
+        """Cells → the last step that reads them. Cells that the results need are missing here."""
         self._last.update(dict.fromkeys(outputs, len(of.steps)))
 
     async def run(self, given: Mapping[str, np.ndarray | BufferRef], keep: Collection[str]) -> dict[str, Any]:
         """The outputs by name: arrays, and references of those in `keep`.
 
-        Raises as the messages do, and `InvalidRequest` if a loop does not end. What it has allocated is freed
-        then, and if it is cancelled.
+        Raises as the messages do, and `InvalidRequest` if a loop does not end. After an error or a
+        cancellation, all buffers that the run has allocated are freed.
         """
         try:
             for name, cell in self._of.inputs.items():
@@ -115,7 +115,7 @@ class StepsRun:
         return ref
 
     def _free(self, number: int, step: Step) -> None:
-        """Free what nothing reads behind a step."""
+        """Free the cells that no later step reads."""
         for cell in [*step.outputs, *step.reads.values()]:
             if self._last.get(cell, number) <= number and cell in self._made:
                 self._discard(self._made.pop(cell))
@@ -133,7 +133,7 @@ class StepsRun:
                 results[name] = array.copy()
             for name, cell in of.outputs.items():
                 if name in keep and name not in of.rows:
-                    continue  # taken below, where nothing can fail any more
+                    continue  # these are handed over below, where nothing can fail any more
                 array = await self._download(cell)
                 if name in of.rows:
                     count = int(await self._download(of.rows[name]))
@@ -154,7 +154,8 @@ class StepsRun:
 
 
 def explained_steps(steps: Sequence[Step], found: Sequence[Explanation]) -> Explanation:
-    """What was found of each step, as one. A loop's pieces are those of one turn; its time is that of all."""
+    """The explanations of all steps as one. A loop's pieces are those of one turn; its time is that of all
+    turns."""
     pieces = []
     operations, us = 0, 0.0
     for step, each in zip(steps, found, strict=True):

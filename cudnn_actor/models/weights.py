@@ -1,4 +1,4 @@
-"""The weights of a model that may be overwritten: their names and specs, and what is given for them."""
+"""The weights of a model that may be overwritten: their names and specs, and checks of new values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _SHOWN = 20
 
 
 def specs_of(tensors: Mapping[str, np.ndarray], decided: Collection[str]) -> dict[str, TensorSpec]:
-    """The initialisers that may be overwritten. `decided`: those whose values are part of a graph."""
+    """The initialisers that may be overwritten: name → spec. `decided`: the names of those whose values are
+    part of a graph."""
     found = {}
     for name, array in tensors.items():
         dtype = DType.of(array.dtype)
@@ -33,9 +34,9 @@ def specs_of(tensors: Mapping[str, np.ndarray], decided: Collection[str]) -> dic
 def checked_weights(
     tensors: Mapping[str, np.ndarray], decided: Collection[str], values: Values, given: object
 ) -> dict[str, np.ndarray | BufferRef]:
-    """Copies of what was given for weights, by name; references as they are.
+    """The new values of weights, by name: copies of arrays, and references as they are.
 
-    Raises `InvalidRequest` if anything does not fit.
+    Raises `InvalidRequest` if a name or a value does not fit.
     """
     if not isinstance(given, Mapping):
         require_awaited("weights", given)
@@ -90,7 +91,8 @@ def _check(
 def _check_fits(
     name: str, given: tuple[tuple[int, ...], DType | None], dtype: object, spec: TensorSpec
 ) -> None:
-    """Raise `InvalidRequest` unless these are a weight's dims and dtype. `dtype`: that for people."""
+    """Raise `InvalidRequest` unless a value has a weight's dims and dtype. `dtype`: the value's dtype, for
+    people."""
     if given != (spec.dims, spec.dtype):
         raise InvalidRequest(
             field=name,
@@ -103,7 +105,8 @@ def _check_fits(
 def derived(
     origin: Origin, spec: TensorSpec, tensors: Mapping[str, np.ndarray], known: dict[str, Any]
 ) -> Any:
-    """A weight for these values of the initialisers. Raises `InvalidRequest` if there is none of its dims."""
+    """A weight's values for these values of the initialisers. Raises `InvalidRequest` if they do not have the
+    weight's dims."""
     names = ", ".join(sorted(origin.names))
     try:
         array = origin.derive(tensors, known)

@@ -1,4 +1,4 @@
-"""Overwriting the weights of a model: one write at a time, and no graph is added in the middle of it."""
+"""Overwrites the weights of a model: one write at a time, and no graph is added during a write."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ __all__ = ["Writing"]
 
 
 class Writing:
-    """Writes the weights that a model keeps. Its source must be a `SwappableSource`, but for `unwritten`.
+    """Writes the weights that a model keeps. All methods but `unwritten` need a model whose source is a
+    `SwappableSource`.
 
     Parameters
     ----------
     gpu
         The `CudnnRef` of the service.
     keeping
-        What the model keeps.
+        The graphs and weights of the model.
     """
 
     def __init__(self, gpu: Any, keeping: Keeping) -> None:
         self._gpu = gpu
         self._keeping = keeping
         self._under_way: Future[None] | None = None
-        """The write that is under way, of any event loop; None for none. Graphs are not added meanwhile."""
+        """The write that is under way, on any event loop; None for none. No graph is added meanwhile."""
         self._unsure: dict[str, np.ndarray] = {}
-        """What a write has sent whose caller was cancelled, or waited no longer: the service may have taken
-        it, or not. It is sent again before a graph is added, and with the next write."""
+        """The values of a write whose caller was cancelled or timed out: the service may have written them,
+        or not. They are sent again before a graph is added, and with the next write."""
 
     @property
     def _source(self) -> SwappableSource:
@@ -51,22 +52,22 @@ class Writing:
 
     @property
     def specs(self) -> dict[str, TensorSpec]:
-        """The weights that may be overwritten, as far as is known."""
+        """The weights that may be overwritten, as far as is known: name → spec."""
         with self._keeping.lock:
             return specs_of(self._source.tensors, self._keeping.decided)
 
     def checked(self, values: Values, weights: object) -> dict[str, np.ndarray | BufferRef]:
-        """Copies of what was given for weights; references as they are.
+        """The new values of weights, by name: copies of arrays, and references as they are.
 
-        Raises `InvalidRequest` if anything does not fit.
+        Raises `InvalidRequest` if a name or a value does not fit.
         """
         return checked_weights(self._source.tensors, self._keeping.decided, values, weights)
 
     async def fetched(
         self, given: Mapping[str, np.ndarray | BufferRef], deadline: Deadline
     ) -> dict[str, np.ndarray]:
-        """What `checked` has returned, with the values of the references: they are for graphs that are
-        imported later, too."""
+        """The result of `checked`, with downloaded values in place of references: graphs that are imported
+        later need the values, too."""
         return {
             name: await self._gpu.download(each, timeout=deadline.left_s)
             if isinstance(each, BufferRef)
@@ -75,16 +76,17 @@ class Writing:
         }
 
     async def write(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
-        """Overwrite weights with what `fetched` has returned."""
+        """Overwrite weights with the values that `fetched` has returned."""
         async with self._alone(deadline):
             await self._write_kept(given, deadline)
 
     @contextlib.asynccontextmanager
     async def unwritten(self, deadline: Deadline, *, alone: bool) -> AsyncIterator[int]:
-        """Wait until no write is under way, and finish one that may have been taken or not. Gives `writes`.
+        """Wait until no write is under way, and send a write of unknown outcome again. Yields how many writes
+        have begun.
 
-        `alone`: no write begins within the block. Else many writes could make a long import outdated again
-        and again.
+        With `alone`, no write begins within the block. Without it, many writes could make a long import
+        outdated again and again.
         """
         keeping = self._keeping
         if alone:
@@ -107,10 +109,12 @@ class Writing:
 
     @contextlib.asynccontextmanager
     async def _alone(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Wait for the write that is under way, if there is one, and let no other begin within the block.
+        """Wait for the write that is under way, if there is one, and let no other write begin within the
+        block.
 
-        Tasks of any event loops, on any threads: who sets `_under_way` is alone until it takes it back, both
-        under the lock. What it leaves in `_unsure` and in the source is there for whoever comes next.
+        Tasks of any event loops may call this, on any threads. The task that sets `_under_way` is alone until
+        it clears it; it does both under the lock. So the next task sees what it has left in `_unsure` and in
+        the source.
         """
         keeping = self._keeping
         while True:
@@ -119,7 +123,7 @@ class Writing:
                 other = self._under_way
                 if other is None:
                     mine = self._under_way = Future()
-                    mine.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
+                    mine.set_running_or_notify_cancel()  # so that no task that waits for it can cancel it
                     keeping.writes += 1
                     break
             await self._ended(other, deadline)
@@ -135,11 +139,12 @@ class Writing:
             await asyncio.wrap_future(write)
 
     async def _write_kept(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
-        """Write to all weights that are kept, what is unsure included. Nobody else writes meanwhile."""
-        kept = self._keeping.found_all()  # it, and its weights, are not given back meanwhile
+        """Write to all weights that are kept, including the values in `_unsure`. No other task writes
+        meanwhile."""
+        kept = self._keeping.found_all()  # these graphs, and their weights, are not given back meanwhile
         try:
             await self._write_all({**self._unsure, **given}, deadline)
-        except StaleBufferError as error:  # an earlier write, whose end nobody has seen, tore them
+        except StaleBufferError as error:  # an earlier write, whose outcome is unknown, tore them
             if not any(self._keeping.forget_torn(each, error) for each in kept):
                 raise
             await self._write_all({**self._unsure, **given}, deadline)
@@ -162,7 +167,7 @@ class Writing:
             try:
                 await self._gpu.ask(message, timeout=deadline.left_s)
             except BaseException as error:
-                # What has failed has written nothing, or has torn the weights.
+                # A failed write has written nothing, or has torn the weights.
                 waited_no_longer = isinstance(error, DeadlineExceeded) and error.ran is not False
                 if waited_no_longer or not isinstance(error, CudnnActorError):
                     self._unsure = dict(given)
