@@ -42,7 +42,7 @@ _LEAST = {
 }
 """The options that are whole numbers, and the least value of each."""
 _MOST = {"threads": MOST_THREADS}
-"""The largest value of those that have one."""
+"""The options that have a largest value, and that value."""
 _REQUIRED = ("mailbox", "max_restarts", "cache_limit", "plan_capacity")
 """The options that may not be None."""
 OnGiveUp = Literal["raise", "exit"] | Callable[[Escalated], object]

@@ -29,11 +29,11 @@ _REFUSALS = (
     *(TypeError, ValueError, RuntimeError, BufferError, AttributeError),
     *(ArithmeticError, AssertionError, LookupError, OSError),
 )
-"""What libraries raise when they cannot export an array, and what an object raises that is none."""
+"""The errors of libraries that cannot export an array, and of objects that are no array."""
 
 
 def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] | None) -> Values:
-    """Convert `values` for a message: to a NumPy array, or by `adopt` if it is an array on the device.
+    """Convert `values` for a message: to a NumPy array, or by `adopt` if they are an array on the device.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] |
 
 
 def packed_like(values: Values, dtype: DTypeLike | None, layout: LayoutLike) -> TensorSpec:
-    """The spec of a packed buffer for `values`; `dtype` None for their own."""
+    """The spec of a packed buffer for `values`. `dtype`: None for the values' own dtype."""
     if isinstance(values, DeviceArray):
         return TensorSpec.packed(values.dims, values.dtype if dtype is None else dtype, layout)
     own = values.dtype.newbyteorder("=")
@@ -77,22 +77,23 @@ def packed_like(values: Values, dtype: DTypeLike | None, layout: LayoutLike) -> 
 
 
 def about_array(error: InvalidRequest, *, own_dtype: bool) -> InvalidRequest:
-    """The same error, about the argument `array` if it is about what follows from that: see `packed_like`.
+    """The same error, but about the argument `array` if it names a field that `packed_like` has derived from
+    the array.
 
-    `own_dtype`: whether the dtype does.
+    `own_dtype`: whether the dtype was derived from the array, too.
     """
     derived = ("data", "dims", "strides", *(("dtype",) if own_dtype else ()))
     return error.about("array") if error.field in derived else error
 
 
 def _place(values: Any) -> str | None:
-    """Where an array lies, as text for an error; None if the host can read it."""
+    """The place of an array, as text for an error; None if the host can read it."""
     if isinstance(values, np.ndarray | np.generic):
         return None
     if _has(values, "__dlpack_device__"):
         try:
             kind, ordinal = map(int, values.__dlpack_device__())
-        except _REFUSALS as error:  # it lies on several devices, or on none
+        except _REFUSALS as error:  # the array lies on several devices, or on none
             raise _refused(values, error) from error
         if kind in _HOST:
             return None
@@ -139,7 +140,7 @@ def _on_host(values: Any) -> np.ndarray:
 
 
 def _not_numbers(values: Any, array: np.ndarray) -> InvalidRequest:
-    """The error about values that NumPy has made an array of, but of objects, strings or complex numbers."""
+    """The error about values of which NumPy has made an array of objects, strings or complex numbers."""
     shown: object = Words(f"dtype {array.dtype}")
     problem = "does not hold real numbers of a fixed size"
     fix = "pass an array of real numbers, for example of float32"
@@ -152,7 +153,8 @@ def _not_numbers(values: Any, array: np.ndarray) -> InvalidRequest:
 
 
 def _without_memory(values: Any) -> tuple[str, str] | None:
-    """What is wrong with an array that has no memory of one number for each element, and the fix."""
+    """The problem with an array whose memory does not have one number for each element, and its fix; None if
+    it has."""
     if getattr(values, "is_meta", False) is True:
         return (
             "is on PyTorch's meta device, so it has no values",
@@ -167,7 +169,8 @@ def _without_memory(values: Any) -> tuple[str, str] | None:
 
 
 def _from_dlpack(values: Any) -> np.ndarray | None:
-    """Another library's array, not copied; None if NumPy cannot import it through DLPack."""
+    """A NumPy array over another library's array, not copied; None if NumPy cannot import it through
+    DLPack."""
     if isinstance(values, np.ndarray | np.generic) or not _has(values, "__dlpack__"):
         return None
     try:

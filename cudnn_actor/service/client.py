@@ -25,7 +25,7 @@ from cudnn_actor.supervision import FaultInjector, Fired, LifecycleEvent
 __all__ = ["DRAIN_S", "CudnnRef"]
 
 DRAIN_S = 10.0
-"""Seconds that closing a handle waits for earlier requests, unless told otherwise."""
+"""Seconds that `CudnnRef.aclose` waits for earlier requests by default."""
 
 
 class CudnnRef(Requests):
@@ -106,7 +106,7 @@ class CudnnRef(Requests):
         return self._service.events.follow()
 
     def scope(self) -> Scope:
-        """The owner of what is allocated by its methods, which are those for requests here, until its end.
+        """A scope, which has the same methods for requests, and frees at its end the buffers and models that they make.
 
         `async with gpu.scope() as scope:`, then `await scope.upload(array)` and the like. With
         `scope.keep(buffer)`, a buffer outlives it. See `Scope`. Sends no message.
@@ -125,9 +125,10 @@ class CudnnRef(Requests):
     ) -> Any:
         """Arrays in, arrays out: the results of a graph, an operation or a convolution.
 
-        `compute(graph, x=x, w=w)`, `compute(MaxPool, x=x, window=window)`, or `compute(ConvFwd, x=x, w=w)`.
-        Everything that is allocated for it is freed, also if it fails or is cancelled. Upload what is used
-        again, such as weights, and give its `BufferRef`, which stays.
+        Calls are `compute(graph, x=x, w=w)`, `compute(MaxPool, x=x, window=window)` or
+        `compute(ConvFwd, x=x, w=w)`. All buffers that a call allocates are freed at its end, also if it fails
+        or is cancelled. Upload arrays that are used again, such as weights, and give their `BufferRef`s:
+        these buffers stay.
 
         Parameters
         ----------
@@ -135,31 +136,32 @@ class CudnnRef(Requests):
             A graph, as `GraphBuilder.build` gives it; the class of an operation; or `ConvFwd`, `ConvBwdData`
             or `ConvBwdFilter`.
         arrays, named
-            By name: what `upload` takes, or a `BufferRef`, for each input of the graph or operand of the
-            operation; and the operation's other fields as they are. Of a convolution, the arguments of
-            `conv_fwd` and its siblings. For a graph, arrays are cast to the dtypes of its inputs, within
-            their kind; else the results have the dtypes that follow from those of the arrays. An output that
-            is given as an array is overwritten, or added to, in a copy. What is named `also` or `timeout`
-            stands in `arrays`.
+            Arguments by name. For each input of the graph or operand of the operation: an array, as `upload`
+            takes it, or a `BufferRef`. For an operation, also its other fields; for a convolution, also the
+            other arguments of `conv_fwd` and its siblings. Arrays for a graph are cast to the dtypes of its
+            inputs, within their kind. Arrays for an operation are not cast, and the results' dtypes follow
+            from theirs. An output that is given as an array is copied, and the copy is overwritten, or added
+            to. An argument whose name is `also` or `timeout` can only be given in `arrays`.
         also
-            An operation's optional outputs that are wanted too, as in `also=("index",)`.
+            The operation's optional outputs that are wanted, too, as in `also=("index",)`.
         timeout
-            Seconds for all of it, as in `ask`.
+            Seconds for everything together, as in `ask`.
 
         Returns
         -------
         numpy.ndarray or tuple of them
-            The output, dims in N, C, spatial order; of several, a named tuple. Of a graph, inputs that it
-            updates follow its outputs, but for those that were given as a `BufferRef`, which it overwrites.
+            The output, dims in N, C, spatial order; a named tuple if there are several. A graph's outputs are
+            followed by the inputs that it updates and that were given as arrays. An updated input that was
+            given as a `BufferRef` is overwritten in its buffer.
 
         Raises
         ------
         InvalidRequest
-            As `upload` and `apply`.
+            See `upload` and `apply`.
         TypeError
             The operation has no such field.
         CudnnActorError
-            As `apply`.
+            See `apply`.
         """
         with within(timeout) as deadline:
             async with self.scope() as scope:

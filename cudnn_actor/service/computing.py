@@ -1,4 +1,4 @@
-"""Arrays in, arrays out: `CudnnRef.compute`. Buffers that it makes are in a scope, and freed with it."""
+"""`CudnnRef.compute`, which takes and returns arrays. A scope owns its buffers, and frees them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ _CONVOLUTIONS: dict[object, tuple[str, tuple[str, ...]]] = {
     ConvBwdData: ("conv_bwd_data", ("dy", "w")),
     ConvBwdFilter: ("conv_bwd_filter", ("x", "dy")),
 }
-"""The method for each, and its arguments that are arrays."""
+"""For each convolution: its method, and the arguments of the method that are arrays."""
 _OF_ARRAYS = frozenset({"array", "data", "dims", "dtype", "strides"})
-"""What errors about an array that is uploaded are about."""
+"""The fields that an error about an uploaded array may name."""
 
 
 async def compute(
     scope: Scope, what: Any, arrays: Mapping[str, Any], also: Sequence[str], deadline: Deadline
 ) -> Any:
-    """The results of a graph, an operation or a convolution. What it allocates, `scope` owns."""
+    """Compute the results of a graph, an operation or a convolution. `scope` owns the buffers that are
+    allocated."""
     if isinstance(what, Graph):
         buffers = await _ports(scope, what, arrays, deadline)
         given = await scope.apply(what, buffers, also=also, timeout=deadline.left_s)
@@ -77,7 +78,7 @@ def updated_inputs(graph: Graph) -> list[str]:
 async def _ports(
     scope: Scope, graph: Graph, arrays: Mapping[str, Any], deadline: Deadline
 ) -> dict[str, BufferRef]:
-    """A buffer for each array, as the graph's ports are: their dtypes and layouts. References stay."""
+    """Upload each array into a buffer with the dtype and layout of its port. References stay as they are."""
     specs = {port.name: port.spec for port in (*graph.inputs, *graph.outputs)}
 
     async def buffer(name: str, array: Any) -> BufferRef:
@@ -94,7 +95,8 @@ async def _ports(
 async def _upload(
     scope: Scope, kind: type, fields: Mapping[str, Any], operands: Sequence[str], deadline: Deadline
 ) -> dict[str, Any]:
-    """The fields of a message, with buffers in place of the arrays of its operands. References stay."""
+    """Upload the arrays among a message's operands. Returns its fields with references in place of these
+    arrays."""
 
     async def buffer(name: str, array: Any) -> BufferRef:
         if isinstance(array, BufferRef):
@@ -115,14 +117,14 @@ async def _upload(
 
 @functools.cache
 def _tuples(kind: type) -> frozenset[str]:
-    """The fields of a message that are tuples, of operands or of numbers."""
+    """The names of a message's fields that are tuples of operands or of numbers."""
     fields = msgspec.structs.fields(kind)
     return frozenset(each.name for each in fields if get_origin(each.type) is tuple)
 
 
 @contextlib.contextmanager
 def _about(name: str) -> Iterator[None]:
-    """Have errors about an array name the argument that it is."""
+    """Let errors about an array name the argument `name`."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""The arguments of the convolutions' calls, checked before dims are computed from them."""
+"""Checks of the arguments of `conv_fwd` and its siblings, before dims are computed from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["convolution_of", "require_operands"]
 
 
 def require_operands(**fields: object) -> None:
-    """Check the types of references before dims are computed from them. The messages check all else."""
+    """Check the types of references before dims are computed from them. The messages check everything
+    else."""
     for name, value in fields.items():
         if not isinstance(value, BufferRef):
             require_awaited(name, value)
@@ -28,10 +29,10 @@ def require_operands(**fields: object) -> None:
 
 
 def convolution_of(name: str, dims: Sequence[int], conv: object, **numbers: Any) -> ConvSpec:
-    """A convolution's parameters, given as a whole or by the numbers of `ConvSpec.spread`.
+    """A convolution's parameters, from `conv` or from the numbers that `ConvSpec.spread` takes.
 
-    `name` and `dims` are those of an operand. Raises `InvalidRequest` if they are given both ways, or the
-    operand has not 1 to 3 spatial dims.
+    `name` and `dims` are those of an operand. Raises `InvalidRequest` if parameters are given both ways, or
+    if the operand does not have 1 to 3 spatial dims.
     """
     if conv is None:
         return ConvSpec.spread(spatial_dims_of(name, dims), **numbers)

@@ -1,8 +1,8 @@
 """A service's lifecycle events: stored, and passed to every iterator.
 
-What is shared: an append-only list and the set of listeners, both under a lock
-that is held briefly. The supervisor's thread appends. Event loops read at their
-own pace, each from its own position, so none can lose or delay another's events.
+Threads share an append-only list and the set of listeners, both under a lock that is held briefly. The
+supervisor's thread appends events. Each event loop reads from its own position at its own pace, so none can
+lose or delay another loop's events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EventLog:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: past events stay readable, and no listener is woken."""
+        """Prepare the log in a forked child: past events stay readable, and no listener is woken."""
         self._lock = threading.Lock()
         self._listeners = set()
 

@@ -1,6 +1,6 @@
-"""What happens to the process when a service gives up: the option `on_give_up`.
+"""Carries out the option `on_give_up`, which says what happens to the process when a service gives up.
 
-Runs on the supervisor's thread, after all waiting requests have been answered.
+This runs on the supervisor's thread, after all waiting requests have been answered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = Log("cudnn_actor")
 
 
 def act_on(event: Escalated, on_give_up: OnGiveUp) -> None:
-    """Carry out `on_give_up`; raises nothing. "raise" is done by the code that awaits the service."""
+    """Carry out `on_give_up`; raises nothing. For "raise", the code that awaits the service does it."""
     if on_give_up == "exit":
         _end_process(event)
     elif callable(on_give_up):

@@ -17,15 +17,15 @@ class HealthState(enum.StrEnum):
     """A service's lifecycle state."""
 
     STARTING = "starting"
-    """It has not been ready yet, or has not been started."""
+    """The service has not been ready yet, or has not been started."""
     READY = "ready"
     """An incarnation of its actor serves."""
     RESTARTING = "restarting"
-    """It has served before, and its actor is being replaced; requests wait."""
+    """The service has served before, and its actor is being replaced; requests wait."""
     STOPPING = "stopping"
-    """It was asked to stop, or gives up, and finishes the requests that have started."""
+    """The service was asked to stop, or gives up, and finishes the requests that have started."""
     STOPPED = "stopped"
-    """It has ended; requests get `ServiceStopped`."""
+    """The service has ended; requests get `ServiceStopped`."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,8 +50,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     restarts
         How often the actor was replaced, over the service's life.
     restarts_left
-        How many more failures would be answered by a restart if they happened now. Grows again when
-        restarts leave the window of `period_s` seconds; 0 for a service that stops or has ended.
+        How many more failures would be followed by a restart if they happened now. The number grows again
+        when restarts leave the window of `period_s` seconds. It is 0 for a service that stops or has ended.
     cause
         Why the service ended; while it has not ended, the reason for the last restart; None without either.
     """

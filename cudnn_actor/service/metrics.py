@@ -27,11 +27,11 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     state, generation, queued, restarts_left
         As in `Health`.
     in_flight
-        Requests that run or wait in the worker; in thread isolation, that have begun.
+        Requests that run or wait in the worker; in thread isolation, requests that have begun.
     requests
-        Counts and latencies by message type and, of `RunModel`, by model. A type or model that has not come
-        yet is missing. There are as many models as were used last, up to 64; the others are counted together,
-        as "other".
+        Counts and latencies by message type and, for `RunModel`, by model. A type or model of which no
+        request has come yet is missing. The 64 models that were used last have entries; the others are
+        counted together, as "other".
     finished, failed, withdrawn, expired, replayed
         As in `Statistics`.
     restarts_by_cause
@@ -40,17 +40,17 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         What the standby is doing.
     plans
         Counts of the plan cache, since the incarnation started. In process isolation they are as old as the
-        worker's last heartbeat: a quarter of a second.
+        worker's last heartbeat: up to a quarter of a second.
     live_buffers, live_bytes, arena_bytes
-        As in `Statistics`: memory of the device, on the CPU of the host.
+        As in `Statistics`: memory of the device, which on the CPU engine is memory of the host.
     worker_host_bytes
         Bytes of host memory that the worker's process has, as of its last heartbeat; 0 without a worker.
     standby_host_bytes
-        The same of the standby.
+        The same for the standby's process.
     device_memory
-        The GPU's memory, as `DeviceMemory` says it, read when this record is made; or, where that does not
-        wait for the driver, for the record before. None on the CPU, without NVML (`nvidia-ml-py`, which the
-        extras of CUDA bring), and until that is loaded, which the first record begins.
+        The GPU's memory, as a `DeviceMemory`, read when this record is made; if that would mean a longer wait
+        for the driver, the value of the record before. None on the CPU, without NVML (`nvidia-ml-py`, which
+        the extras of CUDA install), and until NVML is loaded, which the first record begins.
     """
 
     service: str
@@ -79,7 +79,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     __repr__ = short_repr
 
     def _repr_html_(self) -> str:
-        """What notebooks show: tables of the numbers, and of the requests."""
+        """The HTML that notebooks show: tables of the numbers, and of the requests."""
         return f"{record_table(f'Metrics of {self.service!r}', self)}\n{requests_table(self)}"
 
 

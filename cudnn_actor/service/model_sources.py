@@ -1,4 +1,4 @@
-"""What a model is loaded from: a file, its bytes, or a model that was read before."""
+"""Reads a model from a file or from bytes, or takes one that was read before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["name_of", "read_before", "read_model"]
 
 
 def name_of(model: Any, given: str | None) -> str:
-    """The name under which a model is counted: the given one; else its file's, without its suffix, or its
+    """The name under which a model is counted: the given name; else the file's without its suffix; else the
     graph's. Raises `InvalidRequest`.
     """
     if given is not None:
@@ -27,7 +27,7 @@ def name_of(model: Any, given: str | None) -> str:
 
 
 def read_before(model: Any, **options: Any) -> Source | None:
-    """A model that was read before; None if it is to be read."""
+    """The argument of `load` as a model that was read before; None if it has to be read."""
     if not hasattr(model, "specialised"):
         return None
     for name, value in options.items():
@@ -43,7 +43,7 @@ def read_before(model: Any, **options: Any) -> Source | None:
 
 
 def read_model(model: Any, options: Mapping[str, Any]) -> Source:
-    """An ONNX model, read and checked. Blocks, also to import what it needs."""
+    """Read and check an ONNX model. Blocks, also to import the package onnx."""
     from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
 
     given = {name: value for name, value in options.items() if value is not None}

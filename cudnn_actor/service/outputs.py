@@ -1,4 +1,5 @@
-"""The outputs of `apply`: those to allocate before the message is made, and what the caller gets after it."""
+"""The outputs of `apply`: the specs of those that it allocates first, and the references that its caller
+gets."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ INSTEAD: dict[type, str] = {
     Loop: "run it: await gpu.loop(loop, turns=100, x=x)",
     ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
 }
-"""What to do instead with an object that `apply` does not take, or that is no message."""
+"""The fix that an error names for an object that `apply` does not take, or that is no message."""
 
 
 def missing_ports(
@@ -39,7 +40,7 @@ def missing_ports(
 ) -> dict[str, TensorSpec]:
     """The specs of a graph's outputs that are not given. Raises `InvalidRequest` if an input is not given.
 
-    `specs`: those of the buffers, if these are not as the ports.
+    `specs`: the specs of the graph's tensors, if they differ from the ports'.
     """
     for port in graph.inputs:
         if port.name not in given:
@@ -56,7 +57,8 @@ def missing_ports(
 def missing_outputs(
     operation: Operation[BufferRef], also: Sequence[str], named: Mapping[str, object]
 ) -> dict[str, TensorSpec]:
-    """The specs of the outputs that an operation leaves out and that are wanted. `named` must be empty.
+    """The specs of the outputs that are to be allocated for an operation: those that it leaves out and that
+    are wanted. `named` must be empty.
 
     Raises `InvalidRequest` if a field has the wrong type, the inputs do not fit together, `also` names no
     optional output, or an output's dims do not follow from the inputs.

@@ -1,8 +1,8 @@
-"""What async code can ask a service for: the part of `CudnnRef` that `Scope` has too.
+"""The requests that async code can send to a service: the methods that `CudnnRef` and `Scope` have in common.
 
-The file is long because this is one class: users look here for all that they can call, and most lines are
-signatures and what is documented of them. The work is done elsewhere: `broker.request_checks` checks
-messages, `actors.asking` sends them, `outputs` finds the results to allocate, and `models` runs models.
+The file is long because this is one class: users look here for everything that they can call, and most lines
+are signatures and their documentation. The work is done elsewhere: `broker.request_checks` checks messages,
+`actors.asking` sends them, `outputs` finds the results to allocate, and `models` runs models.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ class Requests:
         self._state = service.state
 
     def is_of(self, service: object) -> bool:
-        """Whether they go to this `CudnnService`."""
+        """Whether these requests go to this `CudnnService`."""
         return self._service is service
 
     @property
     def _unowned(self) -> Requests:
-        """What sends requests whose answers belong to no scope."""
+        """The sender of requests whose answers belong to no scope: the handle itself, also for a scope."""
         return self
 
     def _require_open(self) -> None:
@@ -111,7 +111,8 @@ class Requests:
         self._state.mailbox.check_open()
 
     def _own(self, what: BufferRef | Model) -> None:
-        """Note what a caller is about to be given, and has to free."""
+        """Note a buffer or a model that a caller is about to get, and has to free. A scope keeps it; a handle
+        does nothing."""
 
     def _discard(self, ref: BufferRef) -> None:
         """Free a buffer that nobody receives, without waiting."""
@@ -124,8 +125,8 @@ class Requests:
     async def ask(self, message: Message, *, timeout: float | None = None) -> Any:
         """Send a request, queueing it even when the mailbox is full, and await its answer.
 
-        Cancelling the wait withdraws a request that has not started; a started one runs to its end, but for
-        a `RunLoop`, which ends between two turns.
+        Cancelling the wait withdraws a request that has not started. A request that has started runs to its
+        end; only a `RunLoop` ends between two turns.
 
         Parameters
         ----------
@@ -160,7 +161,7 @@ class Requests:
     def submit(self, message: Message, *, timeout: float | None = None) -> asyncio.Future[Any]:
         """Send a request and return the future of its answer at once; cancelling it withdraws the request.
 
-        Raises `MailboxFull` when there is no room, and what `ask` raises before it sends.
+        Raises `MailboxFull` when there is no room, and the errors that `ask` raises before it sends.
         """
         found = check_message(self._state, message, INSTEAD)
         discard = self._state.discard if type(message) in (Allocate, DeployModel) else None
@@ -171,7 +172,7 @@ class Requests:
         found = check_message(self._state, message, INSTEAD)
         tell(self._state.mailbox, message, found=found)
 
-    # Memory. `timeout` is that of `ask`, everywhere.
+    # Memory. Every `timeout` here means the same as that of `ask`.
 
     @check_spelling
     async def upload(
@@ -240,7 +241,8 @@ class Requests:
             raise about_array(error, own_dtype=True) from None
 
     async def _upload_weight(self, values: np.ndarray, spec: TensorSpec, *, shared: bool) -> BufferRef:
-        """A buffer for a weight of a model. `shared`: whether it is only read, so that others may use it."""
+        """Upload a weight of a model into a buffer. `shared`: whether the buffer is only read, so that models
+        of other processes may use it."""
         share = self._service.share_weight
         if shared and share is not None:
             return await share(values, spec)
@@ -259,9 +261,9 @@ class Requests:
         into it. Code that writes through the array must wait for its own stream before it sends a request on
         the buffer.
 
-        While the array lives, or a slice or a DLPack capsule of it, no other buffer gets the bytes: not after
-        `free` (which still makes the reference stale at once), not after a restart of the actor, and not
-        after the service's end. For as long, the bytes count towards `memory_limit`.
+        As long as the array lives, or a slice or a DLPack capsule of it, no other buffer gets its bytes: not
+        after `free` (which still makes the reference stale at once), not after a restart of the actor, and
+        not after the service's end. They count towards `memory_limit` for as long.
 
         Raises
         ------
@@ -299,27 +301,28 @@ class Requests:
         Parameters
         ----------
         operation
-            Its inputs are given; its outputs may be. Or a graph, as `GraphBuilder.build` gives it.
+            An operation with its inputs, and perhaps its outputs; or a graph, as `GraphBuilder.build` gives
+            it.
         buffers, named
-            A graph's buffers by name: all inputs, and those outputs that need no allocation.
+            A graph's buffers by name: all inputs, and the outputs that need no allocation.
         also
-            An operation's optional outputs that are wanted too, as in `also=("index",)`.
+            The operation's optional outputs that are wanted, too, as in `also=("index",)`.
         timeout
-            Seconds for all of it, the allocations included, as in `ask`.
+            Seconds for everything together, with the allocations, as in `ask`.
 
         Returns
         -------
         BufferRef or tuple of them
-            The output; of several, a named tuple of all that were written. Allocated ones are packed, and
-            have the dims and dtype that follow from the inputs.
+            The output; a named tuple of all written outputs if there are several. Allocated outputs are
+            packed, and have the dims and dtype that follow from the inputs.
 
         Raises
         ------
         InvalidRequest
-            As `ask`; or an output is left out whose dims do not follow from the inputs. Nothing is left
+            See `ask`; or an output is left out whose dims do not follow from the inputs. Nothing stays
             allocated.
         CudnnActorError
-            As `ask` and `empty`. What was allocated is freed.
+            See `ask` and `empty`. The allocated outputs are freed.
         """
         if isinstance(operation, Graph):
             self._state.check_graph(operation)
@@ -350,7 +353,7 @@ class Requests:
         of: Callable[[Mapping[str, BufferRef]], MessageT],
         deadline: Deadline,
     ) -> MessageT:
-        """Allocate buffers, and ask the message that `of` makes of them. If it fails, free them."""
+        """Allocate buffers, and ask the message that `of` makes of them. If that fails, free the buffers."""
         made: dict[str, BufferRef] = {}
         try:
             for name, spec in specs.items():
@@ -378,29 +381,30 @@ class Requests:
         Parameters
         ----------
         loop
-            What is run: a graph, and what each turn hands to the next one.
+            The loop: a graph as its body, and the outputs that each turn hands to the next one.
         buffers, named
-            Buffers by the names of the body's inputs and outputs: all inputs, and those outputs that need no
-            allocation. Those of `loop.scanned`, and the outputs that are not carried, have dims (turns, ...),
-            one row for each turn; all others those of their ports.
+            Buffers by the names of the body's inputs and outputs: all inputs, and the outputs that need no
+            allocation. The inputs in `loop.scanned`, and the outputs that are not carried, have dims (turns,
+            ...), one row for each turn; all other buffers have the dims of their ports.
         turns
-            How many turns, 0 to 2**20; at most how many, if the loop has a condition. Without a turn, carried
-            outputs are the initial values.
+            The number of turns, 0 to 2**20; if the loop has a condition, the most turns. With 0 turns,
+            carried outputs are the initial values.
         timeout
-            Seconds for all of it, the allocations included, as in `ask`.
+            Seconds for everything together, with the allocations, as in `ask`.
 
         Returns
         -------
         BufferRef or tuple of them
-            The output; of several, a named tuple in the order of the body's outputs. Of an output with rows,
-            those of turns that a condition has prevented are undefined, if it was allocated here.
+            The output; a named tuple in the order of the body's outputs if there are several. In an output
+            that was allocated here and has a row for each turn, the rows of turns that a condition has
+            prevented are undefined.
 
         Raises
         ------
         InvalidRequest
-            As `ask`; or `turns` is not such a number. Nothing is left allocated.
+            See `ask`; or `turns` is not a whole number from 0 to 2**20. Nothing stays allocated.
         CudnnActorError
-            As `ask` and `empty`. What was allocated is freed.
+            See `ask` and `empty`. The allocated outputs are freed.
         """
         require_type("loop", loop, Loop, f"make one: {Loop.example}")
         self._state.check_graph(loop.body)
@@ -436,21 +440,21 @@ class Requests:
     ) -> BufferRef:
         """Convolution forward into a new buffer; see `ConvFwd`.
 
-        The buffer has x's layout (NCHW if that is strided) and `dtype`; None for x's own, except that
-        int8 and uint8 give int32, which holds every result.
+        The buffer has x's layout (NCHW if x is strided) and `dtype`. None stands for x's own dtype, except
+        that int8 and uint8 give int32, which holds every result.
 
         Parameters
         ----------
         x, w
             Dims (N, C, spatial) and (K, C / groups, filter).
         conv
-            The parameters as a `ConvSpec`; or give the next four.
+            The parameters as a `ConvSpec`, in place of the next four arguments.
         pad, stride, dilation
             One number for every spatial dim, or one for each. Each padding may be a pair: before and after.
         groups
-            Independent groups of channels.
+            How many independent groups the channels form.
         timeout
-            Seconds for all of it, as in `ask`.
+            Seconds for everything together, as in `ask`.
         """
         require_operands(x=x, w=w)
         conv = convolution_of("x", x.dims, conv, pad=pad, stride=stride, dilation=dilation, groups=groups)
@@ -488,8 +492,8 @@ class Requests:
     ) -> BufferRef:
         """Gradient with respect to the input, in a new buffer of dy's dtype and layout; see `ConvBwdData`.
 
-        `dims` are the result's. None stands for the smallest input that gives an output of dy's dims; with a
-        stride over 1, larger ones give it, too. The others are as for `conv_fwd`.
+        `dims` are the dims of the result. None stands for the smallest input that gives an output of dy's
+        dims; with a stride over 1, larger inputs give it, too. The other arguments are as for `conv_fwd`.
         """
         require_operands(dy=dy, w=w)
         conv = convolution_of("dy", dy.dims, conv, pad=pad, stride=stride, dilation=dilation, groups=groups)
@@ -518,7 +522,7 @@ class Requests:
     ) -> BufferRef:
         """Gradient with respect to the filter, in a new buffer; see `ConvBwdFilter`.
 
-        `dims` are (K, C / groups, filter). The others are as for `conv_fwd`.
+        `dims` are (K, C / groups, filter). The other arguments are as for `conv_fwd`.
         """
         require_operands(x=x, dy=dy)
         conv = convolution_of("x", x.dims, conv, pad=pad, stride=stride, dilation=dilation, groups=groups)
@@ -537,7 +541,8 @@ class Requests:
         dtype: DTypeLike | None = None,
         timeout: float | None = None,
     ) -> BufferRef:
-        """A new buffer that a message fills, in the layout of `like`. If that fails, it is freed."""
+        """Allocate a buffer in the layout of `like`, and ask a message that fills it. If that fails, free the
+        buffer."""
         layout = Layout.NHWC if like.spec.layout is Layout.NHWC else Layout.NCHW
         if dtype is None:
             dtype = like.spec.dtype if like.spec.dtype.is_floating else DType.INT32
@@ -561,17 +566,17 @@ class Requests:
     ) -> np.ndarray:
         """An array for an input of a model, in memory that the device reads without another copy.
 
-        Fill it and pass it to `run`, as often as you like; it must not change until the run is answered. Its
-        memory is given back when the array has been collected. Until then it counts, on the CPU, towards
-        `memory_limit`; on a GPU it is pinned memory of the host. The outputs of `run` that are larger than 64
-        KiB lie in such memory too, in process isolation, and may be passed on as inputs.
+        Fill it and pass it to `run`, as often as you like; it must not change until the run is answered. This
+        staging memory is given back when the array has been collected. Until then it counts, on the CPU,
+        towards `memory_limit`; on a GPU it is pinned memory of the host. In process isolation, outputs of
+        `run` of more than 64 KiB lie in staging memory, too, and may be passed on as inputs.
 
         Parameters
         ----------
         feature
-            An input, as in `model.inputs[0]`.
+            An input of a model, as in `model.inputs[0]`.
         sizes, named
-            Sizes of its named dims: `staging(model.inputs[0], N=8)`.
+            The sizes of the input's named dims: `staging(model.inputs[0], N=8)`.
         timeout
             Seconds, as in `ask`.
 
@@ -580,7 +585,8 @@ class Requests:
         InvalidRequest
             A size is missing, unknown or no whole number, or the input has dims without a name.
         OutOfMemory
-            There is no room: within `memory_limit` on the CPU, or in the host's or its container's memory.
+            The array does not fit into `memory_limit` (on the CPU), or into the memory of the host or of its
+            container.
         """
         require_type("feature", feature, Feature, "pass an input of a model: model.inputs[0]")
         specs = one_set_of_specs((feature,), named_once(sizes, named))
@@ -603,65 +609,70 @@ class Requests:
     ) -> Model:
         """Load a model: read it and check it. See `cudnn-actor docs models`.
 
-        Its weights are uploaded now if `dims` are given or the dims of all inputs are numbers, else at its
+        The weights are uploaded now if `dims` is given or the dims of all inputs are numbers, else at the
         first run. `async with await gpu.load(path) as model` closes it at the end.
 
         Parameters
         ----------
         model
-            The path of an ONNX file, its bytes, an `onnx.ModelProto`; or an `OnnxModel`, which was read
-            before, for limits of your own. In a process that is attached, also a name that `serve_socket` was
-            given. Data outside of the file must lie in its folder.
+            The path of an ONNX file, its bytes, an `onnx.ModelProto`, or an `OnnxModel`: a model that was
+            read before, with limits of your own. In an attached process, also a name that was given to
+            `serve_socket`. Data outside of the file must lie in the file's folder.
         dims
-            Sizes of its named dims for which plans are built now: `{"N": (1, 8)}`; see `Model.warm`.
+            Sizes of the inputs' named dims for which plans are built now: `{"N": (1, 8)}`; see `Model.warm`.
         dtype
-            What its weights and activations are computed in: "bfloat16", "float16" or "float32"; None for the
-            dtypes of the file. Its inputs and outputs keep their dtypes. Norms, softmax and sums compute in
-            float32 all the same, and what is between floats and integers stays as the file says.
+            The dtype of weights and activations: "bfloat16", "float16" or "float32"; None for the dtypes of
+            the file. The model's inputs and outputs keep their dtypes. Norms, softmax and sums compute in
+            float32 all the same, and conversions between floats and integers stay as in the file.
         random
             The seed, a whole number, of nodes that draw random numbers and have no seed of their own; without
             it they are refused. Each run draws other numbers, and a model that is loaded again the same ones.
         swappable
-            Whether its weights may be overwritten later, while it runs: see `Model.write`. None for no.
+            Whether the weights may be overwritten later, while the model runs: see `Model.write`. None for
+            no.
         replace
-            A model that this service loaded, with the same inputs and outputs. The new one is warmed for all
-            dims that it has graphs for; then `replace` itself runs the new one, and is returned. Runs that
-            have begun finish on the old one, which is then unloaded. If anything fails, it stays as it was.
-            Of `dtype`, `random`, `swappable` and `tune`, what is None is as the replaced model was loaded
-            with, and what is given holds; an `OnnxModel` has all but `tune` of its own.
+            A model that this service loaded, with the same inputs and outputs. The new model is warmed for
+            all dims for which `replace` has graphs. From then on, the object `replace` runs the new model;
+            this method returns it. Runs that have begun finish on the old model, which is then unloaded. If
+            anything fails, `replace` stays as it was. If `dtype`, `random`, `swappable` or `tune` is None,
+            the value with which the old model was loaded holds; but an `OnnxModel` has the first three of its
+            own.
         tune
-            True: when it is warmed, here or later, candidates for each different piece are measured on the
-            device, in the captured graph of the whole, and the fastest are kept; also in the service's
-            `plan_store`, where the next load finds them. That takes up to minutes for each set of dims: this
-            call waits, and the service answers its other requests meanwhile, but they share the device. If it
-            fails, the plans stay as they were. "cached": take what the `plan_store` has tuned, and never
-            measure. None for False. A run never waits for tuning. Without effect on the CPU engine.
+            With True, when the model is warmed, here or later, the candidates for each different piece are
+            measured on the device, within the captured graph of the whole model. The fastest are kept, also
+            in the service's `plan_store`, where the next load finds them. That takes up to minutes for each
+            set of dims: this call waits, and the service answers its other requests meanwhile, but they share
+            the device. If tuning fails, the plans stay as they were. With "cached", tuned plans of the
+            `plan_store` are used, and nothing is measured. None for False. A run never waits for tuning. No
+            effect on the CPU engine.
         name
-            What its runs are counted under in `metrics`; models of one name are counted together. None for
-            the file's name without its suffix, or the name of the graph.
+            The name under which `metrics` counts the model's runs; models of one name are counted together.
+            None for the file's name without its suffix, or the name of the graph.
         timeout
-            Seconds for all of it. A file that is being read then is read to its end, and dropped.
+            Seconds for everything together. A file that is being read when they are over is read to its end,
+            and dropped.
 
         Raises
         ------
         ModelNotFound
             There is no file at that path.
         InvalidModel
-            It cannot be read, or contradicts itself.
+            The model cannot be read, or contradicts itself.
         UnsupportedModel
-            Some of its nodes cannot be run; all of them are named.
+            Some nodes cannot be run; the text names all of them.
         InvalidRequest
-            It is over a limit of `ModelLimits`; one of `dtype`, `tune`, `swappable`, `name` and `random` is
-            no valid value; or `random`, `dtype` or `swappable` was given with an `OnnxModel`.
+            The model is over a limit of `ModelLimits`; the value of `dtype`, `tune`, `swappable`, `name` or
+            `random` is not valid; or `random`, `dtype` or `swappable` was given with an `OnnxModel`.
         ImportError
             The package onnx is missing. The text says how to install it.
         CudnnActorError
-            As `upload`. What was allocated is freed.
+            See `upload`. Everything that was allocated is freed.
 
         Notes
         -----
-        It reads and imports on a thread of its own. Cancelled, as by `asyncio.wait_for`, it returns at once,
-        and the thread ends at the next node; neither the event loop nor the program waits for it.
+        The model is read and imported on a thread of its own. If the call is cancelled, as by
+        `asyncio.wait_for`, it returns at once, and the thread ends at the next node; neither the event loop
+        nor the program waits for it.
         """
         self._require_open()
         if tune is not None:
@@ -684,7 +695,7 @@ class Requests:
                     chosen = {name: earlier.get(name) if it is None else it for name, it in options.items()}
                     source = await in_own_thread(read_model, model, chosen)
             loaded = Model(
-                self._unowned,  # what the model allocates is its own, and so is its name in the service
+                self._unowned,  # the model owns its buffers and its name; a scope owns the model
                 await self._unowned.ask(DeployModel(name=name_of(model, name)), timeout=deadline.left_s),
                 source,
                 service.values,
@@ -723,17 +734,19 @@ class Requests:
     ) -> dict[str, Any]:
         """Run a model that this service loaded.
 
-        The graph of each set of dims is made at the first run with them, and kept.
+        The first run with a set of dims makes a graph for these dims, which is kept.
 
         Parameters
         ----------
         inputs, named
             Arrays or references, by the names of the model's inputs: `run(model, image=x)`. An input that is
-            named `keep` or `timeout` stands in `inputs`.
+            named `keep` or `timeout` can only be given in `inputs`.
         keep
-            Outputs that stay on the device: their references are returned, and are yours to free.
+            The names of outputs that stay on the device: their references are returned, and are yours to
+            free.
         timeout
-            Seconds for all of it, as in `ask`: uploads, the import at a first run, the graph, downloads.
+            Seconds for everything together, as in `ask`: uploads, the import at a first run, the graph,
+            downloads.
 
         Returns
         -------
@@ -745,9 +758,9 @@ class Requests:
         InvalidRequest
             An input is missing, or does not have the dtype or dims that the model says.
         UnsupportedModel
-            Nodes cannot be run with these dims or values; all of them are named.
+            Nodes cannot be run with these dims or values; the text names all of them.
         CudnnActorError
-            As `apply`. What was allocated is freed.
+            See `apply`. Everything that was allocated is freed.
         """
         self._require_open()
         self._require_own(model)
@@ -781,22 +794,23 @@ class Requests:
     ) -> BatchedModel:
         """Run requests of many tasks together: `async with gpu.batched(model) as endpoint`.
 
-        Then `await endpoint(image=x)` runs one sample, or a few, in a batch with those of others. A batch
-        starts when it is full, or its first request has waited for `max_delay_us`; if none runs, as soon as
-        no more requests are expected, which for one that is alone is at once. It is filled up to the next of
-        `sizes`. Entering warms all of these, and runs each once on zeros.
+        Then `await endpoint(image=x)` runs one sample, or a few, in a batch with samples of other requests. A
+        batch starts when it is full, or when its first request has waited for `max_delay_us`. If no batch
+        runs, it starts as soon as no more requests are expected; a request that is alone starts at once. A
+        batch is filled up to the next of `sizes`. Entering warms all sizes, and runs each once on zeros.
 
         Parameters
         ----------
         model
-            Its inputs have one named dim in common, the first of each; its outputs follow it, and no sample's
-            results depend on another sample.
+            A model whose inputs have one named dim in common, the first of each. It must be the first dim of
+            each output, too, and no sample's results may depend on another sample.
         max_batch
-            The most samples in a batch: the largest of `sizes`, and 32 without these.
+            The most samples in a batch: the largest of `sizes`; 32 if neither is given.
         max_delay_us
-            Microseconds that a request waits for others at most, unless `in_flight` batches run.
+            The most microseconds that a request waits for other requests, unless `in_flight` batches run.
         sizes
-            How many samples batches have. Powers of two up to `max_batch`, and that, unless given.
+            The numbers of samples that a batch may have. None for the powers of two up to `max_batch`, and
+            `max_batch`.
         dims
             Sizes of all other named dims of the inputs: `{"L": (128, 512)}`. Requests share a batch if all
             their dims but the first are equal.
@@ -804,15 +818,15 @@ class Requests:
             How many requests may wait before `endpoint.submit` raises `MailboxFull`. `await endpoint(...)`
             always waits.
         in_flight
-            How many batches may be sent at a time. Meanwhile the next is put together, if it is full.
+            How many batches may be sent at a time. Meanwhile the next batch is put together, if it is full.
         timeout
-            Seconds for entering it.
+            Seconds that entering may take.
 
         Raises
         ------
         InvalidRequest
-            An input has no named leading dim, or another one than the first input; an output does not follow
-            it; the size of a dim is missing; or an option is out of its range.
+            An input has no named leading dim, or another one than the first input; an output does not have
+            that dim first; the size of a dim is missing; or an option is out of its range.
         """
         self._require_own(model)
         rules = BatchRules.of(
@@ -854,14 +868,14 @@ class Requests:
         """
         one = type(messages) in (*COMPUTE, Graph) or not isinstance(messages, Iterable)
         given: tuple[Any, ...] = (messages,) if one else tuple(messages)  # type: ignore[arg-type]
-        parts = tuple(cut(given)) or ((),)  # `check_warm` refuses what is neither
+        parts = tuple(cut(given)) or ((),)  # `check_warm` refuses anything else
         with within(timeout) as deadline:
             return sum([await self.ask(_warm(part), timeout=deadline.left_s) for part in parts])
 
     async def clear_plans(self, *, timeout: float | None = None) -> int:
-        """Drop all plans that are ready, also those of a standby; returns how many there were.
+        """Drop all plans that are ready, also the standby's; returns how many there were.
 
-        See `ClearPlans`. `statistics` has how many there are, and the most that are kept.
+        See `ClearPlans`. `statistics` says how many plans there are, and how many are kept at most.
         """
         return await self.ask(ClearPlans(), timeout=timeout)
 
@@ -871,28 +885,28 @@ class Requests:
     ) -> Explanation:
         """How the service runs a graph, or the graph of a message: pieces, engines, reasons, memory.
 
-        Builds the plan if it is missing, as `warm` does, and runs nothing of yours. `print` shows the answer
-        as a table.
+        Builds the plan if it is missing, as `warm` does, and uses none of your buffers. `print` shows the
+        answer as a table.
 
         Parameters
         ----------
         what
-            A graph, as `GraphBuilder.build` gives it; or a message that runs a plan, all buffers given.
+            A graph, as `GraphBuilder.build` gives it; or a message that runs a plan, with all of its buffers.
         measure
-            Whether to time each piece, too, on inputs and outputs that are allocated for it and freed again:
-            floats normally distributed, integers 0. The requests behind it wait meanwhile, for about a
-            quarter of a second, or for four runs if they take longer.
+            Whether to time each piece, too, on inputs and outputs that are allocated for this and freed
+            again: floats are normally distributed, integers are 0. Requests that were sent later wait
+            meanwhile: about a quarter of a second, or four runs if these take longer.
         timeout
             Seconds, as in `ask`.
 
         Raises
         ------
         InvalidRequest
-            The message is invalid or has no plan.
+            The message is invalid, or runs no plan.
         UnsupportedGraph
-            The engine cannot run it. The text names the operation.
+            The engine cannot run the graph. The text names the operation.
         OutOfMemory
-            A second set of inputs and outputs does not fit.
+            With `measure`, there is no room for a second set of inputs and outputs.
         CudnnActorError
             As `ask`.
         """
@@ -903,21 +917,23 @@ class Requests:
     async def plans(
         self, what: Graph | Compute, *, measure: bool = False, timeout: float | None = None
     ) -> Explanation:
-        """What `explain` gives, in which each piece also has `candidates`: the plans that may run it.
+        """The explanation that `explain` gives, in which each piece also has `candidates`: the plans that may
+        run it.
 
         The names of cuDNN's plans can be given to `Numerics`, to prefer or to exclude these plans. On the
-        CPU, each piece has one candidate: what runs it.
+        CPU, each piece has one candidate, which runs it.
 
         Parameters
         ----------
         what
-            As in `explain`.
+            See `explain`.
         measure
-            Whether to tune the plan first, as `Warm(tune=True)` does, which takes seconds to minutes: the
-            candidates that tuning has tried then have times and workspaces, and the service uses the
-            fastest if it is clearly faster. If False, they have what an earlier tuning has measured.
+            Whether to tune the plan first, as `Warm(tune=True)` does, which takes seconds to minutes. The
+            candidates that tuning has tried then have times and workspaces, and the service uses the fastest
+            if it is clearly faster. If False, candidates have the times of an earlier tuning, if there was
+            one.
         timeout
-            Seconds for all of it, as in `ask`.
+            Seconds for everything together, as in `ask`.
 
         Raises as `explain`.
         """
@@ -931,30 +947,31 @@ class Requests:
 
     @check_spelling
     async def reserve_nbytes(self, layer: Recurrent[BufferRef], *, timeout: float | None = None) -> int:
-        """How many bytes a layer keeps for its gradients, on this engine.
+        """How many bytes a recurrent layer keeps for its gradients, on this engine.
 
-        A buffer of so many bytes, `await gpu.empty((nbytes,), dtype="uint8")`, may be the `reserve` of this
-        layer and of its gradients by data, and another one their `slopes`. The number is the same for all
-        layers with operands of the same dims and dtypes, the same mode, lengths and numerics. Builds a plan
-        of the layer if it is missing, and runs nothing of yours.
+        A buffer of this size, `await gpu.empty((nbytes,), dtype="uint8")`, may be the `reserve` of this layer
+        and of its gradients by data, and another such buffer their `slopes`. The number is the same for all
+        layers with operands of the same dims and dtypes, and the same mode, lengths and numerics. Builds a
+        plan of the layer if it is missing, and uses none of your buffers.
 
         Parameters
         ----------
         layer
-            Its inputs are given. Its outputs do not matter.
+            A `Recurrent` with its inputs. Its outputs do not matter.
         timeout
             Seconds, as in `ask`.
 
         Raises
         ------
         InvalidRequest
-            It is no layer, or its inputs do not fit together.
+            `layer` is no such layer, or its inputs do not fit together.
         UnsupportedGraph
             The engine cannot run the layer.
         OutOfMemory
-            The plan's workspace, which has the reserve, finds no room. On CUDA, also over `workspace_limit`.
+            There is no room for the plan's workspace, which contains the reserve. On CUDA, also if it is over
+            `workspace_limit`.
         CudnnActorError
-            As `ask`.
+            See `ask`.
         """
         explanation = await self.ask(Explain(graph=keeping(layer)), timeout=timeout)
         return sum(piece.reserve for piece in explanation.pieces)

@@ -1,4 +1,4 @@
-"""What is asked to find out how many bytes the reserve of a recurrent layer has."""
+"""The graph whose explanation says how many bytes the reserve of a recurrent layer has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = ["keeping"]
 def keeping(layer: Recurrent[BufferRef]) -> OperationGraph:
     """A graph of the layer that keeps bytes within its plan. The explanation of that plan has their number.
 
-    Raises `InvalidRequest` unless it is a layer whose inputs fit together. Its outputs are not looked at.
+    Raises `InvalidRequest` unless `layer` is a recurrent layer whose inputs fit together. Its outputs are
+    ignored.
     """
     if type(layer) is not Recurrent:
         require_awaited("layer", layer)
@@ -32,7 +33,7 @@ def keeping(layer: Recurrent[BufferRef]) -> OperationGraph:
             problem="keeps nothing for its gradients",
             fix="ask about the layer: Recurrent(x=x, w_ih=w_ih, w_hh=w_hh, mode=mode)",
         )
-    checked: Any = check_inputs(layer)  # with a mode and lengths that are what `ask` takes these for
+    checked: Any = check_inputs(layer)  # its mode and lengths have the types that `ask` converts them to
     refs = dict(checked.named(checked.inputs))
     specs = {name: ref.spec for name, ref in refs.items()}
     inferred = checked.infer(specs)

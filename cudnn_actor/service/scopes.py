@@ -1,4 +1,4 @@
-"""Scopes: what is allocated in one is freed with it."""
+"""Scopes: a scope owns the buffers and models that are made in it, and frees them at its end."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ KeptT = TypeVar("KeptT", bound=Owned)
 
 
 class Scope(Requests):
-    """The requests of a service, and the owner of what they give: `async with gpu.scope() as scope`.
+    """The requests of a service, and the owner of the buffers and models that they make: `async with
+    gpu.scope() as scope`.
 
     It owns the buffers of `scope.upload`, `empty`, `apply`, `loop`, `conv_fwd` and its siblings, what
     `scope.run(model, keep=...)` leaves on the device, the answers to `ask(Allocate(...))`, and the models of
     `scope.load`. At its end they are freed, once earlier requests on them are done, whether its body returns,
-    raises or is cancelled. What was freed before, or was lost with the device's context, is left alone.
-    References themselves own nothing: all copies of one are stale afterwards.
+    raises or is cancelled. A buffer that was freed before, or was lost with the device's context, is left
+    alone. References themselves own nothing: after the end, all copies of a reference are stale.
 
     Made by `CudnnRef.scope`. Any number of tasks, threads and event loops may share one.
 
@@ -56,11 +57,10 @@ class Scope(Requests):
         self.end()
 
     def keep(self, what: KeptT) -> KeptT:
-        """Give up a buffer or a model that the scope owns: it outlives the scope, and is yours to free.
-
+        """Take a buffer or a model from the scope that owns it: it outlives the scope, and is yours to free.
         Returns it. Raises `InvalidRequest` if the scope does not own it. Any thread; never blocks.
         """
-        named: object = what  # which may be anything, and not hashable
+        named: object = what  # a caller may pass anything, also an object that is not hashable
         if not isinstance(named, Owned) or self._owned.pop(_key(named), None) is None:
             raise InvalidRequest(
                 field="what",
@@ -71,11 +71,13 @@ class Scope(Requests):
         return what
 
     def end(self) -> None:
-        """Free what the scope owns, without waiting for it. Later requests of the scope are refused.
+        """Free the buffers and models that the scope owns, without waiting. Later requests of the scope are
+        refused.
 
         `async with` calls it. Idempotent; any thread; never blocks.
         """
-        # Before the loop: an answer that arrives meanwhile either is in the dict, or finds the scope closed.
+        # This is before the loop. So an answer that arrives meanwhile either is in the dict, or finds the
+        # scope closed.
         self._open = False
         while self._owned:
             try:
@@ -89,9 +91,9 @@ class Scope(Requests):
     @overload
     async def ask(self, message: AnyMessage[Answer], *, timeout: float | None = None) -> Answer: ...
     async def ask(self, message: Message, *, timeout: float | None = None) -> Any:
-        """`CudnnRef.ask`; the scope owns the answer to `Allocate` and `DeployModel`.
+        """Send a request as `CudnnRef.ask` does. The scope owns the answers to `Allocate` and `DeployModel`.
 
-        Raises `InvalidRequest`, too, once the scope has ended.
+        Also raises `InvalidRequest` once the scope has ended.
         """
         self._require_open()
         # Nothing is awaited between the answer and `_note`, so a cancellation cannot come between them.
@@ -108,7 +110,8 @@ class Scope(Requests):
         self, message: AnyMessage[Answer], *, timeout: float | None = None
     ) -> asyncio.Future[Answer]: ...
     def submit(self, message: Message, *, timeout: float | None = None) -> asyncio.Future[Any]:
-        """`CudnnRef.submit`; the scope owns what `ask` would give it. Raises as `ask` does, too."""
+        """Send a request as `CudnnRef.submit` does. The scope owns the same answers as for `ask`, and raises
+        the same error."""
         self._require_open()
         future = super().submit(message, timeout=timeout)
         if type(message) in _NOTED:
@@ -116,7 +119,7 @@ class Scope(Requests):
         return future
 
     def tell(self, message: Message) -> None:
-        """`CudnnRef.tell`. Raises `InvalidRequest`, too, once the scope has ended."""
+        """Send a request as `CudnnRef.tell` does. Also raises `InvalidRequest` once the scope has ended."""
         self._require_open()
         super().tell(message)
 
@@ -147,7 +150,8 @@ class Scope(Requests):
 
     def _own(self, what: Owned) -> None:
         self._owned[_key(what)] = what
-        # After the insertion, as `end` closes first and empties second: one of the two gives it back.
+        # This is checked after the insertion, and `end` closes before it empties the dict. So one of the two
+        # frees it.
         if not self._open and self._owned.pop(_key(what), None) is not None:
             self._give_back(what)
 
@@ -162,5 +166,6 @@ _NOTED = (Allocate, DeployModel, Free)
 
 
 def _key(what: object) -> object:
-    """What identifies a buffer: its reference may have been copied, or decoded from a message."""
+    """The key of a buffer or a model in the scope. A reference may have been copied, or decoded from a
+    message."""
     return (what.slot, what.generation) if isinstance(what, BufferRef) else what

@@ -75,7 +75,8 @@ _RELEASED_WITHIN_S = 10.0
 """How long a new life waits for the resources of the last one to be released."""
 
 _OF_THE_DEVICE = 4
-"""Without `deployed_limit`, buffers of idle graphs of models may take the device's memory divided by this."""
+"""Without `deployed_limit`, the buffers of models' idle graphs may take the device's memory divided by
+this."""
 
 
 class CudnnService:
@@ -84,8 +85,8 @@ class CudnnService:
     Create it with `start`, or with `child_spec` for a supervisor of yours. In asyncio code use `spawn`, or
     wrap an existing service: `CudnnRef(service)`.
 
-    `with start(...) as service:` stops it at the end of the body, as `stop` does. What the body raises is
-    raised then.
+    `with start(...) as service:` stops it at the end of the body, as `stop` does, and then raises the body's
+    exception, if there is one.
 
     Parameters
     ----------
@@ -106,18 +107,18 @@ class CudnnService:
     ) -> None:
         self.options = options
         self.name = options.name or NAME
-        """Its name in log lines and events."""
+        """The service's name in log lines and events."""
         self._engine = engine or engine_for(options)
         self.device = self._engine.device
         self.unused_gpu = self._engine.reason if self._engine.unused_gpu else None
-        """Why it runs on the CPU, if a GPU could have been expected; else None."""
+        """Why the service runs on the CPU, if a GPU could have been expected; else None."""
         if self.unused_gpu is not None:
             warn_of(self.unused_gpu)  # first: where warnings are errors, nothing is left over
         self._isolation = isolation_for(options, self._engine)
         self.models: Mapping[str, str] = {}
-        """Files of models that can be loaded by a name; a service of this process has none."""
+        """The names by which models can be loaded, and their files. Only an attached service has some."""
         self.share_weight: ShareWeight | None = None
-        """Uploads a weight that others may share; None where nobody does."""
+        """A function that uploads a weight which other processes may share; None if no other process can."""
         self._device_memory = DeviceMemoryReader(self._engine.bus_id)
         self.events = EventLog()
         self.started: concurrent.futures.Future[None] = promise()
@@ -126,8 +127,8 @@ class CudnnService:
         """Done when the service has ended. The result is the `Escalated` if it gave up, else None."""
         self._gone = threading.Event()
         self._released = threading.Event()
-        """Whether no life of the service is releasing its resources. Isolation has those of one life only, so
-        the next begins afterwards."""
+        """Whether no life of the service is releasing its resources. The isolation has the resources of one
+        life only, so the next life begins after that."""
         self._released.set()
         self._turning = threading.RLock()
         """Held while a life of the service begins or ends. Re-entrant, since a signal handler may call
@@ -145,7 +146,7 @@ class CudnnService:
             name=self.name,
         )
         self.kept_graphs = KeptGraphs(self.state.forget, self.state.cache_limit, self._deployed_limit)
-        """The graphs of its models."""
+        """The graphs of the service's models."""
         self._isolation.begin(self.state)
         self.actor_ref: pykka.ActorRef[Any] = MailboxRef(self.state.mailbox, CudnnActor, self._gone)
         """A pykka reference that stays valid across restarts."""
@@ -155,13 +156,14 @@ class CudnnService:
         self._cause: ExitReason | None = None
         """Why the last restart was made, or why the service has ended."""
         self.ending = False
-        """Whether its end has begun, by `end` or by itself: from then on, nobody needs to close it."""
+        """Whether the service's end has begun, by `end` or because it gave up: from then on, nobody needs to
+        close it."""
         self._telling: int | None = None
         """The thread that runs the `on_give_up` callable; None while none does."""
         forks.watch(self)
 
     def _deployed_limit(self) -> int | None:
-        """Bytes that the buffers of idle graphs of models may take now; None for no limit."""
+        """The bytes that the buffers of models' idle graphs may take now; None for no limit."""
         if self.options.deployed_limit is not None:
             return self.options.deployed_limit
         limit, memory = self.state.memory.limit, self._engine.memory_bytes
@@ -169,7 +171,7 @@ class CudnnService:
         return known // _OF_THE_DEVICE if known else None
 
     def forget_parent(self) -> None:
-        """In a forked child: become stopped, also for code that waits for the start or the end."""
+        """In a forked child, become stopped, also for code that waits for the start or the end."""
         self._turning = threading.RLock()  # another thread may have held the old one
         self.started, self.stopped = promise(), promise()
         resolve(self.started, ServiceStopped(reason=_FORKED, forked=True))
@@ -228,10 +230,9 @@ class CudnnService:
         On CUDA, it waits for the driver for 5 ms at most, except on the thread of an event loop. Else it
         never blocks.
 
-        Each number is read by itself, so one may be a moment newer than another. Whoever writes a number
-        replaces it in one step, and whatever has several elements is copied in one call of a C function, or
-        is never changed. So no lock is needed, and writers need not know of readers. Raises `ServiceStopped`
-        in a forked child.
+        Each number is read by itself, so one may be a moment newer than another. A number is replaced in one
+        step. A collection is copied in one call of a C function, or is never changed. So no lock is needed,
+        and writers need not know of readers. Raises `ServiceStopped` in a forked child.
         """
         self.state.mailbox.check_process()
         health, state, isolation = self.health(), self.state, self._isolation
@@ -262,22 +263,23 @@ class CudnnService:
         )
 
     def _health_state(self, supervisor: Supervisor | None) -> HealthState:
-        """The caller reads the supervisor before this checks for the end: it is cleared only after the end is
-        recorded, so a None read here with no end means that the service has not started."""
+        """The state of the service with this supervisor. The caller reads the supervisor before this method
+        checks for the end. The supervisor is cleared only after the end is recorded. So None here, with no
+        end, means that the service has not started."""
         return health_state(None if supervisor is None else supervisor.state, ended=not self.alive)
 
     def _repr_html_(self) -> str:
         return self._html(repr(self))
 
     def _html(self, caption: str) -> str:
-        """What notebooks show of a handle: tables of the service's health and of its requests. Any thread;
-        never blocks; sends no message."""
+        """The HTML that notebooks show of a handle: tables of the service's health and of its requests. Any
+        thread; never blocks; sends no message."""
         if self.forked:
             return html_table(caption, (), ())
         return f"{record_table(caption, self.health())}\n{requests_table(self.metrics())}"
 
     def _state_word(self) -> str:
-        """Its state for a repr, also in a forked child, which has no `Health` of it."""
+        """The service's state for a repr, also in a forked child, which has no `Health` of it."""
         return "of a parent process" if self.forked else str(self._health_state(self._supervisor))
 
     def _restarts_left(self, supervisor: Supervisor | None, now: float) -> int:
@@ -345,7 +347,7 @@ class CudnnService:
     def launch(self) -> None:
         """Start the service; `started` is done when it is ready. Blocks only as `make_supervisor` does.
 
-        Raises as that does, and `StartFailed` if the system gives no thread.
+        Raises as `make_supervisor` does, and `StartFailed` if the system cannot start a thread.
         """
         supervisor = self.make_supervisor()
         try:
@@ -384,7 +386,7 @@ class CudnnService:
         return stopped
 
     def _end_unsupervised(self, reason: str) -> Callable[[], None]:
-        """End a life that no supervisor runs, under the lock. Returns as `_close` does."""
+        """End a life that no supervisor runs, under the lock. Returns the function that `_close` returns."""
         self.ending = True
         self._cause = ExitReason.shutdown(reason)
         self.events.append(stamped(Stopped(child=None, reason=self._cause), self.name, Clock()))
@@ -425,7 +427,8 @@ class CudnnService:
         tell()
 
     def _take(self, supervisor: Supervisor, event: LifecycleEvent) -> Callable[[], None]:
-        """Process an event of the current life, under the lock. Returns what to call after releasing it."""
+        """Process an event of the current life, under the lock. Returns a function to call after the lock is
+        released."""
         match event:
             case Started() | Restarted():
                 return functools.partial(resolve, self.started, None)
@@ -445,8 +448,8 @@ class CudnnService:
         return _nothing
 
     def _close(self, reason: str) -> Callable[[], None]:
-        """End this life, under the lock. Returns what to call after releasing it: it releases the resources
-        and notifies the waiters."""
+        """End this life, under the lock. Returns a function to call after the lock is released: it releases
+        the resources and notifies the waiters."""
         self._released.clear()
         self._gone.set()
         self.state.mailbox.close(reason)
@@ -489,7 +492,8 @@ class CudnnService:
 
 
 class _ServiceSupervisor(Supervisor):
-    """A supervisor that a supervisor of the user's may kill. Then, too, the service's end is reported."""
+    """A supervisor that a supervisor of the user's may kill. In that case, too, the service's end is
+    reported."""
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
         """Give up the actor, so that its requests are answered, then report that the service has stopped."""
@@ -541,7 +545,7 @@ def start(options: _StartOptions) -> CudnnService:
 
 
 def started(options: Options, *, parent: pykka.ActorRef[Any] | None = None) -> CudnnService:
-    """`start`, for options that have been checked. Blocks, and raises `StartFailed`."""
+    """Do what `start` does, with options that have been checked. Blocks, and raises `StartFailed`."""
     service = CudnnService(options, parent=parent)
     service.launch()
     try:

@@ -47,9 +47,9 @@ def spawn(options: Options) -> Spawning:
 
 
 async def _found_engine(options: Options) -> EngineChoice:
-    """The engine for the options, found on a thread: it reads files, and may wait for a driver.
+    """The engine for the options. A thread finds it, because that reads files, and may wait for a driver.
 
-    Raises `StartFailed` if the system gives no thread.
+    Raises `StartFailed` if the system cannot start a thread.
     """
     try:
         return await in_own_thread(engine_for, options)
@@ -63,8 +63,8 @@ class Spawning:
     Parameters
     ----------
     service
-        The service. None: it is created when it starts, of `options`: which engine it gets is found out on a
-        thread, since that takes a moment.
+        The service. With None, it is created when it starts, from `options`, because finding its engine takes
+        a moment, and is done on a thread.
     """
 
     def __init__(self, service: CudnnService | None = None, *, options: Options | None = None) -> None:
@@ -84,7 +84,7 @@ class Spawning:
     def __enter__(self, *_: object) -> NoReturn:
         raise TypeError(f"the result of spawn() cannot be entered by a plain `with`: {_START}")
 
-    __exit__ = __enter__  # Python looks for it before it enters
+    __exit__ = __enter__  # Python looks for `__exit__` before it calls `__enter__`
 
     def __await__(self) -> Generator[Any, None, CudnnRef]:
         return self._start().__await__()
@@ -95,14 +95,14 @@ class Spawning:
         return self._made
 
     async def _start(self) -> CudnnRef:
-        running_loop()  # first: under trio, what is awaited below would fail after the service has begun
+        running_loop()  # first: under trio, the `await`s below would fail once the service has begun
         if self._made is None:
             assert self._options is not None
             self._made = CudnnService(self._options, engine=await _found_engine(self._options))
         self._service.launch()
         try:
             await asyncio.wrap_future(self._service.started)
-        except (asyncio.CancelledError, GeneratorExit):  # the second: it was dropped with its event loop
+        except (asyncio.CancelledError, GeneratorExit):  # the second: dropped with its event loop
             self._service.end("cancelled while it started")
             raise
         gpu = CudnnRef(self._service)
@@ -150,7 +150,8 @@ class Spawning:
 
 
 def _warn_if_unclosed(service: CudnnService) -> None:
-    """Warn of a service whose handle was collected while it ran: it goes on, and nobody can close it."""
+    """Warn of a service whose handle was collected while the service ran: it goes on, and nobody can close
+    it."""
     if service.alive and not service.ending:
         warnings.warn(
             f"unclosed service {service.name!r}: use `async with spawn(...) as gpu`, or `await gpu.aclose()`",
