@@ -106,7 +106,7 @@ class CudnnRef(Requests):
         return self._service.events.follow()
 
     def scope(self) -> Scope:
-        """A scope, which has the same methods for requests, and frees at its end the buffers and models that they make.
+        """A scope: it has the same methods for requests, and frees the buffers and models that they make.
 
         `async with gpu.scope() as scope:`, then `await scope.upload(array)` and the like. With
         `scope.keep(buffer)`, a buffer outlives it. See `Scope`. Sends no message.

@@ -1,4 +1,5 @@
-"""What is asked about the server and its models, and what changes them: all of the protocol but inference.
+"""The administration of the server: requests that ask about it and its models, or change them. That is all of
+the protocol but inference.
 
 These requests are few. Where several processes serve, the process that owns the service answers all of them.
 """
@@ -17,35 +18,35 @@ __all__ = ["Administration", "OwnAdministration", "region_record"]
 
 
 class Administration(Protocol):
-    """See the module's docstring. Records are those of the protocol."""
+    """The requests of the module's docstring, as methods. They return records of the protocol."""
 
     async def index(self, *, ready: bool) -> list[dict[str, str]]:
         """All models with their states; with `ready`, those that answer."""
 
     async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
-        """The counters of a model, or, for "", of all that answer. Raises `NotServed`."""
+        """The counters of a model, or, for "", of all models that answer. Raises `NotServed`."""
 
     async def load(self, name: str) -> None:
-        """Load a model anew. Raises `NotServed`, and as `CudnnRef.load`."""
+        """Load a model again from its file. Raises `NotServed`, and as `CudnnRef.load`."""
 
     async def unload(self, name: str) -> None:
-        """Serve a model no more. Raises `NotServed`."""
+        """Stop serving a model. Raises `NotServed`."""
 
     async def regions(self, name: str) -> list[dict[str, Any]]:
-        """A region of shared memory, or, for "", all. Raises `Refused` if it is not registered."""
+        """A region of shared memory, or, for "", all regions. Raises `Refused` if it is not registered."""
 
     async def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
-        """Open a region. Raises `Refused`, and `NotOffered` where there may be none."""
+        """Open a region. Raises `Refused`, and `NotOffered` if this server takes no regions."""
 
     async def unregister(self, name: str) -> None:
-        """Forget a region, or, for "", all."""
+        """Forget a region, or, for "", all regions."""
 
     async def metrics(self) -> bytes:
-        """The text for Prometheus."""
+        """The metrics as Prometheus's text."""
 
 
 class OwnAdministration:
-    """That of the process that owns the service. On one event loop.
+    """The administration in the process that owns the service. It runs on one event loop.
 
     Parameters
     ----------
@@ -54,7 +55,7 @@ class OwnAdministration:
     memory
         The regions.
     registry
-        What the metrics come from.
+        The Prometheus registry that has the metrics.
     """
 
     def __init__(self, catalog: Catalog, memory: SharedMemory, registry: CollectorRegistry) -> None:
@@ -74,7 +75,7 @@ class OwnAdministration:
         ]
 
     async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
-        """The counters of a model, or of all that answer."""
+        """The counters of a model, or, for "", of all models that answer."""
         chosen = [self._catalog.served(name, version)[0]] if name else self._catalog.entries
         return [
             {"name": each.name, "version": each.served.version, **each.counts.reported()}
@@ -83,15 +84,15 @@ class OwnAdministration:
         ]
 
     async def load(self, name: str) -> None:
-        """Load a model anew."""
+        """Load a model again from its file."""
         await self._catalog.load(name)
 
     async def unload(self, name: str) -> None:
-        """Serve a model no more."""
+        """Stop serving a model."""
         await self._catalog.unload(name)
 
     async def regions(self, name: str) -> list[dict[str, Any]]:
-        """A region of shared memory, or all."""
+        """A region of shared memory, or, for "", all regions."""
         return [region_record(each) for each in self._memory.status(name)]
 
     async def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
@@ -99,16 +100,16 @@ class OwnAdministration:
         self._memory.register(name, key, offset, nbytes)
 
     async def unregister(self, name: str) -> None:
-        """Forget a region, or all."""
+        """Forget a region, or, for "", all regions."""
         self._memory.unregister(name)
 
     async def metrics(self) -> bytes:
-        """The text for Prometheus."""
+        """The metrics as Prometheus's text."""
         return generate_latest(self._registry)
 
 
 def region_record(region: Region) -> dict[str, Any]:
-    """A region as the protocol describes it."""
+    """The protocol's record of a region."""
     return {
         "name": region.name,
         "key": region.key,

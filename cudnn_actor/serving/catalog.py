@@ -1,6 +1,6 @@
-"""The models that the server has by name: which version serves, and why others do not.
+"""The models that the server has by name: which version of each serves, or why none does.
 
-A name's version is replaced in one step, once its successor is warm; runs of the old one finish on it.
+A name's version is replaced in one step, once the next version is warm. Runs of the old version finish on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = Log("cudnn_actor")
 
 @dataclass(frozen=True)
 class Origin:
-    """The file of a version of a model, and what tells whether it has changed since."""
+    """The file of a model's version, and a stamp that changes when the file does."""
 
     path: Path
     version: str
@@ -44,17 +44,17 @@ class Entry:
     Parameters
     ----------
     name
-        Its name.
+        The name.
     origin
-        What it was last loaded from, or failed to load from.
+        The file from which the model was last loaded, or could not be loaded.
     served
         The version that answers; None for none.
     reason
-        Why there is none, or why the last one could not be loaded; "" without a reason.
+        Why no version answers, or why the last one could not be loaded; "" without a reason.
     loading
-        Whether one is being loaded.
+        Whether a version is being loaded.
     wanted
-        Whether it is to serve: not after it was unloaded.
+        Whether the model is to be served: False after it was unloaded.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """The protocol's word for it."""
+        """The protocol's word for the model's state."""
         if self.served is not None:
             return "READY"
         return "LOADING" if self.loading else "UNAVAILABLE"
@@ -80,14 +80,16 @@ class Catalog:
     Parameters
     ----------
     load
-        Loads and warms the model of a file, which is served under a name. Raises `CudnnActorError`.
+        A function that loads and warms a file's model, which is served under a name. It raises
+        `CudnnActorError`.
     changed
-        Called when what serves under a name, or its state, has changed. None if nothing is to be called.
+        This is called when the version that serves under a name, or the name's state, has changed; None for
+        no call.
     retire
-        Awaited with a version that serves no more, before it is closed. None if nothing is to be awaited.
+        This is awaited with a version that no longer serves, before the version is closed; None for no call.
     lend
-        Called with a name and the model that serves under it from now on; the model is None if no model does.
-        None if nothing is to be called.
+        This is called with a name and the model that serves under it from now on, or with None if no model
+        does; None for no call.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class Catalog:
         return [self._entries[name] for name in sorted(self._entries)]
 
     def entry(self, name: str) -> Entry:
-        """A model. Raises `NotServed` if there is none of that name."""
+        """The model of that name. Raises `NotServed` if there is none."""
         return require_known(name, self._entries.get(name))
 
     def served(self, name: str, version: str = "") -> tuple[Entry, Served]:
@@ -120,14 +122,15 @@ class Catalog:
         return entry, require_version(name, entry.served, version, loading=entry.loading)
 
     def add(self, name: str, origin: Origin) -> Entry:
-        """Have a model of a name, which is not loaded yet; the one that there is, if there is one."""
+        """Add a model of that name, which is not loaded yet. Returns the entry that exists, if there is
+        one."""
         return self._entries.setdefault(name, Entry(name, origin))
 
     async def load(self, name: str, origin: Origin | None = None) -> None:
-        """Load a model, anew if it is loaded, and switch to it once it is warm.
+        """Load a model, again if it is loaded already, and switch to the new version once it is warm.
 
-        `origin`: its file; the one it had unless given. Raises `NotServed`, and as `CudnnRef.load`: then what
-        served goes on.
+        `origin`: the file; None for the entry's own. Raises `NotServed`, and as `CudnnRef.load`: then the old
+        version goes on serving.
         """
         entry = self.entry(name)
         async with entry.lock:
@@ -151,7 +154,7 @@ class Catalog:
             self._end(before)
 
     async def unload(self, name: str) -> None:
-        """Serve a model no more. Its runs finish first. Raises `NotServed` for an unknown one."""
+        """Stop serving a model. Its runs finish first. Raises `NotServed` for an unknown name."""
         entry = self.entry(name)
         async with entry.lock:
             entry.wanted = False
@@ -170,7 +173,7 @@ class Catalog:
             self._end(before)
 
     def _end(self, served: Served | None) -> None:
-        """Close a version behind, once its runs have finished."""
+        """Close a version in a task, once its runs have finished."""
         if served is not None:
             task = asyncio.get_running_loop().create_task(self._close(served))
             self._ending.add(task)

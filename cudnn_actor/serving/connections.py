@@ -1,4 +1,5 @@
-"""HTTP connections of uvicorn, with bounds on what a client may leave half done, and one write an answer."""
+"""HTTP connections of uvicorn, with limits for requests that clients leave unfinished, and one write for each
+answer."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ __all__ = ["MOST_HEADERS", "BoundedConnection"]
 MOST_HEADERS = 64 << 10
 """The most bytes of a request's first line and headers."""
 _HEADERS_S = 30.0
-"""Seconds in which the headers of a connection's first request must have come."""
+"""Seconds within which the headers of a connection's first request must arrive."""
 
 
 class _OneWrite:
-    """A transport that sends what is written in one turn of the loop at once.
+    """A transport that collects the writes of one iteration of the event loop, and sends them together.
 
-    uvicorn writes the head of an answer and its body apart, and small parts that leave one by one cost each
-    a system call, and a client that waits for a second packet up to 40 ms.
+    uvicorn writes the head of an answer and its body separately. If small parts are sent one by one, each
+    costs a system call, and a client may wait up to 40 ms for the second packet.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -29,13 +30,13 @@ class _OneWrite:
         self._parts: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Send it at the end of this turn of the loop."""
+        """Send the data at the end of this iteration of the event loop."""
         if not self._parts:
             self._loop.call_soon(self._flush)
         self._parts.append(data)
 
     def close(self) -> None:
-        """Send what is written, and close."""
+        """Send the collected data, and close."""
         self._flush()
         self._transport.close()
 
@@ -49,21 +50,22 @@ class _OneWrite:
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that is closed if no request has begun in time. Requests have it as `state.connection`."""
+    """A connection that is closed if no request has begun in time. A request finds it as
+    `state.connection`."""
 
     lost = False
-    """Whether it has ended."""
+    """Whether the connection has ended."""
     on_lost: Callable[[], object] | None = None
-    """Called when it ends."""
+    """This is called when the connection ends."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin: uvicorn writes through a transport that joins what it writes."""
+        """Begin the connection: uvicorn gets a transport that joins its writes."""
         self.app_state = {"connection": self}
         super().connection_made(_OneWrite(transport, self.loop))  # type: ignore[arg-type]
         self._opening = self.loop.call_later(_HEADERS_S, self._check_begun)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """End the connection."""
         self._opening.cancel()
         super().connection_lost(exc)
         self.lost = True

@@ -15,17 +15,17 @@ log = Log("cudnn_actor")
 
 
 class ControlLink:
-    """Frames to and from the other side, which is of the same program.
+    """Frames to and from the other side, which is a process of the same program.
 
     Parameters
     ----------
     channel
-        This end, owned by this object from now on.
+        This end of the socket pair. This object owns it from now on.
     on_frame
-        Takes each of them. If it raises, the frames behind that one are lost, and somebody may wait for one
-        of them: so this end is closed then, as if the other side had gone.
+        This is called with each frame. If it raises, this end is closed, as if the other side had gone: the
+        frames after that one are lost, and somebody may wait for one of them.
     on_end
-        Called once, when the other side has gone.
+        This is called once, when the other side has gone.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class ControlLink:
         self._loop.add_reader(self._channel.fileno(), self._readable)
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the frame which is being handled; the caller owns it."""
+        """The descriptor that came with the frame that `on_frame` handles now. The caller owns it."""
         return self._channel.take_descriptor()
 
     def send(self, frame: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a frame, now or when there is room; nothing if the other side has gone."""
+        """Send a frame, now or when there is room. Nothing is sent if the other side has gone."""
         if self._open:
             self._channel.send(frame, descriptors)
             if self._channel.backed_up:
@@ -59,10 +59,10 @@ class ControlLink:
         channel = self._channel
         try:
             for frame in channel.receive():
-                if self._is_open():  # what handles a frame may close this
+                if self._is_open():  # a frame's handler may close this end
                     self._on_frame(frame)
             gone = channel.ended
-        except Exception:  # a bad frame, or one that cannot be handled here: the link is given up
+        except Exception:  # the frame is bad, or cannot be handled here: the link is given up
             log.exception("serving.link_failed")
             gone = True
         if gone and self._is_open():
@@ -73,7 +73,7 @@ class ControlLink:
         return self._open
 
     def read_rest(self) -> None:
-        """Handle what has come of a side that has gone, and close this end."""
+        """Handle the frames that had arrived when the other side went, and close this end."""
         while self._is_open():
             self._readable()
             if self._channel.drained:

@@ -1,4 +1,5 @@
-"""What a request of the protocol is refused with, and the status that HTTP and gRPC have for each error."""
+"""The errors with which requests of the protocol are refused, and the status of each error in HTTP and
+gRPC."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class _Versioned(Protocol):
 
     @property
     def version(self) -> str:
-        """As the protocol names it."""
+        """The version's name in the protocol."""
 
 
 M = TypeVar("M")
@@ -72,7 +73,7 @@ class Unauthorised(CudnnActorError):
 class NotServed(CudnnActorError, LookupError):
     """Raised when the server has no such model, or it is not ready. Nothing ran.
 
-    Carries `model`, `version` ("" for any), `problem`, and `passing`: whether it is being loaded.
+    Carries `model`, `version` ("" for any), `problem`, and `passing`: whether the model is being loaded.
     """
 
     model: str
@@ -93,16 +94,17 @@ class NotServed(CudnnActorError, LookupError):
 
 
 def require_known(name: str, found: M | None) -> M:
-    """What a server knows by the name of a model. Raises `NotServed` if that is nothing."""
+    """The object that a server has found for a model's name. Raises `NotServed` if it is None."""
     if found is None:
         raise NotServed(model=name[:200], version="", problem="is unknown")
     return found
 
 
 def require_version(name: str, served: V | None, version: str, *, loading: bool) -> V:
-    """The version of a model that answers. Raises `NotServed` if none does, or not the one that is asked for.
+    """The version of a model that answers. Raises `NotServed` if none does, or if another version is asked
+    for.
 
-    `version`: "" for any. `loading`: whether one is being loaded.
+    `version`: the version that is asked for; "" for any. `loading`: whether a version is being loaded.
     """
     if served is None:
         problem = "is being loaded" if loading else "is not loaded"
@@ -114,7 +116,8 @@ def require_version(name: str, served: V | None, version: str, *, loading: bool)
 
 
 class Busy(CudnnActorError):
-    """Raised when requests under way have as many bytes as the server takes. Nothing ran. Carries `most`."""
+    """Raised when the requests under way have as many bytes as the server takes at a time. Nothing ran.
+    Carries `most`."""
 
     retry_safe = True
     most: int
@@ -140,7 +143,8 @@ class Draining(CudnnActorError):
 
 
 class NotOffered(CudnnActorError):
-    """Raised when a part of the protocol is asked for that this server does not have. Carries `what`."""
+    """Raised when a request needs a part of the protocol that this server does not have. Carries `what`, its
+    name."""
 
     what: str
 
@@ -175,13 +179,14 @@ _STATUSES: tuple[tuple[type[CudnnActorError], Status], ...] = (
     (ServiceStopped, _AWAY),
     (OutcomeUnknown, _AWAY),
 )
-"""The first that an error is an instance of holds."""
+"""The status of each class of errors. The first class that an error is an instance of counts."""
 
 
 def status_of(error: CudnnActorError) -> Status:
-    """The status of an error: 4xx for what the sender can mend, 503 for what passes, 500 for all else."""
+    """The status of an error: 4xx if the sender can mend it, 503 if it will pass by itself, 500 for all
+    others."""
     if isinstance(error, NotServed) and error.passing:
         return _AWAY
-    if isinstance(error, OutOfMemory):  # larger than the service may hold at all, or only now
+    if isinstance(error, OutOfMemory):  # more than the service can ever hold, or than it can now
         return _BUSY if error.retry_safe else Status(413, "RESOURCE_EXHAUSTED")
     return next((status for cls, status in _STATUSES if isinstance(error, cls)), Status(500, "INTERNAL"))

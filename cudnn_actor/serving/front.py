@@ -1,8 +1,8 @@
 """A serving process: HTTP and gRPC in front of a service that another process owns.
 
-Its program is `main`. It is attached to the service, and sends it what clients ask it to run. What it knows
-of models and of clients' shared memory, the owner has told it; what it is asked about them, it asks the
-owner. So it can be replaced at any time: nothing but its connections is lost with it.
+Its program is `main`. It is attached to the service, and sends it the inferences of its clients. The owner
+(the process that owns the service) tells it of models and of clients' shared memory. Other requests about
+them it passes on to the owner. So it can be replaced at any time: only its connections are lost with it.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ from cudnn_actor.serving.under_way import UnderWay
 __all__ = ["NAME", "main"]
 
 NAME = "cudnn-serving"
-"""The process's name, as `ps -o comm` shows it."""
+"""The name of a serving process, as `ps -o comm` shows it."""
 _LOST_S = 1.0
-"""How long the owner has to say what is to be done once the service has gone."""
+"""Seconds within which the owner must send `Drain` after the service has ended; else this process ends at
+once."""
 _COUNTS_S = 1.0
-"""How often the owner is told what was counted: what is lost if this process is killed."""
+"""Seconds between two reports of counts to the owner. The counts since the last report are lost if this
+process is killed."""
 
 
 class _VersionHere:
@@ -74,7 +76,7 @@ class _VersionHere:
         self.version = record.version
         self._model = ServedModel(gpu, f"version {record.version}", record.loaded)
         self.outputs: Sequence[str] = [each.name for each in record.loaded.outputs]
-        self.under_way = UnderWay()  # the owner keeps the version until none is
+        self.under_way = UnderWay()  # the owner keeps the version until no request is under way
 
     async def run(self, inputs: Mapping[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
         return await self._model.run(inputs, timeout=timeout_s)
@@ -91,7 +93,7 @@ class _VersionHere:
 
 
 class _Named:
-    """A model by its name, and what this process has counted of it and not told yet."""
+    """A model by its name, with the counts that this process has not reported to the owner yet."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -101,7 +103,7 @@ class _Named:
 
 
 class _ModelsHere:
-    """The models, as the owner has told last."""
+    """The models, as the owner's last `Served` lists them."""
 
     def __init__(self, gpu: CudnnRef) -> None:
         self._gpu = gpu
@@ -113,7 +115,7 @@ class _ModelsHere:
         return named, require_version(name, named.served, version, loading=named.loading)
 
     def replace(self, records: Sequence[ModelRecord]) -> list[_VersionHere]:
-        """Have these models from now on. Returns the versions that answer no more."""
+        """Use these models from now on. Returns the versions that no longer answer."""
         before = {each.served.key: each.served for each in self._named.values() if each.served is not None}
         known = {each.name: self._named.get(each.name) or _Named(each.name) for each in records}
         for record in records:
@@ -128,7 +130,7 @@ class _ModelsHere:
         return list(before.values())
 
     def taken_counts(self) -> dict[str, ModelCounts]:
-        """What was counted since the last call."""
+        """The counts since the last call, by the model's name."""
         taken = {}
         for named in self._named.values():
             if named.counts.success.count or named.counts.fail.count:
@@ -137,7 +139,7 @@ class _ModelsHere:
 
 
 class _AskedOwner:
-    """The `Administration` of the owner, asked for."""
+    """An `Administration` that sends each request to the owner, and waits for its answer."""
 
     def __init__(self, link: ControlLink) -> None:
         self._link = link
@@ -170,7 +172,7 @@ class _AskedOwner:
         return await self._ask("metrics")  # type: ignore[no-any-return]
 
     async def _ask(self, method: str, **arguments: Any) -> Any:
-        if self._gone:  # its requests may outlive the link for as long as connections take to end
+        if self._gone:  # requests may outlive the link until their connections have ended
             raise _owner_has_gone()
         number = next(self._numbers)
         future = self._asked[number] = asyncio.get_running_loop().create_future()
@@ -183,7 +185,7 @@ class _AskedOwner:
     def take(self, reply: Reply) -> None:
         """Take the owner's answer."""
         future = self._asked.get(reply.number)
-        if future is None or future.done():  # its client has gone
+        if future is None or future.done():  # the client has gone
             return
         if reply.error is not None:
             future.set_exception(reply.error.to_error())
@@ -191,7 +193,7 @@ class _AskedOwner:
             future.set_result(reply.value)
 
     def end(self) -> None:
-        """Answer what is asked, also from now on, because the owner has gone."""
+        """Answer all waiting and future requests with an error, because the owner has gone."""
         self._gone = True
         for future in self._asked.values():
             if not future.done():
@@ -203,24 +205,26 @@ def _owner_has_gone() -> ServiceStopped:
 
 
 class _Front:
-    """What is told by the owner, and what is done then."""
+    """The handlers of the owner's frames."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self.begun: asyncio.Future[Begin] = self._loop.create_future()
         self.may_listen: asyncio.Future[None] = self._loop.create_future()
         self.ending: asyncio.Future[float] = self._loop.create_future()
-        """The seconds that requests under way have left, once this process is to end."""
+        """A future of the seconds that requests under way have left. It is done once this process is to
+        end."""
         self.link = ControlLink(Channel(connection, FROM_OWNER), self._take, self._owner_gone)
         self.administration = _AskedOwner(self.link)
-        self.memory = SharedMemory(offered=True)  # whether a client may have a region, the owner says
+        self.memory = SharedMemory(offered=True)  # the owner decides whether a client may have a region
         self.models: _ModelsHere | None = None
         self.host: Host | None = None
         self._waiting: list[Any] = []
         self._releasing: set[asyncio.Task[None]] = set()
 
     def start(self, host: Host, models: _ModelsHere) -> None:
-        """Have what the frames are about, also those that have come already."""
+        """Take the host and the models that frames are about, and handle the frames that have arrived
+        already."""
         self.host, self.models = host, models
         waiting, self._waiting = self._waiting, []
         for frame in waiting:
@@ -249,14 +253,15 @@ class _Front:
             self.link.send(Counts(frame.number, self.models.taken_counts()))
         elif isinstance(frame, Served):
             self.host.starting = frame.starting
-            if counts := self.models.taken_counts():  # a model that goes takes its counts along
+            if counts := self.models.taken_counts():  # the counts of a model that goes would be lost with it
                 self.link.send(Counts(0, counts))
             for version in self.models.replace(frame.models):
                 self._release(version)
             self.link.send(Took(frame.number))
 
     def _release(self, version: _VersionHere) -> None:
-        """Tell the owner once no request uses a version any more. None begins: no name leads to it."""
+        """Tell the owner once no request uses a version any more. No further request begins, since no name
+        leads to it."""
         if not version.under_way.count:
             self.link.send(Released([version.key]))
             return
@@ -278,7 +283,8 @@ class _Front:
     def lost_soon(self) -> None:
         """Note that the connection to the service has ended. Any thread.
 
-        Then so does this process, and another one takes its place; unless the owner ends, and says so before.
+        This process then ends, too, and another one takes its place, unless the owner sends `Drain` before
+        that.
         """
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._loop.call_later, _LOST_S, self._end, 0.0)
@@ -290,7 +296,7 @@ class _Front:
             self.ending.set_result(seconds)
 
     async def keep_counting(self) -> None:
-        """Tell the owner again and again what was counted, until cancelled."""
+        """Report counts to the owner again and again, until cancelled."""
         while True:
             await asyncio.sleep(_COUNTS_S)
             if self.models is not None and (counts := self.models.taken_counts()):
@@ -298,12 +304,12 @@ class _Front:
 
 
 def main() -> None:
-    """Serve until the owner says to end, or has gone.
+    """Serve until the owner sends `Drain`, or has gone.
 
-    Its arguments are two descriptors: its end of the socket pair, and the table of limits.
+    The program's arguments are two descriptors: its end of the socket pair, and the table of limits.
     """
     call_this_process(NAME)
-    for each in (signal.SIGINT, signal.SIGTERM):  # the owner gets them, too, and says what is to be done
+    for each in (signal.SIGINT, signal.SIGTERM):  # the owner gets them, too, and sends `Drain`
         signal.signal(each, signal.SIG_IGN)
     connection, table = (int(number) for number in sys.argv[1:])
     os.set_inheritable(connection, False)
@@ -331,8 +337,9 @@ async def _serve_at(front: _Front, gpu: CudnnRef, begin: Begin, table: int) -> N
     front.start(host, models)
     gpu._service.stopped.add_done_callback(lambda _: front.lost_soon())
     tokens = None if begin.tokens is None else Tokens.of_digests(begin.tokens)
-    # Nobody reaches this process before it knows all, and before the owner waits for what it is told later:
-    # so no client finds a model or a region here as it was before another client's request changed it.
+    # No client reaches this process before it knows all models and regions, and before the owner waits until
+    # it knows of changes. So no client finds a model or a region here as it was before another client changed
+    # it.
     front.link.send(Prepared())
     await asyncio.wait((front.may_listen, front.ending), return_when=asyncio.FIRST_COMPLETED)
     if front.ending.done():

@@ -1,7 +1,7 @@
-"""The frames between the process that owns the service and those that serve in front of it. Does no I/O.
+"""The frames between the process that owns the service (the owner) and serving processes. Does no I/O.
 
-They go over a socket pair that the owner makes for each process. Inferences do not: a serving process is
-attached to the service (`cudnn_actor.attached`), as any client on this machine.
+They go over a socket pair that the owner makes for each process. Inferences take another way: a serving
+process is attached to the service (`cudnn_actor.attached`), as any client on this machine may be.
 
 ==============  =========================================================================================
 owner sends     `Begin` first; `AddRegion`, with one descriptor, and `DropRegions`; `Served`; `Listen`;
@@ -65,7 +65,7 @@ class ErrorOnWire(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         return cls(type(error).__name__, error._facts, str(error))
 
     def to_error(self) -> CudnnActorError:
-        """The error, of its class; of the base class, with its text, if that is unknown here."""
+        """The error, of its own class, or of the base class if this process does not know its class."""
         for module in (failures, models, protocol_errors):
             found = getattr(module, self.kind, None)
             if isinstance(found, type) and issubclass(found, CudnnActorError):
@@ -89,9 +89,9 @@ class Begin(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     at
         Where to listen.
     row, rows
-        Which row of the table of limits is the process's, of how many.
+        The process's row in the table of limits, and how many rows there are.
     most_running, most_bytes
-        The limits, of all processes together.
+        The limits for all processes together.
     tokens
         The digests of the tokens; None if requests need none.
     """
@@ -111,15 +111,15 @@ class Version(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     Parameters
     ----------
     key
-        The owner's number for it, unlike that of any other.
+        The owner's number for the version. Each version has another number.
     version
-        As the protocol names it.
+        Its name in the protocol.
     loaded
-        What runs it: see `attached.ServedModel`.
+        The model that runs it: see `attached.ServedModel`.
     batched
         Whether its requests are put into batches, so that their leading dim counts samples.
     metadata, config
-        What the protocol says of it.
+        The protocol's records of the model.
     """
 
     key: int
@@ -131,7 +131,8 @@ class Version(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class ModelRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A model that the server knows by name: the version that answers, or None, and whether one is loaded."""
+    """A model that the server knows by name: the version that answers, or None, and whether a version is
+    being loaded."""
 
     name: str
     loading: bool
@@ -139,7 +140,7 @@ class ModelRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Served(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """All models, as they are from now on, and whether the server starts. `Took` is the reply."""
+    """All models, as they are from now on, and whether the server is still starting. `Took` is the reply."""
 
     number: int
     starting: bool
@@ -157,7 +158,7 @@ class AddRegion(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True
 
 
 class DropRegions(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Forget a region of shared memory; for "", all. `Took` is the reply."""
+    """Forget a region of shared memory, or, for "", all regions. `Took` is the reply."""
 
     number: int
     name: str
@@ -166,8 +167,8 @@ class DropRegions(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tr
 class Listen(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """Listen now. The answer to `Prepared`.
 
-    Frames keep their order, so the process knows by then all that the owner has sent without waiting for it.
-    From this frame on, the owner waits until the process knows what it is told.
+    Frames keep their order. So the process has handled all earlier frames, for which the owner has not
+    waited. From this frame on, the owner waits for `Took`.
     """
 
 
@@ -186,7 +187,7 @@ class GiveCounts(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class Drain(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Take no more inferences, answer those that are under way, for up to these seconds, and end."""
+    """Take no more inferences, wait up to these seconds until those under way are answered, and end."""
 
     seconds: float
 
@@ -195,15 +196,15 @@ class Drain(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
 
 
 class Prepared(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """It is attached to the service, and could listen."""
+    """The process is attached to the service, and could listen."""
 
 
 class Listens(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """It listens on its ports."""
+    """The process listens on its ports."""
 
 
 class Failed(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """It cannot serve. `address`: whether that is because of an address or a certificate."""
+    """The process cannot serve. `address`: whether that is because of an address or a certificate."""
 
     text: str
     address: bool
@@ -218,21 +219,21 @@ class Ask(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=
 
 
 class Took(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """What the owner has sent with this number holds here from now on."""
+    """The process has handled the owner's frame with this number."""
 
     number: int
 
 
 class Released(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """None of this process's requests uses these versions any more, and none will."""
+    """No request of this process uses these versions any more, and none will."""
 
     keys: list[int]
 
 
 class Counts(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """What requests this process has answered since it last said so, by the model's name.
+    """The counts of requests that this process has answered since its last `Counts`, by the model's name.
 
-    `number`: that of the `GiveCounts`; 0 if none has asked.
+    `number`: the number of the `GiveCounts` that asked for them; 0 if none did.
     """
 
     number: int

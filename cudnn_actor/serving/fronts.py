@@ -1,10 +1,10 @@
-"""The serving processes, as the process that owns the service sees them: started, told, asked, and replaced.
+"""The serving processes, seen by the process that owns the service, which starts, informs and replaces them.
 
-The owner keeps what there is once: the models, clients' shared memory, counters, and where batches are put
-together. A serving process has connections, reads requests and writes answers. See `front`.
+The owner has everything that exists once: the models, clients' shared memory, the counters and the batches. A
+serving process has connections, reads requests and writes answers. See `front`.
 
-A version of a model that serves no more is closed when every serving process has said that none of its
-requests uses it: so a run of the old version finishes on it, whichever process it came by.
+A version of a model that no longer serves is closed when every serving process has said that none of its
+requests uses the version. So a run of an old version finishes, whichever process has read its request.
 """
 
 from __future__ import annotations
@@ -68,22 +68,22 @@ __all__ = ["FrontAdministration", "Fronts", "serving_processes"]
 log = Log("cudnn_actor")
 
 _ANSWER_S = 10.0
-"""How long a serving process may take to say that it knows something. Then it hangs, and is killed: it would
-answer its clients with what was before a change, or not at all."""
+"""Seconds within which a serving process must confirm a frame. One that takes longer counts as hung, and is
+killed: it would answer its clients as before a change, or not at all."""
 _LOOK_S = 5.0
-"""How often each is asked something, whether or not there is anything to ask, so that one that hangs is
+"""Seconds between two frames that ask each serving process for counts, so that a process that hangs is
 noticed."""
 _START_S = 120.0
-"""How long one may take until it listens."""
+"""Seconds that a serving process may take until it listens."""
 _MOST_FAILED_STARTS = 3
-"""Of the processes that are started at first, how many may end before they listen."""
+"""How many of the first serving processes may end before they listen."""
 _LONGEST_PAUSE_S = 30.0
 _LIVES_S = 5.0
-"""A process that has lived for so long is replaced at once, others after a pause."""
+"""A process that has lived for these seconds is replaced at once, any other one after a pause."""
 _LONGEST_TEXT = 10_000
-"""Characters of an error that is sent as text alone."""
+"""The most characters of an error that is sent as text alone."""
 _GRACE_S = 15.0
-"""Seconds beside those for requests under way that a process gets for its end."""
+"""Seconds that a process gets for its end, in addition to those for the requests under way."""
 
 
 class _Front:
@@ -92,13 +92,13 @@ class _Front:
     Parameters
     ----------
     row
-        Its row of the table of limits, which its successor has after it.
+        Its row in the table of limits, which the process that replaces it will have.
     process, channel
-        It with its pidfd, and this end of the socket pair; owned by this object from now on.
+        The process with its pidfd, and this end of the socket pair. This object owns both from now on.
     on_frame
-        Called with this object and each of its frames.
+        This is called with this object and each frame of the process.
     listening
-        Done when a process with this row has listened for the first time.
+        A future that is done when a process with this row has listened for the first time.
     """
 
     def __init__(
@@ -115,27 +115,27 @@ class _Front:
         self.pid = self._process.pid
         self.since_s = time.monotonic()
         self.prepared = False
-        """Whether it may listen, so that it must know what the others know."""
+        """Whether the process may listen. From then on, it must know all changes."""
         self.listens = False
         self.problem = ""
         self.holds: set[int] = set()
-        """The versions of models that its requests may use."""
+        """The versions of models that the process's requests may use."""
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = loop.create_future()
-        """How it has ended, once it has."""
+        """How the process has ended, once it has."""
         self.waited_for: dict[int, asyncio.Future[None]] = {}
-        """What it has been sent and has not said that it knows, by number."""
+        """A future for each frame that the process was sent and has not confirmed, by the frame's number."""
         self.link = ControlLink(channel, functools.partial(on_frame, self), self._end_of_frames)
         loop.add_reader(self._pidfd, self._exited)
 
     def _end_of_frames(self) -> None:
-        self.kill()  # it has ended, is about to, or is broken
+        self.kill()  # it has ended, is about to end, or is broken
 
     def _exited(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.link.read_rest()  # it may have said why it ends
-        status = self._process.wait()  # it is there to be reaped: its pidfd says so
+        status = self._process.wait()  # it can be reaped: its pidfd says so
         for future in self.waited_for.values():
             if not future.done():
                 future.set_result(None)
@@ -143,20 +143,20 @@ class _Front:
             self.ended.set_result(ending_of(status))
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         if self._process.returncode is None:
             self._process.kill()
 
     def kill_unless_it_listens(self) -> None:
-        """End it, if it has begun long ago and does not listen yet."""
+        """Kill the process if it has had `_START_S` seconds and does not listen yet."""
         if not self.listens:
             self.problem = self.problem or f"did not listen within {_START_S:.0f} s"
             self.kill()
 
     async def told(self, number: int) -> None:
-        """Wait until it has said that it knows what it was sent with a number, or has ended.
+        """Wait until the process has confirmed the frame with this number, or has ended.
 
-        If it takes longer than `_ANSWER_S`, it is killed, so that it answers no client any more.
+        A process that takes longer than `_ANSWER_S` is killed, so that it answers no client any more.
         """
         if self.ended.done():
             return
@@ -171,23 +171,23 @@ class _Front:
             del self.waited_for[number]
 
     def heard(self, number: int) -> None:
-        """Note that it has said so."""
+        """Note that the process has confirmed the frame with this number."""
         future = self.waited_for.get(number)
         if future is not None and not future.done():
             future.set_result(None)
 
 
 class Fronts:
-    """All serving processes. On one event loop. Made by `serving_processes`.
+    """All serving processes. `serving_processes` makes it. It runs on one event loop.
 
     Parameters
     ----------
     count
         How many processes serve.
     begin
-        What each is told first; `row` is set for each.
+        The first frame for each process; `row` is replaced in it.
     socket
-        What they are attached to.
+        The socket by which the processes attach to the service.
     """
 
     def __init__(self, count: int, begin: Begin, served: ServedSocket) -> None:
@@ -213,9 +213,10 @@ class Fronts:
     async def start(
         self, catalog: Catalog, memory: SharedMemory, administration: FrontAdministration
     ) -> None:
-        """Start all, and wait until they listen.
+        """Start all processes, and wait until they listen.
 
-        Raises `OSError` for an address or a certificate, and `StartFailed` if they end before they listen.
+        Raises `OSError` for an address or a certificate, and `StartFailed` if processes end before they
+        listen.
         """
         self._catalog, self._memory, self._administration = catalog, memory, administration
         listening = [asyncio.get_running_loop().create_future() for _ in range(self._count)]
@@ -225,14 +226,14 @@ class Fronts:
         self._in_task(self._keep_looking())
 
     async def _keep_looking(self) -> None:
-        """Notice processes that hang: see `_Front.told`. Until cancelled."""
+        """Look for processes that hang, until cancelled: see `_Front.told`."""
         while True:
             await asyncio.sleep(_LOOK_S)
             await self.gather_counts()
 
     async def _keep(self, row: int, listening: asyncio.Future[None]) -> None:
-        """Have a process with a row, and another one whenever it has ended. `listening`: done when the first
-        listens, or none does."""
+        """Start a process with a row, and another one whenever it has ended. `listening`: a future that is
+        done when a process listens for the first time, or fails if none does."""
         pause_s = 0.0
         while not await self._drains_within(pause_s):
             try:
@@ -243,7 +244,7 @@ class Fronts:
             else:
                 self._fronts.add(front)
                 self._send_or_end(front, functools.partial(self._greet, front))
-                if self._draining.is_set():  # it was not there when the others were told
+                if self._draining.is_set():  # this process did not exist when the others were told
                     front.kill()
                 late = asyncio.get_running_loop().call_later(_START_S, front.kill_unless_it_listens)
                 ended = await front.ended
@@ -304,7 +305,7 @@ class Fronts:
         self._released.set()
 
     async def drain(self, seconds: float) -> None:
-        """Have all processes take no more inferences, answer what is under way, for so long, and end."""
+        """Let all processes take no more inferences, answer those under way within these seconds, and end."""
         self._draining.set()
         for front in tuple(self._fronts):
             front.link.send(Drain(seconds))
@@ -334,7 +335,7 @@ class Fronts:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of those that listen."""
+        """The process ids of the processes that listen."""
         return sorted(front.pid for front in self._fronts if front.listens)
 
     # What they say.
@@ -351,7 +352,7 @@ class Fronts:
             front.holds.difference_update(frame.keys)
             self._released.set()
         elif isinstance(frame, Prepared):
-            front.prepared = True  # in the step in which `Listen` is sent: what comes behind it is waited for
+            front.prepared = True  # in the step in which `Listen` is sent: later frames are waited for
             front.link.send(Listen())
         elif isinstance(frame, Listens):
             front.listens = True
@@ -370,7 +371,7 @@ class Fronts:
             front.link.send(Reply(asked.number, value))
         except CudnnActorError as error:
             self._answer_error(front, asked, error)
-        except Exception as error:  # also of an answer that cannot be sent: a client waits for one
+        except Exception as error:  # also if the answer cannot be sent: a client waits for one
             log.exception("serving.request_failed", method=asked.method)
             self._answer_error(front, asked, CudnnActorError(_sendable(error)))
 
@@ -378,7 +379,7 @@ class Fronts:
     def _answer_error(front: _Front, asked: Ask, error: CudnnActorError) -> None:
         try:
             front.link.send(Reply(asked.number, error=ErrorOnWire.of(error)))
-        except Exception:  # its facts are too long, or are nothing that a frame can have
+        except Exception:  # its facts are too long, or a frame cannot hold them
             log.exception("serving.request_failed", method=asked.method)
             plain = CudnnActorError(_sendable(error))
             front.link.send(Reply(asked.number, error=ErrorOnWire.of(plain)))
@@ -390,17 +391,18 @@ class Fronts:
                 entry.counts.join(counts)
 
     async def gather_counts(self) -> None:
-        """Have what all processes have counted so far, in the counts of the catalog."""
+        """Add the counts of all processes so far to the catalog's counts."""
         await self._tell(lambda front, number: front.link.send(GiveCounts(number)))
 
     # What they are told.
 
     @staticmethod
     def _send_or_end(front: _Front, send: Callable[[], None]) -> None:
-        """Tell a process something; if that cannot be sent, end it.
+        """Send a process a frame by `send`. If that cannot be sent, kill the process.
 
-        A region that waits for room in the socket has a descriptor of its own, which the system may refuse.
-        Without it the process would answer otherwise than the others. Its successor is told all anew.
+        A region that waits for room in the socket needs a descriptor of its own, which the system may refuse.
+        Without the region, the process would answer differently from the others. The process that replaces it
+        is told everything again.
         """
         try:
             send()
@@ -409,10 +411,10 @@ class Fronts:
             front.kill()
 
     async def _tell(self, send: Callable[[_Front, int], None]) -> None:
-        """Tell all processes something, and wait until they know it.
+        """Send all processes a frame by `send`, and wait until they have confirmed it.
 
-        One that starts is told, too, and knows it before it listens. One that does not answer is killed, and
-        the log says so.
+        A process that is starting gets the frame, too, and handles it before it listens. A process that does
+        not confirm it is killed, and the log says so.
         """
         waiting = []
         for front in tuple(self._fronts):
@@ -435,11 +437,11 @@ class Fronts:
         await self._tell(lambda front, number: self._send_models(front, records, number))
 
     async def add_region(self, region: Region) -> None:
-        """Have all processes know a region, and wait until they do."""
+        """Tell all processes of a region, and wait until they have confirmed it."""
         await self._tell(lambda front, number: self._send_region(front, region, number))
 
     async def drop_regions(self, name: str) -> None:
-        """Have all processes forget a region, or, for "", all, and wait until they have."""
+        """Let all processes forget a region, or, for "", all regions, and wait until they have."""
         await self._tell(lambda front, number: front.link.send(DropRegions(number, name)))
 
     @staticmethod
@@ -475,7 +477,7 @@ class Fronts:
         return self._versions[key]
 
     async def retire(self, served: Served) -> None:
-        """Wait until no process uses a version that serves no more; then nobody can run it any more."""
+        """Wait until no process uses a version that no longer serves. Then no request can run it any more."""
         key = self._keys.get(served)
         if key is None:
             return
@@ -487,19 +489,20 @@ class Fronts:
 
 
 def _sendable(error: Exception) -> str:
-    """The text of an error, which a frame can have whatever is in it: of bounded length, and valid UTF-8."""
+    """The text of an error as a frame can hold it: of bounded length, and valid UTF-8."""
     return str(error)[:_LONGEST_TEXT].encode(errors="replace").decode()
 
 
 class FrontAdministration(OwnAdministration):
-    """The owner's administration, where others serve: what it changes, all of them know when it has returned.
+    """The owner's administration, if serving processes serve. When a method returns, all of them know its
+    change.
 
     Parameters
     ----------
     own
-        That of this process.
+        The owner's own administration.
     fronts
-        The others.
+        The serving processes.
     """
 
     def __init__(self, *own: Any, fronts: Fronts) -> None:

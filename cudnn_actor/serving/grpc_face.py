@@ -1,6 +1,6 @@
 """The protocol over gRPC: a server of grpc.aio with handlers that take bytes.
 
-A message is read by the handler itself, so that bytes that are none are refused as any wrong request is.
+A handler parses the message itself. So bytes that are no message are refused as any wrong request is.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from cudnn_actor.serving.tokens import Tokens
 __all__ = ["grpc_server"]
 
 _OPEN = ("ServerLive", "ServerReady", "ModelReady")
-"""What is answered without a token."""
+"""The methods that are answered without a token."""
 _MOST_AHEAD = 64
-"""How many requests of one stream are under way at a time; further ones wait in the connection."""
+"""How many requests of one stream are under way at a time; further requests wait in the connection."""
 Operation = Callable[[Any], Awaitable[Mapping[str, Any]]]
 _Parsed = tuple[Any, list[memoryview], int]
 
@@ -43,18 +43,19 @@ async def grpc_server(
     most_calls: int,
     beside_others: bool = False,
 ) -> AsyncIterator[int]:
-    """Serve at an address, "127.0.0.1:8001"; gives the port. Leaving the block ends it.
+    """Serve at an address, such as "127.0.0.1:8001"; yields the port. Leaving the block ends the server.
 
-    `credentials`: a key and its certificate, for TLS. `most_body`: bytes of a message. `most_calls`: calls at
-    a time, streams among them. gRPC has a message in memory before any code here sees it, so these two bound
-    what messages take. `beside_others`: whether other processes listen there, too, so that each gets a share
-    of the connections. Raises `OSError` if the address cannot be had.
+    `credentials`: a key and its certificate, for TLS. `most_body`: the most bytes of a message. `most_calls`:
+    the most calls at a time, including streams. gRPC has a message in memory before any code here sees it, so
+    these two bound the memory of messages. `beside_others`: whether other processes listen at this address,
+    too, so that each gets a share of the connections. Raises `OSError` if the server cannot listen at the
+    address.
     """
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", most_body),
             ("grpc.max_send_message_length", -1),
-            # Else a second server, started by mistake, would take half of the connections.
+            # Otherwise a second server, started by mistake, would take half of the connections.
             ("grpc.so_reuseport", int(beside_others)),
         ],
         # And no `grpc.max_concurrent_streams`: a connection at that limit has calls fail with UNAVAILABLE.
@@ -78,14 +79,14 @@ async def grpc_server(
 
 
 class _GrpcFace:
-    """What answers the calls of gRPC."""
+    """The server's answers to the calls of gRPC."""
 
     def __init__(self, host: Host, tokens: Tokens | None) -> None:
         self._host = host
         self._tokens = tokens
 
     def handlers(self) -> Any:
-        """The handlers of all methods; the others of the protocol are answered with UNIMPLEMENTED."""
+        """The handlers of all methods here. Other methods of the protocol are answered with UNIMPLEMENTED."""
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._unary(name, operation), response_serializer=_serialize
@@ -97,7 +98,8 @@ class _GrpcFace:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _operations(self) -> dict[str, Operation]:
-        """What each method but those of inference answers to its request, as the fields of its response."""
+        """For each method that is no inference: the function from its request to the fields of its
+        response."""
         host, administration = self._host, self._host.administration
 
         async def load(asked: Any) -> Mapping[str, Any]:
@@ -145,7 +147,7 @@ class _GrpcFace:
         }
 
     def _unary(self, name: str, operation: Operation) -> Callable[[bytes, Any], Awaitable[Any]]:
-        """The handler of a method: reads its request, and makes its response."""
+        """The handler of a method, which reads the request and makes the response."""
 
         async def call(data: bytes, context: Any) -> Any:
             try:
@@ -196,9 +198,11 @@ class _GrpcFace:
             )
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """The responses to the requests of a stream, in their order; an error is one of them.
+        """The responses to the requests of a stream, in the order of the requests. An error is a response,
+        too.
 
-        Requests run together. The queue bounds how many: with it full, none is read from the connection.
+        Requests run together. The queue bounds their number: while it is full, no request is read from the
+        connection.
         """
         try:
             self._require_token(context)
@@ -221,7 +225,7 @@ class _GrpcFace:
         try:
             while (task := await under_way.get()) is not None:
                 yield await task
-        finally:  # also if the client has gone: what has not started is withdrawn
+        finally:  # also if the client has gone: requests that have not started are withdrawn
             for each in (reading, *running):
                 each.cancel()
             await asyncio.gather(reading, *running, return_exceptions=True)
@@ -240,12 +244,12 @@ class _GrpcFace:
         except CudnnActorError as error:
             failed = message_class("ModelStreamInferResponse")(error_message=str(error))
             if request is not None:
-                failed.infer_response.id = request.id  # by which the client finds whose error it is
+                failed.infer_response.id = request.id  # this tells the client which request has failed
             return _serialize(failed)
 
 
 def _awaitable(answer: Callable[[Any], Mapping[str, Any]]) -> Operation:
-    """An operation that answers at once, as one that is awaited."""
+    """Wrap a function that answers at once into one that is awaited."""
 
     async def operation(asked: Any) -> Mapping[str, Any]:
         return answer(asked)
@@ -258,6 +262,6 @@ def _serialize(message: Any) -> bytes:
 
 
 async def _abort(context: Any, error: CudnnActorError) -> NoReturn:
-    """End a call with the status of an error. Raises what grpc.aio ends calls with."""
+    """End a call with the status of an error. Raises the exception by which grpc.aio ends calls."""
     await context.abort(getattr(grpc.StatusCode, status_of(error).grpc), str(error))
-    raise error  # which is not reached
+    raise error  # never reached

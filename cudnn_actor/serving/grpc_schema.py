@@ -1,4 +1,5 @@
-"""The protocol's messages for gRPC, as far as they mean something, in a pool of descriptors of their own.
+"""The protocol's messages for gRPC, with the fields that are used here, in a pool of descriptors of their
+own.
 
 In the default pool they would clash with another copy of the package `inference`, such as tritonclient's.
 Names and numbers are those of
@@ -198,7 +199,8 @@ SystemSharedMemoryUnregisterRequest
     string name 1
 SystemSharedMemoryUnregisterResponse
 """
-"""Messages, and under each its fields: the label or the name of its oneof, if any; type, name and number."""
+"""The messages, and under each its fields: a label or the name of the field's oneof, if there is one; type,
+name and number."""
 _DATA_TYPES = (
     *("TYPE_INVALID", "TYPE_BOOL", "TYPE_UINT8", "TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64", "TYPE_INT8"),
     *("TYPE_INT16", "TYPE_INT32", "TYPE_INT64", "TYPE_FP16", "TYPE_FP32", "TYPE_FP64", "TYPE_STRING"),
@@ -238,7 +240,7 @@ def _pool() -> descriptor_pool.DescriptorPool:
 def _add_field(message: DescriptorProto, words: list[str]) -> None:
     label, kind, name, number = words if len(words) == 4 else ["", *words]
     field = message.field.add(name=name, number=int(number), label=_OPTIONAL)
-    if label == "map":  # which is a repeated message of a key and a value, by convention
+    if label == "map":  # by convention, a map is a repeated message of a key and a value
         entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
         entry.options.map_entry = True
         entry.field.add(name="key", number=1, label=_OPTIONAL, type=_STRING)

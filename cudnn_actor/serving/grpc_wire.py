@@ -38,20 +38,20 @@ _CONTENTS = {
     "float32": "fp32_contents",
     "float64": "fp64_contents",
 }
-"""Where a tensor's numbers are if they are not sent as raw bytes."""
+"""The field that has a tensor's numbers if they are not sent as raw bytes."""
 _Response = message_class("ModelInferResponse")
 _WITH_LENGTH = 2
-"""The type of a field whose value comes behind its length: a string, bytes, a message."""
+"""The wire type of a field whose value follows its length: a string, bytes, a message."""
 _RAW_INPUT = 7 << 3 | _WITH_LENGTH
 _RAW_OUTPUT = 6 << 3 | _WITH_LENGTH
 _STREAMED_RESPONSE = 2 << 3 | _WITH_LENGTH
 """The first bytes of `raw_input_contents`, `raw_output_contents` and `infer_response` in their messages."""
 MOST_FIELDS = 4 * MOST_TENSORS
-"""How many fields of a request are read here."""
+"""How many fields of a request are read here; protobuf reads the rest."""
 
 
 def parse(name: str, data: bytes) -> Any:
-    """The message of this name that bytes are. Raises `Refused`."""
+    """Parse bytes as a message of this name. Raises `Refused`."""
     try:
         return message_class(name).FromString(data)
     except Exception as error:
@@ -59,7 +59,8 @@ def parse(name: str, data: bytes) -> Any:
 
 
 def parse_inference(data: bytes) -> tuple[Any, list[memoryview], int]:
-    """A `ModelInferRequest` without its raw contents, these, and how many bytes the rest has.
+    """Parse a `ModelInferRequest`. Returns it without its raw contents, these contents, and the bytes of the
+    rest.
 
     The contents are views of `data`: protobuf would copy them twice, into its message and out of it. Raises
     `Refused`.
@@ -71,10 +72,11 @@ def parse_inference(data: bytes) -> tuple[Any, list[memoryview], int]:
 
 
 def _without_raw(data: bytes) -> tuple[bytes, list[memoryview]]:
-    """The fields of a request but its raw contents, and these contents.
+    """The bytes of a request without its raw contents, and these contents.
 
-    All fields of a request are a byte, a length and a value. From one on that is not, it is all left to
-    protobuf, which takes it or refuses it. So is what follows many fields: reading one takes a microsecond.
+    Each field of a request is a byte, a length and a value. From the first field on that is not, everything
+    is left to protobuf, which takes it or refuses it. The same goes for everything after `MOST_FIELDS`
+    fields, since reading a field takes a microsecond.
     """
     view, rest = memoryview(data), []
     raw: list[memoryview] = []
@@ -92,7 +94,8 @@ def _without_raw(data: bytes) -> tuple[bytes, list[memoryview]]:
 
 
 def _value_at(data: bytes, at: int) -> tuple[int, int | None]:
-    """Where the value of the field at a place begins and ends; no end if the field is none of a request."""
+    """The begin and the end of the value of the field at `at`. The end is None if a request has no such
+    field."""
     size = 0
     if data[at : at + 1] and data[at] & 0x87 == _WITH_LENGTH:  # its number is below 16
         for place in range(at + 1, min(at + 5, len(data))):
@@ -110,7 +113,8 @@ def parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode(request: Any, raw: Sequence[memoryview], regions: Regions) -> Inference:
-    """The inference that a request asks for, as `parse_inference` gives it. Its arrays are views of `raw`.
+    """The inference that a request asks for. `request` and `raw` are from `parse_inference`. The arrays are
+    views of `raw`.
 
     Raises `Refused`.
     """
@@ -145,7 +149,7 @@ def decode(request: Any, raw: Sequence[memoryview], regions: Regions) -> Inferen
 
 
 def _contents(tensor: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """An input whose numbers stand in the message itself."""
+    """An input whose numbers are in the message itself."""
     field = _CONTENTS.get(dtype)
     given = [] if field is None else getattr(tensor.contents, field)
     if len(given) * dtype.itemsize != nbytes_of(dtype, shape):
@@ -157,7 +161,7 @@ def _contents(tensor: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
         )
     flat = np.empty(len(given), dtype.numpy)
     try:
-        for begin in range(0, len(given), PIECE):  # so that other threads get in between
+        for begin in range(0, len(given), PIECE):  # so that other threads can run between two pieces
             check_wanted()
             flat[begin : begin + PIECE] = np.array(given[begin : begin + PIECE], dtype.numpy)
         return flat.reshape(shape)
@@ -170,7 +174,7 @@ def _contents(tensor: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
 def encode(
     model: str, version: str, inference: Inference, results: Mapping[str, np.ndarray], regions: Regions
 ) -> bytes:
-    """The `ModelInferResponse` of these outputs; those for shared memory are written to it.
+    """The `ModelInferResponse` with these outputs. Outputs for shared memory are written there.
 
     Raises `Refused`.
     """
@@ -192,7 +196,8 @@ def encode(
 
 
 def stream_response(response: bytes, *, last: bool) -> bytes:
-    """A `ModelStreamInferResponse` with a response. `last`: whether that says that no other follows it."""
+    """A `ModelStreamInferResponse` with a response. `last`: whether it says that no other response
+    follows."""
     said = _Response()
     if last:
         said.parameters["triton_final_response"].bool_param = True
@@ -201,7 +206,7 @@ def stream_response(response: bytes, *, last: bool) -> bytes:
 
 
 def _begin_field(first: int, nbytes: int) -> bytes:
-    """The beginning of a field with a value of so many bytes."""
+    """The first bytes of a field whose value has `nbytes` bytes: its key and its length."""
     begun = bytearray([first])
     while nbytes >= 0x80:
         begun.append(nbytes & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""What the server does, whichever way it is asked: the operations of the protocol over a service's models."""
+"""The operations of the protocol over a service's models, for HTTP and gRPC alike."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["EXTENSIONS", "LONG_LIST", "Admission", "Answering", "Host", "Models"
 T = TypeVar("T")
 NAME = "cudnn-actor"
 LONG_LIST = 32 << 10
-"""Bytes of JSON, and numbers in an answer's lists, above which a thread reads and writes them."""
+"""A thread reads JSON of more bytes than this, and writes lists of more numbers than this."""
 _MOST_ASIDE = 4
 """The most threads that read or write such JSON at a time."""
 EXTENSIONS = (
@@ -46,15 +46,15 @@ class Answering(Protocol):
 
     @property
     def version(self) -> str:
-        """Its version, as the protocol names it."""
+        """The version's name in the protocol."""
 
     @property
     def outputs(self) -> Sequence[str]:
-        """The names of its outputs, in order."""
+        """The names of the model's outputs, in order."""
 
     @property
     def under_way(self) -> UnderWay:
-        """The requests for which it was chosen. It is closed once there are none."""
+        """The requests for which this version was chosen. The version is closed once there are none."""
 
     async def run(self, inputs: Mapping[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
         """The outputs for these inputs. Raises as `CudnnRef.run`, and `MailboxFull` if too many wait."""
@@ -63,10 +63,10 @@ class Answering(Protocol):
         """How many samples a request has."""
 
     def metadata(self, name: str) -> dict[str, Any]:
-        """What the protocol says of the model: its inputs and outputs."""
+        """The protocol's record of the model: its inputs and outputs."""
 
     def config(self, name: str) -> dict[str, Any]:
-        """Its configuration, in Triton's form."""
+        """The model's configuration, in Triton's form."""
 
 
 class Named(Protocol):
@@ -74,11 +74,11 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The model's name."""
 
     @property
     def counts(self) -> ModelCounts:
-        """Its requests."""
+        """The counts of the model's requests."""
 
 
 class Models(Protocol):
@@ -89,7 +89,7 @@ class Models(Protocol):
 
 
 class Host:
-    """The operations of the protocol. All of it runs on one event loop.
+    """The operations of the protocol. All of them run on one event loop.
 
     Parameters
     ----------
@@ -98,12 +98,12 @@ class Host:
     catalog
         The models.
     administration
-        What answers all but inferences.
+        The object that answers all requests but inferences.
     regions
         The shared memory that clients have registered.
     limits
-        How many inferences may be under way, further ones are refused with `MailboxFull`; and how many bytes
-        their requests may have, further ones are refused with `Busy`.
+        How many inferences may be under way (a further one is refused with `MailboxFull`), and how many bytes
+        their requests may have (a further request is refused with `Busy`).
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Host:
 
     @property
     def ready(self) -> bool:
-        """Whether to send inferences here: not while it starts, restarts a worker or stops."""
+        """Whether inferences should be sent here: not while the server starts, restarts a worker or stops."""
         return self._gpu.ready and not self.draining and not self.starting
 
     @property
@@ -143,7 +143,7 @@ class Host:
 
     @property
     def bytes(self) -> int:
-        """How many bytes the requests have that are under way in this process."""
+        """How many bytes the requests under way in this process have."""
         return self.limits.bytes
 
     def model_ready(self, name: str, version: str = "") -> bool:
@@ -157,7 +157,7 @@ class Host:
     # What there is.
 
     def metadata(self) -> dict[str, Any]:
-        """What the protocol says of a server."""
+        """The protocol's record of the server."""
         return {"name": NAME, "version": cudnn_actor.__version__, "extensions": list(EXTENSIONS)}
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
@@ -173,7 +173,8 @@ class Host:
     # What changes it.
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Load a model anew. Raises `NotServed`, `Refused` for parameters, and as `CudnnRef.load`."""
+        """Load a model again from its file. Raises `NotServed`, `Refused` for parameters, and as
+        `CudnnRef.load`."""
         if parameters:
             raise Refused(
                 problem=f"loading with {', '.join(sorted(parameters))[:200]} is off",
@@ -198,10 +199,10 @@ class Host:
                 admission.end()
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """The result of work that takes milliseconds, on a thread. Raises as `work`.
+        """Call `work`, which takes milliseconds, on a thread, and return its result. Raises as `work`.
 
-        There are as many such threads as `_MOST_ASIDE`, whatever is admitted. A client that has gone leaves
-        its work to end at its next step. Where the system gives no thread, it is done here.
+        There are `_MOST_ASIDE` such threads, however many inferences are admitted. If the client goes, the
+        work ends at its next step. If the system cannot start a thread, the work is done on the event loop.
         """
         async with self._aside:
             try:
@@ -230,10 +231,11 @@ class Host:
     ) -> T:
         """Run a model for a request that was admitted, and return what `encode` makes of its outputs.
 
-        `decode` reads the request, `encode` gets the version, the request and the outputs. `listed`: bytes of
-        the request that are no raw tensors. If they are many, it is read on a thread, and so are many numbers
-        written. `headers` gives those of the request, which may name the client's span. `left_s`: seconds
-        until the client stops waiting; None for no end. Raises `CudnnActorError`.
+        `decode` reads the request; `encode` gets the version, the request and the outputs. `listed`: the
+        bytes of the request that are no raw tensors. Above `LONG_LIST`, the request is read on a thread;
+        lists of more numbers are written on a thread. `headers` gives the request's headers, which may name
+        the client's span. `left_s`: seconds until the client stops waiting; None for no end. Raises
+        `CudnnActorError`.
         """
         inferred = self._infer(name, version, decode, encode, listed=listed, left_s=left_s)
         if (observer := self._gpu._service.state.counters.observer) is None:
@@ -251,7 +253,7 @@ class Host:
         left_s: float | None,
     ) -> T:
         entry, served = self.catalog.served(name, version)
-        with served.under_way.one():  # in the step in which it is chosen: its successor may be there behind
+        with served.under_way.one():  # in the step in which it is chosen: later it may be replaced
             return await self._infer_with(entry, served, decode, encode, listed=listed, left_s=left_s)
 
     async def _infer_with(
@@ -283,19 +285,19 @@ class Host:
 
 
 class Admission:
-    """One inference that is under way, and the bytes that its request has so far."""
+    """One inference that is under way, and the bytes of its request that have arrived so far."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._nbytes = 0
 
     def take(self, nbytes: int) -> None:
-        """Count bytes that have come. Raises `Busy` if all requests together have too many."""
+        """Count bytes that have arrived. Raises `Busy` if all requests together have too many."""
         if not self._limits.take(nbytes):
             raise Busy(most=self._limits.most_bytes)
         self._nbytes += nbytes
 
     def end(self) -> None:
-        """Give them back."""
+        """Stop counting this inference and its bytes."""
         self._limits.end(self._nbytes)
         self._nbytes = 0
