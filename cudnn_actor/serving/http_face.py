@@ -27,7 +27,7 @@ from cudnn_actor.serving.tokens import Tokens
 __all__ = ["make_app"]
 
 _BODY_S = 60.0
-"""Seconds in which a request's body must have come."""
+"""Seconds within which a request's body must arrive."""
 _MOST_CONTROL = 1 << 20
 """The most bytes of a request that is no inference."""
 _PAGE = Path(__file__).with_name("page.html").read_bytes()
@@ -40,14 +40,15 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(host: Host, tokens: Tokens | None, *, most_body: int) -> Starlette:
-    """The application.
+    """The ASGI application of a server.
 
     Parameters
     ----------
     host
-        What answers.
+        The server's operations.
     tokens
-        What requests must have, but those for health and the page; None for nothing.
+        The tokens, one of which each request must have, except those for health and the page; None for no
+        tokens.
     most_body
         The most bytes of a request's body.
     """
@@ -91,7 +92,7 @@ def make_app(host: Host, tokens: Tokens | None, *, most_body: int) -> Starlette:
 
 
 def _answering(handler: Handler, tokens: Tokens | None) -> Handler:
-    """The handler, with errors as answers, for requests that have a token."""
+    """Wrap a handler: errors become answers, and requests need a token."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -116,7 +117,7 @@ def _failure(error: CudnnActorError) -> Response:
 
 
 async def _no_such_path(_: Request, error: Exception) -> Response:
-    """The answer for a path or a method that there is not, as JSON like all errors."""
+    """The answer for an unknown path or method: JSON, as for all errors."""
     assert isinstance(error, HTTPException)
     return _json(
         {"error": f"{error.detail}; see the Open Inference Protocol"}, error.status_code, error.headers
@@ -128,7 +129,7 @@ def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 
 
 class _HttpFace:
-    """What answers the requests of HTTP. Errors are raised, as `CudnnActorError`."""
+    """The server's answers to the requests of HTTP. Methods raise errors, as `CudnnActorError`."""
 
     def __init__(self, host: Host, most_body: int) -> None:
         self._host = host
@@ -228,10 +229,10 @@ class _HttpFace:
                 )
 
     async def _body(self, request: Request, most: int, take: Callable[[int], object] = int) -> bytes:
-        """All of the body, as it was before it was compressed.
+        """Receive the whole body, and decompress it.
 
-        `take` is called with how many bytes have come, before they are kept. Raises `Refused`, `TooLarge`,
-        and what `take` raises.
+        `take` is called with the number of bytes of each part that arrives, before the part is kept. Raises
+        `Refused`, `TooLarge`, and the errors of `take`.
         """
         said = request.headers.get("content-length", "0")
         if said.isascii() and said.isdigit() and (len(said) > 18 or int(said) > most):
@@ -258,7 +259,7 @@ class _HttpFace:
         return inflated
 
     async def _control(self, request: Request) -> dict[str, Any]:
-        """The object in a body that is not an inference; an empty one for an empty body."""
+        """The JSON object in the body of a request that is no inference; {} for an empty body."""
         body = await self._body(request, _MOST_CONTROL)
         try:
             return msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
@@ -270,19 +271,19 @@ class _HttpFace:
 
 @contextlib.contextmanager
 def _while_connected(request: Request) -> Iterator[None]:
-    """Cancel the block if the client closes its connection, and raise `ClientDisconnect` then.
+    """Cancel the block if the client closes its connection. Then raises `ClientDisconnect`.
 
-    A task that waits for the end of the connection would do, too, but adds a ninth to what a request costs.
+    A task that waits for the end of the connection would do, too, but adds a ninth to the cost of a request.
     """
     connection, task = request.scope["state"]["connection"], asyncio.current_task()
     assert task is not None
     if connection.lost:
         raise ClientDisconnect
-    connection.on_lost = task.cancel  # of all requests of a connection, one is under way
+    connection.on_lost = task.cancel  # one request of a connection is under way at a time
     try:
         yield
     except asyncio.CancelledError:
-        if connection.lost and not task.uncancel():  # nobody else has cancelled it
+        if connection.lost and not task.uncancel():  # no other code has cancelled it
             raise ClientDisconnect from None
         raise
     finally:

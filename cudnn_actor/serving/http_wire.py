@@ -1,4 +1,4 @@
-"""Inferences as HTTP bodies: JSON, and behind it the raw bytes of tensors (the binary tensor extension).
+"""Inferences as HTTP bodies: JSON, followed by the raw bytes of tensors (the binary tensor extension).
 
 Pure: bytes in, records and bytes out.
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
@@ -35,9 +35,9 @@ from cudnn_actor.serving.tensors import (
 __all__ = ["HEADER_LENGTH", "compress", "decode", "decompress", "encode", "header_length"]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-"""The header with the bytes of JSON at the beginning of a body; what follows are tensors."""
+"""The header that says how many bytes of JSON a body begins with. Tensors follow."""
 MOST_JSON = 8 << 20
-"""The most bytes of JSON in a request: as objects they take a multiple of it."""
+"""The most bytes of JSON in a request: parsed, they take several times as many."""
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
@@ -65,7 +65,8 @@ _decoder = msgspec.json.Decoder(_Request)
 
 
 def header_length(header: str | None, body: int) -> int:
-    """The bytes of JSON in a body of `body` bytes, by the header; `body` without one. Raises `Refused`."""
+    """How many bytes of JSON a body of `body` bytes begins with, according to the header; `body` without a
+    header. Raises `Refused`."""
     if header is None:
         return body
     if not (header.isascii() and header.isdigit() and len(header) < 20 and int(header) <= body):
@@ -138,7 +139,7 @@ def _binary(request: _Request) -> bool:
 
 
 def _outputs(request: _Request) -> tuple[RequestedOutput, ...] | None:
-    if not request.outputs:  # none listed are all
+    if not request.outputs:  # an empty list means all outputs
         return None
     require_once("output", [each.name for each in request.outputs])
     binary = _binary(request)
@@ -148,9 +149,9 @@ def _outputs(request: _Request) -> tuple[RequestedOutput, ...] | None:
 def encode(
     model: str, version: str, inference: Inference, results: Mapping[str, np.ndarray], regions: Regions
 ) -> tuple[list[bytes | memoryview], int | None]:
-    """The answer's body in parts, and how many bytes of JSON it has, None if it is nothing else.
+    """The answer's body in parts, and how many bytes of JSON it begins with; None if it is JSON alone.
 
-    Outputs for shared memory are written to it. Raises `Refused`.
+    Outputs for shared memory are written there. Raises `Refused`.
     """
     outputs: list[dict[str, Any]] = []
     raw: list[memoryview] = []
@@ -183,7 +184,7 @@ def encode(
 
 
 def decompress(body: bytes, encoding: str, most: int) -> bytes:
-    """A body as it was before it was compressed, of at most so many bytes. Raises `Refused`."""
+    """Decompress a body. Raises `Refused`, also if it then has more than `most` bytes."""
     window = _WINDOWS.get(encoding)
     if window is None:
         raise Refused(
@@ -205,7 +206,7 @@ def decompress(body: bytes, encoding: str, most: int) -> bytes:
 
 
 def compress(parts: Sequence[bytes | memoryview], accepted: str) -> tuple[str, bytes] | None:
-    """The encoding that a client accepts, and the body in it; None to send it as it is."""
+    """An encoding that the client accepts, and the body in it; None if the body is to be sent as it is."""
     offered = [word.partition(";")[0].strip() for word in accepted.split(",")]
     encoding = next((each for each in offered if each in _WINDOWS), None)
     if encoding is None:

@@ -1,7 +1,7 @@
 """Tensors as lists of numbers in JSON, read and written piece by piece.
 
 A call that makes millions of Python's numbers holds the interpreter's lock for a tenth of a second, and no
-thread, an event loop's among them, gets in between. Between two pieces they do.
+other thread can run meanwhile, not even an event loop's. Between two pieces, other threads can run.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from cudnn_actor.serving.tensors import NAMES, unfit
 __all__ = ["PIECE", "array_of_json", "json_of_array"]
 
 PIECE = 64 << 10
-"""How many bytes of a list are read at a time, and how many elements are written: about a millisecond."""
+"""How many bytes of a list are read at a time, and how many elements are written at a time. Either takes
+about a millisecond."""
 _NUMBERS = b"0123456789+-.eEtrufals \t\n\r"
 _BLANKED = bytes.maketrans(b"[]", b"  ")
 
 
 def array_of_json(tensor: str, dtype: DType, shape: tuple[int, ...], data: bytes | msgspec.Raw) -> np.ndarray:
-    """The array of these numbers, flat or in nested lists. `data` is JSON without a mistake.
+    """The array of the numbers in `data`, which is valid JSON: a flat list, or nested lists.
 
     Raises `Refused`.
     """
@@ -50,25 +51,26 @@ def array_of_json(tensor: str, dtype: DType, shape: tuple[int, ...], data: bytes
         raise unfit(tensor, shape)
     try:
         return flat.reshape(shape)
-    except ValueError as error:  # without elements, and one of its sizes is too large
+    except ValueError as error:  # no elements, and one of its sizes is too large
         raise unfit(tensor, shape) from error
 
 
 def _fill(flat: np.ndarray, pieces: Iterator[list[Any]]) -> int:
-    """Write numbers to an array. Returns how many there were, up to the first piece that is too many."""
+    """Write numbers to an array. Returns how many numbers there were; the count ends with the first piece
+    that does not fit."""
     filled = 0
     for numbers in pieces:
         end = filled + len(numbers)
         if end > len(flat):
             return end
-        with np.errstate(over="ignore"):  # what float32 does not hold is infinite
+        with np.errstate(over="ignore"):  # a number that float32 cannot hold becomes infinite
             flat[filled:end] = np.array(numbers, flat.dtype)
         filled = end
     return filled
 
 
 def _pieces(text: bytes, dtype: DType, *, nested: bool) -> Iterator[list[Any]]:
-    """The numbers of a list, some at a time. `nested`: whether there are brackets among them."""
+    """Yield the numbers of a list, some at a time. `nested`: whether there are brackets among them."""
     kind = bool if dtype is DType.BOOL else float if dtype.is_floating else int
     decode = _decoder(kind).decode
     if not nested and not (text.startswith(b"[") and text.endswith(b"]")):
@@ -89,7 +91,7 @@ def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
 
 
 def _has_structure(text: bytes, shape: Sequence[int]) -> bool:
-    """Whether nested lists have these lengths: their brackets and commas are compared."""
+    """Whether nested lists have the lengths of `shape`. Only brackets and commas are compared."""
     length = 0
     for size in reversed(shape):
         length = 2 + size * length + max(size - 1, 0)
@@ -109,7 +111,7 @@ def _has_structure(text: bytes, shape: Sequence[int]) -> bool:
 
 
 def json_of_array(array: np.ndarray) -> msgspec.Raw:
-    """The elements in row-major order, as JSON has them: what is not finite becomes null."""
+    """The elements as a JSON list in row-major order. A number that is not finite becomes null."""
     if array.dtype.kind == "V" or array.dtype.itemsize == 2:  # bfloat16 among them
         array = array.astype(np.float32) if DType(array.dtype.name).is_floating else array
     flat, parts = array.reshape(-1), []

@@ -1,4 +1,4 @@
-"""How many inferences are under way, and how many bytes their requests have: in all processes that serve."""
+"""Counts of the inferences under way and of their requests' bytes, in all processes that serve."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _RUNNING, _BYTES = 0, 1
 
 
 class Limits:
-    """What is under way in this process, which serves alone. On one event loop.
+    """The counts of a process that serves alone. They are used on one event loop.
 
     Parameters
     ----------
     most_running
         How many inferences may be under way.
     most_bytes
-        How many bytes the requests of all of them may have.
+        How many bytes the requests of all these inferences may have.
     """
 
     def __init__(self, most_running: int, most_bytes: int) -> None:
@@ -29,19 +29,20 @@ class Limits:
         self._running = 0
 
     def begin(self) -> bool:
-        """Count one more inference. Returns False, and counts none, if there are enough."""
+        """Count one more inference. Returns False, and counts none, if there are `most_running`."""
         if self._running >= self.most_running:
             return False
         self._running += 1
         return True
 
     def end(self, nbytes: int) -> None:
-        """Count one less, and as many bytes less."""
+        """Count one inference less, and `nbytes` bytes less."""
         self._running -= 1
         self.bytes -= nbytes
 
     def take(self, nbytes: int) -> bool:
-        """Count bytes of a request. Returns False, and counts none, if there are too many."""
+        """Count bytes of a request. Returns False, and counts none, if there would be more than
+        `most_bytes`."""
         if self.bytes + nbytes > self.most_bytes:
             return False
         self.bytes += nbytes
@@ -49,21 +50,21 @@ class Limits:
 
 
 class SharedLimits(Limits):
-    """As `Limits`, where several processes serve: the bounds hold for all of them together.
+    """The same as `Limits`, for several processes: the limits hold for all of them together.
 
-    Each process has a row of a table in memory that all have mapped, and writes to no other: so no count is
-    lost. It counts a request first, and looks at the sum then. So of two that come at once, at least one sees
-    the other, but for the nanoseconds that a processor's write takes to be seen by another one; and both may
-    be refused where one of them had room.
+    All processes map a table. Each process writes only to its own row, so no count is lost. It first counts a
+    request, and then looks at the sum. So of two requests at the same time, at least one sees the other,
+    except in the nanoseconds until a processor's write is seen by another one. Both may be refused although
+    there was room for one.
 
     Parameters
     ----------
     most_running, most_bytes
         As in `Limits`, for all processes.
     table
-        What `shared_table` gives.
+        The table, as `shared_table` returns it.
     row
-        This process's.
+        This process's row.
     """
 
     def __init__(self, most_running: int, most_bytes: int, table: np.ndarray, row: int) -> None:
@@ -71,7 +72,7 @@ class SharedLimits(Limits):
         self._table, self._own = table, table[row]
 
     def begin(self) -> bool:
-        """Count one more inference. Returns False, and counts none, if there are enough."""
+        """Count one more inference. Returns False, and counts none, if there are `most_running`."""
         self._own[_RUNNING] += 1
         if self._table[:, _RUNNING].sum() > self.most_running:
             self._own[_RUNNING] -= 1
@@ -79,13 +80,14 @@ class SharedLimits(Limits):
         return True
 
     def end(self, nbytes: int) -> None:
-        """Count one less, and as many bytes less."""
+        """Count one inference less, and `nbytes` bytes less."""
         self._own[_RUNNING] -= 1
         self._own[_BYTES] -= nbytes
         self.bytes -= nbytes
 
     def take(self, nbytes: int) -> bool:
-        """Count bytes of a request. Returns False, and counts none, if there are too many."""
+        """Count bytes of a request. Returns False, and counts none, if there would be more than
+        `most_bytes`."""
         self._own[_BYTES] += nbytes
         if self._table[:, _BYTES].sum() > self.most_bytes:
             self._own[_BYTES] -= nbytes
@@ -95,7 +97,7 @@ class SharedLimits(Limits):
 
 
 def shared_table(descriptor: int, rows: int) -> np.ndarray:
-    """The table of so many processes in the memory of a descriptor, which stays open. Raises `OSError`."""
+    """Map the table of `rows` processes in the memory of a descriptor, which stays open. Raises `OSError`."""
     nbytes = rows * 2 * 8
     if os.fstat(descriptor).st_size < nbytes:
         os.ftruncate(descriptor, nbytes)

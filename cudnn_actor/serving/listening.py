@@ -1,4 +1,4 @@
-"""The addresses of the server: HTTP and gRPC on ports, in one process or in several beside each other."""
+"""The ports of HTTP and gRPC on which a server listens, in one process or in several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Listening", "listen", "reserved"]
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a process listens, and with which bounds.
+    """The addresses on which a process listens, and its limits.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def reserved(host: str, port: int | None) -> Iterator[int | None]:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn, without handlers of signals: this process has its own."""
+    """A uvicorn server without signal handlers: this process has its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -113,7 +113,7 @@ class _Uvicorn(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def _http(app: Any, at: Listening) -> AsyncIterator[int]:
-    """Serve an application; gives the port. Raises `OSError` if the address cannot be had."""
+    """Serve an application; yields the port. Raises `OSError` if it cannot listen at the address."""
     assert at.http is not None
     listener = socket.create_server(
         (at.host, at.http), family=_family(at.host), backlog=1024, reuse_port=at.beside_others
@@ -124,7 +124,7 @@ async def _http(app: Any, at: Listening) -> AsyncIterator[int]:
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="error",  # it warns of each request that is none, and any client can send many
+        log_level="error",  # it warns of each malformed request, and any client can send many
         access_log=False,
         server_header=False,
         date_header=False,

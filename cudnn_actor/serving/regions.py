@@ -1,7 +1,8 @@
-"""Shared memory of clients on this machine: regions that they have registered, read and written by copies.
+"""Shared memory of clients on this machine: regions that they have registered. Tensors are copied from them
+and to them.
 
-A region is a file in /dev/shm. It is read and written through its descriptor and never mapped: a client may
-shorten the file at any time, which would end a process that had mapped it, and here is a short read.
+A region is a file in /dev/shm. It is read and written through its descriptor, and never mapped. A client may
+shorten the file at any time. That would kill a process that had mapped it; here it is only a short read.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class SharedMemory:
     Parameters
     ----------
     offered
-        Whether there may be any: not where clients on other machines are served.
+        Whether regions may be registered: not if clients on other machines are served.
     """
 
     def __init__(self, *, offered: bool) -> None:
@@ -56,11 +57,12 @@ class SharedMemory:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = _MOST if soft == resource.RLIM_INFINITY else min(_MOST, soft // _SHARE)
         self._regions: dict[str, Region] = {}
-        # Tensors are also moved on threads: a descriptor that was closed meanwhile may be another file's.
+        # Threads copy tensors, too: if a descriptor were closed meanwhile, its number might be another
+        # file's.
         self._moving = threading.Lock()
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
-        """Open a region. Raises `Refused`, and `NotOffered` where there may be none."""
+        """Open a region. Raises `Refused`, and `NotOffered` if no region may be registered."""
         if not self._offered:
             raise NotOffered(what="shared memory: it listens to other machines, too")
         if not name or name in self._regions:
@@ -84,11 +86,11 @@ class SharedMemory:
         self._regions[name] = Region(name, key, offset, nbytes, descriptor)
 
     def adopt(self, region: Region) -> None:
-        """Have a region that another process has opened. Its descriptor belongs to this object then."""
+        """Add a region that another process has opened. This object owns its descriptor from now on."""
         self._regions[region.name] = region
 
     def unregister(self, name: str = "") -> None:
-        """Forget a region, or all. Nothing happens if it is not registered."""
+        """Forget a region, or, for "", all regions. Nothing happens if the region is not registered."""
         for each in [name] if name else list(self._regions):
             region = self._regions.pop(each, None)
             if region is not None:
@@ -96,7 +98,7 @@ class SharedMemory:
                     os.close(region.descriptor)
 
     def status(self, name: str = "") -> list[Region]:
-        """A region, or all. Raises `Refused` if it is not registered."""
+        """A region, or, for "", all regions. Raises `Refused` if the region is not registered."""
         return [self._region(name)] if name else list(self._regions.values())
 
     def read(self, place: Place, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
@@ -117,7 +119,7 @@ class SharedMemory:
         self._move(place, bytes_of(array), _within)
 
     def close(self) -> None:
-        """Forget all."""
+        """Forget all regions."""
         self.unregister()
 
     def _region(self, name: str) -> Region:
@@ -129,7 +131,7 @@ class SharedMemory:
     def _move(
         self, place: Place, data: memoryview, move: Callable[[int, list[memoryview], int], int]
     ) -> None:
-        """Read or write all of `data` at a place, which a client may shorten at any time."""
+        """Read or write all of `data` at a place, by `move`. A client may shorten the region at any time."""
         with self._moving:
             self._move_in(self._region(place.region), place, data, move)
 
@@ -150,7 +152,7 @@ class SharedMemory:
 
 
 def _within(descriptor: int, data: list[memoryview], at: int) -> int:
-    """Write what lies within the file: past its end, a write would make it longer, from nowhere."""
+    """Write the part of `data` that lies within the file. A write past its end would make the file longer."""
     room = os.fstat(descriptor).st_size - at
     return os.pwritev(descriptor, [data[0][:room]], at) if room > 0 else 0
 

@@ -1,4 +1,4 @@
-"""One inference as a record, whatever it came by; and the parameters that mean something here."""
+"""An inference as a record, the same for HTTP and gRPC; and the parameters that have an effect here."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ MOST_TENSORS = 1024
 """The most inputs, and the most outputs, that a request may name."""
 _LONGEST_S = 1e6
 _LONGEST_NAME = 1024
-"""Characters of a name. One process may read it for another one, and say it again in its answers."""
+"""The most characters of a name. Names travel between processes, and are repeated in answers."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A part of a registered region of shared memory: its name, the first byte and how many."""
+    """A part of a registered region of shared memory: the region's name, the first byte, and how many
+    bytes."""
 
     region: str
     offset: int
@@ -38,7 +39,7 @@ class Place:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Place | None:
-        """What a tensor's parameters say; None if they name no region. Raises `Refused`."""
+        """The place that a tensor's parameters name; None if they name no region. Raises `Refused`."""
         region = parameters.get("shared_memory_region")
         if region is None:
             return None
@@ -63,7 +64,8 @@ class Regions(Protocol):
 
 @dataclass(frozen=True)
 class RequestedOutput:
-    """An output that is asked for: its name, whether as raw bytes, and where to, if not into the answer."""
+    """An output that a request asks for: its name, whether it is sent as raw bytes, and the place in shared
+    memory that it is written to, or None."""
 
     name: str
     binary: bool = False
@@ -71,7 +73,8 @@ class RequestedOutput:
 
     @classmethod
     def of(cls, name: str, parameters: Mapping[str, Any], *, binary: bool) -> RequestedOutput:
-        """What is said of an output. `binary`: whether as raw bytes, unless said. Raises `Refused`."""
+        """The output that a name and parameters ask for. `binary`: whether it is sent as raw bytes, if the
+        parameters do not say. Raises `Refused`."""
         if parameters.get("classification"):
             raise Refused(
                 problem=f"output {name[:100]!r} asks for classification, which this server does not do",
@@ -92,13 +95,13 @@ class Inference:
     inputs
         Arrays by name.
     outputs
-        What is asked for; None for all, in the model's order.
+        The outputs that are asked for; None for all, in the model's order.
     id
-        What the answer repeats.
+        The request's id, which the answer repeats.
     timeout_s
-        Seconds for it; None for no limit.
+        Seconds until the answer must be there; None for no limit.
     binary
-        Whether outputs are sent as raw bytes if nothing else is said.
+        Whether outputs are sent as raw bytes, if their parameters do not say.
     """
 
     inputs: dict[str, np.ndarray]
@@ -108,7 +111,7 @@ class Inference:
     binary: bool = False
 
     def wanted(self, names: Iterable[str]) -> tuple[RequestedOutput, ...]:
-        """What is to be answered, of a model with outputs of these names. Raises `Refused`."""
+        """The outputs to send, for a model with outputs of these names. Raises `Refused`."""
         known = list(names)
         if self.outputs is None:
             return tuple(RequestedOutput(name, self.binary) for name in known)
@@ -120,14 +123,14 @@ class Inference:
         return self.outputs
 
     def listed(self, results: Mapping[str, np.ndarray]) -> int:
-        """How many numbers of these outputs are answered as lists. Raises `Refused`."""
+        """How many numbers of these outputs are sent as lists. Raises `Refused`."""
         return sum(
             results[each.name].size for each in self.wanted(results) if not each.binary and each.place is None
         )
 
 
 def require_short(names: Iterable[str]) -> None:
-    """Raise `Refused` if a name of a model, a version or shared memory is longer than any that there is."""
+    """Raise `Refused` if a name of a model, a version or shared memory has too many characters."""
     for each in names:
         if len(each) > _LONGEST_NAME:
             raise Refused(
@@ -136,7 +139,7 @@ def require_short(names: Iterable[str]) -> None:
 
 
 def require_once(what: str, names: Iterable[str]) -> None:
-    """Raise `Refused` if a name is there twice, or there are too many."""
+    """Raise `Refused` if a name occurs twice, or if there are too many names."""
     given = list(names)
     if len(given) > MOST_TENSORS:
         raise Refused(problem=f"there are {len(given):,} {what}s", fix=f"give at most {MOST_TENSORS:,}")
@@ -145,7 +148,8 @@ def require_once(what: str, names: Iterable[str]) -> None:
 
 
 def timeout_of(parameters: Mapping[str, Any]) -> float | None:
-    """The seconds that a request's parameters allow for it: `timeout` is in microseconds, and 0 is none.
+    """The seconds that a request's parameters allow for it; None for no limit. The parameter `timeout` is in
+    microseconds, and 0 means no limit.
 
     `priority` is accepted and has no effect. Raises `Refused`, also for a sequence.
     """

@@ -1,4 +1,4 @@
-"""One version of a model that is loaded: its runs, alone or in batches, and its end when no run needs it."""
+"""A version of a model that is loaded: its runs, alone or in batches, and its end once no run needs it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ PLATFORM = "cudnn_actor"
 
 
 class Served:
-    """A version of a model that answers requests. Made by `load`.
+    """A version of a model that answers requests. `load` makes it.
 
-    All of it runs on one event loop, so what it does up to an `await` is one step.
+    All methods run on one event loop. So nothing else runs between two `await`s of a method.
 
     Parameters
     ----------
     gpu
         The service.
     version
-        Its version, as the protocol names it.
+        The version's name in the protocol.
     model
         The model.
     endpoint
-        What runs requests in batches; None if each runs by itself.
+        The batched model that runs requests; None if each request runs by itself.
     batching
         How batches are formed; None without `endpoint`.
     """
@@ -66,11 +66,11 @@ class Served:
 
     @property
     def outputs(self) -> list[str]:
-        """The names of its outputs, in order."""
+        """The names of the model's outputs, in order."""
         return [each.name for each in self.model.outputs]
 
     def count_in(self, counts: ModelCounts) -> None:
-        """Count its runs there from now on."""
+        """Count this version's runs in `counts` from now on."""
         self._counts = counts
         if self._endpoint is not None:
             self._endpoint.on_batch = counts.ran_batch
@@ -83,11 +83,12 @@ class Served:
     def begin(
         self, inputs: Mapping[str, np.ndarray], timeout_s: float | None
     ) -> asyncio.Future[dict[str, np.ndarray]]:
-        """As `run`, but begun at once. Of a request that is put into a batch, it costs no task."""
+        """Begin a run at once, and return its future. A request that is put into a batch costs no task.
+        Otherwise as `run`."""
         future = self._submit(dict(inputs), timeout_s)
         if future is None:
             return asyncio.ensure_future(self.run(inputs, timeout_s))
-        self.under_way.begin()  # in the step in which it is submitted: `close` waits for it
+        self.under_way.begin()  # in the step in which it is submitted, since `close` waits for it
         future.add_done_callback(self._ended)
         return future
 
@@ -110,12 +111,13 @@ class Served:
     def _submit(
         self, inputs: dict[str, np.ndarray], timeout_s: float | None
     ) -> asyncio.Future[dict[str, np.ndarray]] | None:
-        """The answer in a batch; None for a request that must run by itself. Raises `MailboxFull`."""
+        """Put a request into a batch, and return its future; None if the request must run by itself. Raises
+        `MailboxFull`."""
         if self._endpoint is None:
             return None
         try:
             return self._endpoint.submit(inputs, timeout=timeout_s)
-        except InvalidRequest:  # it has other dims, or more samples; if it is wrong, its run says so
+        except InvalidRequest:  # other dims, or more samples; if it is wrong, its own run says so
             return None
 
     @property
@@ -124,12 +126,13 @@ class Served:
         return 0 if self._endpoint is None else self._endpoint.statistics().waiting
 
     def samples(self, inputs: Mapping[str, np.ndarray]) -> int:
-        """How many samples a request has: the size of the leading dim, where batches are formed; else 1."""
+        """How many samples a request has: the size of the leading dim if requests are put into batches; else
+        1."""
         first = next(iter(inputs.values()), None)
         return len(first) if self._endpoint is not None and first is not None and first.ndim else 1
 
     def metadata(self, name: str) -> dict[str, Any]:
-        """What the protocol says of the model: its inputs and outputs."""
+        """The protocol's record of the model: its inputs and outputs."""
         return {
             "name": name,
             "versions": [self.version],
@@ -139,7 +142,8 @@ class Served:
         }
 
     def config(self, name: str) -> dict[str, Any]:
-        """The model's configuration, in Triton's form. Where batches are formed, dims leave the batch out."""
+        """The model's configuration, in Triton's form. If requests are put into batches, its dims leave out
+        the batch's."""
         batched = self._endpoint is not None
         config: dict[str, Any] = {
             "name": name,
@@ -161,7 +165,8 @@ class Served:
         return config
 
     async def close(self) -> None:
-        """Wait until its requests have been answered, then free it. Nobody may begin another `run`."""
+        """Wait until all requests of this version have been answered, then free it. Nobody may begin another
+        `run`."""
         await self.under_way.none()
         if self._endpoint is not None:
             await self._endpoint.aclose()
@@ -171,10 +176,10 @@ class Served:
 async def load(
     gpu: CudnnRef, name: str, path: Path, version: str, settings: Settings, *, if_possible: bool
 ) -> Served:
-    """Load a file and warm it. Its runs are counted under `name`.
+    """Load a file's model and warm it. Its runs are counted under `name`.
 
-    `if_possible`: whether a model that cannot be batched runs each request by itself. Else raises
-    `InvalidRequest` for it. Raises as `CudnnRef.load`.
+    `if_possible`: whether a model that cannot be batched runs each request by itself. If not, raises
+    `InvalidRequest` for such a model. Raises as `CudnnRef.load`.
     """
     batching = settings.batch
     model = await gpu.load(path, dtype=settings.dtype, tune=settings.tune, name=name)
@@ -193,7 +198,7 @@ async def load(
 def _batched(
     gpu: CudnnRef, model: Model, settings: Settings, batching: Batching, if_possible: bool
 ) -> BatchedModel | None:
-    """What runs it in batches; None if that is not possible and need not be."""
+    """The batched model that runs requests; None if batches are impossible, and `if_possible` allows that."""
     try:
         return gpu.batched(
             model,
@@ -218,10 +223,10 @@ def _configured(feature: Feature, *, batched: bool) -> dict[str, Any]:
 
 
 def _datatype(feature: Feature) -> str:
-    """The protocol's name of a feature's element type; that of text for what is no number."""
+    """The protocol's name of a feature's dtype; the name of text for elements that are no numbers."""
     return "BYTES" if feature.dtype is None else NAMES[feature.dtype]
 
 
 def _dims(feature: Feature) -> list[int]:
-    """Sizes, with -1 for those that requests decide."""
+    """The sizes of a feature's dims, with -1 for sizes that requests decide."""
     return [dim if isinstance(dim, int) else -1 for dim in feature.dims or ()]

@@ -55,9 +55,10 @@ class ServerOptions:
     http, grpc
         The ports; 0 for one that the system chooses, None for none.
     batch
-        How requests are put together where a model allows it and has no `model.toml`; None for no batches.
+        How requests are put into batches, for models that allow it and have no `model.toml`; None for no
+        batches.
     token_file
-        A file of tokens; None to take requests without.
+        A file of tokens; None to take requests without a token.
     certificate, key
         Files of a certificate and its key, in PEM, for TLS; None for none.
     most_body
@@ -65,22 +66,22 @@ class ServerOptions:
     most_running
         How many inferences may be under way.
     most_bytes
-        How many bytes the requests of all of them may have; None for four of the largest.
+        How many bytes the requests of all these inferences may have; None for four times `most_body`.
     most_connections
         How many HTTP connections may be open.
     socket
-        The path of a socket by which other processes of this user attach to the service; None for none. It is
-        there before the models, whose weights the clients share.
+        The path of a socket by which other processes of this user attach to the service; None for none. It
+        exists before the models are loaded, so that attached clients share their weights.
     drain_s
         Seconds that running inferences get when the server ends.
     poll_s
         Seconds between two looks at the repository.
     processes
-        How many processes serve HTTP and gRPC. 1: this one does. More: so many others do, which send their
-        requests to this one.
+        How many processes serve HTTP and gRPC. With 1, this process does. With more, that many serving
+        processes do, and send their inferences to this process.
     spans
-        Of the requests whose clients send no span, the share that gets one, 0 to 1; None for no spans at all.
-        They go to OpenTelemetry's global tracer provider: see `RequestSpans`.
+        The share of requests that get a span, 0 to 1, among those whose clients send none; None for no spans
+        at all. Spans go to OpenTelemetry's global tracer provider: see `RequestSpans`.
     service
         Options of `spawn`.
     """
@@ -115,20 +116,20 @@ class ServerOptions:
 
 
 class InferenceServer:
-    """A server that runs. Made by `serve`.
+    """A server that runs. `serve` makes it.
 
     Parameters
     ----------
     gpu
         The service that runs the models.
     host
-        What answers. With several serving processes, it answers nobody.
+        The server's operations. With several serving processes, it answers no request itself.
     catalog
         The models.
     ports
-        Those of HTTP and gRPC that it listens on; None for none.
+        The ports of HTTP and gRPC on which the server listens; None for none.
     fronts
-        The serving processes; None where this process serves.
+        The serving processes; None if this process serves.
     """
 
     def __init__(
@@ -147,13 +148,14 @@ class InferenceServer:
 
     @property
     def processes(self) -> list[int]:
-        """The process ids of the serving processes that listen now; none where this process serves."""
+        """The process ids of the serving processes that listen now; an empty list if this process serves."""
         return [] if self._fronts is None else self._fronts.pids
 
 
 @contextlib.asynccontextmanager
 async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
-    """Start a server; leaving the block drains it for up to `drain_s` seconds, and stops it.
+    """Start a server: `async with serve(options) as server`. Leaving the block drains it for up to `drain_s`
+    seconds, and stops it.
 
     Raises as `spawn`, and as `CudnnRef.load` for a model; `InvalidRequest` for `processes`, `Refused` for the
     token file, `OSError` for an address or a certificate, and `ImportError` if spans are wanted without the
@@ -165,7 +167,8 @@ async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
 
 @contextlib.asynccontextmanager
 async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[InferenceServer]:
-    """As `serve`, with a service that runs already; it goes on. `options.service` is not used."""
+    """Start a server, as `serve` does, with a service that runs already, and goes on after the block.
+    `options.service` is not used."""
     _require_processes(options)
     tokens = None
     if options.token_file is not None:
@@ -215,7 +218,7 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
 
 
 async def _load_all(stack: contextlib.AsyncExitStack, catalog: Catalog, options: ServerOptions) -> None:
-    """Load the models, and look at the repository from now on."""
+    """Load the models, and watch the repository from now on."""
     for name, path in options.models.items():
         catalog.add(name, Origin(path, "1"))
         await catalog.load(name)
@@ -240,11 +243,11 @@ def _require_processes(options: ServerOptions) -> None:
 
 
 def _listening(options: ServerOptions, http: int | None = None, grpc: int | None = None) -> Listening:
-    """Where to listen: here, or, with the ports that they share, in each of several processes.
+    """The addresses on which this process listens, or, with the ports that they share, each serving process.
 
-    The calls of gRPC have their messages in memory before anything can count them, so each process bounds
-    them. One connection may send all inferences that can be under way, so each process takes so many calls;
-    of the further calls, which are no inference, and of the connections of HTTP, it takes its share.
+    gRPC has a call's message in memory before any code can count it, so each process bounds its calls. One
+    connection may send all inferences that can be under way, so each process takes `most_running` calls. Of
+    the further calls, which are no inferences, and of the connections of HTTP, each process takes its share.
     """
     several = options.processes > 1
     certificate, key = (None if each is None else str(each) for each in (options.certificate, options.key))
@@ -278,7 +281,8 @@ def _loader(gpu: CudnnRef, options: ServerOptions) -> Any:
 
 
 async def _drain(host: Host, drain_s: float) -> None:
-    """Take no more inferences, and wait until those that run have been answered."""
+    """Take no more inferences, and wait until those under way have been answered, for up to `drain_s`
+    seconds."""
     host.draining = True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(drain_s):
@@ -287,7 +291,7 @@ async def _drain(host: Host, drain_s: float) -> None:
 
 @contextlib.contextmanager
 def told_to_end() -> Iterator[asyncio.Event]:
-    """An event that SIGTERM and SIGINT set within the block. Runs on the main thread's loop."""
+    """Yield an event that SIGTERM and SIGINT set within the block. Only for the main thread's event loop."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, told.set)

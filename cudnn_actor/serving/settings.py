@@ -1,4 +1,4 @@
-"""How a model is loaded and batched: what `model.toml` says beside a model's file."""
+"""The settings of a model, by which it is loaded and batched: a file `model.toml` beside the model's file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batching(
     Parameters
     ----------
     max
-        The most samples in a batch; None for the largest of `sizes`, and 32 without these.
+        The most samples in a batch; None for the largest of `sizes`, or 32 if that is None, too.
     sizes
         How many samples batches have; None for powers of two up to `max`.
     max_delay_us
@@ -40,19 +40,19 @@ class Batching(
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is set for a model.
+    """The settings of a model.
 
     Parameters
     ----------
     dtype
-        What it computes in; None for the dtypes of its file.
+        The dtype in which the model computes; None for the dtypes of its file.
     tune
         As in `CudnnRef.load`.
     batch
-        How requests are put together; None to run each by itself.
+        How requests are put into batches; None to run each by itself.
     dims
-        Sizes of its named dims for which it is warmed. The one along which batches are formed has its sizes
-        in `batch`.
+        The sizes of named dims for which the model is warmed. The sizes of the dim along which batches are
+        formed are in `batch`.
     """
 
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_settings(path: Path, default: Settings) -> Settings:
-    """What a `model.toml` says; `default` if there is none. Raises `Refused`, also for unknown keys."""
+    """Read a `model.toml`; `default` if there is no such file. Raises `Refused`, also for unknown keys."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)

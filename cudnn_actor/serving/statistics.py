@@ -1,4 +1,4 @@
-"""What the server counts of each model, in the protocol's terms."""
+"""The server's counts for each model, in the protocol's terms."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ __all__ = ["BatchCounts", "Duration", "ModelCounts"]
 
 @dataclass
 class Duration:
-    """How often something happened, and the nanoseconds that it took in sum."""
+    """How often something happened, and the nanoseconds that it took in total."""
 
     count: int = 0
     ns: int = 0
 
     def add(self, ns: int) -> None:
-        """One more time."""
+        """Count one more event, of `ns` nanoseconds."""
         self.count += 1
         self.ns += ns
 
     def join(self, other: Duration) -> None:
-        """Count what another has counted."""
+        """Add the counts of another `Duration`."""
         self.count += other.count
         self.ns += other.ns
 
 
 @dataclass
 class BatchCounts:
-    """The runs of one number of samples: how long their inputs, the runs and their outputs took."""
+    """The runs with one number of samples: how long their inputs, the runs and their outputs took."""
 
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
 
     def add(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """One more run."""
+        """Count one more run. Times are in nanoseconds."""
         self.compute_input.add(input_ns)
         self.compute_infer.add(infer_ns)
         self.compute_output.add(output_ns)
@@ -51,15 +51,16 @@ class ModelCounts:
     Parameters
     ----------
     success, fail
-        Requests from the first byte that was decoded to the answer, or to the error.
+        The requests that succeeded and those that failed; the time is from the beginning of decoding to the
+        answer or the error.
     compute_input, ran, compute_output
-        Parts of those that succeeded: decoding, the run with its waiting, and encoding.
+        The parts of requests that succeeded: decoding, the run with its waiting, and encoding.
     queued_ns
-        How long requests have waited for their batches: a part of `ran`.
+        How many nanoseconds requests have waited for their batches: a part of `ran`.
     batches
-        The runs, by their samples.
+        The runs, by the number of samples.
     inferences
-        Samples that were answered.
+        How many samples were answered.
     last_ms
         When the last answer was made, in milliseconds since 1970.
     """
@@ -75,7 +76,8 @@ class ModelCounts:
     last_ms: int = 0
 
     def succeeded(self, samples: int, moments: tuple[int, int, int, int]) -> None:
-        """Note an answer: when it was begun, decoded, run and encoded, in nanoseconds of a steady clock."""
+        """Note an answer. `moments`: when its request was begun, decoded, run and encoded, in nanoseconds of
+        a steady clock."""
         begun, decoded, run, encoded = moments
         self.success.add(encoded - begun)
         self.compute_input.add(decoded - begun)
@@ -94,7 +96,8 @@ class ModelCounts:
         self._of(samples).add(0, ns, 0)
 
     def join(self, other: ModelCounts) -> None:
-        """Count the requests that another process has counted. It counts no batches and no runs."""
+        """Add the requests that a serving process has counted. Serving processes count no batches and no
+        runs."""
         for part in ("success", "fail", "compute_input", "ran", "compute_output"):
             getattr(self, part).join(getattr(other, part))
         self.inferences += other.inferences
@@ -104,7 +107,7 @@ class ModelCounts:
         return self.batches.setdefault(samples, BatchCounts())
 
     def reported(self) -> dict[str, Any]:
-        """The fields of the protocol's statistics."""
+        """The counts as the fields of the protocol's statistics."""
         # A request that failed after its run has waited, too, but no other sum has it.
         queued = min(self.queued_ns, self.ran.ns)
         parts = {

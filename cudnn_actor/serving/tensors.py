@@ -1,7 +1,7 @@
 """Tensors as the protocol sends them: the names of element types, and raw bytes.
 
-Raw bytes are in row-major order, little-endian, and a BF16 has its own two bytes. No memory is taken for a
-shape: what is said of a tensor is compared with the bytes that came.
+Raw bytes are in row-major order and little-endian, and a BF16 has two bytes. A shape alone never makes the
+server take memory: it is first compared with the bytes that have arrived.
 https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
 """
 
@@ -34,7 +34,7 @@ _DTYPES = {
     "BF16": DType.BFLOAT16,
 }
 NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-"""The protocol's name of each element type of a service."""
+"""The protocol's name of each dtype of a service."""
 Bytes = bytes | bytearray | memoryview
 _MOST_DIMS = 32
 _LARGEST_DIM = (1 << 63) - 1
@@ -42,7 +42,7 @@ assert sys.byteorder == "little", "the protocol's bytes are read as they are"
 
 
 def dtype_of(tensor: str, datatype: object) -> DType:
-    """The element type of this name. `tensor`: whose it is. Raises `Refused`."""
+    """The dtype of this name in the protocol. `tensor`: the input that has it. Raises `Refused`."""
     found = _DTYPES.get(datatype) if isinstance(datatype, str) else None
     if found is None:
         problem = f"input {tensor[:100]!r} has the datatype {str(datatype)[:100]!r}"
@@ -53,7 +53,7 @@ def dtype_of(tensor: str, datatype: object) -> DType:
 
 
 def checked_shape(tensor: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of a tensor. Raises `Refused` for too many, or a size out of range."""
+    """The sizes of a tensor. Raises `Refused` if there are too many, or if a size is out of range."""
     if len(shape) > _MOST_DIMS or any(not 0 <= size <= _LARGEST_DIM for size in shape):
         raise Refused(
             problem=f"input {tensor[:100]!r} has a shape with sizes or a rank out of range",
@@ -63,12 +63,12 @@ def checked_shape(tensor: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def nbytes_of(dtype: DType, shape: Sequence[int]) -> int:
-    """Bytes of a tensor, as a number without a bound."""
+    """The bytes of a tensor, as an integer that cannot overflow."""
     return math.prod(shape) * dtype.itemsize
 
 
 def array_of_bytes(tensor: str, dtype: DType, shape: tuple[int, ...], data: Bytes) -> np.ndarray:
-    """The array that these bytes are, not copied unless it is of truth values. Raises `Refused`."""
+    """These bytes as an array; only truth values are copied. Raises `Refused`."""
     view = memoryview(data)
     wanted = nbytes_of(dtype, shape)
     if view.nbytes != wanted:
@@ -80,7 +80,7 @@ def array_of_bytes(tensor: str, dtype: DType, shape: tuple[int, ...], data: Byte
         if dtype is DType.BOOL:  # a byte that is neither 0 nor 1 must not become a truth value
             return np.ndarray(shape, np.uint8, view).astype(np.bool_)
         return np.ndarray(shape, dtype.numpy, view)
-    except ValueError as error:  # without elements, and one of its sizes is too large
+    except ValueError as error:  # no elements, and one of its sizes is too large
         raise unfit(tensor, shape) from error
 
 
@@ -93,6 +93,6 @@ def unfit(tensor: str, shape: Sequence[int]) -> Refused:
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """The bytes of an array in row-major order; not copied if it lies so."""
+    """The bytes of an array in row-major order; not copied if the array is in that order."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8).data

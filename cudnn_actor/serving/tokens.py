@@ -1,4 +1,4 @@
-"""The tokens that let clients in: read from a file, and compared in a time that tells nothing of them."""
+"""The tokens by which clients get access. They are read from a file, and compared in constant time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MOST_BYTES = 64 << 10
 
 
 class Tokens:
-    """The tokens of a file: one a line; empty lines and those that begin with `#` are skipped.
+    """The tokens of a file, one a line. Empty lines and lines that begin with `#` are skipped.
 
-    Raises `Refused` if it cannot be read, has none, or others than its owner may read it.
+    Raises `Refused` if the file cannot be read, has no token, or can be read by other users than its owner.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,21 +40,22 @@ class Tokens:
 
     @classmethod
     def of_digests(cls, digests: Iterable[bytes]) -> Tokens:
-        """The tokens that another process has read."""
+        """The tokens with these digests, which another process has read."""
         tokens = cls.__new__(cls)
         tokens._digests = list(digests)
         return tokens
 
     @property
     def digests(self) -> list[bytes]:
-        """The SHA-256 of each."""
+        """The SHA-256 of each token."""
         return list(self._digests)
 
     def require(self, header: str | None) -> None:
-        """Raise `Unauthorised` unless an `Authorization` header has one of them."""
+        """Raise `Unauthorised` unless an `Authorization` header has one of the tokens."""
         scheme, _, token = (header or "").partition(" ")
         given = _digest(token.strip().encode(errors="replace"))
-        # All are compared, each in constant time: the time tells neither which one was right nor how much.
+        # All tokens are compared, each in constant time. So the time tells neither which token matches nor
+        # how much of it.
         known = [hmac.compare_digest(given, each) for each in self._digests]
         if scheme.lower() != "bearer" or not any(known):
             raise Unauthorised()

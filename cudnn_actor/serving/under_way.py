@@ -10,7 +10,7 @@ __all__ = ["UnderWay"]
 
 
 class UnderWay:
-    """A count with an end to wait for. All of it runs on one event loop."""
+    """A count that a task can wait for to become 0. All methods run on one event loop."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,7 +1,7 @@
-"""The repository: a folder of `NAME/VERSION/model.onnx`, looked at again and again.
+"""Watches the repository: a folder of `NAME/VERSION/model.onnx`.
 
-Of each name the highest version serves. What is new or has changed is loaded once two looks have found it
-alike: a file that is still being copied changes.
+The highest version of each name serves. A file that is new or has changed is loaded once two looks in
+succession find it the same: a file that is still being copied changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def found_models(folder: Path) -> dict[str, Origin]:
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:
-    """What changes when a version's files do."""
+    """A stamp that changes when a version's files do."""
     stamp: list[int] = []
     for name in _FILES:
         try:
@@ -53,7 +53,7 @@ def _stamp(folder: Path) -> tuple[int, ...]:
 
 
 class Watch:
-    """Keeps a catalog as its repository is.
+    """Loads and unloads a catalog's models as the files of its repository come, change and go.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Watch:
     folder
         The repository.
     taken
-        Names that it has no say over.
+        Names that belong to models from elsewhere; folders of these names are ignored.
     """
 
     def __init__(self, catalog: Catalog, folder: Path, *, taken: Collection[str] = ()) -> None:
@@ -73,7 +73,8 @@ class Watch:
         self._mine: set[str] = set()
 
     async def look(self, *, at_once: bool = False) -> None:
-        """Look once, and load what has changed; with `at_once`, what is new as well. Logs what fails.
+        """Look once. Load each model whose file is new or has changed, once two looks in succession have
+        found the same file; with `at_once`, at this look. Errors of loads are logged.
 
         Raises `OSError` if the folder cannot be read.
         """
@@ -92,7 +93,8 @@ class Watch:
                 await self._load(name, origin)
 
     async def _load(self, name: str, origin: Origin) -> None:
-        # The catalog logs what fails, and says so in its index; the next change is another attempt.
+        # The catalog logs the error, and its index shows it. The next change of the file causes another
+        # attempt.
         with contextlib.suppress(CudnnActorError):
             await self._catalog.load(name, origin)
 
