@@ -81,14 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _output_is_shut():
             raise
-        return 141  # as a shell says of what SIGPIPE has ended
+        return 141  # a shell's status for a program that SIGPIPE has ended
     return status
 
 
 def _output_is_shut() -> bool:
-    """Whether nobody reads the output. If so, what is left of it goes nowhere."""
+    """Whether nobody reads the output any more. If so, the rest of the output is discarded."""
     output = select.poll()
-    output.register(sys.stdout, 0)  # errors are always told
+    output.register(sys.stdout, 0)  # errors are always reported
     if not any(event & select.POLLERR for _, event in output.poll(0)):
         return False
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -123,7 +123,7 @@ def _parser(words: Sequence[str]) -> tuple[argparse.ArgumentParser, Callable[...
     for name, summary in _COMMANDS.items():
         listed: dict[str, Any] = (
             {} if minimal and name in _TRIALS else {"help": summary}
-        )  # what has no help is not listed
+        )  # a command without help is not listed
         command = commands.add_parser(name, description=f"{summary[0].upper()}{summary[1:]}.", **listed)
         if name == asked:
             module = _module_of(name)
@@ -146,7 +146,7 @@ def _module_of(command: str) -> Any:
 
 
 def _never_fail_over_a_character() -> None:
-    """On a terminal or a log with an old encoding, print question marks instead of raising."""
+    """Make output to a terminal or a log with an old encoding print question marks instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

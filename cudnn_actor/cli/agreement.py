@@ -1,4 +1,4 @@
-"""The error of a result against the CPU engine's, and the error that is allowed."""
+"""The difference between a result and the CPU engine's, and the difference that is allowed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROUNDED = 0.01
 def relative_error(got: np.ndarray, wanted: np.ndarray, uncertainty: np.ndarray | float = 0.0) -> float:
     """|got - wanted| / |wanted| in the Euclidean norm; infinite if a value is NaN in only one of them.
 
-    `uncertainty`: as much of each element's error is left out, since operations may magnify roundings.
+    `uncertainty`: this much of each element's error is ignored, since operations may magnify roundings.
     """
     got, wanted = got.astype(np.float64), wanted.astype(np.float64)
     same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))

@@ -37,8 +37,8 @@ _NOTHING_TO_TUNE = (
 class Tuned(NamedTuple):
     """One problem's figures, in microseconds per run (average over many); `error` says why there are none.
 
-    `measured` is how many plans ran: none if the store had the winner already. `discarded` has the reasons
-    for discarding plans that could not be trusted.
+    `measured` is the number of plans that ran: 0 if the store had the winner already. `discarded` has the
+    reasons for discarding plans that could not be trusted.
     """
 
     problem: str
@@ -116,7 +116,7 @@ def _some(problems: Iterator[Problem], where: str) -> list[Problem]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Check at once what would otherwise fail after minutes of measuring."""
+    """Check arguments that would otherwise cause an error after minutes of measuring."""
     if args.workspace_limit is not None and args.workspace_limit < 1:
         raise UserError(f"--workspace-limit {args.workspace_limit}: must be a number of bytes >= 1")
     try:
@@ -134,7 +134,7 @@ class Tuner:
     Parameters
     ----------
     engine
-        Runs the plans.
+        The engine that runs the plans.
     builder
         The engine's builder, not open yet.
     store
@@ -160,7 +160,7 @@ class Tuner:
         self._stored.close()
 
     def tune(self, problem: Problem, progress: Callable[[int, int, str], None]) -> Tuned:
-        """Measure one problem's plans, and store the fastest. Blocks; a failure is in the result."""
+        """Measure one problem's plans, and store the fastest. Blocks. A failure is reported in the result."""
         graph, limit = problem.graph, self._limit
         try:
             winner = self._stored.tune(graph, workspace_limit=limit, progress=progress)

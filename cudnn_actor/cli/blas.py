@@ -22,7 +22,8 @@ _COUNTERS = (
 
 
 class Blas(msgspec.Struct, frozen=True, kw_only=True):
-    """Name and version; `threads` is None if unknown; `settings` are the environment's."""
+    """The library's name and version. `threads` is None if unknown; `settings` are the environment's
+    variables for it."""
 
     name: str
     threads: int | None
@@ -42,7 +43,8 @@ def find_blas() -> Blas:
 
 
 def _threads() -> int | None:
-    """Ask the library that this process has loaded. Only OpenBLAS is supported: NumPy's wheels contain it."""
+    """The number of threads of the library that this process has loaded. Only OpenBLAS is asked: NumPy's
+    wheels contain it."""
     for path in _loaded_libraries("openblas"):
         library = ctypes.CDLL(path)
         for name in _COUNTERS:

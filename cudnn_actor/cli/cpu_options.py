@@ -12,7 +12,7 @@ __all__ = ["add_cpu_arguments", "cpu_options"]
 
 
 def add_cpu_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare them."""
+    """Declare the options as arguments."""
     group = parser.add_argument_group("on the CPU", "as in spawn(); without effect on a GPU")
     group.add_argument("--exact", action="store_true", help="compute everything in float64, which is slow")
     group.add_argument(
@@ -29,6 +29,6 @@ def add_cpu_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def cpu_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given, as keyword arguments of `spawn`."""
+    """The given options, as keyword arguments of `spawn`."""
     onnx_runtime = None if args.onnx_runtime is None else args.onnx_runtime == "yes"
     return {"exact": args.exact, "threads": args.threads, "onnx_runtime": onnx_runtime}

@@ -42,13 +42,14 @@ _OPTIONAL = {
     "onnx": ("ONNX models: gpu.load and cudnn-actor run", "onnx"),
     "onnxruntime": ("ONNX Runtime, which runs large graphs on the CPU", "cpu"),
 }
-"""What needs a package, and the extra that has it. All others of `_PACKAGES` are for a GPU."""
+"""For each package that is not for a GPU: the feature that needs it, and the extra that has it. All other
+packages in `_PACKAGES` are for a GPU."""
 _CUDA_PACKAGES = tuple(name for name in _PACKAGES if name not in _OPTIONAL)
 _REQUIRED = ("numpy", "pykka", "msgspec", "ml-dtypes", "structlog", "rich")
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is not installed, what needs it, and the command that installs it."""
+    """A package that is not installed, the feature that needs it, and the command that installs it."""
 
     what: str
     needed_for: str
@@ -56,7 +57,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One real convolution through a real service. `reason` says why `device="auto"` took that device."""
+    """The result of one convolution by a service. `reason` says why `device="auto"` took that device."""
 
     isolation: str
     ok: bool
@@ -75,10 +76,10 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Everything found. Packages that are not installed have version None.
 
-    `check` is the check of the isolation that a service on that device has by default; `isolations` has both.
-    `obstacles` are the things that services need and the system denies.
-    `problems` concern the CUDA engine; there are none if nothing here is related to CUDA. `gpu_wanted` says
-    whether a GPU should be used: there are signs of one, and the CPU was not asked for.
+    `check` is the check of the isolation that a service on that device has by default; `isolations` has the
+    checks of both. `obstacles` are things that services need and the system denies. `problems` concern the
+    CUDA engine; there are none on a machine with nothing of CUDA. `gpu_wanted` says whether a GPU should be
+    used: there are signs of one, and the user did not ask for the CPU.
     """
 
     version: str
@@ -101,8 +102,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 def diagnose(device: str = "auto") -> Diagnosis:
     """Check everything, and try the service on a device.
 
-    Takes a second or two on a machine without a GPU, somewhat longer with one. Blocks; a check that takes
-    over 30 s is given up.
+    This takes a second or two on a machine without a GPU, and somewhat longer with one. Blocks; a check that
+    takes more than 30 s is given up.
     """
     found = examine()
     packages = {name: _first_version(names) for name, names in _PACKAGES.items()}
@@ -140,8 +141,8 @@ def _cudnn(found: Inventory) -> Library | None:
 
 
 def _checks(device: str, problems: tuple[Problem, ...]) -> dict[str, Check]:
-    """The checks of the device. "auto" avoids a broken cuDNN, which may end the process that runs it, and so
-    the doctor."""
+    """Run the checks of the device. With "auto", a broken cuDNN is avoided: it may end the process that runs
+    it, which may be this one."""
     preventing = [problem for problem in problems if problem.prevents]
     if device != "auto" or not preventing:
         return _try_both(device)
@@ -163,14 +164,14 @@ def _try_both(device: str) -> dict[str, Check]:
 
 
 def _run_bounded(device: str, isolation: Literal["thread", "process"]) -> Check:
-    """One check, on its own thread. A check that hangs is abandoned, and ends with this process."""
+    """Run one check on a thread of its own. A check that hangs is abandoned, and ends with this process."""
     answer: list[Check] = []
     trying = threading.Thread(
         target=lambda: answer.append(_try(device, isolation)), name=f"doctor-{isolation}", daemon=True
     )
     trying.start()
     trying.join(_LIMIT_S)
-    if trying.is_alive():  # it may wait for a forkserver: ending that ends it too
+    if trying.is_alive():  # it may wait for a forkserver: ending the forkserver ends the check, too
         closing = threading.Thread(target=close_launchers, name="doctor-closing", daemon=True)
         closing.start()
         closing.join(_END_S)
@@ -194,8 +195,8 @@ def _try(device: str, isolation: Literal["thread", "process"]) -> Check:
 
 
 async def _convolve(device: str, isolation: Literal["thread", "process"]) -> str:
-    """Convolve with a 3x3 filter of ones: each result is the number of taps inside the image. Raises if
-    not."""
+    """Convolve with a 3x3 filter of ones. Raises unless each result is the number of taps inside the
+    image."""
     began = time.perf_counter()
     async with spawn(device=device, isolation=isolation) as gpu:
         x = await gpu.upload(np.ones((1, 1, 4, 4), dtype=np.float32))

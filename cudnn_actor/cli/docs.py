@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command. Raises `UserError` for a page that there is not."""
+    """Run the command. Raises `UserError` if there is no such page."""
     pages = {path.stem: path for path in _FOLDER.glob("*.md")}
     if not pages:
         raise UserError(f"there are no pages in {_FOLDER}")

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is 1 if a service fails, or a GPU should be usable and is not."""
+    """Run the command. The exit status is 1 if a service fails, or if a GPU should be usable but is not."""
     found = diagnose(args.device)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())

@@ -1,4 +1,5 @@
-"""`cudnn-actor explain`: what an engine does with a graph that `Graph.to_json` wrote, and pictures of it."""
+"""`cudnn-actor explain`: says how an engine runs a graph that `Graph.to_json` has written, and draws the
+graph."""
 
 from __future__ import annotations
 

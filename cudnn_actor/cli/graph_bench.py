@@ -86,9 +86,10 @@ class GraphBench:
 
 @contextlib.contextmanager
 def opened(device: str, **options: Any) -> Iterator[Engine]:
-    """The opened engine of a device, with options of `spawn` that concern the engine.
+    """Open the engine of a device for a `with` block, with those options of `spawn` that concern the engine.
 
-    Raises `UserError` if there is no such device, or if it cannot be used so, and `EngineFailure`.
+    Raises `UserError` if there is no such device, or if it cannot be used with these options, and
+    `EngineFailure`.
     """
     try:
         engine = engine_for(make_options({"device": device, "isolation": "thread", **options})).make()
@@ -103,7 +104,8 @@ def opened(device: str, **options: Any) -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def graph_bench(engine: Engine, graph: OperationGraph) -> Iterator[GraphBench]:
-    """A bench for a graph on an open engine. Raises `MemoryError` if its buffers do not fit."""
+    """A bench for a graph on an open engine, for a `with` block. Raises `MemoryError` if its buffers do not
+    fit."""
     offsets, end = _places(graph)
     fd = engine.create_arena(_ARENA, end)
     try:
@@ -118,10 +120,10 @@ def graph_bench(engine: Engine, graph: OperationGraph) -> Iterator[GraphBench]:
 def made_up_values(graph: OperationGraph, seed: int) -> dict[str, np.ndarray]:
     """Values for all inputs of a graph, by name: normally distributed, or small whole numbers.
 
-    Inputs of operations for which these mean nothing, such as indices, get values that do.
+    Inputs for which such values are meaningless, such as indices, get valid ones.
     Raises `UserError` if the host lacks memory for the graph's tensors: else the system would kill us later.
     """
-    needed = 2 * _places(graph)[1]  # once here, once in the buffers
+    needed = 2 * _places(graph)[1]  # one copy here, one in the buffers
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > free:
         raise UserError(f"its tensors need {needed / 1e9:.0f} GB of memory, but {free / 1e9:.0f} GB are free")
@@ -138,7 +140,7 @@ def made_up_values(graph: OperationGraph, seed: int) -> dict[str, np.ndarray]:
 
 
 def made_up_scalars(graph: OperationGraph) -> list[float]:
-    """Values for alpha and beta: none is 0 or 1, since those would make other graphs."""
+    """Values for alpha and beta. None is 0 or 1, since these would make different graphs."""
     return [0.75 - 0.25 * place for place in range(len(graph.scalars))]
 
 
@@ -169,7 +171,8 @@ def _places(graph: OperationGraph) -> tuple[dict[str, int], int]:
 def tensor_name(graph: OperationGraph, uid: int) -> str:
     """The name of a bound tensor's buffer: a result that overwrites an input has the input's.
 
-    In a graph of a `GraphBuilder` a result's name is the line that made it, which may have made others too.
+    In a graph of a `GraphBuilder`, a result's name is the line that made it. One line may have made several
+    results.
     """
     tensor = graph.tensor(uid)
     if tensor.overwrites is not None:

@@ -58,7 +58,7 @@ class LogBook(logging.Handler):
                 self._show(line)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a line."""
+        """Store a line, or print it."""
         line = self.format(record)
         self._lines.append(line)
         if self._live:

@@ -17,12 +17,14 @@ from cudnn_actor.protocol.errors import InvalidRequest
 __all__ = ["find_obstacles"]
 
 _DESCRIPTORS = 64
-"""Descriptors: a service takes some 20 besides its process's own, plus one for each arena and event loop."""
+"""The descriptors that a process should be able to open. A service takes some 20, plus one for each arena and
+event loop."""
 _ALLOW = "let the container's seccomp profile, or the sandbox around it, allow {}"
 
 
 def find_obstacles() -> tuple[Problem, ...]:
-    """What prevents services or worker processes here. Never raises, and starts no process."""
+    """Find the obstacles to services or worker processes on this system. Never raises, and starts no
+    process."""
     calls = itertools.starmap(_system_call, _CALLS)
     found = [_null(), _interpreter(), *calls, _proc(), _descriptors()]
     return tuple(problem for problem in found if problem is not None)
@@ -71,7 +73,7 @@ _CALLS: tuple[tuple[str, str, Callable[[], int]], ...] = (
     ("eventfd", "threads are woken by it", lambda: os.eventfd(0)),
     ("socketpair", "worker processes are spoken to by it", _socket),
 )
-"""System calls that give a descriptor, and what services need them for."""
+"""System calls that return a descriptor, and the purposes for which services need them."""
 
 
 def _system_call(name: str, needed: str, call: Callable[[], int]) -> Problem | None:

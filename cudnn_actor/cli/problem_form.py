@@ -1,9 +1,9 @@
-"""Problems as text: convolutions, one line each, `name=value`, and any graph by its token.
+"""Problems as text: a convolution as a line of `name=value`, or any graph as a token.
 
     conv_fwd x=32x64x56x56 w=64x64x3x3 pad=1 stride=1 dtype=bfloat16 layout=NHWC
 
-`x` and `w` are the dims of input and filter in all three kinds; the other dims are computed. A token is what
-an error of any operation ends with.
+`x` and `w` are the dims of input and filter in all three kinds; the other dims are computed. The error of any
+operation ends with such a token.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _FORWARD_ONLY = ("bias", "activation")
 
 
 class Problem(NamedTuple):
-    """The text, and the graph that it describes."""
+    """A problem's text, and the graph that it describes."""
 
     text: str
     graph: OperationGraph
@@ -184,7 +184,8 @@ def _conv(words: _Words) -> ConvSpec:
 
 
 def _reference(dims: tuple[int, ...], dtype: Any, words: _Words) -> BufferRef:
-    """A reference to no buffer: the graph uses only its spec. Checks the words that it is made from."""
+    """A reference without a buffer, of which the graph uses only the spec. Checks the words that it is made
+    from."""
     layout: Any = words.text("layout")
     spec = TensorSpec.packed(dims, dtype, layout)
     return BufferRef(slot=0, generation=0, spec=spec, device="")

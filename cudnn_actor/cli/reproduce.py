@@ -90,7 +90,8 @@ def _compare(
 
 
 def _uncertainties(graph: OperationGraph, values: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
-    """What each element of the results may be off by since operations magnify the roundings of others."""
+    """For each result, the error of each element that is allowed because operations magnify roundings of
+    their inputs."""
     how = graph, OnHost, lambda uid: exact(values[tensor_name(graph, uid)]), made_up_scalars(graph)
     return result_uncertainties(*how, evaluate_graph(*how))
 

@@ -179,7 +179,7 @@ async def _run(args: argparse.Namespace) -> int:
             raise UserError(f"{error}. {hint}") from error
         first = time.perf_counter() - began
         async with contextlib.AsyncExitStack() as stack:
-            if endpoint is not None:  # what cannot be batched is found before anything is measured
+            if endpoint is not None:  # first: a model that cannot be batched is refused
                 await stack.enter_async_context(endpoint)
                 await endpoint(inputs)
             for name, value in outputs.items():
@@ -202,7 +202,7 @@ async def _measure(
     endpoint: BatchedModel | None,
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Explain and measure what is asked for, and draw it. Returns what `--json` writes."""
+    """Explain, measure and draw as the options ask. Returns the object that `--json` writes."""
     found: dict[str, Any] = {}
     if args.explain or args.profile:
         found["explanation"] = explanation = await model.explain(inputs, measure=args.profile)
@@ -218,8 +218,8 @@ async def _measure(
 
 
 def _endpoint(gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray]) -> BatchedModel:
-    """What runs these inputs in batches. Raises `InvalidRequest` or `UserError` if that cannot be."""
-    counts = {each.dims[0] for each in model.inputs if each.dims}  # which the batches decide
+    """A batched model that fits these inputs. Raises `InvalidRequest` or `UserError` if there can be none."""
+    counts = {each.dims[0] for each in model.inputs if each.dims}  # the batches decide these
     sizes = sizes_in(model.inputs, inputs)
     endpoint = gpu.batched(model, dims={dim: size for dim, size in sizes.items() if dim not in counts})
     first = model.inputs[0]
@@ -234,7 +234,7 @@ def _endpoint(gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray]) -> Bat
 
 
 async def _tune(model: Model, inputs: dict[str, np.ndarray]) -> None:
-    """Tune it for the dims of these inputs, and say what that has gained."""
+    """Tune the model for the dims of these inputs, and print the gain."""
     began = time.perf_counter()
     await model.warm(sizes_in(model.inputs, inputs))
     tuned = (await model.explain(inputs)).tuned
@@ -252,7 +252,7 @@ async def _load(
     endpoint: BatchedModel | None,
     args: argparse.Namespace,
 ) -> list[Throughput]:
-    """Measure it with several runs in flight, and print the table."""
+    """Measure the model with several runs in flight, and print the table."""
     found = [
         await measured(lambda: gpu.run(model, inputs), tasks, args.seconds) for tasks in args.concurrency
     ]
@@ -265,7 +265,7 @@ async def _load(
 async def _batched_load(
     endpoint: BatchedModel, inputs: dict[str, np.ndarray], tasks: int, seconds: float
 ) -> Throughput:
-    """Measure it with several requests in flight that share batches."""
+    """Measure the batched model with several requests in flight, which share batches."""
     before = endpoint.statistics()
     found = await measured(lambda: endpoint(inputs), tasks, seconds)
     after = endpoint.statistics()
@@ -291,7 +291,7 @@ def _summary(value: np.ndarray) -> str:
 
 
 async def _time(gpu: Any, model: Model, inputs: dict[str, np.ndarray], first: float) -> None:
-    """Time runs with the inputs on the device, and the outputs left there."""
+    """Time runs whose inputs are on the device, and whose outputs stay there."""
     refs = {name: await gpu.upload(value) for name, value in inputs.items()}
     kept = [each.name for each in model.outputs]
     took = []
@@ -324,7 +324,7 @@ def _inputs(model: Model, files: dict[str, str], dims: dict[str, int]) -> dict[s
     _check_names("is no named dim of the model", dims, dict.fromkeys(named))
     read = {each.name: _read(each, files[each.name]) for each in inputs if each.name in files}
     sizes = dict(dims)
-    for each in inputs:  # what is not given follows from the files, as far as it has the same names
+    for each in inputs:  # other sizes follow from the files, if they have the same names
         shape = read[each.name].shape if each.name in read else ()
         for dim, size in zip(each.dims or (), shape, strict=False):
             if isinstance(dim, str) and sizes.setdefault(dim, size) != size and dim in dims:
@@ -346,7 +346,7 @@ def _check_names(problem: str, given: Iterable[str], known: Collection[str]) -> 
 
 
 def _check_sizes(made_up: Iterable[Feature], sizes: Collection[str]) -> None:
-    """Raise `UserError` unless the dims of these inputs are known; it names all that are missing."""
+    """Raise `UserError` unless the dims of these inputs are known. It names all missing dims."""
     missing: dict[str, None] = {}
     lacking = []
     for each in made_up:
@@ -387,7 +387,7 @@ def _made_up(feature: Feature, dims: dict[str, int], rng: np.random.Generator) -
 
 
 def _write(path: Path, outputs: dict[str, Any]) -> None:
-    # As numpy.savez, which takes no output named "file".
+    # This does the same as numpy.savez, which cannot take an output named "file".
     with writing(path), zipfile.ZipFile(path, "w") as archive:
         for name, value in outputs.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

@@ -20,7 +20,7 @@ from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped
 __all__ = ["add_arguments", "run"]
 
 _NEEDED = ("starlette", "uvicorn", "grpc", "google.protobuf", "prometheus_client")
-"""What the extra `serve` brings."""
+"""The modules that the extra `serve` installs."""
 _LARGEST_PORT = 65535
 _MOST_PROCESSES = 64
 
@@ -113,7 +113,7 @@ def _batch(text: str) -> tuple[int, float]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; then answer what has begun. The exit status is 0.
+    """Serve until SIGTERM or SIGINT, then answer the requests that have begun. The exit status is 0.
 
     It is 1 if the service has given up, because its workers died more often than they may be replaced.
     """
@@ -175,7 +175,7 @@ async def _run(args: argparse.Namespace) -> int:
         spans=args.spans,
         service=service | cpu_options(args),
     )
-    # The handlers come first: whoever reads that it serves may end it at once.
+    # The handlers come first: a program that reads that the server serves may end it at once.
     with told_to_end() as told:
         async with serve(options) as server:
             _spare_collector()
@@ -188,9 +188,9 @@ async def _run(args: argparse.Namespace) -> int:
 
 
 def _spare_collector() -> None:
-    """Have the garbage collector look no more at what is there now, which lives as long as this process.
+    """Let the garbage collector ignore all objects that exist now: they live as long as this process.
 
-    Each of its full collections would hold up all requests for tens of milliseconds.
+    Otherwise each full collection would delay all requests by tens of milliseconds.
     """
     gc.collect()
     gc.freeze()

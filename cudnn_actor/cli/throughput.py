@@ -1,4 +1,5 @@
-"""How many runs of a model a second, and how long each takes, with several in flight."""
+"""Measures how many runs of a model there are in a second, and how long each takes, with several in
+flight."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ MOST_IN_FLIGHT = 1024
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured with so many runs in flight: runs, runs a second, and percentiles of milliseconds.
+    """The measurements with `in_flight` runs at a time: runs, runs a second, and percentiles in milliseconds.
 
-    A run takes NumPy arrays and gives NumPy arrays. `mean_batch`: samples in a batch, on average; None where
-    each task's run is by itself.
+    A run takes NumPy arrays and returns NumPy arrays. `mean_batch`: the mean number of samples in a batch;
+    None if runs are not batched.
     """
 
     in_flight: int
@@ -34,7 +35,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_flight(text: str) -> tuple[int, ...]:
-    """Reads `8`, or `1:64` for 1, 2, 4, ... 64, for `argparse`."""
+    """Parse an argument `8`, or `1:64` for 1, 2, 4, ... 64, for `argparse`."""
     found = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most <= MOST_IN_FLIGHT:
@@ -47,9 +48,8 @@ def in_flight(text: str) -> tuple[int, ...]:
 async def timed_runs(
     run: Callable[[], Awaitable[object]], tasks: int, seconds: float
 ) -> tuple[list[float], float]:
-    """Run something by so many tasks, each again and again for so many seconds, and at least twice.
-
-    Returns the seconds of each run but the first of each task, and how many have run in a second.
+    """Let `tasks` tasks call `run` again and again for `seconds` seconds, each at least twice. Returns the
+    seconds of all runs except the first of each task, and the number of runs in a second.
     """
     took: list[float] = []
 
@@ -70,7 +70,7 @@ async def timed_runs(
 
 
 async def measured(run: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> Throughput:
-    """Run a model by `timed_runs`."""
+    """Measure runs of a model by `timed_runs`."""
     took, per_s = await timed_runs(run, tasks, seconds)
     p50, p90, p99 = (float(each) * 1e3 for each in np.percentile(took, (50, 90, 99)))
     return Throughput(in_flight=tasks, runs=len(took), per_s=per_s, p50_ms=p50, p90_ms=p90, p99_ms=p99)

@@ -1,4 +1,4 @@
-"""A picture of what `--concurrency` measures: runs a second, and how long they take, as SVG."""
+"""A picture, as SVG, of the measurements by `--concurrency`: runs a second, and how long they take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DASHES = {"p50": "", "p90": "6 4", "p99": "2 3"}
 
 
 class _Axes(NamedTuple):
-    """One of the two diagrams: its place, and what lies along its axes. Both axes are logarithmic."""
+    """One of the two diagrams: its place, and the ranges of its axes, which are logarithmic."""
 
     left: float
     right: float
@@ -86,7 +86,7 @@ def _percentile(name: str) -> Callable[[Throughput], float]:
 
 
 def _axes(left: float, right: float, xs: tuple[int, ...], values: Sequence[float]) -> _Axes:
-    """Axes from the round number below all values to the one above them."""
+    """Axes from the last round number below all values to the first one above them."""
     low, high = min(values), max(values)
     ticks = _round_numbers(low, high)
     return _Axes(left, right, xs, ticks[0], ticks[-1])

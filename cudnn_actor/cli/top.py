@@ -1,4 +1,4 @@
-"""`cudnn-actor top SOURCE`: what services are doing, live."""
+"""`cudnn-actor top SOURCE`: shows live what services do."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ _LEAST_S, _MOST_S = 0.1, 3600.0
 
 
 class SourceLost(Exception):
-    """Raised when a source has nothing to say now. Its text says why."""
+    """Raised when a source gives no metrics now. The text says why."""
 
 
 class Source(Protocol):
     """Where metrics come from."""
 
     def read(self) -> tuple[Metrics, ...]:
-        """The metrics of its services now. Blocks for some seconds at most. Raises `SourceLost`."""
+        """The metrics of the source's services now. Blocks for some seconds at most. Raises `SourceLost`."""
 
     def close(self) -> None:
-        """End what it holds. Idempotent."""
+        """Close the source's connection, if it has one. Idempotent."""
 
 
 class PrometheusSource:
     """An exporter of Prometheus's, with the metrics of `metrics.prometheus.ServiceCollector`.
 
-    Whatever the server does, it has five seconds for its answer, once it is connected, and 4 MiB. Redirects
-    are not followed.
+    The server's answer may take five seconds from the connection on, and have 4 MiB, whatever the server
+    does. Redirects are not followed.
 
     Raises
     ------
     UserError
-        It is no URL of HTTP, or prometheus-client is not installed.
+        `url` is no URL of HTTP, or prometheus-client is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -76,7 +76,7 @@ class PrometheusSource:
         self._path = (parts.path or "/metrics") + (f"?{parts.query}" if parts.query else "")
 
     def read(self) -> tuple[Metrics, ...]:
-        """The metrics that it exports now. Blocks for some seconds at most. Raises `SourceLost`."""
+        """The metrics that the exporter has now. Blocks for some seconds at most. Raises `SourceLost`."""
         try:
             found = self._metrics_of(self._text())
         except (OSError, http.client.HTTPException) as error:
@@ -88,7 +88,7 @@ class PrometheusSource:
         return found
 
     def close(self) -> None:
-        """Nothing: each reading has a connection of its own."""
+        """Do nothing: each reading has a connection of its own."""
 
     def _text(self) -> str:
         connection = self._make(self._host, self._port, timeout=_WITHIN_S)
@@ -96,7 +96,8 @@ class PrometheusSource:
 
         def end() -> None:
             out_of_time.set()
-            # The socket itself, which the connection forgets when the response takes it over. A read ends.
+            # This shuts down the socket itself, since the connection forgets it when the response takes it
+            # over. A read that waits then ends.
             with contextlib.suppress(OSError):  # closed meanwhile
                 own.shutdown(socket.SHUT_RDWR)
 
@@ -129,13 +130,13 @@ class PrometheusSource:
 class SocketSource:
     """The socket of a service, as `cudnn_actor.connect` takes it.
 
-    It attaches at the first reading, and again once the service has gone. Readings are as old as what the
-    service has last told: at most a quarter of a second.
+    It attaches at the first reading, and again after the service has gone. Readings are at most a quarter of
+    a second old.
 
     Parameters
     ----------
     path
-        With or without "unix:" before it.
+        The socket's path, with or without "unix:" before it.
 
     Raises
     ------
@@ -151,7 +152,7 @@ class SocketSource:
         self._gpu: BlockingRef | None = None
 
     def read(self) -> tuple[Metrics, ...]:
-        """The metrics of its service. Blocks while it attaches. Raises `SourceLost`."""
+        """The metrics of the service. Blocks while this attaches. Raises `SourceLost`."""
         try:
             if self._gpu is None:
                 self._gpu = connect(self._path, name="cudnn-actor top")
@@ -164,7 +165,7 @@ class SocketSource:
         raise SourceLost("the service has gone")
 
     def close(self) -> None:
-        """Detach."""
+        """Detach from the service."""
         gpu, self._gpu = self._gpu, None
         if gpu is not None:
             gpu.close()
@@ -196,7 +197,8 @@ def _interval(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the services until interrupted, or once. Raises `UserError` where `--once` finds no source."""
+    """Show the services until interrupted, or once with `--once`. Raises `UserError` if `--once` finds no
+    source."""
     with contextlib.closing(_source(args.source)) as source:
         return _once(source, args) if args.once else _watch(source, args)
 
@@ -238,11 +240,11 @@ def _watch(source: Source, args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _interrupted() -> Iterator[threading.Event]:
-    """Gives an event that Ctrl-C sets, before it raises `KeyboardInterrupt`.
+    """Yield an event. Ctrl-C sets it, and then raises `KeyboardInterrupt`.
 
-    Python prints and forgets an exception that is raised in a destructor or in the callback of a weak
-    reference, as each timer of a reading has one. Then the event is what is left of Ctrl-C. In a process that
-    was started to ignore it, Ctrl-C does nothing.
+    Python prints and drops an exception that is raised in a destructor or in the callback of a weak
+    reference, and the timer of each reading has such a callback. In that case, only the event tells of
+    Ctrl-C. In a process that was started with SIGINT ignored, Ctrl-C does nothing.
     """
     found = threading.Event()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -283,4 +285,4 @@ def _print_json(source: str, since: Since | None, lost: str = "") -> None:
                 each["rates"] = row.rates()
             services.append(built)
     said = {"source": source, "lost": lost or None, "services": services}
-    print(msgspec.json.encode(said).decode(), flush=True)  # what is no number, as a stranger may say, is null
+    print(msgspec.json.encode(said).decode(), flush=True)  # NaN, which any exporter may send, becomes null

@@ -1,4 +1,4 @@
-"""What `cudnn-actor top` shows of readings: rates between two of them, and tables that fit the terminal."""
+"""The output of `cudnn-actor top`: rates between two readings, in tables that fit the terminal."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ __all__ = ["Reading", "Row", "Since", "View"]
 
 
 class Reading(NamedTuple):
-    """What a source has said, and when, in `time.monotonic()` seconds."""
+    """The metrics that a source has given, and when, in `time.monotonic()` seconds."""
 
     services: tuple[Metrics, ...]
     at_s: float
 
 
 class Row:
-    """The requests of one type or model, since the reading before; without one, since the service's start."""
+    """The requests of one type or model since the reading before; if there was none, since the service's
+    start."""
 
     def __init__(self, now: RequestCounts, before: RequestCounts | None, seconds: float) -> None:
         self.now = now
         self.seconds = seconds
-        """Since the reading before; 0 without one."""
+        """The seconds since the reading before; 0 if there was none."""
         self.queue = _difference(now.queue, None if before is None else before.queue)
         self.run = _difference(now.run, None if before is None else before.run)
         self.total = _difference(now.total, None if before is None else before.total)
@@ -38,11 +39,12 @@ class Row:
         self.moved = _risen(_moved(now), None if before is None else _moved(before))
 
     def per_second(self, count: float) -> float | None:
-        """A count since the reading before, by the second; None without one."""
+        """A count per second since the reading before; None if there was none."""
         return count / self.seconds if self.seconds > 0 else None
 
     def rates(self) -> dict[str, float | None]:
-        """What `--json` adds to the counts. Seconds, and by the second; None for what is not known."""
+        """The rates and latencies that `--json` adds to the counts: counts per second, and latencies in
+        seconds; None for unknown ones."""
         found: dict[str, float | None] = {
             "requests_per_second": self.per_second(self.total.count),
             "bytes_per_second": self.per_second(self.moved),
@@ -61,7 +63,7 @@ class Since(NamedTuple):
     before: Reading | None = None
 
     def rows(self, metrics: Metrics) -> list[Row]:
-        """The rows of a service of `now`."""
+        """The rows of a service, whose metrics are in `now`."""
         earlier: dict[Any, RequestCounts] = {}
         seconds = 0.0
         if self.before is not None:
@@ -77,7 +79,7 @@ def _moved(counts: RequestCounts) -> int:
 
 
 def _risen(now: int, before: int | None) -> int:
-    """By how much a counter has risen. One that has fallen began anew."""
+    """The increase of a counter. A counter that has fallen began again from 0."""
     return now if before is None or now < before else now - before
 
 
@@ -89,16 +91,17 @@ def _difference(now: Histogram, before: Histogram | None) -> Histogram:
 
 
 class View:
-    """What is on the screen. It fits any width: columns that have no room are left out, the last first.
+    """The contents of the screen. They fit any width: columns for which there is no room are left out, the
+    last first.
 
     Parameters
     ----------
     source
-        What the user has typed.
+        The source, as the user has typed it.
     since
         The last reading; None if there has been none.
     lost
-        Why the source says nothing now; empty if it does.
+        Why the source gives no metrics now; empty if it does give some.
     """
 
     def __init__(self, source: str, since: Since | None, lost: str = "") -> None:
@@ -155,7 +158,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("finished", lambda row: f"{row.now.finished:,}"),
     ("failed", lambda row: f"{row.now.failed:,}"),
 )
-"""The most important first."""
+"""The columns, the most important first."""
 _LEAST_NAME = 8
 
 
@@ -183,7 +186,8 @@ def _number(value: float | None) -> str:
 
 
 def _time(histogram: Histogram, fraction: float) -> str:
-    """An upper bound: a histogram knows no more."""
+    """The time that a fraction of the requests did not exceed, as text. It is an upper bound, since a
+    histogram is no more precise."""
     if not histogram.count:
         return "-"
     seconds = histogram.quantile(fraction)

@@ -18,7 +18,7 @@ class UserError(Exception):
 
 
 def whole_number(least: int = 0, most: int = _LARGEST) -> Callable[[str], int]:
-    """What reads an argument that is a whole number, for `argparse`: a seed, or a number of bytes."""
+    """A function that parses an argument as a whole number, for `argparse`: a seed, or a number of bytes."""
 
     def read(word: str) -> int:
         if not word.isdecimal() or not least <= int(word) <= most:
@@ -30,7 +30,8 @@ def whole_number(least: int = 0, most: int = _LARGEST) -> Callable[[str], int]:
 
 
 def check_writable(path: Path, option: str = "--out") -> None:
-    """Raise `UserError` unless the file of an option can be written: before the work, not after it."""
+    """Raise `UserError` unless the file of an option can be written. Call it before the work that the file is
+    for."""
     if path.is_dir():
         raise UserError(f"{option} {path} is a directory; give a file name in it")
     if not path.parent.is_dir():
@@ -41,7 +42,7 @@ def check_writable(path: Path, option: str = "--out") -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise `UserError` if the system refuses what the block writes to a file."""
+    """Raise `UserError` if the system refuses a write to a file within the block."""
     try:
         yield
     except OSError as error:

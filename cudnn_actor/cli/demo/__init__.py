@@ -12,7 +12,7 @@ from cudnn_actor.extras import install_command
 __all__ = ["add_arguments", "run"]
 
 _NEEDED = {"matplotlib": "matplotlib", "PIL": "matplotlib", "onnx": "onnx"}
-"""What the demo imports, and the package that it comes with."""
+"""The modules that the demo imports, and the package that brings each."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

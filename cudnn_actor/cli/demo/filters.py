@@ -17,13 +17,13 @@ class Filter:
     Parameters
     ----------
     name
-        Its name in the picture.
+        The filter's name in the picture.
     taps
-        Its values, square, float32.
+        The filter's values, square, float32.
     colour
-        Whether it is run on each of the three colours (a depthwise convolution) or on the luminance.
+        Whether the filter runs on each of the three colours (a depthwise convolution) or on the luminance.
     bias
-        Added to the result.
+        A number that is added to the result.
     """
 
     name: str
@@ -79,7 +79,7 @@ def gabor(angle: float, wavelength: float = 4.0, sigma: float = 1.6) -> np.ndarr
 def camera_shake(rng: np.random.Generator) -> np.ndarray:
     """The 5x5 blur of a shaken camera: the curved path of a point of light, of sum 1."""
     angle, bend = rng.uniform(0, 2 * math.pi), rng.uniform(0.8, 1.6)
-    taps = np.zeros((6, 6))  # one more than wanted: a point on the last row may spread beyond it
+    taps = np.zeros((6, 6))  # one more than needed: a point on the last row may spread beyond it
     for t in np.linspace(-1, 1, 201):
         across = bend * math.cos(2.5 * t + angle)
         row = 2 + 1.9 * t * math.sin(angle) + across * math.cos(angle)

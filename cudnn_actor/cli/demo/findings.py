@@ -29,7 +29,7 @@ class Kill:
     step
         The step of the fit that was running at that time.
     in_flight
-        Unanswered requests at the time of the kill, besides the fit's own.
+        Unanswered requests at the time of the kill, not counting the fit's.
     run_again
         Requests that were interrupted and run again.
     generation
@@ -66,13 +66,13 @@ class ServedKill:
     callers
         How many callers sent requests, one after the other.
     in_flight
-        Their unanswered requests at the time of the kill.
+        The callers' unanswered requests at the time of the kill.
     answered_s
         Seconds from the kill to the first answer of the next worker.
     samples
-        All their requests.
+        All requests of the callers.
     wrong
-        Answers that were not what the model gave before for that picture alone.
+        Answers that differ from the model's earlier answer for that picture alone.
     """
 
     killed_s: float
@@ -102,7 +102,7 @@ class Findings:
     compared: int = 0
     """Responses that were computed again."""
     samples: list[Sample] = field(default_factory=list)
-    """All requests but those of `served`."""
+    """All requests except those of `served`."""
     served: ServedKill | None = None
     restarts: int = 0
     replayed: int = 0

@@ -67,9 +67,9 @@ class FilterFit:
     Parameters
     ----------
     recorder
-        Sends and times the requests.
+        The recorder, which sends and times the requests.
     rng
-        Draws the start vector of the power method for the curvature.
+        The generator that draws the start vector of the power method for the curvature.
     """
 
     def __init__(self, recorder: Recorder, rng: np.random.Generator) -> None:
@@ -156,7 +156,7 @@ class PhotoFit:
     Parameters
     ----------
     recorder
-        Sends and times the requests.
+        The recorder, which sends and times the requests.
     taps
         The filter, 5x5.
     """

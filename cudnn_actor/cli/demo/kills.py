@@ -1,6 +1,7 @@
 """The demo's crash: kills the worker process while it works, and measures the effects.
 
-SIGKILL cannot be caught, so the worker cleans nothing up. What survives belongs to the parent process.
+SIGKILL cannot be caught, so the worker cleans nothing up. Everything that survives belongs to the parent
+process.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ async def kill_at_work(
     gpu
         A service in process isolation, with at least `MOST_KILLS` restarts.
     recorder
-        Sends and times the messages; each is answered with a receipt.
+        The recorder, which sends and times the messages; the answer to each is a receipt.
     messages
         Pure requests, with enough work that the rest still runs when a quarter has been answered.
     say
-        Prints what happens.
+        A function that prints the progress.
     step
         The value of `Kill.step`.
 
@@ -85,7 +86,7 @@ async def kill_at_work(
 
 
 async def _timed(recorder: Recorder, message: Message) -> tuple[Receipt, float]:
-    """The receipt, and when it came, on the recorder's clock."""
+    """Ask a message. Returns the receipt, and when it arrived, on the recorder's clock."""
     receipt: Receipt = await recorder.ask(message)
     return receipt, recorder.now_s
 

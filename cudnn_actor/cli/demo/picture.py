@@ -51,7 +51,7 @@ _STYLE: dict[Any, Any] = {
     "xtick.labelsize": 8.5,
     "ytick.labelsize": 8.5,
     "font.size": 10.0,
-    "font.family": "DejaVu Sans",  # it comes with matplotlib, so the page looks the same everywhere
+    "font.family": "DejaVu Sans",  # matplotlib brings it, so the page looks the same everywhere
     "legend.frameon": False,
     "legend.fontsize": 9.0,
     "savefig.facecolor": _PAGE,

@@ -1,8 +1,8 @@
-"""The demo's model: callers send it one picture each, their requests run together, and amid them the worker
-is killed.
+"""The demo's model: each caller sends it one picture at a time, the requests run in batches, and the worker
+is killed while they do.
 
-Each caller sends its next picture when it has the answer to the last one. Each answer is compared with what
-the model gave for that picture alone, before the kill.
+Each caller sends its picture again when it has the answer. Each answer is compared with the model's answer
+for that picture alone, before the kill.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALLERS = 24
 PICTURE_SIDE = 32
 _MOST_BATCH, _DELAY_US = 8, 500
 _BEFORE_S = _AFTER_S = 0.35
-"""How long the callers send before the kill, and again after the next answer."""
+"""Seconds for which the callers send before the kill, and again after the next answer."""
 _CHANNELS, _SCORES = 8, 5
 
 
@@ -69,20 +69,20 @@ async def serve_through_a_kill(
     pictures: Sequence[np.ndarray],
     say: Callable[[str], None],
 ) -> ServedKill:
-    """Let one caller send each of these pictures again and again, and kill the worker amid that.
+    """Let one caller for each of these pictures send it again and again, and kill the worker meanwhile.
 
     Parameters
     ----------
     gpu
         A service in process isolation.
     recorder
-        Counts the errors; its clock is the one of `ServedKill`.
+        The recorder, which counts the errors; `ServedKill` has times of its clock.
     model
-        What `network` returned.
+        The model's file, as `network` returns it.
     pictures
         Float32 arrays of dims (1, 3, 32, 32), one for each caller.
     say
-        Prints what happens.
+        A function that prints the progress.
 
     Raises
     ------
@@ -98,7 +98,7 @@ async def serve_through_a_kill(
 
 
 class _Callers:
-    """The callers, and what becomes of their requests."""
+    """The callers, and the outcomes of their requests."""
 
     def __init__(self, gpu: CudnnRef, recorder: Recorder, endpoint: BatchedModel) -> None:
         self._gpu, self._recorder, self._endpoint = gpu, recorder, endpoint
@@ -108,7 +108,7 @@ class _Callers:
         self._over = False
         self._generation = gpu.generation
         self._answered = asyncio.Event()
-        """Set when the successor of the worker that was killed has answered."""
+        """An event that is set when the successor of the killed worker has answered."""
         self._answered_s = 0.0
 
     async def serve(

@@ -74,7 +74,7 @@ class _Story:
     gpu
         The service.
     console
-        Where the progress is shown.
+        The console that shows the progress.
     findings
         The results, filled in during the run.
     rng
