@@ -7,16 +7,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cudnn_actor import CudnnRef, DeadlineExceeded, connect
 from cudnn_actor.actors import envelope
 from cudnn_actor.attached import serve_socket
 from cudnn_actor.attached.wire import Withdraw
+from cudnn_actor.messages import Free
 
 from ..inside import service_behind
 from ..patience import PATIENCE_S
 from ..service.rigs import Gate, Trio, in_thread, isolated, outcome, spawn_gated
+from .client_program import X
 
 
 @pytest.fixture
@@ -86,6 +89,22 @@ async def test_a_request_in_the_servers_queue_had_not_started(client: CudnnRef, 
         assert not error.started
     await asyncio.gather(*first)
     assert await trio.result() == 6
+
+
+@pytest.mark.parametrize("client", ["thread"], indirect=True)
+async def test_a_free_that_expires_in_the_servers_queue_frees_nothing(client: CudnnRef, gate: Gate) -> None:
+    trio = await Trio.on(client)
+    buffer = await client.upload(X)
+    with gate.closed():
+        first = [client.submit(trio.product()) for _ in range(400)]  # more than the service takes at once
+        await in_thread(gate.wait_for_arrival)
+        late = client.submit(Free(buffer=buffer), timeout=PATIENCE_S)
+        await expire(client, of=401, last=True)
+        error = await outcome(late)
+        assert isinstance(error, DeadlineExceeded)
+        assert not error.started
+    await asyncio.gather(*first)
+    assert np.array_equal(await client.download(buffer), X)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from cudnn_actor import (
 from cudnn_actor.attached import ServedSocket
 from cudnn_actor.attached.client import connecting
 from cudnn_actor.attached.client.outgoing import ShareWeights
-from cudnn_actor.attached.server import copies, received, serving, session
+from cudnn_actor.attached.server import array_answers, copies, received, serving, session
 from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.wire import (
     FROM_SERVER,
@@ -192,7 +192,7 @@ async def test_a_client_that_dies_frees_what_it_held_within_three_turns_of_the_l
 async def test_answers_that_wait_for_room_are_bounded_by_their_bytes(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_MOST_UNPLACED", 2 * SPEC.nbytes)
+    monkeypatch.setattr(array_answers, "_MOST_UNPLACED", 2 * SPEC.nbytes)
     download = Download(src=await asking.allocate())
     for _ in range(2):
         assert await asking.ask(download) == NeedsRoom(asking._last, SPEC.nbytes)

@@ -77,6 +77,7 @@ class Asked:
         self.withdrawn = self.answered = False
         self.cost_us = 0.0
         self.sent_ns = 0
+        """When the service was sent it, by `time.perf_counter_ns`; 0 before that, and if it never is."""
         self.copied = 0
         """Bytes of values that were copied for it: see `Copies`."""
         self.reserved = 0

@@ -19,7 +19,7 @@ import numpy as np
 
 from cudnn_actor.actors import LoopBridge
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.attached.server.array_answers import ArrayAnswers
 from cudnn_actor.attached.server.asked import Asked, Known
 from cudnn_actor.attached.server.copies import Copies, other_digest
 from cudnn_actor.attached.server.failures import failed, kind_of
@@ -27,18 +27,15 @@ from cudnn_actor.attached.server.holdings import Holdings, references
 from cudnn_actor.attached.server.moves import message_of, require_mover
 from cudnn_actor.attached.server.patience import Patience
 from cudnn_actor.attached.server.received import Received
-from cudnn_actor.attached.server.segments import Segments, room_needed
+from cudnn_actor.attached.server.segments import Segments
 from cudnn_actor.attached.server.server import Server
 from cudnn_actor.attached.server.shared_weights import Digest
 from cudnn_actor.attached.wire import (
-    INLINE_BYTES,
     VERSION,
     Answer,
     Answers,
-    Arrays,
     Attach,
     Done,
-    Dropped,
     DropSegment,
     ExportBuffer,
     Exported,
@@ -47,12 +44,10 @@ from cudnn_actor.attached.wire import (
     ImportBuffer,
     KnowGraph,
     MapSegment,
-    NeedsRoom,
     Refused,
     Request,
     Requests,
     Room,
-    WireArray,
     Withdraw,
     Withdrawn,
 )
@@ -65,19 +60,15 @@ from cudnn_actor.protocol.errors import (
     CudnnActorError,
     InvalidRequest,
     MailboxFull,
-    MalformedMessage,
-    OutOfMemory,
     StaleBufferError,
 )
 from cudnn_actor.protocol.messages.codec import encode_reply
 from cudnn_actor.protocol.messages.messages import (
     Allocate,
     DeployModel,
-    Download,
     Drain,
     Free,
     LendStaging,
-    RunModel,
     UnloadModel,
 )
 from cudnn_actor.protocol.messages.receipts import Receipt
@@ -85,11 +76,6 @@ from cudnn_actor.protocol.messages.receipts import Receipt
 __all__ = ["Session"]
 
 log = Log("cudnn_actor.attached")
-
-_LONG_COPY_BYTES = 1 << 20
-"""Answers of more bytes are copied by a thread, so that other clients do not wait for it."""
-_MOST_UNPLACED = 1 << 30
-"""While answers of this many bytes wait for a client's memory, requests for more of them are refused."""
 
 
 class Session:
@@ -125,8 +111,9 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._bridge = LoopBridge.of_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unplaced = 0
-        """Bytes of answers that wait for room."""
+        self._arrays = ArrayAnswers(
+            self._segments, answer=self._answer, end_request=self._end_request, in_task=self._in_task
+        )
         self._patience = Patience()
         self._handlers: dict[type, Any] = {
             Requests: self._take_requests,
@@ -135,7 +122,7 @@ class Session:
             KnowGraph: self._received.know_graph,
             ForgetGraph: self._received.forget_graph,
             Withdraw: self._withdraw,
-            Room: self._take_room,
+            Room: lambda frame: self._arrays.take_room(frame, self.asked.get(frame.number)),
             ExportBuffer: self._take_move,
             ImportBuffer: self._take_move,
         }
@@ -346,32 +333,29 @@ class Session:
             self._drains.append(asked.number)
             self._answer_drains()
         elif asked.known.control:
-            self._hand_over(asked)
+            self.hand_over(asked)
         else:
             share = self._server.share
             asked.cost_us = cost_us = self._server.costs.estimate(asked.known)
             if share.pass_through(self, cost_us):
-                self._hand_over(asked)
+                self.hand_over(asked)
             else:
                 share.put(self, asked, cost_us)
 
     def hand_over(self, asked: Asked) -> None:
-        """Send the service a request whose turn it is."""
+        """Send the service a request whose turn it is, unless it was withdrawn."""
         if asked.withdrawn:
             asked.deliver(None, None)
-        else:
-            self._hand_over(asked)
-
-    def _hand_over(self, asked: Asked) -> None:
+            return
         known, state, holdings = asked.known, self._server.state, self.holdings
         message = known.message
         try:
             if known.control and (run := self._server.lent.run_of(message)) is not None:
-                self._check_unplaced(message)
+                self._arrays.check_room(message)
                 self._server.lent.begin(asked, run)
                 return
             if not known.runs_plan and (name := self._server.lent.name_of(message)) is not None:
-                self._check_unplaced(message)
+                self._arrays.check_room(message)
                 asked.sent_ns = time.perf_counter_ns()
                 self._server.lent.start(asked, name, self._in_context(asked))
                 return
@@ -381,7 +365,7 @@ class Session:
             if not known.runs_plan:
                 if self._answered_here(asked, message):
                     return
-                self._check_unplaced(message)
+                self._arrays.check_room(message)
                 if isinstance(message, Allocate):
                     holdings.reserve(message.spec.nbytes)
                     asked.reserved = message.spec.nbytes
@@ -393,16 +377,6 @@ class Session:
         except Exception as error:
             log.exception("request.failed", client=self.name, message=type(message).__name__)
             asked.deliver(None, error)
-
-    def _check_unplaced(self, message: Any) -> None:
-        """Raise `OutOfMemory` if a message gives arrays, and too many bytes wait for the client's room."""
-        if isinstance(message, Download | RunModel) and self._unplaced >= _MOST_UNPLACED:
-            raise OutOfMemory(
-                requested=0,
-                in_use=self._unplaced,
-                limit=_MOST_UNPLACED,
-                where="answers to this client that wait until it has room",
-            )
 
     def _answered_here(self, asked: Asked, message: Any) -> bool:
         """Answer a request that needs nothing of the service, if it is one."""
@@ -445,16 +419,16 @@ class Session:
             self.asked.pop(asked.number, None)
             return
         message = asked.known.message
-        if error is None:
+        if error is None and (asked.sent_ns or not asked.withdrawn):
             value = self._note_answer(asked, message, value)
         else:
             self._note_failure(asked, message, error)
         if error is not None or (asked.withdrawn and value is None):
             self._end_request(asked, failed(asked.number, error))
         elif isinstance(value, np.ndarray):
-            self._give_arrays(asked, [(None, value)])
+            self._arrays.give(asked, [(None, value)])
         elif isinstance(value, dict):
-            self._give_arrays(asked, list(value.items()))
+            self._arrays.give(asked, list(value.items()))
         elif isinstance(value, Receipt):
             self._end_request(asked, Done(asked.number, value))
         elif isinstance(value, ExportedRange):
@@ -491,8 +465,8 @@ class Session:
             self.holdings.drop(message.model)
         return value
 
-    def _note_failure(self, asked: Asked, message: Any, error: BaseException) -> None:
-        """Note what the client has not got, or has no more."""
+    def _note_failure(self, asked: Asked, message: Any, error: BaseException | None) -> None:
+        """Note that the client has not got what it asked for. Without an error, the request was withdrawn."""
         self.holdings.give_up(asked.reserved)
         if asked.imports:
             self.holdings.end_import()
@@ -526,20 +500,6 @@ class Session:
         if self._drains:
             self._answer_drains()
 
-    def _give_arrays(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> None:
-        needed = room_needed([array for _, array in arrays])
-        if needed <= INLINE_BYTES:
-            wired = [(name, WireArray.of(array)) for name, array in arrays]
-            self._end_request(asked, Arrays(asked.number, wired))
-        elif asked.room is None or needed > asked.room_bytes:
-            asked.results = arrays
-            self._unplaced += needed
-            self._answer(NeedsRoom(asked.number, needed))
-        elif needed > _LONG_COPY_BYTES:
-            self._in_task(self._answer_from_a_thread(asked, arrays))
-        else:
-            self._end_request(asked, self._place_arrays(asked, arrays))
-
     def _in_task(
         self, work: Coroutine[Any, Any, None], context: contextvars.Context | None = None
     ) -> asyncio.Task[None]:
@@ -553,33 +513,6 @@ class Session:
         if (observer := self._server.state.counters.observer) is None:
             return self._in_task
         return functools.partial(self._in_task, context=asked.context(observer))
-
-    async def _answer_from_a_thread(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> None:
-        answer = await in_own_thread(self._place_arrays, asked, arrays)
-        if self.open:
-            self._end_request(asked, answer)
-
-    def _place_arrays(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> Answer:
-        """The answer, with its arrays in the client's memory. Any thread."""
-        assert asked.room is not None
-        try:
-            wired = self._segments.write(asked.room, asked.room_bytes, [array for _, array in arrays])
-        except ValueError as error:
-            return Refused(asked.number, MalformedMessage(detail=str(error)).to_record())
-        return Arrays(asked.number, list(zip([name for name, _ in arrays], wired, strict=True)))
-
-    def _take_room(self, frame: Room) -> None:
-        asked = self.asked.get(frame.number)
-        if asked is None or asked.results is None:
-            raise BadFrame(f"room for request {frame.number}, which needs none")
-        arrays, asked.results = asked.results, None
-        needed = room_needed([array for _, array in arrays])
-        self._unplaced -= needed
-        if frame.place is None or needed > frame.nbytes:
-            self._end_request(asked, Dropped(asked.number))
-            return
-        asked.room, asked.room_bytes = frame.place, frame.nbytes
-        self._give_arrays(asked, arrays)
 
     def _end_request(self, asked: Asked, answer: Answer) -> None:
         self.asked.pop(asked.number, None)
