@@ -1,4 +1,4 @@
-"""Where a service's socket lies, and who may use it."""
+"""The path of a service's socket, and checks of who may use it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cudnn_actor.protocol.errors import InvalidRequest
 __all__ = ["peer_of", "require_private", "socket_path"]
 
 _LONGEST = 107
-"""Bytes of the longest path that a Unix socket may have."""
+"""The most bytes that the path of a Unix socket may have."""
 _CREDENTIALS = struct.Struct("iII")
 
 
 def socket_path(given: str | os.PathLike[str] | None, name: str = NAME) -> Path:
-    """The socket's path: what was given, with or without "unix:" before it; None for the default.
+    """The socket's path. `given`: the path that the user has given, with or without "unix:" before it; None
+    for the default.
 
-    The default is `$XDG_RUNTIME_DIR/cudnn-actor/NAME.sock`, where NAME is that of a service which was given
-    none, unless `name` is another; without that variable, the folder is `/tmp/cudnn-actor-UID`. Raises
-    `InvalidRequest` if the path is too long for a socket.
+    The default is `$XDG_RUNTIME_DIR/cudnn-actor/NAME.sock`, where NAME is `name`; without that variable, the
+    folder is `/tmp/cudnn-actor-UID`. Raises `InvalidRequest` if the path is too long for a socket.
     """
     if given is None:
         runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -44,7 +44,7 @@ def socket_path(given: str | os.PathLike[str] | None, name: str = NAME) -> Path:
 def require_private(folder: Path) -> None:
     """Make the folder of the default path if it is missing.
 
-    Raises `InvalidRequest` unless it is a real folder of this user's that no one else may write to.
+    Raises `InvalidRequest` unless it is a real folder of this user that no other user may write to.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
@@ -62,7 +62,7 @@ def require_private(folder: Path) -> None:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """The process id and the user id of whoever has made the other end. Raises `OSError`."""
+    """The process id and the user id of the process that has made the other end. Raises `OSError`."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid

@@ -1,8 +1,8 @@
-"""The messages between a service's process and the processes that are attached to it, as bytes. Does no I/O.
+"""The frames between a service's process and the processes that are attached to it. Does no I/O.
 
-`processes.frames` has the framing. Decoding runs no code that the sender chooses. A frame that does not
-decode, is too long, or breaks the order below costs its connection alone. A message that does not decode, in
-a frame that does, fails only its request.
+`processes.frames` has the framing. Decoding runs no code that the sender chooses. A frame that cannot be
+decoded, is too long, or breaks the order below ends only its own connection. A message that cannot be
+decoded, in a valid frame, fails only its own request.
 
 =============  ==========================================================================================
 client sends   `Attach` first, once; `MapSegment`, with one descriptor, and `DropSegment`; `KnowGraph`
@@ -13,8 +13,8 @@ server sends   `Attached` or `Refusal` first; `Happened`, for each lifecycle eve
                `Answers`; `Exported`, with one descriptor, as the answer to an `ExportBuffer`
 =============  ==========================================================================================
 
-Arrays of up to `INLINE_BYTES` travel in the frame. Larger ones lie in segments: memory that the client has
-made and sealed against a change of its size, and that both processes have mapped.
+Arrays of up to `INLINE_BYTES` travel in the frame. Larger arrays lie in segments: memory that both processes
+map, and that the client has made and sealed against a change of its size.
 """
 
 from __future__ import annotations
@@ -83,24 +83,25 @@ __all__ = [
 ]
 
 VERSION: Final = 5
-"""Both sides must have the same."""
+"""The version of the frames. Both sides must have the same."""
 LONGEST: Final = 16 << 20
-"""Bytes of the longest frame that a server accepts of a client."""
+"""The bytes of the longest frame that a server accepts from a client."""
 LONGEST_MESSAGE: Final = LONGEST - (4 << 10)
-"""Bytes of the longest message, and of the longest graph, that fit into a frame beside its other fields."""
+"""The bytes of the longest message, and of the longest graph, that fit into a frame with its other fields."""
 INLINE_BYTES: Final = 16 << 10
-"""The size up to which an array travels in the frame: to copy it there is faster than to find it a place."""
+"""The most bytes of an array that travels in the frame: copying it there is faster than finding a place for
+it."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Where bytes lie: a segment, and the offset in it."""
+    """The place of bytes: a segment, and the offset in it."""
 
     segment: int
     offset: int
 
 
 class WireArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An array, C-contiguous: its bytes, or where they lie."""
+    """A C-contiguous array: its bytes, or their place."""
 
     dtype: DType
     dims: tuple[int, ...]
@@ -108,7 +109,7 @@ class WireArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes. Raises `ValueError` for a negative dim."""
+        """The array's size in bytes. Raises `ValueError` for a negative dim."""
         nbytes = self.dtype.numpy.itemsize
         for dim in self.dims:
             if dim < 0:
@@ -117,7 +118,8 @@ class WireArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return nbytes
 
     def inline(self) -> np.ndarray:
-        """The array of the bytes that came with it, read-only. Raises `ValueError` if they do not fit."""
+        """The array of the bytes in this record, read-only. Raises `ValueError` if they do not fit the dims
+        and dtype."""
         if len(self.dims) > _MOST_DIMS:
             raise ValueError(f"an array of {len(self.dims)} dims")
         if not isinstance(self.data, bytes) or len(self.data) != self.nbytes:
@@ -126,7 +128,7 @@ class WireArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     @classmethod
     def of(cls, array: np.ndarray, place: Place | None = None) -> WireArray:
-        """The record for an array, with its values unless they lie elsewhere. Raises `TypeError`."""
+        """The record of an array, with its values, unless `place` says where they lie. Raises `TypeError`."""
         dtype = DType.of(array.dtype)
         if dtype is None:
             raise TypeError(f"arrays of {array.dtype} cannot be encoded")
@@ -152,14 +154,14 @@ class Attach(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, t
 
 
 class MapSegment(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Map a segment by the descriptor that comes with it."""
+    """Map a segment, whose descriptor comes with the frame."""
 
     number: int
     nbytes: int
 
 
 class DropSegment(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Forget a segment, in which nothing lies any more."""
+    """Forget a segment, which has no array any more."""
 
     number: int
 
@@ -180,25 +182,25 @@ class ForgetGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tr
 class Request(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
-    """A request.
+    """A client's request.
 
     Parameters
     ----------
     number
         The client's number for it: larger than all earlier ones.
     body
-        Its message as bytes.
+        The message as bytes.
     room
-        Where the arrays of the answer may be written; None for nowhere yet.
+        The place to which the arrays of the answer may be written; None for none yet.
     room_bytes
-        How many bytes there are.
+        How many bytes the place has.
     timeout_s
-        Seconds after which it is not started any more; None for never.
+        Seconds after which the request is no longer started; None for no limit.
     share
-        With an `Allocate`: whether others with the same values may share the buffer, which is only read. The
-        SHA-256 of the values, as hexadecimal digits; empty for a buffer of its own.
+        For an `Allocate` whose buffer is only read, and which clients with the same values may share: the
+        SHA-256 of the values, as hexadecimal digits. Empty for a buffer of its own.
     headers
-        The client's span of the request, as W3C's Trace Context names it; None where spans are off.
+        The headers of W3C's Trace Context that name the client's span of the request; None if spans are off.
     """
 
     number: int
@@ -217,9 +219,9 @@ class Requests(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class Withdraw(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Do not start a request, if it has not been started. It is answered in any case.
+    """Do not start a request, if it has not started. It is answered in any case.
 
-    `tells`: whether a `Withdrawn` is wanted, too, unless the request is answered already.
+    `tells`: whether the client wants a `Withdrawn`, too, unless the request has been answered.
     """
 
     number: int
@@ -227,7 +229,8 @@ class Withdraw(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class Room(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Where the arrays of an answer may be written; None if there is no room, so that they are dropped."""
+    """The place to which the arrays of an answer may be written; None if there is no room, so that they are
+    dropped."""
 
     number: int
     place: Place | None
@@ -237,7 +240,7 @@ class Room(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag
 class ExportBuffer(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """A request for the place of a buffer's bytes: see `broker.service_state.Export`. `Exported` answers it.
 
-    `number`, `timeout_s`: as of `Request`.
+    `number`, `timeout_s`: as in `Request`.
     """
 
     number: int
@@ -246,18 +249,18 @@ class ExportBuffer(_Frame, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class ImportBuffer(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """A request to map a buffer of another service, with the descriptor that comes with it, for reading.
+    """A request to map a buffer of another service for reading. Its descriptor comes with the frame.
 
-    Answered by a reference, that only a `Copy` may read.
+    The answer is a reference that only a `Copy` may read.
 
     Parameters
     ----------
     number, timeout_s
-        As of `Request`.
+        As in `Request`.
     arena_bytes, offset
-        The size of the arena whose descriptor it is, and where the buffer begins in it.
+        The size of the arena, and the offset of the buffer in it.
     spec
-        The buffer's shape in memory.
+        The buffer's dims, strides and dtype.
     """
 
     number: int
@@ -294,24 +297,24 @@ class LoadedModel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Attached(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """The first frame: what the service is, and the client's bounds.
+    """The first frame: the service's facts, and the client's limits.
 
     Parameters
     ----------
     service, device, isolation
         The service's name, device and isolation.
     worker_pid
-        The process id of its worker; None for none.
+        The process id of the service's worker; None for none.
     window
-        Requests that the client may have in flight.
+        How many requests the client may have in flight.
     nbytes
-        Bytes of buffers that it may hold; None for no bound.
+        The bytes of buffers that the client may have; None for no limit.
     operations
         How many operations a graph may have.
     graphs
-        About the bytes of the server's memory that the client's graphs may take.
+        The bytes of the server's memory, approximately, that the client's graphs may take.
     models
-        The files that clients may load by these names.
+        The names by which clients may load files, and the files.
     loaded
         The models of the server's process that clients may run, by their names.
     """
@@ -329,7 +332,7 @@ class Attached(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class Refusal(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """The client may not attach. The connection ends."""
+    """The server does not accept the client. The connection ends."""
 
     error: ErrorRecord
 
@@ -359,7 +362,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Done(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1, gc=False):
-    """A request was answered by a receipt."""
+    """The answer is a receipt."""
 
     receipt: Receipt
 
@@ -371,13 +374,13 @@ class Given(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, t
 
 
 class Arrays(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
-    """The answer is arrays by name, or, under the name None alone, one array."""
+    """The answer is arrays by name, or one array, under the name None."""
 
     arrays: list[tuple[str | None, WireArray]]
 
 
 class NeedsRoom(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4, gc=False):
-    """The answer has arrays of `nbytes` bytes, for which there is no room yet. `Room` is the reply."""
+    """The answer has arrays of `nbytes` bytes, for which the server has no room yet. `Room` is the reply."""
 
     nbytes: int
 
@@ -423,14 +426,16 @@ FROM_SERVER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromServer)
 
 
 def digest_of(array: np.ndarray) -> str:
-    """The SHA-256 of an array's values, C-contiguous, as hexadecimal digits. Some 2 ms for each MB."""
+    """The SHA-256 of the values of a C-contiguous array, as hexadecimal digits. Takes some 2 ms for each
+    MB."""
     return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data).hexdigest()
 
 
 def writing(put: Callable[[np.ndarray], Place | None]) -> Callable[[Any], bytes]:
-    """A function that encodes messages: `put` finds an array a place, or gives None for one that is sent.
+    """A function that encodes messages. `put` finds a place for an array, or returns None for an array that
+    travels in the frame.
 
-    It raises what `put` raises, and `TypeError` for what is no data of the protocol.
+    The function raises the errors of `put`, and `TypeError` for objects that the protocol cannot encode.
     """
 
     def pack(value: Any) -> object:
@@ -450,8 +455,8 @@ def writing(put: Callable[[np.ndarray], Place | None]) -> Callable[[Any], bytes]
 class Reading:
     """Decodes messages of clients, as `known_form` gives them.
 
-    Used by one thread: what finds arrays is set for each call. A decoder of all messages takes tens of
-    milliseconds to make, so that one is made for all clients.
+    Only one thread may use it, since the function that finds arrays is set for each call. A decoder of all
+    messages takes tens of milliseconds to make, so all clients share one.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The shared segments that one service has been told of."""
+"""The shared segments that this process has announced to one service."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from cudnn_actor.attached.client.shared_segments import SharedSegment, place_in_
 __all__ = ["AnnouncedSegments"]
 
 _FIRST = 1 << 30
-"""The number of the first one. The link's own memory has the numbers below."""
+"""The number of the first segment. The link's own memory has the numbers below."""
 _MOST = 128
-"""How many a service is told of at a time: it maps 256 for each client."""
+"""How many segments are announced to a service at a time. It maps 256 for each client."""
 
 
 class AnnouncedSegments:
-    """The shared segments that a service has been told of, by number. On the link's loop only.
+    """The shared segments that were announced to a service, by number. Used on the link's loop only.
 
     Parameters
     ----------
     announce
-        Called with the number, size in bytes and descriptor of a segment, before an array in it is used.
+        This is called with the number, the size in bytes and the descriptor of a segment, before an array in
+        it is used.
     retire
-        Called with the number of a segment that was collected. On any thread.
+        This is called on any thread, with the number of a segment that was collected.
     """
 
     def __init__(self, announce: Callable[[int, int, int], None], retire: Callable[[int], None]) -> None:
@@ -35,10 +36,11 @@ class AnnouncedSegments:
         self._unused = itertools.count(_FIRST)
 
     def locate(self, array: np.ndarray) -> tuple[int, int] | None:
-        """The number of an array's segment, and the offset in bytes. The service is told of a new one first.
+        """The number of an array's segment, and the array's offset in it in bytes. A new segment is announced
+        first.
 
-        None for an array that lies in none, and for one in a segment more than a service is told of: such
-        arrays are copied like any other.
+        None for an array that lies in no segment, or in one that would be more than `_MOST`: such arrays are
+        copied like any other.
         """
         found = place_in_shared(array)
         if found is None or found[1] % array.itemsize:
@@ -51,7 +53,8 @@ class AnnouncedSegments:
             number = next(self._unused)
             self._announce(number, len(segment), segment.descriptor)
             self._numbers[segment] = number
-            # By a weak reference: a segment lives longer than the links to members that have ended.
+            # This is a weak reference, since a segment lives longer than the links to members that have
+            # ended.
             weakref.finalize(segment, _collect, weakref.ref(self), number).atexit = False
         return number, offset
 

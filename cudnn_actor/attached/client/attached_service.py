@@ -1,4 +1,4 @@
-"""What stands for the service in a process that is attached to it: what handles use of a `CudnnService`."""
+"""The stand-in for the service in an attached process: the part of `CudnnService` that handles use."""
 
 from __future__ import annotations
 
@@ -44,24 +44,25 @@ from cudnn_actor.supervision.events import stamped
 __all__ = ["AttachedService"]
 
 _OF_THE_BOUND = 4
-"""Buffers of idle graphs of models may take the client's bound divided by this."""
+"""The buffers of models' idle graphs may take the client's limit divided by this."""
 
 
 class _ModelsElsewhere:
-    """Models, of which the service's process alone knows enough to check a message."""
+    """A stand-in for the deployed models. Only the service's process knows enough of them to check a
+    message."""
 
     def run_of(self, _message: Any) -> None:
-        """Find nothing."""
+        """Return None: the run is not known here."""
 
     def slots(self, _run: None) -> None:
-        """Check nothing; so do the others."""
+        """Check nothing; the other methods check nothing either."""
 
     require = check = written_by = slots
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _AttachedState(ExecutionState):
-    """What the handles of an attached process use of a `ServiceState`."""
+    """The part of a `ServiceState` that the handles of an attached process use."""
 
     mailbox: Link
     memory: HeldBuffers
@@ -82,25 +83,26 @@ class _AttachedState(ExecutionState):
                 self.mailbox.admit(Envelope(Free(buffer=result)))
 
     def unload(self, model: ModelRef, graphs: tuple[str, ...] | None) -> None:
-        """Have graphs of a model forgotten, or all, without waiting: see `UnloadModel`. Any thread."""
+        """Have the service forget graphs of a model, or all of them, without waiting: see `UnloadModel`. Any
+        thread."""
         with contextlib.suppress(ActorStopped):
             self.mailbox.admit(Envelope(UnloadModel(model=model, graphs=graphs)))
 
     def forget(self, identities: frozenset[str], _plans: frozenset[str]) -> None:
-        """Drop graphs from the caches, here and in the server. Plans are for all of its clients."""
+        """Drop graphs from the caches, here and in the server. Plans stay, since all clients share them."""
         self.messages.forget(identities)
         self.mailbox.call(self.mailbox.forget_graphs, identities)
 
 
 class AttachedService:
-    """A service of another process, as handles see it. Made by `connect`, on the loop that owns it.
+    """A service of another process, as handles see it. `connect` makes it, on the loop that owns it.
 
     Any thread may read its properties.
 
     Parameters
     ----------
     channel
-        The connection, owned by this object from now on.
+        The connection. This object owns it from now on.
     attached
         The server's first frame.
     """
@@ -113,12 +115,12 @@ class AttachedService:
         self.models: Mapping[str, str] = attached.models
         """The files of the models that the server has by name."""
         self.loaded: Mapping[str, LoadedModel] = attached.loaded
-        """The models of the server's process, by name. Replaced in one step."""
+        """The models of the server's process, by name. The dict is replaced in one step."""
         self.unused_gpu = None
         self.ending = False
         self.events = EventLog()
         self.stopped: concurrent.futures.Future[Escalated | None] = concurrent.futures.Future()
-        """Done when the connection has ended."""
+        """A future that is done when the connection has ended."""
         self._health: Health | None = None
         self._metrics: Metrics | None = None
         self._phase = HealthState.STARTING
@@ -153,13 +155,13 @@ class AttachedService:
         return f"<AttachedService {self.name!r} on {self.device}: {self._state_word()}>"
 
     def forget_parent(self) -> None:
-        """In a forked child: become stopped."""
+        """In a forked child, become stopped."""
         self.stopped = concurrent.futures.Future()
         self.stopped.set_result(None)
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that has attached."""
+        """Whether this process was forked from the process that has attached."""
         return self.link.forked
 
     @property
@@ -173,7 +175,7 @@ class AttachedService:
         return self.alive and self._phase is HealthState.READY
 
     def health(self) -> Health:
-        """The service's state, as it was last told: at most a quarter of a second ago.
+        """The service's state, as the server last sent it: at most a quarter of a second ago.
 
         Raises `ServiceStopped` in a forked child.
         """
@@ -184,7 +186,7 @@ class AttachedService:
         return msgspec.structs.replace(self._health, state=state, generation=self.state.generation, **changed)
 
     def metrics(self) -> Metrics:
-        """The metrics of the whole service, likewise: those of all clients."""
+        """The metrics of the whole service, with all clients, as old as `health`."""
         self.link.check_process()
         assert self._metrics is not None, "the server sends it before anything else"
         return self._metrics
@@ -195,12 +197,13 @@ class AttachedService:
         return as_values(array, self.device, None)
 
     def failure(self) -> ServiceStopped | None:
-        """The error to raise if the service or its process has gone unasked; None if it has not."""
+        """The error to raise if the service or its process has ended, and this process did not ask for it;
+        else None."""
         reason = self.link.closed
         return None if reason is None or self.ending else ServiceStopped(reason=reason)
 
     def end(self, reason: str = "asked to stop") -> concurrent.futures.Future[Escalated | None]:
-        """Detach: the service goes on, and frees what this process has. Never blocks. Idempotent.
+        """Detach: the service goes on, and frees this process's buffers and models. Never blocks. Idempotent.
 
         Returns the `stopped` future. In a forked child nothing happens.
         """
@@ -219,7 +222,8 @@ class AttachedService:
         return f"<p>{caption.replace('<', '&lt;')}</p>"
 
     async def share_weight(self, values: np.ndarray, spec: TensorSpec) -> BufferRef:
-        """A buffer of these values that other processes share: theirs, or a new one. Raises as `upload`."""
+        """A buffer of these values that other processes share: one that exists, or a new one. Raises as
+        `upload`."""
         digest = await in_own_thread(digest_of, values)
         shared: BufferRef | None = await self._ask_to_share(ShareWeights(spec, digest))
         if shared is None:
@@ -228,14 +232,15 @@ class AttachedService:
         return shared
 
     async def export_buffer(self, buffer: BufferRef, timeout: float | None) -> ExportedRange:
-        """Where a buffer's bytes are, once earlier work on it is done. Raises as `download`."""
+        """The place of a buffer's bytes, once earlier work on it is done. Raises as `download`."""
         given: ExportedRange = await ask(self.link, Export(buffer=buffer), timeout=timeout)
         return given
 
     async def import_buffer(
         self, memory: ExportedRange, spec: TensorSpec, timeout: float | None
     ) -> BufferRef:
-        """A buffer of another service, of which copies can be made; free it. Raises `CudnnActorError`."""
+        """A reference to memory of another service, which can only be copied from. The caller frees it.
+        Raises `CudnnActorError`."""
         message = Import(memory=memory, spec=spec)
         given: BufferRef = await ask(self.link, message, timeout=timeout, discard=self.state.discard)
         return given
@@ -244,7 +249,7 @@ class AttachedService:
         given: BufferRef | None = await ask(self.link, message, discard=self.state.discard)
         return given
 
-    # What the server says. On the owning loop.
+    # Frames from the server. On the owning loop.
 
     def _take(self, frame: Any) -> None:
         if isinstance(frame, Status):

@@ -23,31 +23,34 @@ from cudnn_actor.service.client import CudnnRef
 __all__ = ["Connecting", "attached_to", "connect"]
 
 _WITHIN_S = 10.0
-"""How long the server may take to answer."""
+"""Seconds that the server may take to answer."""
 
 
 def connect(path: str | os.PathLike[str] | None = None, *, name: str | None = None) -> Connecting:
     """Attach to a service of another process: `async with connect() as gpu`, or `gpu = await connect()`.
 
-    The handle is the one that `spawn` gives. Closing it detaches: the service goes on, and frees what this
-    process has in it, and so it does when this process ends, however it ends. If the service's process ends,
-    every request raises `ServiceStopped`, and the handle stays so: connect again.
+    The handle is a `CudnnRef`, as from `spawn`. Closing it detaches this process: the service goes on, and
+    frees the buffers and models of this process. The same happens when this process ends, however it ends. If
+    the service's process ends, every request raises `ServiceStopped`, also later: connect again for a new
+    handle.
 
     Parameters
     ----------
     path
-        What the service's process has given to `serve_socket`, with or without "unix:" before it. None for
-        the default path of a service without a name of its own, `$XDG_RUNTIME_DIR/cudnn-actor/cudnn.sock`.
+        The path that the service's process has given to `serve_socket`, with or without "unix:" before it.
+        None for the default path of a service without a name of its own,
+        `$XDG_RUNTIME_DIR/cudnn-actor/cudnn.sock`.
     name
-        This process's name in the server's log lines; None for that of its program.
+        This process's name in the server's log lines; None for the name of its program.
 
     Raises
     ------
     InvalidRequest
-        The path is too long; or, when awaited or entered, the server has no room for another client.
+        The path is too long: raised at once. The server takes no more clients: raised when awaited or
+        entered.
     StartFailed
-        Nobody serves there, or what serves there is no service of this version or of this user. Raised when
-        awaited or entered.
+        No process serves there, or it is no service of this version or of this user. Raised when awaited or
+        entered.
     NoEventLoop
         It is awaited or entered where no asyncio event loop runs.
     """
@@ -60,9 +63,9 @@ class Connecting:
     Parameters
     ----------
     path
-        The socket's.
+        The socket's path.
     name
-        This process's, for the server's log lines.
+        This process's name, for the server's log lines.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -112,14 +115,15 @@ async def attached_to(path: Path, name: str) -> AttachedService:
         channel.close()
         raise first.error.to_error()
     service = AttachedService(channel, first)
-    for frame in tuple(channel.frames):  # what has come with the first
+    for frame in tuple(channel.frames):  # frames that have arrived with the first one
         service._take(frame)
     channel.frames.clear()
     return service
 
 
 def _check_server(connection: socket.socket) -> None:
-    """Raise `StartFailed` if another user's process serves: it could read what it is sent."""
+    """Raise `StartFailed` if another user's process serves: that process could read everything that is
+    sent."""
     _, uid = peer_of(connection)
     if uid not in (os.geteuid(), 0):
         raise StartFailed(detail=f"the socket is served by user {uid}")
@@ -130,8 +134,8 @@ def _lacks_status(frames: Sequence[Any]) -> bool:
 
 
 async def _first_frame(loop: asyncio.AbstractEventLoop, channel: Channel) -> Attached | Refusal:
-    """The server's first frame. What comes with it stays in the channel: of `Attached`, the first `Status` at
-    least, so that a handle knows its service's health and metrics at once."""
+    """The server's first frame. Frames that arrive with it stay in the channel. `Attached` comes at least
+    with the first `Status`, so that a handle knows its service's health and metrics at once."""
     came = asyncio.Event()
     loop.add_reader(channel.fileno(), came.set)
     try:

@@ -1,4 +1,4 @@
-"""The buffers that a client was given, for the checks that it makes itself before it sends anything."""
+"""The buffers that a client has, for the checks that it makes itself before it sends a request."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _epochs = itertools.count(1)
 
 
 class HeldBuffers:
-    """A client's buffers, as `memory.Buffers`. Written on the owning loop; read by any thread.
+    """A client's buffers, with the methods of `memory.Buffers`. The owning loop changes them; any thread may
+    read them.
 
-    What a crash has torn is not known here: the service's process refuses it.
+    Which buffers a crash has torn is not known here: the service's process refuses these.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ class HeldBuffers:
         self.epoch = next(_epochs)
         self._held: dict[tuple[int, int], Slot] = {}
         self._ended: set[int] = set()
-        """The slots of which a buffer was freed."""
+        """The slots whose buffer was freed."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -39,7 +40,7 @@ class HeldBuffers:
     def add(self, ref: BufferRef) -> None:
         """Note a buffer that the client was given."""
         if (held := self._held.get((ref.slot, ref.generation))) is not None:
-            held.users += 1  # weights that several models share: given once more
+            held.users += 1  # several models share a weight: it was given once more
             return
         slot = Slot(ref.slot, ref.generation)
         slot.spec = ref.spec
@@ -53,7 +54,7 @@ class HeldBuffers:
             held.users -= 1
         elif self._held.pop((ref.slot, ref.generation), None) is not None:
             self._ended.add(ref.slot)
-            self.epoch = next(_epochs)  # last: what was found out before then carries an old one
+            self.epoch = next(_epochs)  # last: checks before this step have noted an older epoch
 
     def is_live(self, ref: BufferRef) -> bool:
         """Whether the client has a buffer."""

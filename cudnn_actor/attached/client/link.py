@@ -1,8 +1,8 @@
-"""The client's mailbox: it sends what is asked to the service's process, and gives the answers.
+"""The client's mailbox: it sends requests to the service's process, and delivers the answers.
 
-The event loop that has connected owns the connection: it alone sends, reads and touches the client's memory.
-Other threads and loops put their messages into the mailbox and wake it. When nothing is in flight, a message
-is sent at once; else those of one turn of the loop are sent together.
+The event loop that has connected owns the connection: it alone sends and reads, and changes the client's
+memory. Other threads and loops put their messages into the mailbox and wake that loop. When nothing is in
+flight, a message is sent at once; else the messages of one iteration of the loop are sent together.
 """
 
 from __future__ import annotations
@@ -74,46 +74,46 @@ __all__ = ["Link"]
 log = Log("cudnn_actor.attached")
 
 _MOST_GATHERED, _GATHERED_BYTES = 32, 64 << 10
-"""Messages are sent before the loop goes on once there are this many, or once they have this many bytes."""
+"""Gathered messages are sent at once when there are this many, or when they have this many bytes."""
 _STEP = 64
 
 
 class _Sent:
-    """A request that was sent: its envelope, the client's memory that it uses, and what it asked."""
+    """A request that was sent: its envelope, its message, and the client's memory that it uses."""
 
     __slots__ = ("blocks", "envelope", "link", "number", "room")
 
     def __init__(self, link: Link, number: int, envelope: Envelope) -> None:
         self.link, self.number, self.envelope = link, number, envelope
         self.blocks: Sequence[Block] = ()
-        """Where its arrays lie."""
+        """The blocks of memory in which the message's arrays lie."""
         self.room: Block | None = None
-        """Where the arrays of its answer may be written."""
+        """The block of memory to which the arrays of the answer may be written."""
 
     def withdraw(self) -> bool | None:
-        """See `actors.envelope.Elsewhere`: the server knows whether it has started."""
+        """Withdraw the request: see `actors.envelope.Elsewhere`. The server knows whether it has started."""
         expired = self.envelope.timed_out
         self.link.call(self.link.withdraw, self.number, expired)
         return None if expired else False
 
 
 class Link(Mailbox):
-    """See the module's docstring.
+    """The mailbox of an attached process: see the module's docstring.
 
     Parameters
     ----------
     channel
-        The connection, owned by this object from now on. The server's first frame has been read.
+        The connection. This object owns it from now on. The server's first frame has been read.
     held
         The buffers that the client has.
     window
         How many requests may be in flight.
     graphs
-        About the bytes that graphs of this client may take in the server.
+        The bytes, approximately, that this client's graphs may take in the server.
     on_frame
-        Takes the server's frames that are no answers.
+        This is called with each frame of the server that is no answer.
     on_lost
-        Called once with the reason when the connection has ended.
+        This is called once, with the reason, when the connection has ended.
     """
 
     starts_elsewhere: ClassVar[bool] = True
@@ -135,14 +135,14 @@ class Link(Mailbox):
         self._bridge = LoopBridge.of_running_loop()
         self._loop = self._bridge.loop
         self.staging = Staging(self._announce, self._retire)
-        """The client's memory for arrays on their way."""
+        """The client's memory for arrays that are being sent or received."""
         self._shared = AnnouncedSegments(self._announce, lambda number: self.call(self._drop_shared, number))
         self._write = writing(self._put)
         self._blocks: list[Block] = []
-        """Where the arrays of the message that is being encoded lie."""
+        """The blocks in which the arrays of the message that is being encoded lie."""
         self._sent: dict[int, _Sent] = {}
         self._unsent: list[Request] = []
-        """Requests whose frame has not been made. They are among `_sent` already."""
+        """Requests that are not in a frame yet. They are in `_sent` already."""
         self._unsent_bytes = 0
         self._graphs = SentGraphs(
             graphs,
@@ -152,7 +152,7 @@ class Link(Mailbox):
         )
         self._last = 0
         self._rooms: dict[Any, int] = {}
-        """How many bytes the last answer of each model had."""
+        """How many bytes each model's last answer had."""
         self.observer: RequestObserver | None = None
         """Told of each request and its answer; None for nobody. On the owning loop, but of requests that are
         refused, on any thread. Any thread may replace it."""
@@ -164,13 +164,13 @@ class Link(Mailbox):
     # Senders.
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
-        """Accept a message, and arrange that it is sent. See `Mailbox.admit`."""
+        """Accept a message, and schedule its sending. See `Mailbox.admit`."""
         if envelope.bridge is not self._bridge:
             super().admit(envelope, waits=waits)
-            self.needs_thread = True  # the answers of other loops take the thread of this one
+            self.needs_thread = True  # the thread of this loop delivers the answers of other loops
             self.call(self.turn)
             return
-        # Its bridge is that of the running loop, so this is the owning loop's thread.
+        # The envelope's bridge is the owning loop's, so this is the owning loop's thread.
         if envelope.found is not None and self._takes_at_once():
             self._admit_here(envelope)
         else:
@@ -185,9 +185,9 @@ class Link(Mailbox):
     def _takes_at_once(self) -> bool:
         """Whether a message that runs a plan can be made ready without going through the mailbox.
 
-        Not if another one waits there, which it must not overtake. What another thread adds just now has no
-        order to it. Nothing closes the mailbox meanwhile but this loop. And not with an observer: the mailbox
-        notes when it was admitted.
+        It cannot if another message waits there, which it must not overtake. A message that another thread
+        adds at this moment has no defined order to it. Only this loop can close the mailbox meanwhile. Nor
+        can it with an observer, since the mailbox notes the time of admission.
         """
         return (
             not (self._ordinary or self._control or self._afterwards)
@@ -197,7 +197,8 @@ class Link(Mailbox):
         )
 
     def _admit_here(self, envelope: Envelope) -> None:
-        """Do what `Mailbox.admit` does for such a message, and make it ready. The next `turn` sends it."""
+        """Do what `Mailbox.admit` would do for such a message, and make it ready. The next `turn` sends
+        it."""
         envelope.mailbox = self
         envelope.number = next(self._numbers)
         self._bridge.awaited += 1
@@ -205,8 +206,8 @@ class Link(Mailbox):
         if body is None or not self._graphs.knows(envelope.message):
             self._prepare(envelope)
             return
-        # Nearly all: the same message was sent before. This is a step of the loop in which its caller waits,
-        # and nobody else has the envelope yet: so it has not been withdrawn, and nobody else takes its claim.
+        # Nearly always, the same message was sent before. This runs on the loop of the caller, and no other
+        # code has the envelope yet. So it has not been withdrawn, and no other code can take its claim.
         self._last = number = self._last + 1
         sent = _Sent(self, number, envelope)
         envelope.elsewhere = sent
@@ -214,33 +215,33 @@ class Link(Mailbox):
         self._put_by(sent, Request(number, body, None, 0, envelope.timeout_s))
 
     def call(self, what: Callable[..., None], *arguments: Any) -> None:
-        """Run something on the owning loop soon; nothing if that has closed. Any thread."""
+        """Call a function on the owning loop soon, or not at all if the loop has closed. Any thread."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(what, *arguments)
 
     def waiting_elsewhere(self) -> int:
-        """Requests that the service's process has."""
+        """How many requests the service's process has."""
         return 0
 
     def withdraw(self, number: int, expired: bool) -> None:
         """Tell the service's process that nobody waits for a request. On the owning loop.
 
-        `expired`: its timeout has passed, and the server is to say whether it has started. If it has been
-        answered since, that has told its caller.
+        `expired`: whether the request's timeout has passed, so that the server is to say whether it has
+        started. If the request has been answered meanwhile, the answer has told the caller.
         """
         if number in self._sent and not self._ended:
             self._flush()  # the request goes first
             self._send(Withdraw(number, expired))
 
     def forget_graphs(self, identities: frozenset[str]) -> None:
-        """Have the server drop graphs that this client has sent. On the owning loop."""
+        """Let the server drop graphs that this client has sent. On the owning loop."""
         if not self._ended:
             self._graphs.forget(identities)
 
     # On the owning loop.
 
     def turn(self) -> None:
-        """Send what waits, as far as the window has room."""
+        """Send the messages that wait, as many as the window has room for."""
         self._scheduled = False
         self._gathered = 0
         if self._ended:
@@ -262,7 +263,7 @@ class Link(Mailbox):
     def _prepare(self, envelope: Envelope) -> None:
         """Make a request ready to be sent, or answer its message here."""
         message, runs_plan = envelope.message, envelope.found is not None
-        if self._ended:  # by a message of the same batch
+        if self._ended:  # a message of the same batch has ended it
             self._reply(envelope, None, ActorStopped(reason=self.closed or "closed"))
             return
         if not runs_plan and is_stop(message):
@@ -292,7 +293,7 @@ class Link(Mailbox):
         self._put_by(sent, request)
 
     def _send_move(self, sent: _Sent, envelope: Envelope, message: Export | Import) -> None:
-        """Send a request that is a frame of its own, behind those before it. Raises `OSError`."""
+        """Send a request that is a frame of its own, after all earlier requests. Raises `OSError`."""
         self._flush()
         self._send(*move_frame(sent.number, message, envelope.timeout_s))
         self._sent[sent.number] = sent
@@ -307,7 +308,7 @@ class Link(Mailbox):
 
     def _request(self, sent: _Sent, envelope: Envelope, message: Any) -> Request:
         cached = envelope.found
-        if cached is not None:  # a message that runs a plan: it names buffers, and has no arrays
+        if cached is not None:  # the message runs a plan: it names buffers, and has no arrays
             if cached.body is None:
                 cached.body = self._write(known_form(message))
             if not self._graphs.knows(message):
@@ -330,7 +331,7 @@ class Link(Mailbox):
         self._send(KnowGraph(graph.identity, graph.encoded))
 
     def _answer_bytes(self, message: Any) -> int:
-        """How many bytes the arrays of an answer take, as far as it is known."""
+        """How many bytes the arrays of the answer take, as far as that is known."""
         if isinstance(message, Download):
             return message.src.spec.nbytes
         return self._rooms.get(message.model, 0) if isinstance(message, RunModel) else 0
@@ -340,7 +341,8 @@ class Link(Mailbox):
             sent.room = self.staging.take(-(-nbytes // _STEP) * _STEP)
 
     def _put(self, array: np.ndarray) -> Place | None:
-        """Find a place for an array of a message, and copy it there, unless it lies in such memory."""
+        """Find a place for an array of a message, and copy it there, unless it lies in the client's memory
+        already."""
         if array.nbytes <= INLINE_BYTES:
             return None
         found = self.staging.locate(array) or self._shared.locate(array)
@@ -353,7 +355,7 @@ class Link(Mailbox):
 
     def _drop_shared(self, number: int) -> None:
         if not self._ended:
-            self._flush()  # what lies there goes first
+            self._flush()  # requests whose arrays lie there must be sent first
             self._retire(number)
 
     def _announce(self, number: int, nbytes: int, descriptor: int) -> None:
@@ -407,7 +409,7 @@ class Link(Mailbox):
             ):
                 self._take_answer(answer, bridges)
                 continue
-            # Nearly all: a plan has run, for a caller on this loop. Such a request has no memory to free.
+            # Nearly always, a plan has run, for a caller on this loop. Such a request has no memory to free.
             del sent_requests[answer.number]
             envelope.elsewhere = None
             bridge.awaited -= 1
@@ -432,7 +434,7 @@ class Link(Mailbox):
         del self._sent[answer.number]
         envelope.elsewhere = None
         value, error = self._outcome(sent, answer)
-        if envelope.timed_out:  # answered before the server has heard of it
+        if envelope.timed_out:  # it was answered before the server knew of the timeout
             started = type(answer) is not Dropped and not isinstance(error, StaleBufferError)
             if isinstance(error, DeadlineExceeded):
                 started = error.started
@@ -448,7 +450,7 @@ class Link(Mailbox):
         if (loop := future.get_loop()) is self._loop:
             envelope.end_expired(started)
         else:
-            with contextlib.suppress(RuntimeError):  # it has closed
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(envelope.end_expired, started)
 
     def _outcome(self, sent: _Sent, answer: Any) -> tuple[Any, Exception | None]:
@@ -478,7 +480,8 @@ class Link(Mailbox):
         return value, error
 
     def _arrays(self, sent: _Sent, arrays: list[tuple[str | None, WireArray]]) -> Any:
-        """The arrays of an answer: copies, or, of large ones, the memory itself, which is freed with them."""
+        """The arrays of an answer: small ones as copies, large ones in the client's memory itself, which is
+        freed with them."""
         room, wired = sent.room, [wire for _, wire in arrays]
         if room is None or not all(isinstance(wire.data, Place) for wire in wired):
             given = [wire.inline().copy() for wire in wired]
@@ -515,7 +518,7 @@ class Link(Mailbox):
         self._send(Room(sent.number, place_of(sent.room), sent.room.nbytes))
 
     def _note(self, message: Any, value: Any, error: Exception | None) -> None:
-        """Note which buffers the client has, so that its own checks know them."""
+        """Note which buffers the client has after an answer, for its own checks."""
         if error is None and isinstance(message, Allocate | ShareWeights | Import) and value is not None:
             self._held.add(value)
         elif error is None and isinstance(message, Free):
@@ -550,7 +553,7 @@ class Link(Mailbox):
                 waker.wake()
             else:
                 bridges.add(waker)
-        freed = self._ended and isinstance(envelope.message, Free)  # the server frees what its clients had
+        freed = self._ended and isinstance(envelope.message, Free)  # the server frees its clients' buffers
         if error is not None and not envelope.wants_reply and not freed:
             log.warning("request.failed", message=type(envelope.message).__name__, error=str(error))
 
@@ -578,7 +581,7 @@ class Link(Mailbox):
         self._on_lost(reason)
 
     def forget_parent(self) -> None:
-        """In a forked child: refuse all requests. The connection is the parent's."""
+        """In a forked child, refuse all requests. The connection is the parent's."""
         super().forget_parent()
         self._sent.clear()
         self._ended = True

@@ -1,4 +1,4 @@
-"""What a client sends: the messages that only it knows, and what it finds out about them before."""
+"""Messages and frames that only clients send, and checks of messages before they are sent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["ShareWeights", "as_answer", "check_length", "move_frame", "place_of"
 
 
 class ShareWeights(msgspec.Struct, frozen=True, eq=False):
-    """Ask for a buffer of these values that others may share and that is only read.
+    """A request for a buffer of these values that other processes may share, and that is only read.
 
-    Answered by its `BufferRef`; without data, by None if nobody has shared such values.
+    The answer is a `BufferRef`, or, without `data`, None if no process has shared such values.
     """
 
     control: ClassVar[bool] = False
@@ -39,12 +39,12 @@ def move_frame(number: int, message: Export | Import, timeout_s: float | None) -
 
 
 def place_of(block: Block) -> Place:
-    """Where a block lies, for the server."""
+    """The place of a block, as the server is told of it."""
     return Place(block.segment, block.offset)
 
 
 def check_length(what: str, nbytes: int) -> None:
-    """Raise `InvalidRequest` for a message or a graph that no frame takes."""
+    """Raise `InvalidRequest` for a message or a graph that is too long for a frame."""
     if nbytes > LONGEST_MESSAGE:
         raise InvalidRequest(
             field="message",
@@ -55,7 +55,7 @@ def check_length(what: str, nbytes: int) -> None:
 
 
 def as_answer(error: Exception) -> Exception:
-    """The error of a message that could not be encoded, or whose descriptor could not be sent."""
+    """The error that answers a message which could not be encoded, or whose descriptor could not be sent."""
     if isinstance(error, TypeError):
         return InvalidRequest(
             field="message",

@@ -22,15 +22,15 @@ __all__ = ["ServedModel", "served_model"]
 def served_model(gpu: Requests, name: str) -> ServedModel:
     """A model that the server's process has loaded and given to `serve_socket(models=)` by this name.
 
-    It is not loaded here: this process needs neither its file nor the package onnx. Load the file, by
-    `gpu.load`, for options of your own, batches, and outputs on the device. Sends no message.
+    The model is not loaded here: this process needs neither its file nor the package onnx. For options of
+    your own, batches, and outputs on the device, load the file by `gpu.load`. Sends no message.
 
     Parameters
     ----------
     gpu
         A handle that `connect` gave.
     name
-        The model's.
+        The model's name.
 
     Raises
     ------
@@ -57,16 +57,17 @@ def served_model(gpu: Requests, name: str) -> ServedModel:
 
 
 class ServedModel:
-    """See `served_model`. Any number of tasks may run it at a time. It has nothing to close.
+    """A model of the server's process: see `served_model`. Any number of tasks may run it at a time. It need
+    not be closed.
 
     Parameters
     ----------
     gpu
         The attached handle.
     name
-        Its name.
+        The model's name.
     loaded
-        What the server says of it.
+        The server's record of the model.
     """
 
     def __init__(self, gpu: Requests, name: str, loaded: LoadedModel) -> None:
@@ -84,7 +85,7 @@ class ServedModel:
 
     @property
     def defaults(self) -> tuple[Feature, ...]:
-        """The inputs that may be given, and have a default in the model, in order."""
+        """The inputs that may be left out, since the model has default values for them, in order."""
         return self._loaded.defaults
 
     @property
@@ -95,7 +96,7 @@ class ServedModel:
     async def run(
         self, inputs: Mapping[str, Any] | None = None, /, *, timeout: float | None = None, **named: Any
     ) -> dict[str, np.ndarray]:
-        """The outputs for these inputs, arrays by name: `run(image=x)`, or `run({"image": x})`.
+        """Run the model: `run(image=x)`, or `run({"image": x})`. Returns the outputs as arrays by name.
 
         The first run with other dims waits until the server's process has imported the model for them.
 

@@ -1,7 +1,7 @@
-"""Arrays of this process that services of any number of other processes read where they lie.
+"""Arrays of this process that services of other processes can read without a copy.
 
 Each array lies in a segment, an anonymous file, which every `Link` that sends the array announces to its
-service once. So values that many services are given are copied once, and not into each link's own memory.
+service once. So values that are sent to many services are copied once, and not into each link's own memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["SharedSegment", "ToShare", "place_in_shared", "shared_arrays", "shared_copies"]
 
 _STEP = 64
-"""Bytes: arrays begin at multiples of this."""
+"""Arrays begin at multiples of this many bytes."""
 
 
 class SharedSegment(mmap.mmap):
@@ -36,19 +36,20 @@ class SharedSegment(mmap.mmap):
 
 
 class ToShare(NamedTuple):
-    """An array that is to be copied: its spec, and what computes its values when they are needed."""
+    """An array to copy: its spec, and a function that computes its values when they are needed."""
 
     spec: TensorSpec
     values: Callable[[], np.ndarray]
 
 
 def shared_copies(arrays: Sequence[ToShare]) -> list[np.ndarray]:
-    """Copies of arrays that nobody can change any more, this process included, in one new segment.
+    """Copy arrays into one new segment, which nobody can change after that, not even this process.
 
     Parameters
     ----------
     arrays
-        What is copied. One after the other is computed, so that no two of them are there twice.
+        The arrays to copy. They are computed one after the other, so that at most one of them exists twice at
+        a time.
 
     Returns
     -------
@@ -58,11 +59,11 @@ def shared_copies(arrays: Sequence[ToShare]) -> list[np.ndarray]:
     Raises
     ------
     OutOfMemory
-        There is no room.
+        There is no memory for the segment.
 
     Notes
     -----
-    It blocks for the copies. Any thread.
+    Blocks while it copies. Any thread may call it.
     """
     offsets, nbytes = _places([each.spec for each in arrays])
     descriptor = _file(nbytes)
@@ -70,7 +71,7 @@ def shared_copies(arrays: Sequence[ToShare]) -> list[np.ndarray]:
         mapped = _map(descriptor, nbytes, mmap.ACCESS_WRITE)
         for offset, each in zip(offsets, arrays, strict=True):
             np.copyto(_array(mapped, offset, each.spec), each.values())
-        mapped.close()  # the kernel refuses the next seal while anybody can write
+        mapped.close()  # the kernel refuses the next seal as long as a writable mapping exists
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | FIXED_SIZE)
         segment = _map(descriptor, nbytes, mmap.ACCESS_READ)
     except BaseException:
@@ -82,7 +83,7 @@ def shared_copies(arrays: Sequence[ToShare]) -> list[np.ndarray]:
 def shared_arrays(specs: Sequence[TensorSpec]) -> list[np.ndarray]:
     """C-contiguous arrays of zeros, of these dims and dtypes, in one new segment. Raises `OutOfMemory`.
 
-    Whoever writes to one while a service reads it gets an answer of mixed values. Any thread.
+    If one is written to while a service reads it, the answer has a mixture of values. Any thread.
     """
     offsets, nbytes = _places(specs)
     descriptor = _file(nbytes)
@@ -96,11 +97,11 @@ def shared_arrays(specs: Sequence[TensorSpec]) -> list[np.ndarray]:
 
 
 def place_in_shared(array: np.ndarray) -> tuple[SharedSegment, int] | None:
-    """The segment of a C-contiguous array that lies in one, and the offset in bytes; None for any other."""
+    """The segment in which a C-contiguous array lies, and its offset in bytes; None for any other array."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         root, owner = owner, owner.base
-    if isinstance(owner, memoryview):  # by which NumPy holds the memory of something else
+    if isinstance(owner, memoryview):  # NumPy holds the memory of other objects by it
         owner = owner.obj
     if not isinstance(owner, SharedSegment) or not array.flags.c_contiguous:
         return None
@@ -110,7 +111,7 @@ def place_in_shared(array: np.ndarray) -> tuple[SharedSegment, int] | None:
 
 
 def _places(specs: Sequence[TensorSpec]) -> tuple[list[int], int]:
-    """Where arrays lie, in bytes, and how many they take together."""
+    """The offsets of arrays in bytes, and how many bytes they take together."""
     offsets, end = list[int](), 0
     for spec in specs:
         offsets.append(end)
@@ -125,7 +126,7 @@ def _nbytes(spec: TensorSpec) -> int:
 def _file(nbytes: int) -> int:
     """The descriptor of a new anonymous file of `nbytes` bytes. Raises `OutOfMemory`."""
     left = available()
-    if left is not None and nbytes > left:  # Linux would grant it, and kill a process once it is written
+    if left is not None and nbytes > left:  # Linux would grant it, and kill a process when it is written to
         raise OutOfMemory(requested=nbytes, in_use=0, limit=None, largest=left)
     try:
         descriptor = os.memfd_create("cudnn-actor-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

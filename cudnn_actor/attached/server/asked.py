@@ -1,4 +1,4 @@
-"""A request of a client on its way through the service."""
+"""A client's request on its way through the service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["Asked", "Known", "Takes"]
 
 
 class Known:
-    """A decoded message, what it names, and how long it takes, kept for when the same bytes come again."""
+    """A decoded message, the buffers and models that it names, and its cost; kept for the next time that the
+    same bytes come."""
 
     __slots__ = ("average", "checked", "control", "cost_us", "message", "named", "runs_plan")
 
@@ -26,22 +27,22 @@ class Known:
         self.runs_plan = type(message) in COMPUTE
         self.control: bool = getattr(message, "control", False)
         self.checked = -1
-        """The epoch of the client's holdings in which all that the message names was found among them."""
+        """The epoch of the client's holdings in which everything that the message names was found there."""
         self.cost_us: float | None = None
-        """The device time of its last runs, in microseconds; None before the first."""
+        """The average device time of the message's latest runs, in microseconds; None before the first."""
         self.average: Any = None
-        """The average of messages of its kind: see `Costs`."""
+        """The average cost of messages of this kind: see `Costs`."""
 
 
 class Takes(Protocol):
-    """What takes the answers: the client's session."""
+    """The receiver of the answers: the client's session."""
 
     def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Take an answer, once for each request. On the server's loop."""
 
 
 class Asked:
-    """A request. It is in a queue first, and has an envelope once the service has it."""
+    """A client's request. It is in a queue first, and has an envelope once the service has it."""
 
     __slots__ = (
         "answered",
@@ -72,25 +73,26 @@ class Asked:
         self.timeout_s: float | None = None
         self.headers: dict[str, str] | None = None
         self.digest: tuple[str, TensorSpec] | None = None
-        """What others may share; None for a buffer of its own."""
+        """The digest and spec of an `Allocate` whose buffer other clients may share; None for a buffer of its
+        own."""
         self.envelope: Envelope | None = None
         self.withdrawn = self.answered = False
         self.cost_us = 0.0
         self.sent_ns = 0
         """When the service was sent it, by `time.perf_counter_ns`; 0 before that, and if it never is."""
         self.copied = 0
-        """Bytes of values that were copied for it: see `Copies`."""
+        """The bytes of values that were copied for the request: see `Copies`."""
         self.reserved = 0
-        """Bytes that were reserved for it."""
+        """The bytes that the client's holdings have reserved for the request."""
         self.imports = False
-        """Whether it counts as a buffer of another service: see `Holdings.begin_import`."""
+        """Whether the request counts as a buffer of another service: see `Holdings.begin_import`."""
         self.work: asyncio.Future[Any] | None = None
-        """What runs a model of the server's process for it."""
+        """The task or future that runs a model of the server's process for the request."""
         self.results: Any = None
-        """The answer, while it waits for room."""
+        """The arrays of the answer, while they wait for room."""
 
     def send(self, state: ServiceState, bridge: LoopBridge, found: Any) -> None:
-        """Put it into the service's mailbox. Raises `ActorStopped`."""
+        """Put the request into the service's mailbox. Raises `ActorStopped`."""
         discard = state.discard if type(self.known.message) in (Allocate, DeployModel) else None
         observer = state.counters.observer
         self.envelope = envelope = _Envelope(
@@ -108,11 +110,11 @@ class Asked:
             bridge.sent(needs_thread=needs_thread)
 
     def context(self, observer: RequestObserver) -> contextvars.Context:
-        """The context in which spans of it are made: the client's span, and nothing of this process."""
+        """The context for the request's spans: it has the client's span, and nothing of this process."""
         return contextvars.Context().run(observer.received, self.headers or {})
 
     def withdraw(self) -> bool:
-        """Have the request not started, unless it has been started. It is answered in any case.
+        """Prevent the start of the request, unless it has started. It is answered in any case.
 
         Returns whether it is certain that it never starts.
         """
@@ -125,7 +127,7 @@ class Asked:
         return bool(self.envelope.rule_out())
 
     def deliver(self, value: Any, error: BaseException | None) -> None:
-        """Give the answer to the session. Only the first counts."""
+        """Give the answer to the session. Only the first answer counts."""
         if not self.answered:
             self.answered = True
             self.envelope = None  # it refers to this object: without a cycle, both are freed at once
@@ -133,10 +135,11 @@ class Asked:
 
 
 class _Reply:
-    """What stands in an envelope for the future: an answer is taken at once, without the loop's help.
+    """The stand-in for the future in an envelope. It passes an answer on at once, without the event loop.
 
-    It is "done" once the request is withdrawn. That tells the service not to start it; and unlike a cancelled
-    future it still gets the answer, which says that nothing reads the client's memory any more.
+    It is "done" once the request is withdrawn, which tells the service not to start the request. Unlike a
+    cancelled future, it still gets the answer. The answer says that nothing reads the client's memory any
+    more.
     """
 
     __slots__ = ("_asked",)
@@ -158,6 +161,6 @@ class _Envelope(Envelope):
     __slots__ = ()
 
     def deliver(self, value: Any, error: BaseException | None) -> None:
-        """Give the answer to the session, also that of a request which was withdrawn."""
+        """Give the answer to the session, also if the request was withdrawn."""
         reply: Any = self.future
         reply._asked.deliver(value, error)

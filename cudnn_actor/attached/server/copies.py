@@ -1,8 +1,8 @@
-"""Copies of values that a client wants to share: made to check their digest, and bounded by their bytes.
+"""Copies of values that a client wants to share. Their digest is checked, and their bytes are bounded.
 
-The client could change its own memory after the check. So what others will use is copied first, and the copy
-waits in the queue. While a client's copies take as much as it may have, its next ones are made later: its
-values stay in its own memory until then.
+The client could change its own memory after the check. So values that other clients will use are copied
+first, and the copy waits in the queue. While a client's copies take as many bytes as they may, further values
+stay in the client's own memory, and are copied later.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from cudnn_actor.protocol.messages.messages import Allocate
 __all__ = ["Copies", "other_digest"]
 
 _SHORT_BYTES = 1 << 20
-"""Values of up to this many bytes are copied and checked on the loop, which takes 2 ms."""
+"""Values of up to this many bytes are copied and checked on the loop, which takes up to 2 ms."""
 
 
 class Copies:
-    """The copies of one client. On the server's loop only.
+    """The copies of one client. Used on the server's loop only.
 
     Parameters
     ----------
     limit
-        The bytes that the copies may take together. A larger copy is made when there is no other.
+        The bytes that the copies may take together. A copy of more bytes is made when there is no other.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.nbytes = 0
-        """Bytes of the copies that are there."""
+        """The bytes of all copies that exist now."""
         self._turn = asyncio.Lock()
-        """Held by the request whose copy is made next: copies are made in the order of the requests."""
+        """A lock that the request whose copy is made next holds. So copies are made in the order of the
+        requests."""
         self._waiting = 0
         self._freed = asyncio.Event()
 
@@ -47,9 +48,10 @@ class Copies:
         return not nbytes or (nbytes <= _SHORT_BYTES and not self._waiting and self._has_room(nbytes))
 
     def checked(self, known: Known, share: str) -> Known:
-        """The message, with a copy of its values, which counts until `release`. See `at_once`.
+        """The message, with a copy of its values, which counts until `release`. Call it only if `at_once` is
+        True.
 
-        Raises `InvalidRequest` if the digest is another one.
+        Raises `InvalidRequest` if `share` is not the values' digest.
         """
         copied = _copy_and_check(known, share)
         self.nbytes += _nbytes(copied)
@@ -74,7 +76,7 @@ class Copies:
             self._waiting -= 1
 
     def release(self, nbytes: int) -> None:
-        """Stop counting the bytes of a copy: its request was answered."""
+        """Stop counting the bytes of a copy whose request was answered."""
         self.nbytes -= nbytes
         self._freed.set()
 
@@ -88,7 +90,7 @@ def _nbytes(known: Known) -> int:
 
 
 def _copy_and_check(known: Known, share: str) -> Known:
-    """The message, with a copy of its values that was checked: some 2 ms for each MB. On any thread."""
+    """Copy a message's values and check their digest. Takes some 2 ms for each MB. Any thread may call it."""
     message = known.message
     values = None if message.data is None else np.array(message.data)
     if values is not None and digest_of(values) != share:
@@ -97,7 +99,7 @@ def _copy_and_check(known: Known, share: str) -> Known:
 
 
 def other_digest(share: str) -> InvalidRequest:
-    """The error for values that have another digest than their client said."""
+    """The error for values whose digest is not the one that their client has sent."""
     return InvalidRequest(
         field="share", value=share, problem="is not the digest of the values", fix="send their SHA-256"
     )

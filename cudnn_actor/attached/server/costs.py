@@ -1,4 +1,4 @@
-"""How long requests take, as far as it is known from those before: what fair share counts with."""
+"""Estimates of how long requests take, from earlier requests. Fair share counts with them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from cudnn_actor.protocol.messages.receipts import Receipt
 __all__ = ["Costs"]
 
 _FIRST_US, _EACH_US = 200.0, 15.0
-"""Microseconds that a message is taken to need that has not run yet, and that each needs beside its run."""
+"""The estimate in microseconds for a message that has not run yet, and the time that each message takes in
+addition to its run."""
 _US_PER_BYTE = 1e-4
-"""Microseconds to copy a byte: a second for 10 GB."""
+"""Microseconds to copy a byte: 10 GB in a second."""
 _NEW = 0.25
 """The weight of the latest run in the average."""
 _KINDS = 1024
@@ -27,12 +28,12 @@ class _Average:
         self.us = us
 
     def add(self, us: float) -> None:
-        """Move the average towards what the latest run has taken."""
+        """Move the average towards the time of the latest run."""
         self.us += _NEW * (us - self.us)
 
 
 class Costs:
-    """Estimates of device time in microseconds: by message where the same one came before, else by kind."""
+    """Estimates of device time in microseconds: by message if the same message came before, else by kind."""
 
     def __init__(self) -> None:
         self._by_kind: LeastRecent[Any, _Average] = LeastRecent(most=_KINDS, nbytes=_KINDS)
@@ -49,10 +50,10 @@ class Costs:
         return _FIRST_US if average is None else average.us
 
     def note(self, asked: Asked, value: Any, now_ns: int) -> float:
-        """Note that a request has ended. Returns what it has taken, in microseconds.
+        """Note that a request has ended. Returns the time that it has taken, in microseconds.
 
-        That is what its receipt says. Without one, it is the time since it was sent, or since the request
-        before it ended, because a device runs one after the other.
+        That is the time in its receipt. Without a receipt, it is the time since the request was sent or since
+        the request before it ended, whichever is later, because a device runs one request after the other.
         """
         if isinstance(value, Receipt):
             taken_us = value.run_us + _EACH_US
@@ -66,7 +67,7 @@ class Costs:
 
     def _note(self, known: Known, taken_us: float) -> None:
         average: _Average | None = known.average
-        if average is None:  # kept with the message, which then counts with it, also if the kind is dropped
+        if average is None:  # it is kept with the message, which then uses it even if the kind is dropped
             kind = _kind(known.message)
             average = known.average = self._by_kind.get(kind)
             if average is None:

@@ -1,4 +1,4 @@
-"""How requests that have failed are answered, and named in log lines."""
+"""The answers of requests that have failed, and their names in log lines."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def kind_of(body: bytes) -> str:
 
 
 def failed(number: int, error: BaseException | None) -> Answer:
-    """The answer of a request that has failed, or, without an error, was withdrawn.
+    """The answer of a request that has failed, or, without an error, of one that was withdrawn.
 
-    A refusal of the system is named: there was no room for a descriptor, for example.
+    If the system has refused something, the answer names it: there was no room for a descriptor, for example.
     """
     if error is None:
         return Dropped(number)

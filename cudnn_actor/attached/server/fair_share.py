@@ -1,10 +1,11 @@
-"""Fair share: which client's request the service gets next. Pure: no clock, thread or socket.
+"""Fair share decides which client's request the service gets next. Pure: no clock, thread or socket.
 
 Deficit round robin (Shreedhar and Varghese, 1996) over device time. Each client with waiting requests has a
-credit in microseconds. In its turn it gets a quantum, and may send while its credit covers the estimated time
-of its next request. What a request has really taken is charged when it ends. What is handed to the service at
-a time is bounded by the sum of the estimates, not by the number of requests: so a client whose requests are
-long does not fill the service's queue, and one whose requests are short keeps the device busy.
+credit in microseconds. In its turn, a client gets a quantum, and may send while its credit covers the
+estimated time of its next request. When a request ends, the client is charged for the time that it has really
+taken. The sum of the estimates bounds the requests that the service has at a time, not their number. So a
+client with long requests does not fill the service's queue, and one with short requests keeps the device
+busy.
 
 A client without waiting requests keeps no credit, so that it cannot save up turns. It keeps its debt.
 """
@@ -32,7 +33,7 @@ class _Queue(Generic[ItemT]):
 
 
 class FairShare(Generic[C, ItemT]):
-    """The waiting requests of all clients. One thread at a time.
+    """The waiting requests of all clients. Only one thread may use it at a time.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ class FairShare(Generic[C, ItemT]):
         The most estimated device time that the service has at once, in microseconds. One request goes to an
         idle service whatever its estimate.
     quantum_us
-        What a client gets in each turn, in microseconds.
+        The time that a client gets in each turn, in microseconds.
     """
 
     def __init__(self, window_us: float = WINDOW_US, quantum_us: float = QUANTUM_US) -> None:
@@ -49,17 +50,18 @@ class FairShare(Generic[C, ItemT]):
         self._turns: deque[C] = deque()
         """The clients with waiting requests; it is the leftmost one's turn."""
         self.outstanding_us = 0.0
-        """The estimated time of what the service has now."""
+        """The estimated time of the requests that the service has now, in microseconds."""
         self._count = 0
         self._begun = False
-        """Whether the leftmost client has got the quantum of its turn."""
+        """Whether the leftmost client has got the quantum of its present turn."""
 
     def join(self, client: C) -> None:
         """Add a client."""
         self._queues[client] = _Queue()
 
     def leave(self, client: C) -> list[ItemT]:
-        """Remove a client. Returns its waiting requests. What it has sent ends by `finish` all the same."""
+        """Remove a client. Returns its waiting requests. Requests that were handed over end by `finish` all
+        the same."""
         queue = self._queues.pop(client)
         if queue.waiting:
             self._begun = self._begun and self._turns[0] != client
@@ -74,10 +76,11 @@ class FairShare(Generic[C, ItemT]):
         queue.waiting.append((item, max(cost_us, 1.0)))
 
     def pass_through(self, client: C, cost_us: float) -> bool:
-        """Whether a client's request may go to the service at once: nobody waits, and there is room.
+        """Hand a client's request over at once, if no request waits and there is room. Returns whether it
+        was.
 
-        Then it is counted as handed over. The effect is that of `put` and `take`: where nobody else waits,
-        turns go by until the client's credit suffices, and it keeps none of it.
+        A request that is handed over is counted. The effect is that of `put` and `take`: if no other client
+        waits, turns go by until the client's credit suffices, and it keeps none of the credit.
         """
         if self._turns or (self._count and self.outstanding_us + max(cost_us, 1.0) > self._window_us):
             return False
@@ -92,8 +95,8 @@ class FairShare(Generic[C, ItemT]):
         return bool(self._turns)
 
     def take(self) -> tuple[C, ItemT, float] | None:
-        """The next request for the service: its client and its estimate; None if none waits, or it has
-        enough."""
+        """The next request for the service, with its client and its estimate; None if no request waits, or if
+        the service has enough."""
         if not self._turns:
             return None
         client = self._next_client()
@@ -112,7 +115,7 @@ class FairShare(Generic[C, ItemT]):
         return client, item, cost_us
 
     def finish(self, client: C, cost_us: float, actual_us: float) -> None:
-        """Note that a request has ended: its estimate, and what it has taken."""
+        """Note that a request has ended. `cost_us`: its estimate. `actual_us`: the time that it has taken."""
         self._count -= 1
         self.outstanding_us = max(0.0, self.outstanding_us - cost_us) if self._count else 0.0
         if (queue := self._queues.get(client)) is not None:
@@ -132,8 +135,8 @@ class FairShare(Generic[C, ItemT]):
                     return self._turns[0]
                 self._turns.rotate(-1)
                 self._begun = False
-            # Nobody's credit suffices in this round. Go through as many at once as the first to be ready
-            # needs, less the one that comes next.
+            # No client's credit suffices in this round. Skip the rounds that the first client to be ready
+            # needs, except the last one.
             queues = [self._queues[client] for client in self._turns]
             missing = min(queue.waiting[0][1] - queue.credit_us for queue in queues)
             rounds = max(0, math.ceil(missing / self._quantum_us) - 1)

@@ -1,4 +1,5 @@
-"""What one client has in the service, so that it names nothing else, and leaves nothing behind."""
+"""The buffers and models that one client has in the service. It can name no others, and leaves none
+behind."""
 
 from __future__ import annotations
 
@@ -39,14 +40,15 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["MOST_IMPORTS", "Holdings", "references"]
 
 MOST_IMPORTS = 16
-"""How many buffers of other services a client may have at a time: each keeps memory of theirs."""
+"""How many buffers of other services a client may have at a time. Each keeps memory of that service in
+use."""
 
 Key = tuple[int, int]
 _NO_REFERENCES = (str, int, float, bytes, np.ndarray, Graph, OperationGraph, TensorSpec, type(None))
 
 
 def references(message: Any) -> tuple[BufferRef | ModelRef, ...]:
-    """Every buffer and every model that a message names, wherever in it."""
+    """Every buffer and every model that a message names, in any of its fields."""
     if (
         type(message) is RunModel and not message.buffers and not message.into
     ):  # arrays alone: nothing to find
@@ -71,12 +73,12 @@ def _named_in(value: Any) -> Iterator[BufferRef | ModelRef]:
 
 
 class Holdings:
-    """The buffers and models of one client. On the server's loop only.
+    """The buffers and models of one client. Used on the server's loop only.
 
     Parameters
     ----------
     state
-        The service's.
+        The service's state.
     shared
         The weights that clients share.
     limit
@@ -86,17 +88,18 @@ class Holdings:
     def __init__(self, state: ServiceState, shared: SharedWeights, limit: int | None) -> None:
         self._state, self._shared, self._limit = state, shared, limit
         self.nbytes = 0
-        """Bytes of its buffers, of those that it has asked for, and of answers that wait for room."""
+        """The bytes of the client's buffers, and of buffers that it has asked for."""
         self.epoch = 0
-        """Changes whenever the client loses something: `check` may then refuse what it has passed before."""
+        """A number that changes whenever the client loses a buffer or a model: `check` may then refuse a
+        message that it has passed before."""
         self._buffers: dict[Key, BufferRef] = {}
         self._read: dict[Key, int] = {}
-        """The shared buffers, which it may only read: how often it was given each."""
+        """The shared buffers, which the client may only read, and how often it was given each."""
         self._models: set[ModelRef] = set()
         self._imports: set[Key] = set()
-        """Its buffers that are another service's memory."""
+        """The client's buffers that are another service's memory."""
         self.imports = 0
-        """How many such buffers it has, and has asked for."""
+        """How many such buffers the client has or has asked for."""
 
     def __len__(self) -> int:
         return len(self._buffers) + len(self._read) + len(self._models)
@@ -106,9 +109,10 @@ class Holdings:
         return model in self._models
 
     def check(self, message: Any, named: Iterable[BufferRef | ModelRef]) -> None:
-        """Raise `StaleBufferError` or `NotDeployed` if a message names what is not the client's.
+        """Raise `StaleBufferError` or `NotDeployed` if a message names a buffer or a model that the client
+        does not have.
 
-        Raises `InvalidRequest` if it would write to a buffer that others share.
+        Raises `InvalidRequest` if the message would write to a shared buffer.
         """
         reads_shared = False
         for ref in named:
@@ -162,7 +166,7 @@ class Holdings:
         self.imports += 1
 
     def end_import(self) -> None:
-        """Count it no more: the client has not got it."""
+        """Stop counting such a buffer, which the client has not got."""
         self.imports -= 1
 
     def add_import(self, ref: BufferRef) -> None:
@@ -171,7 +175,8 @@ class Holdings:
         self._buffers[ref.slot, ref.generation] = ref
 
     def reserve(self, nbytes: int) -> None:
-        """Count bytes that the client is about to get. Raises `OutOfMemory` if they are over its bound."""
+        """Count bytes of a buffer that the client is about to get. Raises `OutOfMemory` if they are over its
+        limit."""
         if self._limit is not None and self.nbytes + nbytes > self._limit:
             raise OutOfMemory(
                 requested=nbytes,
@@ -183,23 +188,23 @@ class Holdings:
         self.nbytes += nbytes
 
     def give_up(self, nbytes: int) -> None:
-        """Count bytes no more that `reserve` has counted."""
+        """Stop counting bytes that `reserve` has counted."""
         self.nbytes -= nbytes
 
     def add(self, what: BufferRef | ModelRef) -> None:
-        """Note what the client gets. The bytes of a buffer have been reserved."""
+        """Note a buffer or a model that the client gets. A buffer's bytes have been reserved."""
         if isinstance(what, ModelRef):
             self._models.add(what)
         else:
             self._buffers[what.slot, what.generation] = what
 
     def add_shared(self, ref: BufferRef) -> None:
-        """Note a shared buffer that the client gets, once for each time."""
+        """Note a shared buffer each time that the client gets it."""
         key = (ref.slot, ref.generation)
         self._read[key] = self._read.get(key, 0) + 1
 
     def drop_shared(self, ref: BufferRef) -> bool:
-        """Give a shared buffer back, once. Returns whether it is one."""
+        """Give a shared buffer back once. Returns False if the buffer is not shared."""
         key = (ref.slot, ref.generation)
         if key not in self._read:
             return False
@@ -223,7 +228,7 @@ class Holdings:
                 self.nbytes -= what.nbytes
 
     def end(self) -> None:
-        """Have all of it freed, without waiting, once what was sent before is done."""
+        """Have all buffers freed and all models unloaded, without waiting, once earlier requests are done."""
         self.epoch += 1
         for model in self._models:
             self._state.unload(model, None)

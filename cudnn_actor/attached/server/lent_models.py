@@ -1,14 +1,15 @@
-"""Models that the server's own process has loaded, and that clients run by name: arrays in, arrays out.
+"""Models that the server's own process has loaded, and that clients run by name, with arrays as inputs and
+outputs.
 
-Such a model belongs to the server: its weights, graphs and places are there once for all clients, and a new
-set of dims is imported and deployed here. A client's run of one names no buffer, so it has no place in the
-order of the client's other requests.
+Such a model belongs to the server: its weights, graphs and places exist once for all clients, and a new set
+of dims is imported and deployed here. A client's run of it names no buffer. So it need not be in order with
+the client's other requests.
 
-A name keeps the reference by which clients know it, whatever model it stands for: a client that has got it
-goes on when another model takes the place of the first.
+Clients know a name by a reference, which stays the same when another model gets the name. So a client goes on
+with the reference that it has.
 
-Serving processes of the server's own program run models by what the server gives for them (`lend_run`): so
-the requests of all such processes are in the same batches.
+Serving processes of the server's own program run models by a function that the server has given (`lend_run`).
+So the requests of all these processes are in the same batches.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from cudnn_actor.protocol.messages.model_messages import ModelRef
 __all__ = ["LentModels", "Run"]
 
 Run = Callable[[Mapping[str, np.ndarray], float | None], asyncio.Future[dict[str, np.ndarray]]]
-"""Begins a run with these inputs, and a timeout in seconds or None. Raises `CudnnActorError`."""
+"""A function that begins a run with these inputs, and a timeout in seconds or None. It raises
+`CudnnActorError`."""
 
 
 class LentModels:
-    """The models by their names. On the server's loop only.
+    """The models that clients may run, by name. Used on the server's loop only.
 
     Parameters
     ----------
@@ -59,35 +61,36 @@ class LentModels:
         self._names[ref] = name
 
     def take_back(self, name: str) -> None:
-        """Lend the model of a name no more, if one is lent. Runs that have begun go on."""
+        """Stop lending the model of a name, if one is lent. Runs that have begun go on."""
         self._models.pop(name, None)
 
     def lend_run(self, model: Model, run: Run) -> LoadedModel:
-        """Have clients' runs of a model of this process begun by `run`, when they come: they take no turn.
+        """Let `run` begin clients' runs of a model of this process, as soon as they come: they take no turn
+        in the fair share.
 
-        Returns what a client makes a `ServedModel` of. Clients are not told of it.
+        Returns the record of which a client makes a `ServedModel`. Clients are not told of it.
         """
         self._runs[model.ref] = run
         return LoadedModel(model.ref, model.inputs, model.defaults, model.outputs)
 
     def take_back_run(self, model: Model) -> None:
-        """Begin no more runs of such a model. Those that have begun go on."""
+        """Stop lending such a model. Runs that have begun go on."""
         self._runs.pop(model.ref, None)
 
     @property
     def shown(self) -> dict[str, LoadedModel]:
-        """What clients are told of each lent model, by its name."""
+        """The record that clients get of each lent model, by its name."""
         return {
             name: LoadedModel(self._refs[name], model.inputs, model.defaults, model.outputs)
             for name, model in self._models.items()
         }
 
     def name_of(self, message: Any) -> str | None:
-        """The name under which the model that a message runs is or was lent; None for anything else."""
+        """The name under which the model of a message's run is or was lent; None for any other message."""
         return self._names.get(message.model) if isinstance(message, RunModel) else None
 
     def run_of(self, message: Any) -> Run | None:
-        """What begins the run that a message asks for, of a model of `lend_run`; None for anything else."""
+        """The function of `lend_run` that begins the run of a message; None for any other message."""
         return self._runs.get(message.model) if self._runs and isinstance(message, RunModel) else None
 
     @staticmethod
@@ -103,7 +106,7 @@ class LentModels:
     ) -> None:
         """Run the model of a name for a client. The answer is delivered to `asked`."""
         asked.work = in_task(self._answer(asked, name))
-        # The task may be cancelled before it begins. Of several answers, the first counts.
+        # The task may be cancelled before it begins. If there are several answers, the first counts.
         asked.work.add_done_callback(lambda _: asked.deliver(None, None))
 
     async def _answer(self, asked: Asked, name: str) -> None:
@@ -115,7 +118,8 @@ class LentModels:
             asked.deliver(results, None)
 
     async def _run(self, name: str, message: RunModel, timeout_s: float | None) -> dict[str, np.ndarray]:
-        """The outputs of the model; of the model that has taken its place, if it was closed for that."""
+        """Run the model that is lent under a name. If it is closed because another model has got the name,
+        run that one."""
         _check_arrays(message)
         with within(timeout_s) as deadline:
             while (model := self._models.get(name)) is not None:

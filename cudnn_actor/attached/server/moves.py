@@ -1,4 +1,4 @@
-"""Requests that move buffers between services, as they come: descriptors of memory, and who may send them."""
+"""Requests that move buffers between services: how they are decoded, and which client may send them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MOST_BYTES = 1 << 44
 
 
 def message_of(frame: ExportBuffer | ImportBuffer, channel: Channel) -> Export | Import:
-    """The message of a frame that has just come by a channel, with its descriptor.
+    """The message of a frame that has just arrived by a channel, with its descriptor.
 
-    Raises `BadFrame` for numbers that no arena has, and `OSError` if there was no room for the descriptor.
+    Raises `BadFrame` for sizes that no arena can have, and `OSError` if there was no room for the descriptor.
     """
     if isinstance(frame, ExportBuffer):
         return Export(buffer=frame.buffer)
@@ -27,9 +27,9 @@ def message_of(frame: ExportBuffer | ImportBuffer, channel: Channel) -> Export |
 
 
 def _receive(channel: Channel, arena_bytes: int, offset: int, nbytes: int) -> ExportedRange:
-    """The range of an arena whose descriptor has come, with a buffer of `nbytes` in it.
+    """The range of a buffer of `nbytes` bytes in an arena whose descriptor has arrived.
 
-    Only the engine finds out what the descriptor refers to.
+    Only the engine can check what the descriptor refers to.
     """
     found = ExportedRange(channel.take_descriptor(), arena_bytes, offset)
     whole = not (arena_bytes % GRANULARITY or offset % GRANULARITY)

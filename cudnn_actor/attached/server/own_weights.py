@@ -1,7 +1,9 @@
-"""Weights of models that the service's own process loads: the same buffers as those that its clients share.
+"""Weights of models that the service's own process loads. They share buffers with equal weights of its
+clients.
 
-While a socket is served, such a weight goes into the table of shared weights when it is uploaded. The process
-is one user of it, as each client is. So its models free no buffer that a client still uses.
+While a socket is served, such a weight is added to the table of shared weights when it is uploaded. The
+process counts as one user of it, as each client does. So the process's models free no buffer that a client
+still uses.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ __all__ = ["OwnWeights"]
 class OwnWeights:
     """Shares the weights that a process uploads to its own service from now on, until `end`.
 
-    Only those that are uploaded on this loop, which owns the table; others are buffers of their own. So are
-    those of a service whose weights another socket shares already.
+    Only weights that are uploaded on this loop, which owns the table, are shared. Others get buffers of their
+    own, as do weights of a service whose weights another socket shares already.
 
     Parameters
     ----------
@@ -46,20 +48,20 @@ class OwnWeights:
             service.share_weight, service.state.give_back = self._share, self._give_back
 
     def end(self) -> None:
-        """Share no more weights. Those that are shared are freed by the models that have them. Idempotent."""
+        """Share no more weights. Shared weights are freed by the models that have them. Idempotent."""
         if self._active:
             self._active = False
             self._service.share_weight = self._service.state.give_back = None
 
     async def _share(self, values: np.ndarray, spec: TensorSpec) -> BufferRef:
-        """A buffer with these values: one that is there, or a new one. Raises as `upload`."""
+        """A buffer with these values: one that exists, or a new one. Raises as `upload`."""
         if asyncio.get_running_loop() is not self._loop:
             return await self._upload(values, spec)
         digest = Digest(await in_own_thread(digest_of, values), spec)
         if (there := self._shared.find(digest)) is not None:
             return there
         made = await self._upload(values, spec)
-        if (there := self._shared.find(digest)) is not None:  # another has uploaded the same meanwhile
+        if (there := self._shared.find(digest)) is not None:  # another upload has made it meanwhile
             self._service.state.discard(made)
             return there
         if self._active:
@@ -72,11 +74,11 @@ class OwnWeights:
         return made
 
     def _give_back(self, ref: BufferRef) -> bool:
-        """Have the loop note that a model gives a buffer back. Any thread.
+        """Let the loop note that a model gives a buffer back. Any thread may call this.
 
-        Returns False for one that is not shared, or can be no longer, and that the caller frees. A shared one
-        stays in the table until its last user has gone; the calling model is one until the loop has released
-        it. So the lookup, one step of a dict, cannot miss it.
+        Returns False if the buffer is not shared, or the loop is closed: then the caller frees it. A shared
+        buffer stays in the table until its last user has gone, and the calling model is a user until the loop
+        has released the buffer. So the lookup, one step of a dict, cannot miss it.
         """
         if not self._shared.has(ref):
             return False

@@ -1,4 +1,5 @@
-"""How long a client may take: for its first frame, and from the beginning of a frame to its end. No I/O."""
+"""Limits for the time that a client may take for its first frame, and from the beginning of a frame to its
+end. No I/O."""
 
 from __future__ import annotations
 
@@ -13,16 +14,17 @@ _LONGEST_S = 10.0
 
 
 class Patience:
-    """That with one client, which has just connected."""
+    """The limits for one client, which has just connected."""
 
     def __init__(self) -> None:
         self.waits_since: float | None = time.monotonic()
-        """Since when the rest of a frame, or the first one, has been missing; None if none is."""
+        """Since when the rest of a frame, or the first frame, has been missing; None if nothing is
+        missing."""
 
     def note_rest(self, channel: Channel, *, came: bool, attached: bool) -> None:
-        """Note when a frame began that is cut, once the socket has been read.
+        """Note, after the socket was read, since when a frame has been incomplete.
 
-        `came`: whether whole frames have come. `attached`: whether the client's first frame has. Raises
+        `came`: whether complete frames have arrived. `attached`: whether the client's first frame has. Raises
         `BadFrame` for descriptors that belong to no frame.
         """
         if not channel.is_partial:
@@ -33,7 +35,7 @@ class Patience:
             self.waits_since = time.monotonic()
 
     def end_by(self, now_s: float) -> str:
-        """Why it has ended, by this time of `time.monotonic`; "" if it has not."""
+        """Why a limit has passed at this time of `time.monotonic`; "" if none has."""
         if self.waits_since is None or now_s - self.waits_since <= _LONGEST_S:
             return ""
         return f"a frame has not been completed within {_LONGEST_S:.0f} s"

@@ -1,4 +1,4 @@
-"""The messages of one client as they come: decoded, with the graphs that they name."""
+"""Decodes the messages of one client, and keeps the graphs that they name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_KNOWN, _KNOWN_BYTES, _BYTES_PER_BYTE = 1024, 16 << 20, 5
 
 
 class Received:
-    """Decodes the messages of one client. On the server's loop only.
+    """Decodes the messages of one client. Used on the server's loop only.
 
     Parameters
     ----------
@@ -31,14 +31,14 @@ class Received:
     device
         The device of the service.
     graph_bytes
-        About the bytes that the client's graphs may take.
+        The bytes, approximately, that the client's graphs may take.
     """
 
     def __init__(self, reading: Reading, segments: Segments, device: str, graph_bytes: int) -> None:
         self._reading, self._segments, self._graph_bytes = reading, segments, graph_bytes
         self._graphs = ReceivedGraphs(device)
         self._known: LeastRecent[bytes, Known] = LeastRecent(most=_MOST_KNOWN, nbytes=_KNOWN_BYTES)
-        """Messages that run a plan, by their bytes."""
+        """Decoded messages that run a plan, by their bytes."""
 
     def known(self, body: bytes) -> Known:
         """The message in `body`. Raises `MalformedMessage`."""
@@ -53,10 +53,11 @@ class Received:
         return known
 
     def know_graph(self, frame: KnowGraph) -> None:
-        """Keep a graph. Raises `BadFrame` if it has another identity, or the client keeps too many already.
+        """Keep a graph. Raises `BadFrame` if its identity is wrong, or if too many graphs are kept already.
 
-        Others share what is kept by the identity, so it is computed here. A client has the server forget what
-        is over the bounds after each graph, so they hold when the next one comes.
+        Other clients share the graph by its identity, so the identity is computed here. After each graph, a
+        client lets the server forget graphs that are over the limits. So the limits hold when the next graph
+        comes.
         """
         graphs = self._graphs
         if frame.identity in graphs or blake(frame.body) != frame.identity:
@@ -75,6 +76,6 @@ class Received:
                 self._known.pop(body)
 
     def clear(self) -> None:
-        """Drop everything: the client has gone."""
+        """Drop all graphs and messages, because the client has gone."""
         self._graphs.clear()
         self._known.clear()

@@ -1,9 +1,9 @@
 """A client's memory, mapped in the service's process.
 
-The client owns the memory and may write to it at any time. So nothing here, and nothing behind it, decides by
-what lies there: the values of an array are only copied to a buffer. What is decided by (sizes, places, seals)
-is in the frames or in the kernel. The seals keep the client from making the memory smaller, so that reading
-it cannot fail.
+The client owns the memory and may write to it at any time. So no decision, here or later, depends on the
+memory's contents: the values of an array are only copied to a buffer. Decisions depend on sizes, places and
+seals, which are in the frames or in the kernel. The seals keep the client from making the memory smaller, so
+that reading it cannot fail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Segments", "room_needed"]
 _MOST_SEGMENTS = 256
 _MOST_BYTES = 1 << 40
 _STEP = 64
-"""Bytes: arrays of an answer begin at multiples of this."""
+"""Arrays of an answer begin at multiples of this many bytes."""
 
 
 class Segments:
@@ -37,8 +37,8 @@ class Segments:
     def map(self, number: int, nbytes: int, descriptor: int) -> None:
         """Map a segment, and close its descriptor.
 
-        Raises `BadFrame` unless it is memory of that size whose size is sealed, and `OSError` if there is no
-        room to map it.
+        Raises `BadFrame` unless the descriptor is memory of that size with a sealed size, and `OSError` if
+        there is no room to map it.
         """
         try:
             if number in self._mapped or len(self._mapped) >= _MOST_SEGMENTS:
@@ -59,7 +59,7 @@ class Segments:
             os.close(descriptor)
 
     def drop(self, number: int) -> None:
-        """Forget a segment. It stays mapped while an array shows its bytes. Raises `BadFrame`."""
+        """Forget a segment. It stays mapped as long as an array shows its bytes. Raises `BadFrame`."""
         if self._mapped.pop(number, None) is None:
             raise BadFrame(f"there is no segment {number} to drop")
 
@@ -68,9 +68,10 @@ class Segments:
         self._mapped.clear()
 
     def array(self, wire: WireArray) -> np.ndarray:
-        """The array that a record describes: read-only, on the client's memory if it lies there.
+        """The array that a record describes: read-only, and in the client's memory if the record names a
+        place there.
 
-        Raises `ValueError` if it does not lie in a segment, or is not aligned to its elements.
+        Raises `ValueError` if the place is not within a segment, or is not aligned for the array's elements.
         """
         if not isinstance(wire.data, Place):
             return wire.inline()
@@ -82,7 +83,7 @@ class Segments:
         return array
 
     def write(self, place: Place, nbytes: int, arrays: Sequence[np.ndarray]) -> list[WireArray]:
-        """Copy arrays to the client's memory, one behind the other.
+        """Copy arrays to the client's memory, one after the other, and return their records.
 
         Raises `ValueError` if they do not fit, or if the memory is sealed against writing.
 

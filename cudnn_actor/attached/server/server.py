@@ -1,4 +1,4 @@
-"""What the sessions of a server use of it."""
+"""The part of a server that its sessions use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Server"]
 
 
 class Server(Protocol):
-    """What the sessions of a server share."""
+    """The state and the methods of a server that its sessions share."""
 
     state: ServiceState
     share: FairShare[Session, Asked]
@@ -28,9 +28,9 @@ class Server(Protocol):
     lent: LentModels
     reading: Reading
     window: int
-    """Requests that a client may have in flight."""
+    """How many requests a client may have in flight."""
     copies: int
-    """Bytes of copies that a client may have in the queue: see `Copies`."""
+    """The bytes of copies that a client may have in the queue: see `Copies`."""
     mover: int | None
     """The process id of the client that may move buffers to other services, and from them; None for none."""
 
@@ -38,10 +38,10 @@ class Server(Protocol):
         """Tell a client that has introduced itself what the service is. Raises `CudnnActorError`."""
 
     def pump(self) -> None:
-        """Send the service the requests whose turn it is."""
+        """Send the requests whose turn it is to the service."""
 
     def pump_soon(self) -> None:
-        """Do so in a callback of the loop."""
+        """Call `pump` soon, in a callback of the loop."""
 
     def forget(self, session: Session) -> None:
         """Note that a session has ended."""

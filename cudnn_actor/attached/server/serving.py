@@ -1,4 +1,5 @@
-"""The socket by which other processes use a service: who may connect, and what all clients share."""
+"""The socket by which other processes use a service. It decides who may connect, and has the state that
+clients share."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ __all__ = ["ServedSocket", "serve_own_processes", "serve_socket"]
 log = Log("cudnn_actor.attached")
 
 _LOOK_S = 0.25
-"""How often clients are sent the metrics, if these have changed, and looked at for frames that do not end."""
+"""Seconds between two times at which clients are sent the metrics, if these have changed, and are checked for
+incomplete frames."""
 _BACKLOG = 64
 
 
@@ -64,10 +66,11 @@ async def serve_socket(
     """Let other processes of this user use a service: `async with serve_socket(gpu) as served`.
 
     They attach with `cudnn_actor.connect(path)`. At the end of the body they lose the service: their requests
-    get `ServiceStopped`. The service itself goes on.
+    raise `ServiceStopped`. The service itself goes on.
 
-    Weights that this process uploads in the body, on the same event loop, for models that are not swappable,
-    are shared with clients: load the models that it keeps there, and each weight takes memory once.
+    In the body, on the same event loop, this process shares the weights of models that it loads with its
+    clients, unless a model is swappable. So load the models of this process there: each weight then takes
+    memory once.
 
     Parameters
     ----------
@@ -78,23 +81,24 @@ async def serve_socket(
         `$XDG_RUNTIME_DIR/cudnn-actor/NAME.sock`, where NAME is the service's name; without that variable,
         for `/tmp/cudnn-actor-UID/NAME.sock`. Only this user may use the socket.
     clients
-        How many may be attached at a time.
+        How many clients may be attached at a time.
     requests
-        How many requests each may have in flight. More wait in the client.
+        How many requests each client may have in flight. Further requests wait in the client.
     nbytes
-        How many bytes of buffers each may hold; None for no bound but the service's.
+        How many bytes of buffers each client may have; None for no limit except the service's.
     copies
-        How many bytes of weights that are to be shared may wait in this process for each. They are copied to
-        check them; those over the bound are copied later.
+        How many bytes of weights to be shared may wait in this process, for each client. Weights are copied
+        here to check them; those over the limit are copied later.
     models
-        Models by name. Files, which clients load by these names: `await gpu.load(name)`. And models that this
-        process has loaded with `gpu`, which clients run: `served_model(gpu, name)`. See `ServedSocket.lend`.
+        Models by name. Each is a file, which clients load by this name (`await gpu.load(name)`), or a model
+        that this process has loaded with `gpu`, which clients run (`served_model(gpu, name)`). See
+        `ServedSocket.lend`.
 
     Raises
     ------
     InvalidRequest
-        The path is too long, its folder is not this user's alone, something else lies there, or another
-        process serves there. Or a model was loaded by another service.
+        The path is too long; other users may write to its folder; the path exists, and is no socket; another
+        process serves there; or another service has loaded a model.
     OSError
         The socket cannot be made.
     """
@@ -125,9 +129,9 @@ async def serve_socket(
 async def serve_own_processes(
     service: CudnnService, path: Path, *, clients: int, requests: int
 ) -> AsyncIterator[ServedSocket]:
-    """As `serve_socket`, for other processes of the same program.
+    """Serve a socket, as `serve_socket` does, for other processes of the same program.
 
-    They share no weights, and are given models by `LentModels.lend_run` alone.
+    They share no weights, and get models only by `LentModels.lend_run`.
     """
     listening, _ = await in_own_thread(_open, socket_path(path), False, {})
     served = ServedSocket(
@@ -149,16 +153,16 @@ async def serve_own_processes(
 
 
 class ServedSocket:
-    """A service's socket. Made by `serve_socket`, and by `serve_own_processes`.
+    """A service's socket. `serve_socket` and `serve_own_processes` make it.
 
     Parameters
     ----------
     service, path, clients, requests, nbytes, copies
         As in `serve_socket`.
     models, loaded
-        The files, and the models of this process, by name.
+        The files by name, and the models of this process by name.
     listening
-        The lock that says who serves, and the listening socket; owned by this object from now on.
+        The lock that decides who serves, and the listening socket. This object owns both from now on.
     weights
         Whether weights that this process uploads are shared with clients.
     """
@@ -178,7 +182,7 @@ class ServedSocket:
         weights: bool = True,
     ) -> None:
         self.path = path
-        """Where it lies."""
+        """The socket's path."""
         self._service, self.state = service, service.state
         self.window, self._most_clients, self._nbytes = requests, clients, nbytes
         self.copies = copies
@@ -212,10 +216,11 @@ class ServedSocket:
         return len(self._sessions)
 
     def lend(self, name: str, model: Model | None) -> None:
-        """Let clients run a model of this process by a name from now on, in the place of what had that name.
+        """Let clients run a model of this process by a name from now on. It replaces the model that had this
+        name.
 
-        None: no model any more. Clients that are attached are told. On the event loop that serves. Raises
-        `InvalidRequest` if another service has loaded the model.
+        With None, no model has the name any more. Attached clients are told. Call this on the event loop that
+        serves. Raises `InvalidRequest` if another service has loaded the model.
         """
         if model is None:
             self.lent.take_back(name)
@@ -228,7 +233,7 @@ class ServedSocket:
                 session.send(shown)
 
     def forget_parent(self) -> None:
-        """In a forked child: close the copies of the descriptors, and leave the socket to the parent."""
+        """In a forked child, close the copies of the descriptors, and leave the socket to the parent."""
         self._own_weights.end()
         self._listener.close()
         os.close(self._lock)
@@ -238,7 +243,7 @@ class ServedSocket:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # it has gone again, or no descriptor is left: it waits until one is
+        except OSError as error:  # the client has gone again, or waits until a descriptor is free
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 log.warning("client.refused", reason=str(error))
                 self._loop.remove_reader(self._listener.fileno())  # `_look` adds it: else the loop would spin
@@ -264,7 +269,7 @@ class ServedSocket:
         return None, pid
 
     def welcome(self, session: Session) -> None:
-        """Tell a client that has introduced itself what the service is, and what has happened so far."""
+        """Send a client that has introduced itself the service's facts and its lifecycle events so far."""
         service = self._service
         session.send(
             Attached(
@@ -291,8 +296,8 @@ class ServedSocket:
     # Requests.
 
     def pump(self) -> None:
-        """Send the service the requests whose turn it is."""
-        if self._pumping:  # a request was refused at once, in the loop below
+        """Send the requests whose turn it is to the service."""
+        if self._pumping:  # called again from the loop below, since a request was refused at once
             return
         self._pumping = True
         try:
@@ -303,7 +308,7 @@ class ServedSocket:
             self._pumping = False
 
     def pump_soon(self) -> None:
-        """Do so in a callback of the loop, once for all answers of this turn."""
+        """Call `pump` in a callback of the loop, once for all answers of this iteration."""
         if not self._pumps_soon:
             self._pumps_soon = True
             self._loop.call_soon(self._pump_now)
@@ -312,10 +317,10 @@ class ServedSocket:
         self._pumps_soon = False
         self.pump()
 
-    # What clients are told.
+    # Frames to all clients.
 
     async def _follow(self) -> None:
-        """Tell all clients each lifecycle event, and end their sessions with the service."""
+        """Send all clients each lifecycle event, and end their sessions when the service ends."""
         told = len(self._service.events.all)
         seen = 0
         async for event in self._service.events.follow():
@@ -346,7 +351,7 @@ class ServedSocket:
             session.end()
 
     async def aclose(self) -> None:
-        """Take the socket away, and end all sessions. Idempotent."""
+        """Remove the socket, and end all sessions. Idempotent."""
         if self._listener.fileno() < 0:
             return
         self._loop.remove_reader(self._listener.fileno())
@@ -358,7 +363,7 @@ class ServedSocket:
         try:
             await in_own_thread(_remove, self.path)
         finally:
-            os.close(self._lock)  # last: a successor makes its socket afterwards
+            os.close(self._lock)  # last: the next server makes its socket after this
         with contextlib.suppress(asyncio.CancelledError):
             await self._following
 
@@ -367,7 +372,7 @@ Models = Mapping[str, str | os.PathLike[str] | Model]
 
 
 def _open(path: Path, default: bool, models: Models) -> tuple[tuple[int, socket.socket], dict[str, str]]:
-    """The lock and the socket, and the models' files. Blocks for the file system."""
+    """Open the lock and the socket, and check the models' files. Blocks for the file system."""
     if default:
         require_private(path.parent)
     files = {name: file for name, file in models.items() if not isinstance(file, Model)}
@@ -389,10 +394,10 @@ def _remove(path: Path) -> None:
 
 
 def _listening(path: Path) -> tuple[int, socket.socket]:
-    """A lock that is held as long as the socket is served, and the listening socket.
+    """Take the lock that is held as long as the socket is served, and make the listening socket.
 
-    The lock decides who serves: it ends with its process, however that ends. So a socket that lies there
-    while nobody holds the lock is a dead server's, and is replaced. Raises `InvalidRequest`, `OSError`.
+    The lock decides who serves: it is released when its process ends, however that ends. So a socket whose
+    lock is free is a dead server's, and is replaced. Raises `InvalidRequest`, `OSError`.
     """
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -403,7 +408,7 @@ def _listening(path: Path) -> tuple[int, socket.socket]:
         _remove_stale(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            os.fchmod(listener.fileno(), 0o600)  # Linux gives the file this mode: it has never another one
+            os.fchmod(listener.fileno(), 0o600)  # Linux gives the file this mode from the start
             listener.bind(os.fspath(path))
             listener.listen(_BACKLOG)
         except BaseException:

@@ -1,8 +1,8 @@
-"""One client of a service: its connection, its requests, and the order in which they go on.
+"""The session of one client: its connection, its requests, and their order.
 
 Everything here runs on the event loop of the server, so nothing needs a lock. Requests wait in the fair share
-until it is their turn; then they are in the service's mailbox, like any other. The requests of one client go
-there in its order, so the service runs them in its order.
+until it is their turn. Then they are put into the service's mailbox, in the order in which their client has
+sent them. So the service runs them in that order.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ log = Log("cudnn_actor.attached")
 
 
 class Session:
-    """One client.
+    """The session of one client.
 
     Parameters
     ----------
     server
-        What it belongs to.
+        The server of the session.
     channel
-        Its connection, owned by this object from now on.
+        The connection. This object owns it from now on.
     pid
         The process id of the client, for log lines.
     limit
-        Bytes of buffers that the client may hold; None for no bound.
+        The bytes of buffers that the client may have; None for no limit.
     """
 
     def __init__(self, server: Server, channel: Channel, pid: int, limit: int | None) -> None:
@@ -99,7 +99,7 @@ class Session:
         self.open = True
         self.holdings = Holdings(server.state, server.shared, limit)
         self.asked: dict[int, Asked] = {}
-        """Its requests that have not been answered, by number, in order."""
+        """The client's requests that have not been answered, by number, in order."""
         self._segments = Segments()
         state = server.state
         self._received = Received(server.reading, self._segments, state.memory.device, state.cache_limit)
@@ -144,7 +144,7 @@ class Session:
                 self._patience.note_rest(self.channel, came=bool(frames), attached=bool(self.name))
         except BadFrame as error:
             self._refuse_frame(str(error))
-        except OSError as error:  # no descriptor, or no memory, to map a segment
+        except OSError as error:  # there was no descriptor or no memory to map a segment
             self._refuse_frame(f"a segment could not be mapped: {error}")
         if self.open and self.channel.ended:
             self.end()
@@ -152,7 +152,7 @@ class Session:
             self._server.pump()
 
     def check_patience(self, now_s: float) -> None:
-        """End the session if its client has begun a frame long ago and not ended it."""
+        """End the session if its client has begun a frame long ago and not completed it."""
         if reason := self._patience.end_by(now_s):
             self._refuse_frame(reason)
 
@@ -178,7 +178,8 @@ class Session:
         self.end()
 
     def end(self) -> None:
-        """Close the connection, withdraw what has not started, and free what the client held. Idempotent."""
+        """Close the connection, withdraw requests that have not started, and free the client's buffers and
+        models. Idempotent."""
         if not self.open:
             return
         self.open = False
@@ -199,10 +200,10 @@ class Session:
             log.info("client.detached", client=self.name, pid=self.pid, held=held)
         self._server.pump()
 
-    # Out.
+    # Frames to the client.
 
     def send(self, frame: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a frame. Reads nothing more while the client does not take what it is sent.
+        """Send a frame. While the client does not read, its own frames are not read either.
 
         Raises `OSError` if descriptors must wait, and none is left to duplicate them.
         """
@@ -219,7 +220,8 @@ class Session:
             self._loop.add_reader(self.channel.fileno(), self._readable)
 
     def _answer(self, answer: Answer) -> None:
-        """Answer a request: at once if it was the only one, else with the others of this turn of the loop."""
+        """Send an answer: at once if no other request is open, else with the other answers of this iteration
+        of the loop."""
         self._answers.append(answer)
         if not self.asked:
             self._flush()
@@ -265,8 +267,8 @@ class Session:
             return
         message = known.message
         if self._server.lent.run_of(message) is not None:
-            # It takes no turn. It waits for a batch with requests of other clients, and fair share, which
-            # counts that wait as time of the device, would give the service one of them at a time.
+            # It takes no turn. It waits for a batch with requests of other clients. Fair share would count
+            # that wait as time of the device, and give the service one such request at a time.
             known.control = True
         if isinstance(message, LendStaging):
             raise InvalidRequest(
@@ -287,7 +289,8 @@ class Session:
         self._put_in_turn(asked)
 
     def _take_move(self, frame: ExportBuffer | ImportBuffer) -> None:
-        """Take a request to move a buffer, of the one client that may: arenas have those of others, too."""
+        """Take a request to move a buffer. Only one client may send such requests: an arena also has buffers
+        of others."""
         self._count_request(frame.number)
         try:
             message = message_of(frame, self.channel)
@@ -308,9 +311,10 @@ class Session:
         self._put_in_turn(asked)
 
     async def _put_checked(self, asked: Asked, share: str) -> None:
-        """Put a request once there is room for its values, and a thread has checked their digest.
+        """Put a request into the queue once there is room for a copy of its values, and a thread has checked
+        their digest.
 
-        Later requests may go before it: none of them can name its buffer, which is not there yet.
+        Later requests may overtake it: none of them can name its buffer, which does not exist yet.
         """
         try:
             self._note_copy(asked, await self._copies.checked_in_turn(asked.known, share))
@@ -379,7 +383,7 @@ class Session:
             asked.deliver(None, error)
 
     def _answered_here(self, asked: Asked, message: Any) -> bool:
-        """Answer a request that needs nothing of the service, if it is one."""
+        """Answer a request that needs nothing of the service. Returns False for any other request."""
         if isinstance(message, UnloadModel) and not self.holdings.has(message.model):
             asked.deliver(None, None)
             return True
@@ -437,7 +441,7 @@ class Session:
             self._end_request(asked, Given(asked.number, encode_reply(value)))
 
     def _settle(self, asked: Asked, value: Any, error: BaseException | None) -> None:
-        """Tell fair share what a request has taken, and free what came too late for its client."""
+        """Tell fair share how long a request has taken. Free its result if the client has gone."""
         server = self._server
         if not asked.known.control:
             taken_us = 0.0
@@ -450,7 +454,8 @@ class Session:
             server.pump_soon()
 
     def _note_answer(self, asked: Asked, message: Any, value: Any) -> Any:
-        """Note what the client has got or given back with an answer. Returns the answer."""
+        """Note the buffers and models that the client gets or gives back with an answer. Returns the
+        answer."""
         if isinstance(message, Allocate) and value is not None:
             if asked.digest is not None:
                 return self._share(asked, value)
@@ -471,15 +476,16 @@ class Session:
         if asked.imports:
             self.holdings.end_import()
         if isinstance(error, StaleBufferError) and isinstance(message, Free):
-            self.holdings.drop(message.buffer)  # a crash has ended it
+            self.holdings.drop(message.buffer)  # a crash has ended the buffer
 
     def _share(self, asked: Asked, ref: Any) -> Any:
-        """Share a buffer: one that was there already, or the one that was just made."""
+        """Give the client a shared buffer: one that existed before, or the one that was just made, which
+        others share from now on."""
         shared, digest = self._server.shared, Digest(*asked.digest)  # type: ignore[misc]
         if asked.sent_ns:  # it was just made
             self.holdings.give_up(asked.reserved)
             asked.reserved = 0
-            if (other := shared.find(digest)) is not None:  # by another client, meanwhile
+            if (other := shared.find(digest)) is not None:  # another client has made one meanwhile
                 self._server.state.discard(ref)
                 ref = other
             else:
@@ -509,7 +515,8 @@ class Session:
         return task
 
     def _in_context(self, asked: Asked) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
-        """What runs the work of a request in a task: in the context of the client's span, if spans are on."""
+        """A function that runs a request's work in a task: in the context of the client's span, if spans are
+        on."""
         if (observer := self._server.state.counters.observer) is None:
             return self._in_task
         return functools.partial(self._in_task, context=asked.context(observer))
@@ -521,7 +528,8 @@ class Session:
             self._answer_drains()
 
     def _answer_drains(self) -> None:
-        """Answer each drain before which nothing is left. Numbers grow, so the first in the dict is least."""
+        """Answer each drain before which no request is open. Numbers grow, so the first one in the dict is
+        the least."""
         while self._drains and next(iter(self.asked)) == self._drains[0]:
             number = self._drains.popleft()
             del self.asked[number]

@@ -1,7 +1,7 @@
-"""Weights that clients share: one buffer for the same values, however many clients have loaded the model.
+"""Weights that clients share: equal values have one buffer, however many clients have loaded the model.
 
-A client says the digest of what it would upload. The server computes the digest of what was uploaded itself:
-so no client can put other values in the place of those that another one asks for.
+A client sends the digest of the values that it would upload. The server itself computes the digest of values
+that are uploaded. So no client can substitute other values for those that another client asks for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Digest", "SharedWeights"]
 
 
 class Digest(NamedTuple):
-    """What a shared buffer has: values, by their SHA-256, and their shape in memory."""
+    """The key of a shared buffer: the SHA-256 of its values, and its spec."""
 
     values: str
     spec: TensorSpec
@@ -28,12 +28,12 @@ class _Shared:
 
 
 class SharedWeights:
-    """The shared buffers of a service. On the server's loop only.
+    """The shared buffers of a service. Used on the server's loop only.
 
     Parameters
     ----------
     state
-        The service's.
+        The service's state.
     """
 
     def __init__(self, state: ServiceState) -> None:
@@ -49,28 +49,28 @@ class SharedWeights:
         return (ref.slot, ref.generation) in self._by_key
 
     def find(self, digest: Digest) -> BufferRef | None:
-        """The buffer with these values, which gets one more user; None if there is none any more."""
+        """The buffer with these values, which gets one more user; None if there is none."""
         shared = self._by_digest.get(digest)
         if shared is None:
             return None
-        if not self._state.memory.is_live(shared.ref):  # torn by a crash, or lost
+        if not self._state.memory.is_live(shared.ref):  # a crash has torn it, or it was lost
             del self._by_digest[digest]
             return None
         shared.users += 1
         return shared.ref
 
     def add(self, digest: Digest, ref: BufferRef) -> None:
-        """Share a new buffer, which has one user. One with the same values that is there already stays."""
+        """Share a new buffer, which has one user. If a buffer with the same values exists, it stays."""
         shared = _Shared(digest, ref)
         self._by_key[ref.slot, ref.generation] = shared
         self._by_digest.setdefault(digest, shared)
 
     def release(self, ref: BufferRef) -> None:
-        """Note that a user has gone. The last one's end frees the buffer, without waiting."""
+        """Note that a user has gone. If it was the last one, the buffer is freed, without waiting."""
         self.release_key((ref.slot, ref.generation))
 
     def release_key(self, key: tuple[int, int]) -> None:
-        """The same, by slot and generation."""
+        """Do the same as `release`, by slot and generation."""
         shared = self._by_key[key]
         shared.users -= 1
         if shared.users:
