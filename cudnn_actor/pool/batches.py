@@ -1,4 +1,4 @@
-"""A model of a pool, as batches run it: each on one of the members."""
+"""Runs each batch of a pool's model on one of the members."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from cudnn_actor.service.client import CudnnRef
 __all__ = ["Batches", "Everywhere"]
 
 _LOSSES_TOGETHER = 2
-"""A batch of several requests that was lost with this many members is divided: one request may be the
+"""A batch of several requests is divided once it was lost with this many members: one request may be the
 cause."""
 
 
 class Batches(ABC):
-    """What a `BatchedModel` runs of a model that several members have: see `models.batching.Batchable`."""
+    """A model that several members have, as a `BatchedModel` runs it: see `models.batching.Batchable`."""
 
     def __init__(self, model: Features, dispatching: Dispatching) -> None:
         self._model, self._dispatching = model, dispatching
@@ -66,14 +66,15 @@ class Batches(ABC):
         again: bool = True,
         crashes: int = 0,
     ) -> dict[str, Any]:
-        """Run it on one of the members. Raises `QuarantinedRequest` if it was lost too often."""
+        """Run the model on one of the members. Raises `QuarantinedRequest` if the run was lost with too many
+        members."""
         work = await self._sender(given, deadline, again=again, crashes=crashes)
         max_losses = None if again else _LOSSES_TOGETHER
         return await self._dispatching.run(self._kind(given), work, deadline, max_losses=max_losses)
 
     @abstractmethod
     def _kind(self, given: Mapping[str, Any]) -> Hashable:
-        """What runs have in common that take about as long as each other."""
+        """The key of runs that take about as long as each other."""
 
     @abstractmethod
     async def _sender(
@@ -84,7 +85,7 @@ class Batches(ABC):
         again: bool,
         crashes: int,
     ) -> Callable[[int, float | None], Awaitable[dict[str, Any]]]:
-        """What sends such a run to a member: see `Dispatching.run`."""
+        """A function that sends such a run to a member: see `Dispatching.run`."""
 
 
 class Everywhere(Batches):
@@ -95,11 +96,11 @@ class Everywhere(Batches):
     model
         The model.
     replication
-        Has it on all members.
+        The replication, by which all members have the model.
     dispatching
-        Sends each batch to a member.
+        The dispatching, which sends each batch to a member.
     on
-        Gives a member's handle.
+        A function that returns a member's handle.
     """
 
     def __init__(
@@ -127,14 +128,14 @@ class Everywhere(Batches):
         self._replication.require(self._model)
 
         async def work(member: int, left_s: float | None) -> dict[str, Any]:
-            self._on(member)  # raises if its process has ended
+            self._on(member)  # raises if the member's process has ended
             model = self._model.of(member)
             return await model.run_checked(given, Deadline(left_s), again=again, crashes=crashes)
 
         return work
 
     async def reserve(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> Callable[[], None]:
-        """Warm it on all members. Returns what ends that, once called."""
+        """Warm the model on all members. Returns a function that ends this."""
         return await self._replication.reserve(self._model, specs, deadline)
 
     async def lend(self, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Which of the members that are up gets a request: a pure function of what they have to do."""
+"""The choice of the member that gets a request: a pure function of the members' loads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["Choose", "Loads", "least_time_of"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loads:
-    """What members have to do. The sequences are a router's own, and change with it: not to be kept.
+    """The loads of the members. The sequences are a router's own, and change with it, so do not keep them.
 
     Parameters
     ----------
     up
-        The members that may be chosen, at least one: those that have been up longest come first.
+        The members that may be chosen, at least one. The members that have been up longest come first.
     device_us
-        For each member: the estimated device time of its requests that are not answered, in microseconds.
+        For each member: the estimated device time of its open requests, in microseconds.
     requests
-        For each member: its requests that are not answered.
+        For each member: the number of its open requests.
     """
 
     up: Sequence[int]
@@ -30,7 +30,7 @@ class Loads:
 
 
 Choose: TypeAlias = Callable[[Loads, Random], int]
-"""Gives a member of `Loads.up`."""
+"""A function that chooses a member of `Loads.up`."""
 
 
 def least_time_of(choices: int) -> Choose:

@@ -1,6 +1,6 @@
-"""Requests of a pool on their way: each runs on a member, and on another one if that is lost or restarts.
+"""Sends the requests of a pool: each runs on a member, and on another one if that member is lost or restarts.
 
-On the pool's event loop, which alone calls it: nothing here needs a lock.
+Only the pool's event loop calls this, so nothing here needs a lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _Recalled(Exception):
-    """Raised when a request was taken from a member that lives, for another one."""
+    """Raised when a request was taken from a living member, and given to another one."""
 
 
 class _Pending:
@@ -36,23 +36,24 @@ class _Pending:
         self.task: asyncio.Task[Any] | None = None
         """The caller's task, while it waits for a member's answer."""
         self.recalled = False
-        """Whether that wait was cancelled because another member has the request now."""
+        """Whether the wait was cancelled because another member has the request now."""
         self.member: int | None = None
         self.moves = 0
-        """How often it was given to a member or taken from one. An error of a member that was lost meanwhile
-        is told from the request's own by this."""
+        """How often the request was given to a member or taken from one. By this, an error of a member that
+        was lost meanwhile is told from the request's own error."""
         self.error: CudnnActorError | None = None
         self._changed: asyncio.Event | None = None
 
     def move(self, member: int | None) -> None:
-        """Give it to a member; None: it waits for one."""
+        """Give the request to a member, or, with None, let it wait for one."""
         self.member = member
         self.moves += 1
         if self._changed is not None:
             self._changed.set()
 
     async def await_member(self, deadline: Deadline) -> int:
-        """The member that has it; waits while there is none. Raises its error, once it has one."""
+        """The member that has the request. Waits while there is none. Raises the request's error, once it has
+        one."""
         while self.member is None and self.error is None:
             self._changed = asyncio.Event()
             async with deadline.limiting():
@@ -63,16 +64,16 @@ class _Pending:
         return self.member
 
     def recall(self) -> None:
-        """Cancel the wait for the answer of a member that lives: so the request is withdrawn there."""
+        """Cancel the wait for the answer of a living member, so that the request is withdrawn there."""
         if self.task is not None and not self.recalled:
             self.recalled = True
             self.task.cancel()
 
     async def answer(self, work: Awaitable[T]) -> T:
-        """What `work` gives. Raises `_Recalled` in place of the cancellation by `recall`.
+        """The result of `work`. Raises `_Recalled` in place of a cancellation by `recall`.
 
-        A task keeps count of who has cancelled it, as for `asyncio.timeout`: if its own canceller has, too,
-        `CancelledError` goes on.
+        A task counts its cancellations, as `asyncio.timeout` needs it: if other code has cancelled it, too,
+        `CancelledError` is raised.
         """
         self.task = task = asyncio.current_task()
         assert task is not None, "requests are sent by tasks"
@@ -90,16 +91,16 @@ class _Pending:
 
 
 class Dispatching:
-    """The requests of a pool that are not answered, and the members that may get them.
+    """The open requests of a pool, and the members that may get them.
 
     Parameters
     ----------
     members
-        How many there are. None is up at first.
+        How many members there are. None is up at first.
     seed
-        The seed of the choice among more members than a router looks at.
+        The seed of the choice among more members than a router compares.
     clock
-        Monotonic seconds.
+        A function that returns monotonic seconds.
     """
 
     def __init__(self, members: int, *, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -108,7 +109,7 @@ class Dispatching:
         self._down = set(range(members))
         """The members whose process or worker restarts."""
         self._held = [0] * members
-        """For each member: how many callers of `holding` want it to get nothing new."""
+        """For each member: how many `holding` blocks it is in. It gets no new requests meanwhile."""
         for member in range(members):
             self.routing.pause(member)
         self.restart_times = RestartTimes(members, clock())
@@ -131,17 +132,17 @@ class Dispatching:
         *,
         max_losses: int | None = None,
     ) -> T:
-        """The answer of a pure request, which runs again if its member is lost.
+        """Run a pure request, again if its member is lost, and return its answer.
 
         Parameters
         ----------
         kind
             Requests of one kind take about as long as each other.
         work
-            Sends it to a member, given the member's number and the seconds that are left. It is cancelled if
-            the member restarts and another one will answer sooner.
+            This sends the request to a member. Its arguments are the member's number and the seconds that are
+            left. It is cancelled if the member restarts and another one will answer sooner.
         deadline
-            Its end.
+        The deadline of the request.
         max_losses
             The request ends when it was lost with this many members; None for the usual limit.
 
@@ -150,9 +151,9 @@ class Dispatching:
         ServiceStopped
             No member is left, or the pool was closed.
         QuarantinedRequest
-            It was lost with too many members.
+            The request was lost with too many members.
         CudnnActorError
-            As `work`, on a member that was not lost.
+            `work` has raised it, on a member that was not lost.
         """
         number = next(self._numbers)
         request = self._pending[number] = _Pending()
@@ -169,13 +170,13 @@ class Dispatching:
                 except CudnnActorError:
                     if request.moves == moves:
                         raise
-                    continue  # the member was lost: that is what the error says
+                    continue  # the error is only that the member was lost
                 if self.routing.answered(number, member):
                     self.finished[member] += 1
                     self.costs.answered(kind, member, given_s=given_s, now_s=self._clock())
                 return found
         finally:
-            self.routing.withdraw(number)  # unless it was answered
+            self.routing.withdraw(number)  # does nothing if it was answered
             del self._pending[number]
             if not self._pending:
                 self._idle.set()
@@ -190,7 +191,7 @@ class Dispatching:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more requests."""
+        """Whether requests are refused, because `close` was called."""
         return self._closed is not None
 
     async def drain(self) -> None:
@@ -198,7 +199,7 @@ class Dispatching:
         await self._idle.wait()
 
     def close(self, reason: str) -> None:
-        """End all requests with `ServiceStopped`, and refuse others. Idempotent."""
+        """End all requests with `ServiceStopped`, and refuse further ones. Idempotent."""
         if self._closed is None:
             self._closed = reason
             for request in self._pending.values():
@@ -208,13 +209,14 @@ class Dispatching:
     # What happens to members.
 
     def up(self, member: int) -> None:
-        """A member may get requests, if it was not removed."""
+        """Let a member get requests, if it was not removed."""
         self._down.discard(member)
         self.restart_times.up(member, self._clock())
         self._arrange()
 
     def pause(self, member: int) -> None:
-        """The worker of a member restarts: it gets nothing new, and others get what they will run sooner."""
+        """Note that a member's worker restarts: the member gets no new requests, and others get those that
+        they will run sooner."""
         if member in self._down:
             return
         back_us = round(1e6 * self.restart_times.worker_s(member))
@@ -225,7 +227,7 @@ class Dispatching:
         self._arrange()
 
     def lost(self, member: int) -> None:
-        """A member has ended, with all that it had."""
+        """Note that a member has ended, and has lost its requests."""
         if self.routing.states[member] is not MemberState.REMOVED:
             self._down.add(member)
             self.restart_times.down(member, self._clock(), process=True)
@@ -234,14 +236,14 @@ class Dispatching:
             self._arrange()
 
     def remove(self, member: int) -> None:
-        """A member has ended for good."""
+        """Note that a member has ended for good."""
         self._take_from(member)
         self._carry_out(self.routing.remove(member))
         self._arrange()
 
     @contextlib.contextmanager
     def holding(self, member: int) -> Iterator[None]:
-        """Give a member nothing new within the block, as long as another one is up."""
+        """Give a member no new requests within the block, as long as another member is up."""
         self._held[member] += 1
         self._arrange()
         try:
@@ -251,7 +253,8 @@ class Dispatching:
             self._arrange()
 
     def _arrange(self) -> None:
-        """Have the members up that neither restart nor are held. If there are none, have the held ones up."""
+        """Let the members be up that neither restart nor are held. If there are none, let the held ones be
+        up."""
         removed = MemberState.REMOVED
         ready = [
             member
@@ -259,7 +262,7 @@ class Dispatching:
             if state is not removed and member not in self._down
         ]
         wanted = [member for member in ready if not self._held[member]] or ready
-        for member in wanted:  # first, so that one is always up if one can be
+        for member in wanted:  # first, so that a member is always up if one can be
             if not self.routing.is_up(member):
                 self._carry_out(self.routing.back(member))
         for member in set(ready).difference(wanted):
@@ -274,7 +277,7 @@ class Dispatching:
     def _carry_out(self, moved: Sequence[Given | Ended]) -> None:
         for each in moved:
             request = self._pending[each.request]
-            if request.member is not None:  # by a member that lives, and would answer too
+            if request.member is not None:  # by a living member, which would answer, too
                 self.moved += 1
                 request.recall()
             if isinstance(each, Given):

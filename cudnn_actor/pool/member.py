@@ -1,8 +1,8 @@
 """A member as the pool sees it: its process, how the pool reaches it, and its supervision.
 
-What to do when is decided by `supervision.core`; this is the shell around it, on the pool's event loop, which
-alone calls it. Each member has a supervisor of its own, so that one that has used up its restarts leaves the
-others alone.
+`supervision.core` decides what to do and when. This is the shell around it; only the pool's event loop calls
+it. Each member has a supervisor of its own, so that a member which has used up its restarts does not affect
+the others.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from cudnn_actor.supervision.signals import (
 __all__ = ["Member"]
 
 _EXIT_S = 2.0
-"""How long the exit status of a process whose connection has ended is waited for."""
+"""Seconds to wait for the exit status of a process whose connection has ended."""
 
 
 class _Incarnation:
@@ -73,10 +73,10 @@ class _Incarnation:
         self.starting = True
         self.unwanted = False
         self.over = False
-        """Whether the pool was told that it is lost."""
+        """Whether the pool was told that the process is lost."""
 
     def close(self) -> None:
-        """Kill the process if it runs, and release what belongs to it. Idempotent.
+        """Kill the process if it runs, and release its resources. Idempotent.
 
         While it starts, the socket is only shut down: the loop may be about to read it.
         """
@@ -96,17 +96,17 @@ class Member:
     Parameters
     ----------
     number, name
-        Its number in the pool, from 0, and its name in log lines and events.
+        The member's number in the pool, from 0, and its name in log lines and events.
     options
-        `spawn`'s, as plain data.
+        The options of `spawn`, as plain data.
     path
-        The path of its socket.
+        The path of the member's socket.
     policy
-        Its supervision: one child, of this name.
+        The supervision policy of the member, which is the only child.
     listener
-        Who is told.
+        The receiver of the member's events.
     executable
-        The Python that runs it; None for this process's.
+        The Python that runs the member; None for the one that runs this process.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class Member:
         self.gpu: CudnnRef | None = None
         """The handle of the service while its process lives."""
         self.restarts = 0
-        """How often it has been replaced."""
+        """How often the member's process has been replaced."""
         self.finished = asyncio.Event()
-        """Set once no process of it lives and none will be started."""
+        """An event that is set once no process of the member lives and none will be started."""
         self._options, self.path, self._listener = options, path, listener
         self._executable = executable
         self._state = SupervisorState.initial(policy, seed=number)
@@ -142,24 +142,24 @@ class Member:
 
     @property
     def pid(self) -> int | None:
-        """The id of its process; None while there is none."""
+        """The id of the member's process; None while there is none."""
         child = None if self._current is None else self._current.child
         return None if child is None else child.pid
 
     def start(self) -> None:
-        """Start it, and keep it started."""
+        """Start the member, and start it again whenever it ends."""
         self._signal(StartRequested())
 
     def stop(self) -> None:
-        """End it. `finished` says when that is done."""
+        """End the member. `finished` is set when that is done."""
         self._signal(StopRequested())
 
     def restart(self) -> None:
-        """Kill its process, which is then replaced as after any other end."""
+        """Kill the member's process, which is then replaced as after any other end."""
         if self._current is not None and self._current.child is not None:
             self._current.child.signal(signal.SIGKILL)
 
-    # Decisions, and what they ask for.
+    # Decisions of the supervision, and their effects.
 
     def _signal(self, signal: Signal) -> None:
         self._state, effects = decide(self._state, signal, self._clock.monotonic())
@@ -195,12 +195,12 @@ class Member:
     def _emit(self, event: LifecycleEvent) -> None:
         if isinstance(event, Restarted):
             self.restarts += 1
-        if not (isinstance(event, Stopped) and event.child is None):  # that of its supervisor
+        if not (isinstance(event, Stopped) and event.child is None):  # the supervisor's own
             self._listener.happened(event)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
-        self._tasks.add(task)  # the loop has but a weak reference
+        self._tasks.add(task)  # the loop has only a weak reference
         task.add_done_callback(self._tasks.discard)
         return task
 
@@ -211,7 +211,7 @@ class Member:
             await self._launch(one)
             gpu = await connect(self.path, name=self.name)
             service: Any = gpu._service
-            if one.unwanted:  # another process may have its place by now
+            if one.unwanted:  # another process may have replaced it by now
                 service.end("not wanted any more")
                 return
             self.gpu = gpu
@@ -265,7 +265,7 @@ class Member:
                 self._listener.up(self)
 
     def _ended(self, one: _Incarnation) -> None:
-        """Take note that the connection to a process has ended: so has all that it had."""
+        """Note that the connection to a process has ended, and that its requests and buffers are lost."""
         if one.over:
             return
         one.over = True
@@ -275,7 +275,7 @@ class Member:
             self._spawn(self._reap(one))
 
     async def _reap(self, one: _Incarnation) -> None:
-        """Find out how a process has ended, and have it replaced."""
+        """Find out how a process has ended, and report its end, so that it is replaced."""
         how = "has ended"
         if one.child is not None:
             with contextlib.suppress(ValueError, OSError):  # it was closed meanwhile
@@ -294,9 +294,9 @@ class Member:
             one.close()
             await asyncio.wait({self._starting})
         if self.gpu is not None:
-            await self.gpu.aclose(drain_s=0.0)  # the pool has waited for what is under way
+            await self.gpu.aclose(drain_s=0.0)  # the pool has waited for open requests
         if one.control is not None:
-            one.control.close()  # upon which the process ends
+            one.control.close()  # the process ends then
         reason = ExitReason.shutdown()
         if one.child is not None:
             left_s = max(0.0, deadline - self._clock.monotonic())
@@ -307,7 +307,7 @@ class Member:
         self._exited(one, reason)
 
     def _kill(self, one: _Incarnation | None) -> None:
-        """End a process, be it ready or not."""
+        """Kill a process, whether it is ready or not."""
         assert one is not None, "a child that is killed was started"
         gpu, self.gpu = self.gpu, None
         if not one.over:

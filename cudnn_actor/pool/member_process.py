@@ -1,7 +1,7 @@
 """A member's own process: a service, and the socket by which the pool uses it.
 
-The process that has the pool sends one line, `Begin`, on a socket. It is answered by one line: `Ready`, or
-`Failed`. The process ends when the other end of that socket is closed, and also when its service gives up.
+The pool's process sends one line, `Begin`, on a socket. The answer is one line: `Ready` or `Failed`. The
+member's process ends when the other end of that socket is closed, and also when its service gives up.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAIN = f"{__name__}:main"
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """What the process has to do: `spawn`'s options, as plain data, the path of its socket, and the id of the
-    process that has the pool, which alone may move buffers."""
+    """The parameters of a member's process: the options of `spawn`, as plain data; the path of its socket;
+    and the id of the pool's process, which alone may move buffers."""
 
     options: dict[str, Any]
     path: str
@@ -55,7 +55,7 @@ def preloaded_for(device: str) -> tuple[str, ...]:
 
 
 def main(descriptors: list[int]) -> None:
-    """Run the process. `descriptors`: its end of the socket."""
+    """Run a member's process. `descriptors`: its end of the socket."""
     (descriptor,) = descriptors
     with socket.socket(fileno=descriptor) as control:
         control.setblocking(False)
@@ -69,18 +69,18 @@ async def _serve(control: socket.socket) -> None:
             async with spawn(**begin.options) as gpu, serve_socket(gpu, begin.path) as served:
                 served.mover = begin.owner
                 await _say(control, Ready())
-                await read_line(control)  # nothing comes but its end
+                await read_line(control)  # nothing arrives but the end
     except CudnnActorError as error:
         await _say(control, Failed(error.to_record()))
 
 
 async def _say(control: socket.socket, what: Said) -> None:
-    with contextlib.suppress(OSError):  # the pool has gone, and this process goes too
+    with contextlib.suppress(OSError):  # the pool has gone, and this process ends, too
         await asyncio.get_running_loop().sock_sendall(control, msgspec.json.encode(what) + b"\n")
 
 
 async def read_line(control: socket.socket) -> bytes:
-    """A line, without its end; empty if the other side has closed before there was one."""
+    """Read a line. Returns it without its end; empty if the other side closes before the line is complete."""
     loop, line = asyncio.get_running_loop(), b""
     with contextlib.suppress(OSError):
         while not line.endswith(b"\n"):

@@ -1,13 +1,13 @@
-"""How a buffer moves from one member to another: from device to device, or through the host.
+"""Moves a buffer from one member to another: from device to device, or through the host.
 
-Device to device, the source's process gives a descriptor of the arena in which the buffer lies. The target's
-worker maps that memory, for reading alone, and copies it to a buffer of its own. Nothing is locked meanwhile:
+From device to device, the source's process gives a descriptor of the buffer's arena. The target's worker maps
+that memory only for reading, and copies the values to a buffer of its own. Nothing is locked meanwhile:
 
 - The source answers once all earlier work on the buffer is done, and keeps no note of it. The memory exists
-  as long as anybody has a descriptor or a mapping of it. So whoever ends in the middle leaves nothing to
+  as long as a process has a descriptor or a mapping of it. So a process that ends meanwhile leaves nothing to
   clean up, and the target never reads memory that is gone.
-- The bytes are the buffer's as long as it is live. Freeing it, after the copy, says whether it still was. If
-  it was not, the copy may be of another buffer's bytes, and is dropped.
+- The bytes are the buffer's as long as it is live. The answer to its `Free`, after the copy, says whether it
+  still was. If not, the copy may have another buffer's bytes, and is dropped.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ __all__ = ["DIRECT_BYTES", "Moving"]
 log = Log("cudnn_actor.pool")
 
 DIRECT_BYTES = 4 << 20
-"""Buffers of fewer bytes go through the host: to map memory takes longer than to copy so little twice."""
+"""Buffers of fewer bytes go through the host: mapping memory takes longer than copying these bytes twice."""
 
 _MOST_FAILURES = 2
-"""After this many failed copies in a row, the copies may be what ends the target's workers. A third failure
-would cost one more of the three restarts that a service has by default."""
+"""After this many failed copies in a row, buffers go through the host, because the copies may be the cause of
+the ends of the target's workers. A third failure would use up one more of the three restarts that a service
+has by default."""
 
 
 class Moving:
@@ -49,18 +50,18 @@ class Moving:
         self.direct = 0
         """How many buffers have gone from device to device."""
         self.by_host = 0
-        """How many have gone through the host."""
+        """How many buffers have gone through the host."""
         self._refused: set[tuple[str, str]] = set()
-        """Pairs of devices of which the second cannot read the memory of the first."""
+        """The pairs of devices whose second device cannot read the first one's memory."""
         self._failed: Counter[tuple[str, str]] = Counter()
-        """How many copies, one after the other, have failed since one has not, by pairs of devices."""
+        """For each pair of devices: how many copies in a row have failed."""
 
     async def move(
         self, buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadline: Deadline
     ) -> BufferRef:
         """Copy a buffer of `source` to `target`, and free it. Returns the new buffer.
 
-        Raises `CudnnActorError`. The old buffer stays then, and there is no new one.
+        Raises `CudnnActorError`. Then the old buffer stays, and there is no new one.
         """
         copied = await self._copied_directly(buffer, source, target, deadline)
         directly = copied is not None
@@ -80,7 +81,7 @@ class Moving:
     async def _copied_directly(
         self, buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadline: Deadline
     ) -> BufferRef | None:
-        """A copy, or None if it has to go through the host."""
+        """A copy made from device to device, or None if the buffer has to go through the host."""
         pair = source.device, target.device
         if buffer.nbytes < DIRECT_BYTES or pair in self._refused or _kind(pair[0]) != _kind(pair[1]):
             return None
@@ -88,7 +89,7 @@ class Moving:
         try:
             copied = await _copy(buffer, source, target, deadline)
         except _Refused as refused:
-            if refused.in_copy:  # of several at a time, one worker's end has been the end of all
+            if refused.in_copy:  # several copies may fail by one end of a worker
                 self._failed[pair] = failed + 1
             if refused.for_good or self._failed[pair] >= _MOST_FAILURES:
                 self._refused.add(pair)
@@ -99,7 +100,7 @@ class Moving:
 
 
 async def _copy(buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadline: Deadline) -> BufferRef:
-    """A copy by way of the memory itself. Raises `_Refused` if it cannot be made, and what `move` raises."""
+    """Copy from device to device. Raises `_Refused` if that is impossible, and the errors of `move`."""
     lender: Any = source._service
     reader: Any = target._service
     try:
@@ -125,7 +126,7 @@ async def _copy(buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadline:
 async def _copied_here(
     theirs: BufferRef, spec: TensorSpec, target: CudnnRef, deadline: Deadline
 ) -> BufferRef:
-    """A copy of a buffer that was imported. Raises likewise: its worker may end, and its mapping with it."""
+    """Copy a buffer that was imported. Raises as `_copy`: the worker may end, and its mapping with it."""
     own: BufferRef = await target.ask(Allocate(spec=spec), timeout=deadline.left_s)
     try:
         await target.ask(Copy(src=theirs, dst=own), timeout=deadline.left_s)
@@ -138,19 +139,20 @@ async def _copied_here(
 
 
 def _has_ended(error: BaseException, *, directly: bool) -> bool:
-    """Whether the copy is all that is left of a buffer, though its free was not answered in time."""
+    """Whether a buffer has certainly ended, so that only the copy is left, although its `Free` has failed
+    with `error`."""
     if isinstance(error, DeadlineExceeded):
-        return error.started  # a free ends the buffer where it starts; one of a stale buffer never starts
-    # If its process has ended, so has the buffer. Values that were downloaded are its values in any case; but
-    # nobody can say of what was copied directly that the buffer was live until then.
+        return error.started  # a `Free` that starts ends the buffer; one of a stale buffer never starts
+    # If its process has ended, so has the buffer. Downloaded values are its values in any case. After a
+    # direct copy, nobody can tell whether the buffer was live until the copy was done.
     return isinstance(error, ServiceStopped) and not directly
 
 
 class _Refused(Exception):
-    """Raised when a buffer cannot go from device to device: so it goes through the host.
+    """Raised when a buffer cannot go from device to device, so that it goes through the host.
 
-    `for_good`: whether the next one between the same devices cannot either. `in_copy`: whether the target had
-    mapped the memory. The cause is the error.
+    `for_good`: whether no other buffer can between these devices. `in_copy`: whether the target had mapped
+    the memory. The cause is the error.
     """
 
     def __init__(self, *, for_good: bool, in_copy: bool = False) -> None:

@@ -37,7 +37,7 @@ log = Log("cudnn_actor.pool")
 
 T = TypeVar("T")
 SHUTDOWN_S = 5.0
-"""Seconds that a member's process has to end."""
+"""Seconds within which a member's process must end."""
 
 
 class MemberStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,23 +46,24 @@ class MemberStatistics(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     name
-        In log lines and events.
+        The member's name in log lines and events.
     device
-        What it was spawned on.
+        The device of its service, as in `spawn`.
     state
-        Whether it may get requests.
+        Whether the member may get requests.
     pid
-        The id of its process; None while there is none.
+        The id of the member's process; None while there is none.
     socket
-        The path of its socket, by which other processes of this user may attach to it: `connect(path)`.
+        The path of the member's socket, by which other processes of this user may attach to its service:
+        `connect(path)`.
     restarts
-        How often its process has been replaced.
+        How often the member's process has been replaced.
     finished
-        How many requests of the pool it has answered.
+        How many requests of the pool the member has answered.
     outstanding
-        How many it has now.
+        How many open requests the member has.
     device_us
-        The estimated device time of these, in microseconds.
+        The estimated device time of the open requests, in microseconds.
     """
 
     name: str
@@ -84,7 +85,7 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     members
         The statistics of each member.
     waiting
-        Requests that wait for a member to be up.
+        How many requests wait until a member is up.
     moved
         How often a request was taken from a member that was lost, or that restarted while another one was to
         run the request sooner.
@@ -100,28 +101,28 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pool(PoolRequests):
-    """Several services of one machine behind one handle. Made by `spawn_pool`.
+    """Several services of one machine behind one handle. `spawn_pool` makes it.
 
     Each member is a service in a process of its own. A pure request (`compute`, `run`) goes to the member
-    with the least to do. If that is lost, the request runs again on another: the caller sees latency, and no
-    error. A pool is used on the event loop that it was made on.
+    with the least to do. If that member is lost, the request runs again on another one: the caller sees
+    latency, and no error. Use a pool on the event loop on which it was made.
 
     Parameters
     ----------
     name
-        The pool's.
+        The pool's name.
     devices
         The device of each member.
     options
-        `spawn`'s options for the members, as plain data.
+        The options of `spawn` for the members, as plain data.
     folder
-        Where the members' sockets lie; owned by the pool from now on.
+        The folder of the members' sockets. The pool owns it from now on.
     intensity
         How often each member may be replaced.
     min_ready
-        The pool stops when fewer members than this are not given up.
+        The pool stops when fewer members than this are left, because the others were given up.
     ready_within_s
-        Seconds in which a member has to start.
+        Seconds within which a member must start.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Pool(PoolRequests):
         self._process = os.getpid()
         self._ending: asyncio.Task[None] | None = None
         self.failure: ServiceStopped | None = None
-        """Why it has stopped, if nobody asked it to."""
+        """Why the pool has stopped by itself; None if it has not."""
         self.on_failure: Callable[[], object] | None = None
         """Called when it stops by itself."""
         dispatching = Dispatching(len(self.devices))
@@ -207,7 +208,7 @@ class Pool(PoolRequests):
         )
 
     def events(self) -> AsyncGenerator[LifecycleEvent, None]:
-        """All events of its members since its start, then each new one, until it stops.
+        """All events of the members since the pool's start, then each new one, until the pool stops.
 
         `child` is a member's name. `Escalated` says that a member was given up; the others go on.
         """

@@ -1,4 +1,5 @@
-"""Requests that any member may run: what they may name, and which take about as long as each other."""
+"""Requests that any member may run: checks of their arguments, and their kinds, which take about as long as
+each other."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ __all__ = [
 
 
 def require_arrays(given: Mapping[str, Any], members: Mapping[str, CudnnRef | None]) -> None:
-    """Raise `InvalidRequest`, which names the member, for a reference: no other member has such a buffer."""
+    """Raise `InvalidRequest` for a reference, since only one member has its buffer. The error names the
+    member."""
     for field, ref in references(given):
         held_by = [name for name, gpu in members.items() if gpu and gpu._state.memory.is_live(ref)]
         owner = held_by[0] if held_by else "one service"
@@ -37,7 +39,7 @@ def require_arrays(given: Mapping[str, Any], members: Mapping[str, CudnnRef | No
 
 
 def references(given: Mapping[str, Any]) -> Iterator[tuple[str, BufferRef]]:
-    """The references among what is given, each with its field."""
+    """The references among arguments, each with its field."""
     for field, value in given.items():
         for each in _parts(value):
             if isinstance(each, BufferRef):
@@ -45,7 +47,7 @@ def references(given: Mapping[str, Any]) -> Iterator[tuple[str, BufferRef]]:
 
 
 def operand_fields(operation: Any) -> dict[str, Any]:
-    """The operands of an operation that are given, by field. Anything else has none, and is refused later."""
+    """The given operands of an operation, by field. Any other object has none, and is refused later."""
     if type(operation) not in OPERATIONS:
         return {}
     values = {name: getattr(operation, name) for name in (*operation.inputs, *operation.outputs)}
@@ -53,9 +55,10 @@ def operand_fields(operation: Any) -> dict[str, Any]:
 
 
 def with_copies(what: Any, given: Mapping[str, Any], member: int | None) -> dict[str, Any]:
-    """What is given, with a member's own buffers in place of the pool's; None: only check.
+    """The arguments, with a member's own buffers in place of the pool's. With None as the member, they are
+    only checked.
 
-    Raises `InvalidRequest` if a buffer of the pool is given for what is overwritten, or was freed.
+    Raises `InvalidRequest` if a buffer of the pool was freed, or would be overwritten.
     """
     overwritten = _overwritten_inputs(what)
     for name, value in given.items():
@@ -99,13 +102,14 @@ def _overwritten_inputs(what: Any) -> Collection[str]:
 
 
 def kind_of_compute(what: Any, given: Mapping[str, Any]) -> Hashable:
-    """The kind of a request: its graph or class, and its dims. Requests of a kind take about as long."""
+    """The kind of a request: its graph or class, and its dims. Requests of one kind take about as long as
+    each other."""
     named = what.identity if isinstance(what, Graph) else getattr(what, "__name__", None)
     return named, _shapes(given)
 
 
 def kind_of_run(model: PoolModel, given: Mapping[str, Any]) -> Hashable:
-    """The kind of a run: its model, and its dims. Runs of a kind take about as long."""
+    """The kind of a run: its model, and its dims. Runs of one kind take about as long as each other."""
     return model.name, id(model), _shapes(given)
 
 

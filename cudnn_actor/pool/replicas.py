@@ -1,4 +1,4 @@
-"""What all members of a pool have: models, and buffers that are only read."""
+"""The models and read-only buffers that all members of a pool have."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 
 class Replica(ABC, Generic[T]):
-    """Something that each member has its own copy of."""
+    """A model or a buffer of which each member has its own copy."""
 
     def __init__(self) -> None:
         self.at: dict[int, T] = {}
-        """For each member: by what its service knows the copy."""
+        """For each member: its copy, as its service's handle gives it."""
         self.closed = False
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Replica(ABC, Generic[T]):
         """Free a copy. Raises `CudnnActorError`."""
 
     def of(self, member: int) -> T:
-        """A member's copy. Raises `InvalidRequest` if there is none: it was dropped."""
+        """A member's copy. Raises `InvalidRequest` if there is none, because it was dropped."""
         if member not in self.at:
             raise InvalidRequest(
                 field="value",
@@ -60,17 +60,17 @@ class Replica(ABC, Generic[T]):
         self.at.pop(member, None)
 
     def end(self) -> None:
-        """Release what copies are made from: none will be made any more."""
+        """Release the values or weights from which copies are made. No further copy will be made."""
         self.closed = True
 
 
 class PoolBuffer(Replica[BufferRef]):
-    """A buffer of each member with the same values, which requests only read. Made by `Pool.upload`.
+    """A buffer of each member with the same values, which requests only read. `Pool.upload` makes it.
 
     Parameters
     ----------
     values
-        What it has. The pool keeps them for members that restart.
+        The buffer's values. The pool keeps them for members that restart.
     layout, dtype
         As in `CudnnRef.upload`.
     """
@@ -80,14 +80,14 @@ class PoolBuffer(Replica[BufferRef]):
         self._values: np.ndarray | None = values
         self._layout, self._dtype = layout, dtype
         self.dims: tuple[int, ...] = values.shape
-        """Its dims, in N, C, spatial order."""
+        """The buffer's dims, in N, C, spatial order."""
 
     def __repr__(self) -> str:
         return f"<{'freed ' if self.closed else ''}buffer of a pool {self.dims}>"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its dims, by NumPy's name for them."""
+        """The buffer's dims, under NumPy's name."""
         return self.dims
 
     async def make(self, gpu: CudnnRef) -> BufferRef:
@@ -106,7 +106,7 @@ class PoolBuffer(Replica[BufferRef]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Version:
-    """What a model of a pool is made from.
+    """One version of a pool's model: its source, and the options of its load.
 
     Parameters
     ----------
@@ -127,25 +127,26 @@ class Version:
 
 
 class PoolModel(Replica[Model]):
-    """A model that each member of a pool has loaded. Made by `Pool.load`, and run by `Pool.run`.
+    """A model that each member of a pool has loaded. `Pool.load` makes it, and `Pool.run` runs it.
 
     Parameters
     ----------
     version
-        What it is made from.
+        The current version.
     name
-        What its runs are counted under.
+        The name under which the model's runs are counted.
     """
 
     def __init__(self, version: Version, name: str) -> None:
         super().__init__()
         self.version, self.name = version, name
         self.swapping = asyncio.Lock()
-        """One swap of it at a time."""
+        """A lock for swaps of the model: one at a time."""
         self._made: dict[Model, Version] = {}
-        """What each member's model runs."""
+        """For each member's model: the version that it runs."""
         self._reserved: dict[object, Mapping[str, TensorSpec]] = {}
-        """Specs of inputs for which it is warm on each member, by who wants it so."""
+        """The specs of inputs for which the model is warm on each member, by the object of each
+        reservation."""
         self._releases: dict[tuple[object, Model], Callable[[], None]] = {}
 
     def __repr__(self) -> str:
@@ -158,7 +159,7 @@ class PoolModel(Replica[Model]):
 
     @property
     def defaults(self) -> tuple[Feature, ...]:
-        """The inputs that may be given, and have a default in the model, in order."""
+        """The inputs that may be left out, since the model has default values for them, in order."""
         return self.version.source.defaults
 
     @property
@@ -167,7 +168,7 @@ class PoolModel(Replica[Model]):
         return self.version.source.outputs
 
     async def make(self, gpu: CudnnRef) -> Model:
-        """Load the model, whose weights are uploaded, and warm it for what is reserved."""
+        """Load the model, with its weights, and warm it for the reserved specs."""
         version = self.version
         copy = await gpu.load(version.source, dims=version.dims, tune=version.tune, name=self.name)
         self._made[copy] = version
@@ -179,14 +180,14 @@ class PoolModel(Replica[Model]):
         return copy
 
     async def bring_up_to_date(self, gpu: CudnnRef, copy: Model) -> None:
-        """Have a member's model run the current version, if it runs another: see `CudnnRef.load`."""
+        """Let a member's model run the current version, if it runs another one: see `CudnnRef.load`."""
         version = self.version
         if self._made[copy] is not version:
             await gpu.load(version.source, dims=version.dims, tune=version.tune, name=self.name, replace=copy)
             self._made[copy] = version
 
     def reserve(self, specs: Mapping[str, TensorSpec]) -> Callable[[], None]:
-        """Have `warm` keep graphs for inputs of these specs. Returns what ends that, once called."""
+        """Let `warm` keep graphs for inputs of these specs. Returns a function that ends this."""
         key = object()
         self._reserved[key] = specs
 
@@ -198,13 +199,13 @@ class PoolModel(Replica[Model]):
         return release
 
     async def warm(self, copy: Model, deadline: Deadline) -> None:
-        """Warm a member's model for all that is reserved. Raises as `Model.reserve`."""
+        """Warm a member's model for all reserved specs. Raises as `Model.reserve`."""
         for key, specs in tuple(self._reserved.items()):
             if (key, copy) not in self._releases:
                 release = await copy.reserve(specs, deadline)
                 if key in self._reserved and copy in self._made:
                     self._releases[key, copy] = release
-                else:  # nobody wants it any more
+                else:  # the reservation has ended
                     release()
 
     async def drop(self, _gpu: CudnnRef, copy: Model) -> None:

@@ -1,7 +1,7 @@
-"""Gives all members of a pool what they have in common, also those that start later, and swaps models.
+"""Gives all members of a pool its models and buffers, also members that start later, and swaps models.
 
-On the pool's event loop, which alone calls it. A member is given things by one task at a time, under its
-lock: by whoever adds something, or by its own start.
+Only the pool's event loop calls this. One task at a time gives copies to a member, under the member's lock: a
+task that adds a model or a buffer, or the member's own start.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["Replication"]
 
 
 class Replication:
-    """What all members of a pool have.
+    """The models and buffers that all members of a pool have.
 
     Parameters
     ----------
     members
         The members.
     holding
-        Gives a member nothing new within a block, as long as another one is up.
+        See `Dispatching.holding`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Replication:
         return replica in self._all
 
     def require(self, model: object, field: str = "model") -> None:
-        """Raise `InvalidRequest` unless this is a model that all members have."""
+        """Raise `InvalidRequest` unless `model` is a model that all members have."""
         if not isinstance(model, PoolModel) or model not in self._all:
             raise InvalidRequest(
                 field=field,
@@ -54,8 +54,8 @@ class Replication:
             )
 
     async def add(self, replica: Replica[Any]) -> None:
-        """Give something to all members. Raises `CudnnActorError`; then no member has it."""
-        self._all.append(replica)  # first: a member that starts meanwhile is given it, too
+        """Make a copy on all members. Raises `CudnnActorError`; then no member has a copy."""
+        self._all.append(replica)  # first: a member that starts meanwhile gets a copy, too
         try:
             for member in self._members:
                 async with self._given(member) as gpu:
@@ -66,7 +66,7 @@ class Replication:
             raise
 
     async def drop(self, replica: Replica[Any]) -> None:
-        """Take something from all members."""
+        """Free the copies of all members."""
         if replica in self._all:
             self._all.remove(replica)
         replica.end()
@@ -74,35 +74,35 @@ class Replication:
             member, copy = replica.at.popitem()
             gpu = self._members[member].gpu
             if gpu is not None:
-                with contextlib.suppress(ServiceStopped):  # it has gone, and the copy with it
+                with contextlib.suppress(ServiceStopped):  # the member has gone, and its copy with it
                     await replica.drop(gpu, copy)
 
     def end(self) -> None:
-        """Release what all members had, once they have ended."""
+        """Release the values and weights of all copies, once the members have ended."""
         while self._all:
             self._all.pop().end()
 
     async def give_all(self, member: Member) -> None:
-        """Give a member that has just started all that there is. Raises `CudnnActorError`."""
+        """Make all copies on a member that has just started. Raises `CudnnActorError`."""
         gpu = member.gpu
         assert gpu is not None, "it has just started"
         async with self._giving[member.number]:
             await self._give_missing(member, gpu)
 
     def lost(self, member: Member) -> None:
-        """Take note that a member has ended, with all that it had."""
+        """Note that a member has ended, and has lost its copies."""
         for replica in self._all:
             replica.lost(member.number)
 
     async def swap(self, model: PoolModel, version: Version) -> None:
-        """Have the members run another version of a model, one member after the other.
+        """Let the members run another version of a model, one member after the other.
 
         The member whose turn it is gets no requests meanwhile, as long as another one is up. A member that is
         lost, or that starts, gets the new version by its start. Raises `CudnnActorError` if a member cannot
         run it: then all go back to the version that they had.
         """
         async with model.swapping:
-            self.require(model)  # it may have been unloaded meanwhile
+            self.require(model)  # the model may have been unloaded meanwhile
             earlier, model.version = model.version, version
             try:
                 for member in self._members:
@@ -119,7 +119,7 @@ class Replication:
     ) -> Callable[[], None]:
         """Warm a model for inputs of these specs on all members, also on those that start later.
 
-        Returns what ends that, once called. Raises as `Model.reserve`.
+        Returns a function that ends this. Raises as `Model.reserve`.
         """
         release = model.reserve(specs)
         try:
@@ -139,7 +139,7 @@ class Replication:
                     await model.bring_up_to_date(gpu, copy)
 
     async def _go_back(self, model: PoolModel) -> None:
-        """Have all members run a model's version again. One that cannot is started anew."""
+        """Let all members run a model's current version again. A member that cannot is restarted."""
         for member in self._members:
             try:
                 await self._bring_up_to_date(member, model)
@@ -148,9 +148,9 @@ class Replication:
 
     @contextlib.asynccontextmanager
     async def _given(self, member: Member) -> AsyncIterator[CudnnRef | None]:
-        """The handle of a member for giving it something; None if its process does not run.
+        """Yield the handle of a member, to make a copy there; None if its process does not run.
 
-        Errors are suppressed if that has ended: its next process is given all there is.
+        Errors of the block are suppressed if the process has ended: its next process gets all copies.
         """
         gpu = None
         try:

@@ -1,4 +1,5 @@
-"""What a pool is asked: pure requests for any of its members, and what all of them have."""
+"""The requests of a pool: pure requests for any member, and requests for the models and buffers that all
+members have."""
 
 from __future__ import annotations
 
@@ -52,16 +53,16 @@ T = TypeVar("T")
 
 
 class PoolRequests:
-    """The requests of a pool. See `Pool`, which has its life.
+    """The requests of a pool. `Pool` adds its start and its end.
 
     Parameters
     ----------
     name
-        The pool's.
+        The pool's name.
     members
-        Its members.
+        The pool's members.
     dispatching
-        Its requests that are not answered.
+        The pool's open requests.
     """
 
     def __init__(self, name: str, members: Sequence[Member], dispatching: Dispatching) -> None:
@@ -72,20 +73,20 @@ class PoolRequests:
         self._replication = Replication(members, dispatching.holding)
 
     def __len__(self) -> int:
-        """How many members it has, those that were given up included."""
+        """How many members the pool has, including those that were given up."""
         return len(self._members)
 
     def on(self, member: int) -> CudnnRef:
-        """The handle of one member's service, for what must stay together: buffers, and requests with them.
+        """The handle of one member's service, for buffers, and requests with them, that must stay together.
 
         When the member's process ends, the handle's requests raise `ServiceStopped`, and so does this method
         until the member is back. Another member refuses its references with `StaleBufferError`. The pool does
-        not count its requests when it chooses a member. Raises `InvalidRequest` for no such member.
+        not count its requests when it chooses a member. Raises `InvalidRequest` if there is no such member.
         """
         return self._handle(require_whole("member", member, 0, len(self._members) - 1))
 
     def _handle(self, member: int) -> CudnnRef:
-        """The handle of a member that there is. Raises `ServiceStopped` while its process does not run."""
+        """The handle of an existing member. Raises `ServiceStopped` while its process does not run."""
         gpu = self._members[member].gpu
         if gpu is None:
             raise ServiceStopped(reason=f"the process of {self._members[member].name} does not run")
@@ -93,7 +94,7 @@ class PoolRequests:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended. Sends no message; never blocks."""
+        """Whether the pool has not ended. Sends no message; never blocks."""
         return not self._dispatching.closed
 
     # Pure requests.
@@ -108,31 +109,31 @@ class PoolRequests:
         timeout: float | None = None,
         **named: Any,
     ) -> Any:
-        """Arrays in, arrays out, on one of the members: see `CudnnRef.compute`.
+        """Compute on one of the members, with arrays as arguments and results: see `CudnnRef.compute`.
 
         Parameters
         ----------
         what, also, timeout
-            As there.
+            See `CudnnRef.compute`.
         arrays, named
-            By name: an array, or what `Pool.upload` gave, which is only read; and an operation's other
+            Arguments by name: arrays, buffers of `Pool.upload`, which are only read, and an operation's other
             fields.
 
         Raises
         ------
         InvalidRequest
-            A `BufferRef` was given, which belongs to one member; or a buffer of the pool was given for what
-            is overwritten. Else as there.
+            A `BufferRef` was given, which belongs to one member; or a buffer of the pool would be
+            overwritten. For other causes, see `CudnnRef.compute`.
         QuarantinedRequest
-            Four members ended while they had it.
+            Four members ended while they had the request.
         ServiceStopped
             No member is left.
         CudnnActorError
-            As there.
+            See `CudnnRef.compute`.
         """
         given = named_once(arrays, named)
         self._require_arrays(given)
-        with_copies(what, given, None)  # refuses what is overwritten, before anything is sent
+        with_copies(what, given, None)  # refuses buffers that would be overwritten, before anything is sent
 
         async def work(member: int, left_s: float | None) -> Any:
             own = with_copies(what, given, member)
@@ -151,7 +152,8 @@ class PoolRequests:
         timeout: float | None = None,
         **named: Any,
     ) -> asyncio.Task[Any]:
-        """A task that runs `compute`; it also raises what is wrong. Cancelling it withdraws the request."""
+        """Start a task that runs `compute`, and return it. Errors of arguments are the task's, too.
+        Cancelling it withdraws the request."""
         given = named_once(arrays, named)
         return self._loop.create_task(self.compute(what, given, also=also, timeout=timeout))
 
@@ -167,20 +169,22 @@ class PoolRequests:
     ) -> Any:
         """Run an operation or a graph on buffers, and allocate its outputs: see `CudnnRef.apply`.
 
-        It runs where the references are that it names, and the pool does not count it when it chooses
-        members. With buffers of the pool alone, it runs on any member, and elsewhere if that is lost. The
-        outputs are where it has run: `member_of` says where, and `move` moves them. They go with the member.
+        It runs on the member that has the given references, and the pool does not count it when it chooses
+        members. With buffers of the pool alone, it runs on any member, and on another one if that is lost.
+        The outputs are buffers of the member on which it has run: `member_of` gives its number, and `move`
+        moves them. They end with the member.
 
         Raises
         ------
         InvalidRequest
-            References are of different members; or a buffer of the pool would be overwritten. Else as there.
+            References are of different members; or a buffer of the pool would be overwritten. For other
+            causes, see `CudnnRef.apply`.
         StaleBufferError
             No member has such a buffer.
         ServiceStopped
             The member has ended meanwhile, or no member is left.
         CudnnActorError
-            As there.
+            See `CudnnRef.apply`.
         """
         given = dict(named_once(buffers, named))
         fields = {} if isinstance(operation, Graph) else operand_fields(operation)
@@ -207,33 +211,34 @@ class PoolRequests:
         kind: Hashable = None,
         timeout: float | None = None,
     ) -> T:
-        """Run an asynchronous function on one of the members: any pure request, with buffers that are there.
+        """Run an asynchronous function on one of the members, for any pure request with models and buffers of
+        the pool.
 
             y = await pool.call(lambda gpu, own: gpu.compute(graph, x=x, w=own(weights)))
 
         Parameters
         ----------
         work
-            Gets the member's handle, and a function that gives the member's own buffer or model for what
-            `upload` or `load` gave. If the member is lost, it is called again with another. So it must not
-            matter how often it runs; what it allocates it frees.
+            The function. Its arguments are the member's handle, and a function from a buffer or a model of
+            the pool to the member's own. If the member is lost, it is called again with another member. So it
+            must not matter how often it runs, and it must free its buffers.
         kind
             Calls of one kind take the device about as long as each other.
         timeout
-            Seconds for all of it; then it is cancelled.
+            Seconds for everything together; then `work` is cancelled.
 
         Raises
         ------
         DeadlineExceeded
             No answer within `timeout`.
         QuarantinedRequest, ServiceStopped
-            As `compute`.
+            See `compute`.
         CudnnActorError
-            What `work` raises on a member that was not lost, and so does whatever else it raises.
+            `work` has raised it on a member that was not lost. Any other exception of `work` is raised, too.
         """
 
         async def sent(member: int, left_s: float | None) -> T:
-            if left_s is None:  # nearly all calls: to limit one costs as much as half of the rest
+            if left_s is None:  # nearly all calls: a limit costs half as much as the rest
                 return await work(self._handle(member), lambda replica: replica.of(member))
             async with deadline.limiting():
                 return await work(self._handle(member), lambda replica: replica.of(member))
@@ -278,25 +283,25 @@ class PoolRequests:
     ) -> BatchedModel:
         """Run requests of many tasks together: `async with pool.batched(model) as endpoint`.
 
-        See `CudnnRef.batched`, which has the same parameters. Batches are formed for the pool as a whole, and
-        each runs on one of the members; on another one if that is lost. While fewer run than there are
-        members, one starts as soon as no more requests are expected. A batch of several requests that was
-        lost twice is divided, and its requests run one by one. Entering warms the model on all members; one
-        that is started later is warmed before it gets requests.
+        See `CudnnRef.batched`, which has the same parameters. Batches are formed for the pool as a whole.
+        Each runs on one of the members, and on another one if that member is lost. While fewer batches run
+        than there are members, a batch starts as soon as no more requests are expected. A batch of several
+        requests that was lost twice is divided, and its requests run one by one. Entering warms the model on
+        all members; on a member that starts later, it is warmed before the member gets requests.
 
         Parameters
         ----------
         model
-            What `load` gave. Its inputs and outputs are as there.
+            A model of `load`. For its inputs and outputs, see `CudnnRef.batched`.
         max_batch, max_delay_us, sizes, dims, max_waiting, timeout
-            As there.
+            See `CudnnRef.batched`.
         in_flight
             How many batches may be sent at a time; None for two for each member.
 
         Raises
         ------
         InvalidRequest
-            As there.
+            See `CudnnRef.batched`.
         """
         self._replication.require(model)
         rules = BatchRules.of(
@@ -324,7 +329,7 @@ class PoolRequests:
     async def upload(
         self, array: Any, *, layout: LayoutLike = Layout.NCHW, dtype: DTypeLike | None = None
     ) -> PoolBuffer:
-        """Copy an array to each member, and to each that is started later: weights, say. `free` frees it.
+        """Copy an array, such as weights, to each member, also to members that start later. `free` frees it.
 
         The pool keeps a copy of the array, which all members map. Raises as `CudnnRef.upload`.
         """
@@ -338,7 +343,8 @@ class PoolRequests:
         return buffer
 
     async def free(self, buffer: PoolBuffer | BufferRef) -> None:
-        """Free a buffer, once earlier work is done: one of the pool on all members, or one of a member.
+        """Free a buffer, once earlier work is done: a buffer of the pool on all members, or a member's
+        buffer.
 
         Raises `StaleBufferError` for a reference that no member knows.
         """
@@ -357,28 +363,28 @@ class PoolRequests:
         tune: Tune | None = None,
         name: str | None = None,
     ) -> PoolModel:
-        """Load a model on each member, and on each that is started later.
+        """Load a model on each member, also on members that start later.
 
-        It is read and imported once. Its weights lie in sealed memory, which all members map.
+        The model is read and imported once. Its weights lie in sealed memory, which all members map.
 
         Parameters
         ----------
         model, dims, dtype, tune
             As in `CudnnRef.load`.
         replace
-            A model of this pool with the same inputs and outputs, which runs the new one from now on, and is
-            returned. The members are changed one after the other. The one whose turn it is finishes what it
-            has, and gets nothing new, as long as another is up. Each run is of the old model as a whole or of
-            the new one. While members are changed, runs of both are answered; once this returns, of the new
-            one alone. If a member cannot run the new one, all go back to the old one. What is None of `dims`,
-            `dtype` and `tune` is as the old model was loaded with.
+            A model of this pool with the same inputs and outputs. The object runs the new model from then on,
+            and is returned. The members change to the new model one after the other. A member finishes its
+            requests before that, and gets no new ones, as long as another member is up. Each run is of the
+            old model as a whole, or of the new one. While members change, there are answers of both; once
+            this returns, only of the new one. If a member cannot run the new model, all go back to the old
+            one. If `dims`, `dtype` or `tune` is None, the value with which the old model was loaded holds.
         name
-            As there; with `replace`, that of the replaced model stays.
+            See `CudnnRef.load`; with `replace`, the name of the replaced model stays.
 
         Raises
         ------
         CudnnActorError
-            As there. `unload` ends it.
+            See `CudnnRef.load`.
         """
         self._require_alive()
         options: dict[str, Any] = {}
@@ -408,7 +414,8 @@ class PoolRequests:
     def member_of(self, buffer: BufferRef) -> int:
         """The number of the member that has a buffer. Sends no message.
 
-        Raises `StaleBufferError` if none has it: it was freed or moved, or its member's process has ended.
+        Raises `StaleBufferError` if no member has it: it was freed or moved, or its member's process has
+        ended.
         """
         require_type("buffer", buffer, BufferRef, "pass what apply, move or pool.on(number) gave")
         for member in self._members:
@@ -421,12 +428,12 @@ class PoolRequests:
         return await self.on(self.member_of(buffer)).download(buffer, timeout=timeout)
 
     async def move(self, buffer: BufferRef, *, to: int, timeout: float | None = None) -> BufferRef:
-        """Move a buffer to another member: from device to device, if the one can read the other's memory.
+        """Move a buffer to another member: from device to device, if one device can read the other's memory.
 
-        Else, and if it is small, its values are downloaded and uploaded. Earlier requests with it are done
-        first. The given reference ends once the values have arrived: from then on it raises
-        `StaleBufferError`. What writes to the buffer while it moves may be lost, or be there in part. A
-        buffer that is there already stays as it is.
+        Otherwise, or if the buffer is small, its values are downloaded and uploaded. Earlier requests with
+        the buffer are done first. Once the values have arrived, the given reference raises
+        `StaleBufferError`. A write to the buffer while it moves may be lost, or be there in part. A buffer
+        that belongs to the target member already stays as it is.
 
         Parameters
         ----------
@@ -435,19 +442,20 @@ class PoolRequests:
         to
             The number of the member that gets it.
         timeout
-            Seconds for all of it. Who cancels a call instead may find the buffer freed, and has no other.
+            Seconds for everything together. If you cancel the call instead, the buffer may be freed, and you
+            have no new reference.
 
         Returns
         -------
         BufferRef
-            A reference of that member, of the same dims, dtype and layout.
+            A reference of the target member, with the same dims, dtype and layout.
 
         Raises
         ------
         StaleBufferError
             No member has such a buffer.
         OutOfMemory
-            There is no room. The buffer stays where it is, and so with all other errors.
+            There is no room on the target. As with all other errors, the buffer stays where it is.
         ServiceStopped
             One of the two processes has ended.
         InvalidRequest
@@ -469,7 +477,7 @@ class PoolRequests:
         require_arrays(given, {member.name: member.gpu for member in self._members})
 
     def _one_member(self, given: Mapping[str, Any]) -> int | None:
-        """The member that has all references that are given; None without a reference."""
+        """The member to which all given references belong; None without a reference."""
         found = {self.member_of(each): (field, each) for field, each in references(given)}
         if len(found) > 1:
             (one, (other_field, _)), (two, (field, ref)) = itertools.islice(found.items(), 2)

@@ -1,37 +1,37 @@
-"""How long members take to restart, from each one's own history. Pure."""
+"""Estimates of how long members take to restart, from each member's own history. Pure."""
 
 from __future__ import annotations
 
 __all__ = ["RestartTimes"]
 
 _WEIGHT_OF_NEWEST = 0.5
-"""How much the newest observation counts in the average, 0 to 1."""
+"""The weight of the newest observation in the average, 0 to 1."""
 
 
 class RestartTimes:
-    """How long the worker of each member takes to be back.
+    """Estimates of how long each member's worker takes to be replaced.
 
-    A member whose worker has never been replaced is taken to need as long as its process took to start: that
-    is more, since a process also loads models.
+    For a member whose worker has never been replaced, the estimate is the time that its process took to
+    start. That is longer, since a process also loads models.
 
     Parameters
     ----------
     members
-        How many there are.
+        How many members there are.
     now_s
-        When they start, in seconds of one clock.
+        When the members start, in seconds of one clock.
     """
 
     def __init__(self, members: int, now_s: float) -> None:
         self._began_s: list[float | None] = [now_s] * members
-        """For each member: when its process or its worker began to restart; None while it is up."""
+        """For each member: when its process or its worker began to restart; None while the member is up."""
         self._of_process = [True] * members
-        """For each member: whether its latest restart is one of its process, and not of its worker alone."""
+        """For each member: whether its latest restart was one of its process, not of its worker alone."""
         self._start_s: list[float | None] = [None] * members
         self._worker_s: list[float | None] = [None] * members
 
     def down(self, member: int, now_s: float, *, process: bool) -> None:
-        """Note that a member restarts from now on: its whole process, or its worker alone."""
+        """Note that a member begins to restart: its whole process, or its worker alone."""
         if self._began_s[member] is None or process:
             self._began_s[member], self._of_process[member] = now_s, process
 

@@ -1,10 +1,11 @@
-"""Where the requests of a pool are: which member has which, and which wait. Pure: no thread, clock or I/O.
+"""The places of a pool's requests: which member has which, and which of them wait. Pure: no thread, clock or
+I/O.
 
 A member is up, restarting or removed:
 
 | | from | to | its requests |
 | --- | --- | --- | --- |
-| `pause` | up | restarting | stay with it, but for those that others will have run sooner |
+| `pause` | up | restarting | stay with it, except those that others will have run sooner |
 | `lost` | up, restarting | restarting | are given to others, or wait if none is up |
 | `back` | restarting | up | those that wait are given to members |
 | `remove` | up, restarting | removed | as `lost`; once all are removed, they end |
@@ -31,10 +32,10 @@ CHOICES = 8
 
 
 class MemberState(enum.StrEnum):
-    """What a member may get.
+    """Whether a member may get requests.
 
-    `UP`: requests. `RESTARTING`: nothing new, as its process or its worker restarts, or a model of it is
-    swapped. `REMOVED`: nothing ever, as it was given up.
+    `UP`: it may. `RESTARTING`: not now, because its process or its worker restarts, or a model of it is
+    swapped. `REMOVED`: never again, because it was given up.
     """
 
     UP = "up"
@@ -48,7 +49,7 @@ class NoMember(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A request has been given to a member, which has to be sent it."""
+    """A request was given to a member, and has to be sent to it."""
 
     request: int
     member: int
@@ -56,7 +57,8 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request has ended without an answer: it was lost with `losses` members, or no member is left."""
+    """A request has ended without an answer, because it was lost with `losses` members, or because no member
+    is left."""
 
     request: int
     losses: int
@@ -71,19 +73,19 @@ class _Request:
 
 
 class Routing:
-    """The members of a pool, and its requests that are not answered.
+    """The members of a pool, and its open requests.
 
     Parameters
     ----------
     members
-        How many there are, from 1 on. They are numbered from 0, and up at first.
+        How many members there are, at least 1. They are numbered from 0, and are up at first.
     choose
-        Chooses the member that gets a request among the members that are up. None: look at `CHOICES` of them
-        at random, and take the one with the least device time to do.
+        The function that chooses the member that gets a request among the members that are up. None for
+        `least_of(CHOICES)`.
     seed
-        The seed of the generator that `choose` is given.
+        The seed of the random generator for `choose`.
     max_losses
-        A request that was lost with this many members ends: it may be what ends them.
+        A request that was lost with this many members ends: it may be the cause.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Routing:
         self._device_us = [0] * members
         self._has: list[dict[int, None]] = [
             {} for _ in range(members)
-        ]  # in the order in which they were given
+        ]  # in the order in which members got them
         self._up = list(range(members))
         self._loads = Loads(up=self._up, device_us=self._device_us, requests=self._has)
         self._requests: dict[int, _Request] = {}
@@ -121,14 +123,14 @@ class Routing:
         return tuple(self._waiting)
 
     def of(self, member: int) -> tuple[int, ...]:
-        """The requests that a member has, in the order in which it was given them."""
+        """The requests that a member has, in the order in which it got them."""
         return tuple(self._has[member])
 
     def submit(self, request: int, cost_us: int, max_losses: int | None = None) -> int | None:
-        """Take a new request of an estimated device time in microseconds, and give it to a member.
+        """Add a request with its estimated device time in microseconds, and give it to a member.
 
-        `max_losses` is the request's own limit; None for that of all. Returns the member, or None if none is
-        up: then the request waits. Raises `NoMember` if all are removed.
+        `max_losses` is the request's own limit; None for the limit of all requests. Returns the member, or
+        None if none is up: then the request waits. Raises `NoMember` if all members are removed.
         """
         if request in self._requests:
             raise ValueError(f"request {request} has not ended")
@@ -140,7 +142,8 @@ class Routing:
     def answered(self, request: int, member: int) -> bool:
         """End a request that a member has answered.
 
-        Returns whether the answer is the request's: not if it has ended, or if another member has it now.
+        Returns whether the answer counts. It does not if the request has ended, or if another member has it
+        now.
         """
         found = self._requests.get(request)
         if found is None or found.member != member:
@@ -149,7 +152,7 @@ class Routing:
         return True
 
     def withdraw(self, request: int) -> int | None:
-        """End a request that its caller wants no more. Returns the member that has it; None for none."""
+        """End a request that its caller has withdrawn. Returns the member that has it; None for none."""
         found = self._requests.get(request)
         if found is None:
             return None
@@ -160,20 +163,22 @@ class Routing:
         return member
 
     def pause(self, member: int, back_us: int | None = None) -> list[Given | Ended]:
-        """Note that a member restarts which will run what it has: it gets nothing new until it is back.
+        """Note that a member restarts and will run the requests that it has. It gets no new ones until it is
+        back.
 
         Parameters
         ----------
         member
-            Its number.
+            The member's number.
         back_us
-            Microseconds until it may be back. A request that another member would have run sooner is given
-            to that one, which counts as a loss: it may be what has ended the worker. None: all stay.
+            Microseconds until the member may be back. A request that another member would run sooner is given
+            to that one. That counts as a loss, since the request may have ended the worker. None: all
+            requests stay.
 
         Returns
         -------
         list
-            What to do.
+            The requests that were given to other members, or have ended.
         """
         self._require(member, MemberState.UP)
         self._up.remove(member)
@@ -181,23 +186,25 @@ class Routing:
         return [] if back_us is None else self._sooner_elsewhere(member, back_us)
 
     def _sooner_elsewhere(self, member: int, free_us: int) -> list[Given | Ended]:
-        """Move what others will have run sooner than a member that begins with what it has in `free_us`."""
+        """Move the requests that other members will have run sooner. The member begins with its requests in
+        `free_us` microseconds."""
         moved: list[Given | Ended] = []
         for request in self.of(member):
             found = self._requests[request]
             if self._up and self._device_us[self._choose(self._loads, self._random)] < free_us:
                 moved += self._give_to_others([request])
             else:
-                free_us += found.cost_us  # it stays, and those behind it wait for it
+                free_us += found.cost_us  # it stays, and later requests wait for it
         return moved
 
     def lost(self, member: int) -> list[Given | Ended]:
-        """Note that a member has ended with all that it had, and restarts. Returns what to do."""
+        """Note that a member has ended and restarts. Returns its requests that were given to others or have
+        ended."""
         self._require(member, MemberState.UP, MemberState.RESTARTING)
         return self._leave(member, MemberState.RESTARTING)
 
     def back(self, member: int) -> list[Given]:
-        """Note that a restarting member is up. Returns who has the requests that had to wait."""
+        """Note that a restarting member is up. Returns which member got each request that had to wait."""
         self._require(member, MemberState.RESTARTING)
         self._states[member] = MemberState.UP
         self._up.append(member)
@@ -210,7 +217,8 @@ class Routing:
         return given
 
     def remove(self, member: int) -> list[Given | Ended]:
-        """Give a member up for good. Returns what to do: without any member left, all that wait end."""
+        """Give a member up for good. Returns its requests that were given to others or have ended. If no
+        member is left, all requests end."""
         if self._states[member] is MemberState.REMOVED:
             return []
         moved = self._leave(member, MemberState.REMOVED)
@@ -260,7 +268,7 @@ class Routing:
         member = self._choose(self._loads, self._random)
         found.member = member
         self._has[member][request] = None
-        self._device_us[member] += found.cost_us  # whole numbers: no sum drifts
+        self._device_us[member] += found.cost_us  # whole numbers, so that no rounding errors add up
         return member
 
     def _take_from(self, request: int, found: _Request) -> None:

@@ -1,4 +1,4 @@
-"""A model whose weights lie in memory that all members of a pool map: read and computed once."""
+"""A model whose weights are read and computed once, into memory that all members of a pool map."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ _MOST_KEPT = 64
 
 
 def shared(source: Source) -> Source:
-    """A source for all members. One whose weights may be overwritten stays as it is: each has its own."""
+    """A source for all members. A source whose weights may be overwritten is returned as it is: each member
+    has its own weights."""
     return source if getattr(source, "swappable", False) else SharedSource(source)
 
 
 class SharedSource:
-    """See the module's docstring. Any thread may use it.
+    """A source that shares its weights: see the module's docstring. Any thread may use it.
 
     Parameters
     ----------
     source
-        The model.
+        The source of the model.
     """
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._lock = threading.Lock()
-        """Held while the model is imported: the members wait for the one that is first."""
+        """A lock that is held while the model is imported: other members wait for the first one's import."""
         self._made: OrderedDict[Hashable, Specialised] = OrderedDict()
         self._weights: dict[tuple[str, TensorSpec], np.ndarray] = {}
-        """Read-only, by key and by the spec of the graphs' inputs."""
+        """The shared weights, read-only, by key and by the spec of the graphs' inputs."""
 
     @property
     def inputs(self) -> tuple[Feature, ...]:
@@ -51,7 +52,7 @@ class SharedSource:
 
     @property
     def defaults(self) -> tuple[Feature, ...]:
-        """The inputs that may be given, and have a default, in order."""
+        """The inputs that may be left out, since they have default values, in order."""
         return self._source.defaults
 
     @property
@@ -61,13 +62,14 @@ class SharedSource:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was read with."""
+        """The options with which the model was read."""
         return dict(getattr(self._source, "options", {}))
 
     def specialised(
         self, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray], *limits: int
     ) -> Specialised:
-        """See `Source`: the same for each member. Blocks for the import, if it is the first."""
+        """See `Source.specialised`. All members get the same result. The first call for these arguments
+        blocks for the import."""
         known = frozenset(specs.items()), frozenset((name, *_key(each)) for name, each in values.items())
         with self._lock:
             made = self._made.get((*known, limits))
@@ -79,9 +81,10 @@ class SharedSource:
             return made
 
     def release(self) -> None:
-        """Forget all weights and imports. What a member still uses stays mapped until it is done.
+        """Forget all weights and imports. Weights that a member still uses stay mapped until it is done.
 
-        Without the lock, which an import holds for seconds: what that adds goes with this object.
+        This does not take the lock, which an import holds for seconds. Weights that such an import adds are
+        released with this object.
         """
         self._made, self._weights = OrderedDict(), {}
 

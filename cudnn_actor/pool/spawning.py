@@ -23,7 +23,8 @@ __all__ = ["SpawningPool", "spawn_pool"]
 
 _NAME = "pool"
 _OWN = ("device", "faults", "graph_limits", "name", "on_give_up")
-"""Options of `spawn` that a member does not take: the pool has its own, or they are no plain data."""
+"""The options of `spawn` that a member does not take, because the pool has its own, or because they are no
+plain data."""
 
 
 def spawn_pool(
@@ -42,22 +43,22 @@ def spawn_pool(
     Parameters
     ----------
     devices
-        The devices, as in `spawn`: "cpu" or "cuda:N". One may be there several times. "all": all GPUs that
-        this process may use (`CUDA_VISIBLE_DEVICES` is respected).
+        The devices, as in `spawn`: "cpu" or "cuda:N". A device may be listed several times. "all" stands for
+        all GPUs that this process may use (`CUDA_VISIBLE_DEVICES` is respected).
     replicas
-        Members for each of them.
+        How many members each device has.
     name
         The pool's name in log lines and events. Its members are NAME-0, NAME-1 and so on.
     min_ready
-        Members that have to be left: with fewer, the pool stops, the body of `async with` is cancelled, and
-        `ServiceStopped` is raised in its place. A member is given up when its process has ended more often
-        than it may be replaced.
+        The least number of members that must be left. With fewer, the pool stops, the body of `async with` is
+        cancelled, and `ServiceStopped` is raised in its place. A member is given up when its process has
+        ended more often than it may be replaced.
     max_restarts, period_s
-        Each member's process is replaced at most `max_restarts` times within `period_s` seconds. Within a
-        process, its service replaces its worker likewise.
+        Each member's process is replaced at most `max_restarts` times within `period_s` seconds. The same
+        limits hold for the worker of a member's service.
     ready_within_s
-        Seconds in which a member's process has to start its service, and to load what the pool has; else it
-        is replaced.
+        Seconds within which a member's process must start its service, and load the pool's models and
+        buffers; else it is replaced.
     options
         The other options of `spawn`, for all members, without `faults`, `graph_limits` and `on_give_up`.
 
@@ -84,7 +85,7 @@ def spawn_pool(
             )
     require_seconds("ready_within_s", ready_within_s, positive=True)
     intensity = RestartIntensity(max_restarts=max_restarts, period_s=period_s)
-    make_options({"name": name, **options})  # raises for what is out of its range
+    make_options({"name": name, **options})  # raises if an option is out of its range
     plain = {key: os.fspath(each) if isinstance(each, os.PathLike) else each for key, each in options.items()}
     policy = {"intensity": intensity, "min_ready": min_ready, "ready_within_s": ready_within_s}
     return SpawningPool(name, named, replicas, plain, policy)
@@ -126,7 +127,7 @@ class SpawningPool:
     devices
         The devices; None for all GPUs.
     replicas
-        Members for each of them.
+        How many members each device has.
     policy
         The other parameters of `Pool`, by name.
     """
@@ -178,7 +179,7 @@ class SpawningPool:
         cancelled = kind is asyncio.CancelledError
         try:
             await pool.aclose()
-        except asyncio.CancelledError:  # of the body, which has ended meanwhile; or of its task
+        except asyncio.CancelledError:  # of the body, which has ended meanwhile, or of its task
             cancelled = True
             await pool.aclose()
         alone = body.cancelled_alone()

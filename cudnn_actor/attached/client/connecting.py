@@ -78,7 +78,7 @@ class Connecting:
         return self._attach().__await__()
 
     async def _attach(self) -> CudnnRef:
-        service: Any = await attached_to(self._path, self._name)  # it has what handles use of a service
+        service: Any = await attached_to(self._path, self._name)  # as handles use a service
         return CudnnRef(service)
 
     async def __aenter__(self) -> CudnnRef:

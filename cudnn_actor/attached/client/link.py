@@ -176,7 +176,7 @@ class Link(Mailbox):
         else:
             super().admit(envelope, waits=waits)
         self._gathered += 1
-        if len(self._sent) == len(self._unsent) or self._gathered >= _MOST_GATHERED:  # the server has nothing
+        if len(self._sent) == len(self._unsent) or self._gathered >= _MOST_GATHERED:  # the server is idle
             self.turn()
         elif not self._scheduled:
             self._scheduled = True
