@@ -1,4 +1,4 @@
-"""A model of a `RayPool`, as batches run it: each on one of the replicas."""
+"""Runs each batch of a `RayPool`'s model on one of the replicas."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class RayBatches(Batches):
     model
         The model.
     replication
-        Has it on all replicas.
+        The replication, by which all replicas have the model.
     dispatching
-        Sends each batch to a replica.
+        The dispatching, which sends each batch to a replica.
     """
 
     def __init__(self, model: RayModel, replication: Replication, dispatching: Dispatching) -> None:
@@ -61,7 +61,8 @@ class RayBatches(Batches):
         return work
 
     async def reserve(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> Callable[[], None]:
-        """Warm it on all replicas, also on those that start later. Returns what ends that, once called."""
+        """Warm the model on all replicas, also on replicas that start later. Returns a function that ends
+        this."""
         model, number = self._model, self._replication.next_number()
         held = Reservation(pool=model.pool, number=number, model=model)
         async with deadline.limiting():
@@ -69,16 +70,17 @@ class RayBatches(Batches):
         return partial(self._release, asyncio.get_running_loop(), held)
 
     def _release(self, loop: asyncio.AbstractEventLoop, held: Reservation) -> None:
-        """End it soon. Any thread: an endpoint that nobody closes is collected anywhere."""
+        """End a reservation soon. Any thread may call this, since an endpoint that nobody closes may be
+        collected on any thread."""
 
         def begin() -> None:
             task = loop.create_task(self._replication.drop(held))
-            self._ending.add(task)  # the loop has but a weak reference
+            self._ending.add(task)  # the loop has only a weak reference
             task.add_done_callback(self._ending.discard)
 
         with contextlib.suppress(RuntimeError):  # the loop has closed, and the pool with it
             loop.call_soon_threadsafe(begin)
 
     async def lend(self, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
-        """Arrays for the inputs of a batch. Each run of large ones copies them to Ray's object store."""
+        """Arrays for the inputs of a batch. Each run copies large arrays to Ray's object store."""
         return {name: np.zeros(spec.dims, spec.dtype.numpy) for name, spec in specs.items()}

@@ -20,17 +20,17 @@ __all__ = ["Deployed", "forwarding", "replica_of"]
 
 
 class Deployed:
-    """What runs in a replica's process. Serve awaits the constructor, as well as `__del__`.
+    """The object that runs in a replica's process. Serve awaits the constructor and `__del__`.
 
     Parameters
     ----------
     options
-        The models, how they are batched, and the service.
+        The options: the models, how requests are put into batches, and the service.
 
     Raises
     ------
     StartFailed, CudnnActorError
-        The service does not start, or a model is not loaded.
+        The service cannot be started, or a model cannot be loaded.
     """
 
     async def __init__(self, options: ServerOptions) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -48,25 +48,25 @@ class Deployed:
     async def infer(
         self, inputs: Mapping[str, Any], *, model: str | None = None, timeout: float | None = None
     ) -> dict[str, np.ndarray]:
-        """The outputs of a model, by name, for arrays by name, in a batch with those of others.
+        """Run a model on arrays by name, in a batch with other requests, and return the outputs by name.
 
         Parameters
         ----------
         inputs
             The arrays.
         model
-            The model's name; None if there is one alone.
+            The model's name; None if there is only one.
         timeout
-            Seconds for all of it.
+            Seconds for everything together.
 
         Raises
         ------
         InvalidRequest
-            No name is given, and there is not one model; or as `CudnnRef.run`.
+            No name is given, and there is not exactly one model. For other causes, see `CudnnRef.run`.
         NotServed
             There is no such model, or it is not loaded.
         CudnnActorError
-            As `CudnnRef.run`, and `MailboxFull` if too many wait for a batch.
+            See `CudnnRef.run`; and `MailboxFull`, if too many requests wait for a batch.
         """
         names = [each.name for each in self._catalog.entries]
         if model is None and len(names) != 1:
@@ -78,7 +78,7 @@ class Deployed:
         return await served.run(arrays, timeout)
 
     def check_health(self) -> None:
-        """Raise `ServiceStopped` once the service has ended: then Serve replaces the replica."""
+        """Raise `ServiceStopped` if the service has ended. Serve then replaces the replica."""
         if not self._gpu.alive:
             raise ServiceStopped(reason="it has given up")
 
@@ -87,7 +87,7 @@ class Deployed:
 
 
 def replica_of(options: ServerOptions) -> type[Deployed]:
-    """The class of the replicas that have these options: `bind()` needs no arguments."""
+    """The class of replicas with these options, so that `bind()` needs no arguments."""
 
     class Replica(Deployed):
         """A replica that knows its models."""
@@ -99,7 +99,7 @@ def replica_of(options: ServerOptions) -> type[Deployed]:
 
 
 def forwarding() -> Starlette:
-    """An application that leaves each request to that of the replica in whose process it is.
+    """An ASGI application that passes each request to the application of the replica in its process.
 
     Serve takes the application before there is a replica.
     """

@@ -34,44 +34,45 @@ def deployment(
 
     Over HTTP, each replica speaks the Open Inference Protocol as `cudnn-actor serve` does: with
     `route_prefix="/"`, a model is at `/v2/models/NAME/infer`. From Python code,
-    `await handle.infer.remote({"image": array})` runs the only model, and `model="NAME"` another one.
-    A replica puts requests together in batches. It is healthy while its service lives; if that gives up, the
+    `await handle.infer.remote({"image": array})` runs the only model, and `model="NAME"` another one. A
+    replica puts requests into batches. It is healthy while its service lives. If the service gives up, the
     replica's process ends, and Serve replaces it. Serve itself sends no request again.
 
     Parameters
     ----------
     models
-        The path of an ONNX file, whose name is the file's without its suffix; or paths by name. Each replica
-        reads them, so they lie on storage that all nodes share.
+        The path of an ONNX file, which is served under the file's name without its suffix; or paths by name.
+        Each replica reads the files, so they must be on storage that all nodes share.
     repository
-        A folder of models and their versions, in which changes are served without a restart; see
-        `cudnn-actor docs serving`. On shared storage too.
+        A folder of models and their versions, on shared storage, too. Changes in it are served without a
+        restart; see `cudnn-actor docs serving`.
     name
         The deployment's name, and that of its replicas' services.
     max_batch, max_delay_us
-        The most samples in a batch, and how many microseconds a request waits for others at most, unless as
-        many batches run as may. None: each request runs by itself. Models that cannot be batched run theirs
-        so, too.
+        The most samples in a batch, and the most microseconds that a request waits for other requests, unless
+        the most batches run. With `max_batch` None, each request runs by itself; so it does with a model that
+        cannot be batched.
     num_gpus, num_cpus, runtime_env
-        What a replica takes of a node, and Ray's environment for it. With `num_gpus=0` it runs on the CPU.
+        The resources of a node that a replica takes, and Ray's environment for it. With `num_gpus=0` it runs
+        on the CPU.
     max_ongoing_requests
         How many requests Serve sends to a replica at a time; None for four batches.
     autoscaling_config
-        Serve's, by which it adds and removes replicas; None for one replica. `.options(num_replicas=3)` of
-        the deployment gives a fixed number.
+        Serve's own options for adding and removing replicas; None for one replica. `.options(num_replicas=3)`
+        of the deployment sets a fixed number.
     options
         Other options of `spawn`, as plain data.
 
     Returns
     -------
     ray.serve.Deployment
-        `.options(...)` sets what else Serve offers. Bound, as above, it is an application.
+        Its method `.options(...)` sets Serve's other options. `.bind()` makes an application of it, as above.
 
     Raises
     ------
     InvalidRequest
-        An option is out of its range, or there is neither a model nor a repository. What is wrong with a
-        model is found when a replica starts.
+        An option is out of its range, or there is neither a model nor a repository. Errors of a model are
+        only found when a replica starts.
     """
     from ray import serve  # noqa: PLC0415 - it takes a second, and warns of what its own code uses
 
@@ -83,7 +84,7 @@ def deployment(
         models = {} if models is None else {Path(models).stem: models}
     device = "cuda:0" if num_gpus else "cpu"
     service = {"device": device, "name": name, "on_give_up": "exit", **options}
-    make_options(service)  # raises for what is out of its range
+    make_options(service)  # raises if an option is out of its range
     server = ServerOptions(
         models={each: Path(path) for each, path in models.items()},
         repository=None if repository is None else Path(repository),

@@ -1,4 +1,5 @@
-"""What all replicas of a pool have: how a replica makes it, and what the caller knows it by."""
+"""The models and buffers that all replicas of a pool have: the objects by which callers name them, and the
+recipes by which replicas make them."""
 
 from __future__ import annotations
 
@@ -33,14 +34,15 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Something that each replica has its own of. It is plain data, which requests carry by number.
+    """A model, a buffer or a reservation of which each replica has its own copy. It is plain data, and
+    requests name it by its number.
 
     Parameters
     ----------
     pool
-        The id of the pool that it belongs to.
+        The id of the pool to which it belongs.
     number
-        Its number there.
+        Its number in the pool.
     """
 
     pool: str
@@ -49,32 +51,33 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class RayBuffer(Held):
-    """A buffer of each replica with the same values, which requests only read. Made by `RayPool.upload`.
+    """A buffer of each replica with the same values, which requests only read. `RayPool.upload` makes it.
 
     Parameters
     ----------
     dims
-        Its dims, in N, C, spatial order.
+        The buffer's dims, in N, C, spatial order.
     """
 
     dims: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its dims."""
+        """The buffer's dims, under NumPy's name."""
         return self.dims
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayModel(Held):
-    """A model that each replica has loaded. Made by `RayPool.load`, and run by `RayPool.run`.
+    """A model that each replica has loaded. `RayPool.load` makes it, and `RayPool.run` runs it.
 
     Parameters
     ----------
     name
-        What its runs are counted under.
+        The name under which the model's runs are counted.
     inputs, defaults, outputs
-        The inputs that have to be given, those that may be, which have a default, and the outputs, in order.
+        The inputs that have to be given, the inputs with default values, which may be left out, and the
+        outputs, in order.
     """
 
     name: str
@@ -97,28 +100,28 @@ class Reservation(Held):
 
 
 Own = Callable[[Any], Any]
-"""Gives a replica's own of what all have."""
+"""A function from a `Held` to the replica's own copy."""
 
 
 class Recipe(ABC):
-    """How a replica makes something that all replicas have. It lies in Ray's object store."""
+    """How a replica makes its copy of a `Held`. Recipes are in Ray's object store."""
 
     @abstractmethod
     async def make(self, gpu: CudnnRef, own: Own) -> Any:
-        """Make it in a replica's service. Raises `CudnnActorError`."""
+        """Make a copy in a replica's service. Raises `CudnnActorError`."""
 
     async def replace(self, _gpu: CudnnRef, _made: Any) -> Any:
-        """Make it in place of what an earlier recipe has made. Raises `CudnnActorError`; then that stays."""
+        """Replace the copy of an earlier recipe. Raises `CudnnActorError`; then the old copy stays."""
         raise NotImplementedError(f"{type(self).__name__} replaces nothing")
 
     @abstractmethod
     async def drop(self, gpu: CudnnRef, made: Any) -> None:
-        """Free it. Raises `CudnnActorError`."""
+        """Free a copy. Raises `CudnnActorError`."""
 
 
 @dataclass(frozen=True)
 class BufferRecipe(Recipe):
-    """A buffer: its values, and what `CudnnRef.upload` takes besides."""
+    """The recipe of a buffer: its values, and the other arguments of `CudnnRef.upload`."""
 
     values: np.ndarray
     layout: LayoutLike
@@ -135,7 +138,7 @@ class BufferRecipe(Recipe):
 
 @dataclass(frozen=True)
 class ModelRecipe(Recipe):
-    """A model that was read, and what `CudnnRef.load` takes besides."""
+    """The recipe of a model: the model as it was read, and the other arguments of `CudnnRef.load`."""
 
     source: Source
     name: str
@@ -143,11 +146,11 @@ class ModelRecipe(Recipe):
     tune: Tune | None
 
     async def make(self, gpu: CudnnRef, _own: Own) -> Model:
-        """Load the model, whose weights are uploaded."""
+        """Load the model, with its weights."""
         return await gpu.load(self.source, dims=self.dims, tune=self.tune, name=self.name)
 
     async def replace(self, gpu: CudnnRef, made: Model) -> Model:
-        """Have the model that was loaded run this one: see `CudnnRef.load`."""
+        """Let the loaded model run this one: see `CudnnRef.load`."""
         return await gpu.load(self.source, dims=self.dims, tune=self.tune, name=self.name, replace=made)
 
     async def drop(self, _gpu: CudnnRef, made: Model) -> None:
@@ -157,16 +160,16 @@ class ModelRecipe(Recipe):
 
 @dataclass(frozen=True)
 class ReservationRecipe(Recipe):
-    """A model of the pool, and the specs of inputs for which it is kept warm."""
+    """The recipe of a reservation: a model of the pool, and the specs of inputs for which it is kept warm."""
 
     model: RayModel
     specs: Mapping[str, TensorSpec]
 
     async def make(self, _gpu: CudnnRef, own: Own) -> Callable[[], None]:
-        """Warm the model. Returns what ends that, once called."""
+        """Warm the model. Returns a function that ends the reservation."""
         model: Model = own(self.model)
         return await model.reserve(self.specs, Deadline())
 
     async def drop(self, _gpu: CudnnRef, made: Callable[[], None]) -> None:
-        """End it."""
+        """End the reservation."""
         made()

@@ -1,4 +1,4 @@
-"""One life of a replica's actor, as the pool reaches it. On the pool's event loop, which alone calls it."""
+"""One incarnation of a replica's actor, as the pool reaches it. Only the pool's event loop calls this."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ __all__ = ["Life"]
 
 
 class Life:
-    """What has been sent to one incarnation of a replica, and is not answered.
+    """The requests that were sent to one incarnation of a replica and have no answer yet.
 
     Parameters
     ----------
     actor
         Ray's handle of the actor, which outlives the incarnation.
     hello
-        Who the incarnation is.
+        The incarnation's own record.
     most
-        How many requests it is sent at a time; others wait here.
+        How many requests it is sent at a time. Further requests wait here.
     found_ended
-        Called with what Ray says, when an answer tells that the incarnation has ended. It calls `end`.
+        This is called with Ray's reason when an answer tells that the incarnation has ended. It calls `end`.
     """
 
     def __init__(self, actor: Any, hello: Hello, *, most: int, found_ended: Callable[[str], None]) -> None:
         self.hello = hello
         self.over = False
-        """Whether it has ended."""
+        """Whether the incarnation has ended."""
         self._actor, self._found_ended = actor, found_ended
         self._room = asyncio.Semaphore(most)
         self._under_way: set[asyncio.Task[Any]] = set()
         self._why = ""
-        """Why requests were taken from it last."""
+        """Why requests were last taken from the incarnation."""
 
     async def request(self, method: str, *args: Any) -> Any:
-        """The answer of a method, once there is room for the request. Cancelled, the request is withdrawn.
+        """Call a method of the actor once there is room for the request, and return its answer. A
+        cancellation withdraws the request.
 
-        Raises `ServiceStopped`, which says whether it may have run, if the incarnation ends or becomes
-        unreachable first; and what the method raises.
+        Raises `ServiceStopped`, which says whether the method may have run, if the incarnation ends or
+        becomes unreachable first; and the errors of the method.
         """
         if self.over:
             raise ServiceStopped(reason=self._why)
@@ -69,7 +70,8 @@ class Life:
             return await self.ask(method, *args)
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """The answer of a method, which `withdraw` does not end. Raises as `request`."""
+        """Call a method of the actor, and return its answer. `withdraw` does not end this call. Raises as
+        `request`."""
         answer = getattr(self._actor, method).remote(*split(self.hello.incarnation, args))
         try:
             found: Answer = await answer
@@ -80,7 +82,7 @@ class Life:
         except asyncio.CancelledError:
             ray.cancel(answer)
             raise
-        if found.refused:  # Ray has started the actor again since
+        if found.refused:  # Ray has started the actor again meanwhile
             self._found_ended("its process has ended")
             raise ServiceStopped(reason="the replica's process has ended")
         if found.error is not None:
@@ -88,18 +90,18 @@ class Life:
         return found.value
 
     def withdraw(self, why: str) -> None:
-        """End all requests with `ServiceStopped`: their answers are not waited for any more."""
+        """End all requests with `ServiceStopped`. Their answers are ignored from now on."""
         self._why = why
         for task in [*self._under_way]:
-            if task is not asyncio.current_task():  # which has found out, and says so itself
+            if task is not asyncio.current_task():  # which has noticed the end, and raises the error itself
                 task.cancel()
 
     def end(self, why: str) -> None:
-        """Take note that the incarnation has ended."""
+        """Note that the incarnation has ended."""
         self.over = True
         self.withdraw(why)
 
     async def end_service(self) -> None:
-        """Have the replica end its service."""
+        """Let the replica end its service."""
         with contextlib.suppress(RayActorError):
             await self._actor.end.remote()

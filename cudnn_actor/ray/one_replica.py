@@ -1,4 +1,4 @@
-"""`OneReplica`: one replica of a pool, for what must stay together."""
+"""`OneReplica`: one replica of a pool, for buffers, and requests with them, that must stay together."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["OneReplica", "Work"]
 
 T = TypeVar("T")
 Work = Callable[[CudnnRef, Callable[[Held], Any]], Awaitable[T]]
-"""What `call` runs in a replica."""
+"""A function that `call` runs in a replica."""
 
 
 class OneReplica:
-    """One replica of a pool: for buffers, and requests with them. Made by `RayPool.on`.
+    """One replica of a pool, for buffers, and requests with them. `RayPool.on` makes it.
 
     Parameters
     ----------
@@ -36,11 +36,12 @@ class OneReplica:
         return f"<{self._replica.name!r} of a pool>"
 
     async def call(self, work: Work[T], *, timeout: float | None = None) -> T:
-        """Run an asynchronous function in this replica: as `RayPool.call`, but never again elsewhere.
+        """Run an asynchronous function in this replica. Unlike `RayPool.call`, this never runs it again in
+        another one.
 
             x = await pool.on(0).call(lambda gpu, own: gpu.upload(array))
 
-        References that it returns mean something in this replica alone, until its process ends.
+        References that the function returns are valid only in this replica, until its process ends.
 
         Raises
         ------
@@ -49,9 +50,9 @@ class OneReplica:
         OutcomeUnknown
             The replica ended, or could not be reached any more, while it had the call.
         DeadlineExceeded
-            No answer within `timeout` seconds; then it is cancelled.
+            No answer within `timeout` seconds. `work` is then cancelled.
         BaseException
-            What `work` raises.
+            `work` has raised it.
         """
         number = next(self._numbers)
         with within(timeout) as deadline:

@@ -1,10 +1,10 @@
-"""Requests on their way to a replica.
+"""How requests are packed for their way to a replica.
 
-- A graph is packed once, and unpacked once in each replica. Else it would be pickled with each request, and
-  its objects made anew, in some hundred microseconds.
-- Ray serialises each argument of a call by itself, in some ten microseconds here and as many there. So all
-  that is small goes as one. Arrays stand apart, of which Ray sends small ones with the call and puts large
-  ones into its store; and so do objects, in whose place Ray gives what they are.
+- A graph is packed once, and unpacked once in each replica. Otherwise it would be pickled with each request,
+  and its objects made again, which takes some hundred microseconds.
+- Ray serialises each argument of a call by itself, in some ten microseconds on each side. So all small
+  arguments are sent as one. Arrays are arguments of their own: Ray sends small ones with the call, and puts
+  large ones into its store. So are Ray's objects, which Ray replaces by their values.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _APART = (np.ndarray, ray.ObjectRef)
 
 
 class Head(NamedTuple):
-    """What a request begins with.
+    """The first argument of a request.
 
     Parameters
     ----------
     incarnation
-        The one of the replica that it is meant for.
+        The incarnation of the replica for which the request is meant.
     small
-        Its arguments, with None for those that stand apart.
+        The request's arguments, with None for those that are sent as arguments of their own.
     apart
-        The places of these, in order.
+        The indices of these arguments, in order.
     """
 
     incarnation: str
@@ -44,14 +44,15 @@ class Head(NamedTuple):
 
 
 def split(incarnation: str, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments of a request, as they are sent: a `Head`, and what stands apart."""
+    """The arguments of a request, as they are sent: a `Head`, and the arguments that are sent on their
+    own."""
     apart = [place for place, each in enumerate(args) if isinstance(each, _APART)]
     small = tuple([None if place in apart else each for place, each in enumerate(args)])
     return Head(incarnation, small, tuple(apart)), *[args[place] for place in apart]
 
 
 def joined(head: Head, apart: Sequence[Any]) -> list[Any]:
-    """The arguments again, on the other side."""
+    """The arguments of a request, from the form that `split` gives them."""
     args = [*head.small]
     for place, each in zip(head.apart, apart, strict=True):
         args[place] = each
@@ -59,12 +60,12 @@ def joined(head: Head, apart: Sequence[Any]) -> list[Any]:
 
 
 def packed(what: Any) -> Any:
-    """A graph as bytes; the class of an operation as it is, which is pickled by its name."""
+    """A graph as bytes. The class of an operation is returned as it is: it is pickled by its name."""
     return _pack(what) if isinstance(what, Graph) else what
 
 
 def unpacked(what: Any) -> Any:
-    """What was packed, on the other side."""
+    """The graph or the class that was packed."""
     return _unpack(what) if isinstance(what, bytes) else what
 
 

@@ -1,4 +1,5 @@
-"""Where Ray places the replicas of a pool: one bundle of a placement group for each. All of it blocks."""
+"""Lets Ray place the replicas of a pool, with one bundle of a placement group for each. All functions
+block."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from cudnn_actor.ray.settings import Settings
 __all__ = ["Placed", "place"]
 
 _CONTROL = 16
-"""Calls that an actor answers besides requests: signs of life, and what all replicas have."""
+"""How many calls an actor answers at a time in addition to requests: signs of life, and calls that make or
+free copies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """The actors of a pool, and what reserves their resources.
+    """The actors of a pool, and the placement group that reserves their resources.
 
     Parameters
     ----------
@@ -41,12 +43,12 @@ class Placed:
 
 
 def place(settings: Settings) -> Placed:
-    """Have Ray start the replicas of a pool, each as soon as there is room for it."""
+    """Let Ray start the replicas of a pool, each as soon as there is room for it."""
     group = placement_group([dict(settings.resources)] * settings.num_replicas, strategy=settings.spread)
     try:
         actors = tuple(_start(settings, group, number) for number in range(settings.num_replicas))
     except BaseException:
-        remove_placement_group(group)  # and with it all that was placed in it
+        remove_placement_group(group)  # and with it the actors that were placed in it
         raise
     return Placed(actors=actors, group=group)
 
@@ -60,7 +62,7 @@ def _start(settings: Settings, group: PlacementGroup, number: int) -> Any:
             num_gpus=others.pop("GPU"),
             resources=others,
             max_restarts=settings.max_restarts,
-            max_task_retries=0,  # which requests run again, and where, the pool decides
+            max_task_retries=0,  # the pool decides which requests run again, and where
             max_concurrency=settings.mailbox + _CONTROL,
             runtime_env=settings.runtime_env,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),

@@ -31,55 +31,55 @@ log = Log("cudnn_actor.ray")
 
 T = TypeVar("T")
 _END_S = 5.0
-"""Seconds that replicas have to end their services, before Ray ends their processes."""
+"""Seconds within which replicas must end their services, before Ray ends their processes."""
 
 
 class RayPool(RayRequests):
     """Services of a Ray cluster behind one handle: `async with RayPool(num_replicas=4) as pool`.
 
-    Each replica is a service in a Ray actor, which Ray places and starts again. A pure request (`compute`,
-    `run`, `call`) goes to the replica with the least to do. If that ends, or does not answer any more, the
-    request runs again on another: the caller sees latency, and no error. The methods are those of
-    `cudnn_actor.pool.Pool`. `pool = await RayPool(...)` starts one without a block; then `aclose` ends it.
-    A pool is used on the event loop that it was started on.
+    Each replica is a service in a Ray actor, which Ray places, and starts again if it ends. A pure request
+    (`compute`, `run`, `call`) goes to the replica with the least to do. If that replica ends, or does not
+    answer any more, the request runs again on another one: the caller sees latency, and no error. The methods
+    are those of `cudnn_actor.pool.Pool`. `pool = await RayPool(...)` starts a pool without a block; `aclose`
+    ends it. Use a pool on the event loop on which it was started.
 
     Parameters
     ----------
     num_replicas
-        How many.
+        How many replicas the pool has.
     num_gpus, num_cpus
-        What each replica takes of a node, as Ray counts it. With `num_gpus=0`, its service runs on the CPU.
-        Ray shows a replica its own GPUs alone, so that its device is "cuda:0".
+        The GPUs and CPUs of a node that each replica takes, as Ray counts them. With `num_gpus=0`, its
+        service runs on the CPU. A replica sees only its own GPUs, so its device is "cuda:0".
     resources
-        Other resources of Ray's that each takes, by name.
+        Other resources of Ray that each replica takes, by name.
     spread
-        How Ray places them: "SPREAD" over nodes, if it can; "STRICT_SPREAD" in any case, each on a node of
-        its own; "PACK" or "STRICT_PACK" for as few nodes as can be.
+        How Ray places the replicas: "SPREAD" over nodes if it can, "STRICT_SPREAD" always on a node for each;
+        "PACK" on few nodes if it can, "STRICT_PACK" always on one node.
     name
         The pool's name in log lines and events. Its replicas are NAME-0, NAME-1 and so on.
     min_ready
-        Replicas that have to be left: with fewer, the pool stops.
+        The least number of replicas that must be left. With fewer, the pool stops.
     mailbox
         How many requests a replica is sent at a time. `compute` and `run` wait for room; `submit` raises
-        `MailboxFull` once there are as many for each replica.
+        `MailboxFull` once there are this many requests for each replica.
     max_restarts
         How often Ray starts each replica's process again; -1 for no limit. Within a process, its service
         replaces its worker as with `spawn`.
     ready_within_s
-        Seconds in which each replica has to be up, or given up, when the pool starts; and in which one has to
-        be, if none is when a model is loaded or a buffer uploaded.
+        Seconds within which each replica must be up, or be given up, when the pool starts. If no replica is
+        up when a model is loaded or a buffer is uploaded, one must be up within this time.
     lost_after_s
-        Seconds after which a replica that gives no sign counts as lost, whatever Ray says: its requests run
-        elsewhere. It gets new ones when it answers again.
+        Seconds after which a replica that gives no sign of life counts as lost, whatever Ray reports: its
+        requests run on others. It gets new requests when it answers again.
     runtime_env
-        Ray's, for the replicas; None for that of `ray.init`.
+        Ray's environment for the replicas; None for the one of `ray.init`.
     options
         Other options of `spawn`, for all replicas, as plain data.
 
     Raises
     ------
     InvalidRequest
-        An option is out of its range: at once. Ray is not initialised: when awaited or entered.
+        An option is out of its range: raised at once. Ray is not initialised: raised when awaited or entered.
     StartFailed
         Fewer than `min_ready` replicas are up in time. Raised when awaited or entered.
     """
@@ -172,7 +172,7 @@ class RayPool(RayRequests):
         )
 
     def events(self) -> AsyncGenerator[LifecycleEvent, None]:
-        """All events of its replicas since its start, then each new one, until it stops.
+        """All events of the replicas since the pool's start, then each new one, until the pool stops.
 
         `child` is a replica's name. `Escalated` says that a replica was given up; the others go on.
         """

@@ -1,9 +1,9 @@
-"""A replica: an asynchronous Ray actor with a service. This module is what runs in its process.
+"""A replica: an asynchronous Ray actor with a service. This module runs in the actor's process.
 
-Ray calls the constructor again whenever it starts the actor again, and nothing else: so the service starts
-there. What else a replica needs (models, buffers) it is given by its pool, which asks each incarnation of the
-actor for its name first, and names it in each request. An incarnation refuses what was meant for another: it
-does not have what that had.
+Whenever Ray starts the actor again, it calls the constructor, and nothing else. So the constructor starts the
+service. The pool gives a replica its models and buffers. It first asks each incarnation of the actor for its
+name, and names it in each request. An incarnation refuses requests for another one, because it does not have
+the other's buffers.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Who an incarnation of a replica is.
+    """The identity of an incarnation of a replica.
 
     Parameters
     ----------
     incarnation
         A name that no other incarnation has.
     pid
-        The id of its process, on its node.
+        The id of its process on its node.
     node
         Ray's id of the node.
     device
-        What its service runs on: "cpu" or "cuda:N".
+        The device of its service: "cpu" or "cuda:N".
     """
 
     incarnation: str
@@ -56,8 +56,8 @@ class Hello:
 
 @dataclass(frozen=True)
 class Beat:
-    """What a replica says regularly: whether its service's worker serves, and the id of the worker's process;
-    None without one."""
+    """A replica's regular sign of life: whether its service's worker serves, and the id of the worker's
+    process, None without one."""
 
     ready: bool
     worker_pid: int | None
@@ -65,8 +65,8 @@ class Beat:
 
 @dataclass(frozen=True)
 class Answer:
-    """How a request has ended in a replica: with a value, with an error of ours, or, if it was meant for
-    another incarnation, not at all."""
+    """The outcome of a request in a replica: a value, an error of this package, or a refusal, if the request
+    was for another incarnation."""
 
     value: Any = None
     error: CudnnActorError | None = None
@@ -76,9 +76,9 @@ class Answer:
 def _answering(
     work: Callable[Concatenate[Replica, P], Awaitable[Any]],
 ) -> Callable[..., Awaitable[Answer]]:
-    """A method that gets its arguments as `packing.split` sends them, and returns an `Answer`.
+    """Decorate a method: it gets its arguments as `packing.split` sends them, and returns an `Answer`.
 
-    Our errors are values, since Ray would raise them as a class of its own.
+    Errors of this package are returned as values, since Ray would raise them as a class of its own.
     """
 
     async def answer(self: Replica, head: Head, /, *apart: Any) -> Answer:
@@ -99,7 +99,7 @@ class Replica:
     Parameters
     ----------
     options
-        `spawn`'s, as plain data. If the service gives up, the process ends.
+        The options of `spawn`, as plain data. If the service gives up, the process ends.
 
     Raises
     ------
@@ -121,7 +121,7 @@ class Replica:
         self._following: asyncio.Task[None] | None = None
 
     async def hello(self) -> Hello:
-        """Who this incarnation is."""
+        """The identity of this incarnation."""
         if self._following is None:
             self._following = asyncio.create_task(self._follow())
         return self.hello_of_this
@@ -133,7 +133,7 @@ class Replica:
 
     @_answering
     async def beat(self, known: Beat | None, period_s: float) -> Beat:
-        """The state of the service: once it is not the known one, or after so many seconds."""
+        """The state of the service. Waits until it differs from `known`, or for `period_s` seconds."""
         try:
             async with asyncio.timeout(period_s):
                 while known == (found := Beat(self._gpu.ready, self._gpu.worker_pid)):
@@ -145,19 +145,19 @@ class Replica:
 
     @_answering
     async def make(self, number: int, recipe: Recipe) -> None:
-        """Make something that all replicas have, unless it is there."""
+        """Make a copy by a recipe, unless this replica has it."""
         if number not in self._made:
             self._made[number] = recipe, await recipe.make(self._gpu, self._own)
 
     @_answering
     async def replace(self, number: int, recipe: Recipe) -> None:
-        """Make something that is there by another recipe, in its place."""
+        """Replace a copy by one of another recipe."""
         _, made = self._made[number]
         self._made[number] = recipe, await recipe.replace(self._gpu, made)
 
     @_answering
     async def drop(self, number: int) -> None:
-        """Free something that all replicas have, if it is there."""
+        """Free a copy, if this replica has it."""
         if (found := self._made.pop(number, None)) is not None:
             recipe, made = found
             await recipe.drop(self._gpu, made)
@@ -166,13 +166,14 @@ class Replica:
     async def compute(
         self, what: Any, also: Sequence[str], timeout: float | None, names: Sequence[str], *values: Any
     ) -> Any:
-        """`CudnnRef.compute`. The values stand apart, so that Ray gives objects in place of references."""
+        """Run `CudnnRef.compute`. The values are separate arguments, so that Ray replaces its references by
+        their objects."""
         given = dict(zip(names, map(self._own, values), strict=True))
         return await self._gpu.compute(unpacked(what), given, also=also, timeout=timeout)
 
     @_answering
     async def run(self, model: Held, timeout: float | None, names: Sequence[str], *values: Any) -> Any:
-        """`CudnnRef.run`, likewise."""
+        """Run `CudnnRef.run`, with values as in `compute`."""
         given = dict(zip(names, values, strict=True))
         return await self._gpu.run(self._own(model), given, timeout=timeout)
 
@@ -186,21 +187,23 @@ class Replica:
         names: Sequence[str],
         *values: Any,
     ) -> Any:
-        """`Model.run_checked`, likewise."""
+        """Run `Model.run_checked`, with values as in `compute`."""
         own, given = self._own(model), dict(zip(names, values, strict=True))
         return await own.run_checked(own.validated(given), Deadline(left_s), again=again, crashes=crashes)
 
     @_answering
     async def call(self, work: Callable[[CudnnRef, Callable[[Held], Any]], Awaitable[Any]]) -> Any:
-        """Run a caller's function, which gets the handle, and what gives this replica's own."""
+        """Run a caller's function. Its arguments are the handle, and the function from a `Held` to this
+        replica's copy."""
         return await work(self._gpu, self._own)
 
     async def end(self) -> None:
-        """End the service. The pool has waited for its requests."""
+        """End the service. The pool has waited for its requests before."""
         await self._gpu.aclose(drain_s=0.0)
 
     def _own(self, value: Any) -> Any:
-        """This replica's own of what all have; anything else is itself. Raises `InvalidRequest`."""
+        """This replica's copy of a `Held`; any other value as it is. Raises `InvalidRequest` if there is no
+        copy."""
         if isinstance(value, Held):
             if value.number not in self._made:
                 raise InvalidRequest(

@@ -1,9 +1,8 @@
-"""Gives all replicas what they have in common, also those that start later, and swaps models.
+"""Gives all replicas of a pool its models and buffers, also replicas that start later, and swaps models.
 
-On the pool's event loop, which alone calls it. A replica is given things by one task at a time, under its
-lock. How each thing is made lies in Ray's object store, as a recipe, and of each replica is noted which
-recipes it has followed. So to swap a model is to have another recipe for it: whoever prepares a replica
-brings it up to date.
+Only the pool's event loop calls this. One task at a time gives copies to a replica, under the replica's lock.
+The recipes of copies are in Ray's object store, and the pool notes which recipes each replica has followed.
+So a model is swapped by a new recipe for it: the next task that prepares a replica makes it follow that.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ __all__ = ["Replication"]
 
 
 class Replication:
-    """What all replicas of a pool have.
+    """The models, buffers and reservations that all replicas of a pool have.
 
     Parameters
     ----------
     holding
-        Gives a replica nothing new within a block, as long as another one is up.
+        See `Dispatching.holding`.
     require_alive
-        Raises `ServiceStopped` if the pool has ended.
+        A function that raises `ServiceStopped` if the pool has ended.
     within_s
-        Seconds in which a replica has to be up again, if none is when something is given.
+        Seconds within which a replica must be up, if none is when `add` or `swap` is called.
     """
 
     def __init__(
@@ -47,32 +46,32 @@ class Replication:
         self.members: Sequence[Watched] = ()
         """The replicas, once they are placed."""
         self.held: dict[Held, ray.ObjectRef[Recipe]] = {}
-        """What all replicas have, and how it is made now; the order is that in which they make it."""
+        """All `Held` objects and their current recipes, in the order in which replicas make the copies."""
         self._holding, self._require_alive, self._within_s = holding, require_alive, within_s
         self._unproven: dict[Held, asyncio.Future[None]] = {}
-        """What no replica has made yet, and the wait for the first that does."""
+        """Recipes that no replica has followed yet, with a future for the first that does."""
         self._numbers = 0
         self._swapping = asyncio.Lock()
 
     def next_number(self) -> int:
-        """A number for something that all replicas are to have."""
+        """A number for a new `Held`."""
         self._numbers += 1
         return self._numbers
 
     async def add(self, held: Held, recipe: Recipe, *, of: Held | None = None) -> None:
-        """Give something to all replicas. Raises `CudnnActorError`; then none has it.
+        """Make a copy on all replicas. Raises `CudnnActorError`; then no replica has one.
 
-        If none is up, it waits for the first that is: before a replica has made it, nobody knows that one
-        can. A replica that cannot is not given up for it: it starts anew without it.
+        If no replica is up, this waits for the first that is: only a replica that has made the copy shows
+        that it can be made. A replica that cannot make it is not given up for that: it restarts without it.
 
-        `of`: what it is made of, which they have. It must be dropped first: a replica that starts without
-        that could not make it, and would be given up.
+        `of`: the `Held` from which it is made. Drop the new one before that: a replica that starts without
+        `of` could not make it, and would be given up.
         """
         self._require_alive()
         stored = await in_own_thread(ray.put, recipe)
         if of is not None:  # it may have been dropped meanwhile
             require_held("model", of, self.held)
-        self.held[held] = stored  # first: a replica that starts meanwhile makes it, too
+        self.held[held] = stored  # first: a replica that starts meanwhile makes a copy, too
         try:
             await asyncio.gather(*map(self._bring_up_to_date, self.members))
             await self._prove(held, stored)
@@ -81,22 +80,22 @@ class Replication:
             raise
 
     async def drop(self, held: Held) -> None:
-        """Take something from all replicas. Idempotent. Whoever waits for the first that makes it is told."""
+        """Free the copies of all replicas. Idempotent. A task that waits for the first copy gets an error."""
         if self.held.pop(held, None) is None:
             return
         self._settle(held, not_held("replace", held))
         for replica in self.members:
             if held.number in replica.has and replica.life is not None:
                 del replica.has[held.number]
-                with contextlib.suppress(ServiceStopped):  # it has gone, and its own with it
+                with contextlib.suppress(ServiceStopped):  # the replica has gone, and its copy with it
                     await replica.life.request("drop", held.number)
 
     async def swap(self, held: Held, recipe: Recipe) -> None:
-        """Have the replicas follow another recipe for something, one after the other.
+        """Let the replicas follow a new recipe for a `Held`, one after the other.
 
-        The one whose turn it is gets nothing new meanwhile, as long as another one is up. Raises
-        `CudnnActorError` if one cannot: then all go back to the recipe that they had. One that cannot go back
-        starts anew. If none is up, it waits as `add`.
+        The replica whose turn it is gets no new requests, as long as another one is up. Raises
+        `CudnnActorError` if a replica cannot follow the recipe: then all go back to the old one, and a
+        replica that cannot go back is restarted. If no replica is up, this waits as `add` does.
         """
         self._require_alive()
         stored = await in_own_thread(ray.put, recipe)
@@ -115,7 +114,8 @@ class Replication:
     async def _prove(self, held: Held, stored: object) -> None:
         """Wait until a replica has followed a recipe.
 
-        Raises what the first has raised, and `DeadlineExceeded` if none has begun in time.
+        Raises the error of the first replica that has tried, and `DeadlineExceeded` if none has tried in
+        time.
         """
         if any(each.has.get(held.number) is stored for each in self.members):
             return
@@ -130,7 +130,7 @@ class Replication:
             del self._unproven[held]
 
     def _settle(self, held: Held, error: CudnnActorError | None) -> None:
-        """Tell who waits for it whether a replica could follow a recipe."""
+        """Tell the task that waits for a recipe's first copy whether a replica could make it."""
         proof = self._unproven.get(held)
         if proof is not None and not proof.done():
             if error is None:
@@ -139,7 +139,7 @@ class Replication:
                 proof.set_exception(error.again())
 
     def end(self, reason: str) -> None:
-        """Have nobody wait any more: the pool has ended."""
+        """End all waits, because the pool has ended."""
         for held in self._unproven:
             self._settle(held, ServiceStopped(reason=reason))
 
@@ -157,7 +157,7 @@ class Replication:
                 await in_own_thread(partial(ray.kill, replica.actor, no_restart=False))
 
     async def _bring_up_to_date(self, replica: Watched) -> None:
-        """Prepare a replica. One that is lost meanwhile, or not up, is prepared when it is back."""
+        """Prepare a replica. A replica that is lost meanwhile, or is not up, is prepared when it is back."""
         if not replica.reachable:
             return
         try:
@@ -166,7 +166,7 @@ class Replication:
             self._require_alive()
 
     async def prepare(self, replica: Watched) -> None:
-        """Make on a replica what it lacks, and what it has by an earlier recipe. Raises `CudnnActorError`."""
+        """Make the copies that a replica lacks, or has by an earlier recipe. Raises `CudnnActorError`."""
         async with replica.preparing:
             while (missing := self._missing(replica)) is not None:
                 (held, stored), life = missing, replica.life
@@ -181,11 +181,12 @@ class Replication:
                     raise
                 replica.has[held.number] = stored
                 self._settle(held, None)
-                if held not in self.held:  # it was dropped meanwhile
+                if held not in self.held:  # `held` was dropped meanwhile
                     del replica.has[held.number]
                     await life.request("drop", held.number)
 
     def _missing(self, replica: Watched) -> tuple[Held, object] | None:
-        """The first that a replica lacks, or has by an earlier recipe, and how it is made."""
+        """The first `Held` that a replica lacks, or has by an earlier recipe, with its current recipe; None
+        if there is none."""
         has = replica.has
         return next(((held, how) for held, how in self.held.items() if has.get(held.number) is not how), None)

@@ -1,4 +1,5 @@
-"""What a `RayPool` is asked: pure requests for any of its replicas, and what all of them have."""
+"""The requests of a `RayPool`: pure requests for any replica, and requests for the models and buffers that
+all replicas have."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ T = TypeVar("T")
 
 
 class ModelOptions(NamedTuple):
-    """What a model of a pool was loaded with: see `RayRequests.load`; `options` are those of its reader."""
+    """The options with which a pool's model was loaded: see `RayRequests.load`. `options` are the
+    reader's."""
 
     dims: Mapping[str, Sizes] | None
     tune: Tune | None
@@ -49,12 +51,12 @@ class ModelOptions(NamedTuple):
 
 
 class RayRequests:
-    """The requests of a pool. See `RayPool`, which has its life.
+    """The requests of a pool. `RayPool` adds its start and its end.
 
     Parameters
     ----------
     settings
-        The pool's.
+        The pool's settings.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -67,17 +69,17 @@ class RayRequests:
         self._members: tuple[Watched, ...] = ()
         self._submitted: set[asyncio.Task[Any]] = set()
         self._loaded: dict[RayModel, ModelOptions] = {}
-        """What each model was loaded with last."""
+        """For each model: the options with which it was last loaded."""
 
     def __len__(self) -> int:
-        """How many replicas it has, those that were given up included."""
+        """How many replicas the pool has, including those that were given up."""
         return self._settings.num_replicas
 
     def on(self, member: int) -> OneReplica:
-        """One replica, for what must stay together: buffers, and requests with them.
+        """One replica, for buffers, and requests with them, that must stay together.
 
-        The pool does not count its calls when it chooses a replica. Raises `InvalidRequest` for no such
-        replica.
+        The pool does not count its calls when it chooses a replica. Raises `InvalidRequest` if there is no
+        such replica.
         """
         return OneReplica(self._members[require_whole("member", member, 0, len(self._members) - 1)])
 
@@ -93,34 +95,36 @@ class RayRequests:
         timeout: float | None = None,
         **named: Any,
     ) -> Any:
-        """Arrays in, arrays out, on one of the replicas: see `CudnnRef.compute`.
+        """Compute on one of the replicas, with arrays as arguments and results: see `CudnnRef.compute`.
 
         Parameters
         ----------
         what, also, timeout
-            As there.
+            See `CudnnRef.compute`.
         arrays, named
-            By name: an array; an object of Ray's (`ray.ObjectRef`) that is one; or what `upload` gave, which
-            is only read; and an operation's other fields. Do not change arrays before the answer is there.
+            Arguments by name: arrays, references to arrays in Ray's store (`ray.ObjectRef`), buffers of
+            `upload`, which are only read, and an operation's other fields. Do not change arrays before the
+            answer is there.
 
         Returns
         -------
         Any
-            As there. Arrays of more than 100 KiB lie in Ray's object store, and are read-only.
+            The results, as `CudnnRef.compute` returns them. Arrays of more than 100 KiB lie in Ray's object
+            store, and are read-only.
 
         Raises
         ------
         InvalidRequest
-            A `BufferRef` was given, which belongs to one replica; or a buffer of the pool was given for what
-            is overwritten. Else as there.
+            A `BufferRef` was given, which belongs to one replica; or a buffer of the pool would be
+            overwritten. For other causes, see `CudnnRef.compute`.
         QuarantinedRequest
-            Four replicas ended while they had it.
+            Four replicas ended while they had the request.
         DeadlineExceeded
             No answer within `timeout` seconds.
         ServiceStopped
             No replica is left.
         CudnnActorError
-            As there.
+            See `CudnnRef.compute`.
         """
         given = named_once(arrays, named)
         require_pure(what, given, self._replication.held)
@@ -144,10 +148,10 @@ class RayRequests:
         timeout: float | None = None,
         **named: Any,
     ) -> asyncio.Task[Any]:
-        """The same as a task, at once; cancelling it withdraws the request. What is wrong is its result.
+        """Start a task that runs `compute`, and return it. Errors of arguments are the task's, too.
+        Cancelling it withdraws the request.
 
-        Raises `MailboxFull` if it has been called for `mailbox` requests for each replica that is not given
-        up, and they are not answered.
+        Raises `MailboxFull` if there are `mailbox` open requests for each replica that is not given up.
         """
         given = named_once(arrays, named)
         routing = self._dispatching.routing
@@ -161,28 +165,29 @@ class RayRequests:
         return task
 
     async def call(self, work: Work[T], *, kind: Hashable = None, timeout: float | None = None) -> T:
-        """Run an asynchronous function in one of the replicas: any pure request, with buffers that are there.
+        """Run an asynchronous function in one of the replicas, for any pure request with models and buffers
+        of the pool.
 
             y = await pool.call(lambda gpu, own: gpu.compute(graph, x=x, w=own(weights)))
 
         Parameters
         ----------
         work
-            Gets the handle of a replica's service, and a function that gives the replica's own buffer or
-            model for what `upload` or `load` gave. Ray sends it with what it refers to (cloudpickle), and its
-            result back. If the replica is lost, another runs it again. So it must not matter how often it
-            runs; what it allocates it frees.
+            The function. Its arguments are the handle of a replica's service, and a function from a buffer or
+            a model of the pool to the replica's own. Ray sends the function with the objects that it refers
+            to (cloudpickle), and its result back. If the replica is lost, another one runs it again. So it
+            must not matter how often it runs, and it must free its buffers.
         kind
             Calls of one kind take the device about as long as each other.
         timeout
-            Seconds for all of it; then it is cancelled.
+            Seconds for everything together; then `work` is cancelled.
 
         Raises
         ------
         DeadlineExceeded, QuarantinedRequest, ServiceStopped
-            As `compute`.
+            See `compute`.
         BaseException
-            What `work` raises in a replica that was not lost.
+            `work` has raised it in a replica that was not lost.
         """
         with within(timeout) as deadline:
 
@@ -203,8 +208,8 @@ class RayRequests:
     ) -> dict[str, np.ndarray]:
         """Run a model that this pool has loaded, on one of the replicas: see `CudnnRef.run`.
 
-        Inputs are arrays or objects of Ray's, and outputs are arrays, by name, as `compute` says. Raises as
-        `compute` and `CudnnRef.run`.
+        Inputs are arrays or references to arrays in Ray's store, by name; outputs are arrays by name, as for
+        `compute`. Raises as `compute` and `CudnnRef.run`.
         """
         require_held("model", model, self._replication.held)
         given = named_once(inputs, named)
@@ -234,21 +239,22 @@ class RayRequests:
     ) -> BatchedModel:
         """Run requests of many tasks together: `async with pool.batched(model) as endpoint`.
 
-        See `Pool.batched`, which has the same parameters. Batches are formed here, for the pool as a whole,
-        and each runs on one of the replicas; on another one if that is lost. Entering warms the model on all
-        replicas; one that starts later is warmed before it gets requests.
+        See `Pool.batched`, which has the same parameters. Batches are formed in this process, for the pool as
+        a whole. Each runs on one of the replicas, and on another one if that replica is lost. Entering warms
+        the model on all replicas; on a replica that starts later, it is warmed before the replica gets
+        requests.
 
         Parameters
         ----------
         model
-            What `load` gave.
+            A model of `load`.
         max_batch, max_delay_us, sizes, dims, max_waiting, in_flight, timeout
-            As there.
+            See `Pool.batched`.
 
         Raises
         ------
         InvalidRequest
-            As there.
+            See `Pool.batched`.
         """
         require_held("model", model, self._replication.held)
         rules = BatchRules.of(
@@ -276,10 +282,11 @@ class RayRequests:
     async def upload(
         self, array: Any, *, layout: LayoutLike = Layout.NCHW, dtype: DTypeLike | None = None
     ) -> RayBuffer:
-        """Copy an array to each replica, and to each that is started later: weights, say. `free` frees it.
+        """Copy an array, such as weights, to each replica, also to replicas that start later. `free` frees
+        it.
 
-        It lies in Ray's object store, and goes to each node once. Raises `InvalidRequest` and `OutOfMemory`
-        as `CudnnRef.upload`.
+        The array lies in Ray's object store, and is sent to each node once. Raises `InvalidRequest` and
+        `OutOfMemory` as `CudnnRef.upload`.
         """
         values = np.asarray(array)
         recipe = BufferRecipe(values, layout, dtype)
@@ -301,28 +308,28 @@ class RayRequests:
         tune: Tune | None = None,
         name: str | None = None,
     ) -> RayModel:
-        """Load a model on each replica, and on each that is started later.
+        """Load a model on each replica, also on replicas that start later.
 
-        It is read once, here, and goes to each node by Ray's object store. `unload` ends it. If no replica is
-        up, the first that is has to load it before this returns.
+        This process reads the model, once, and Ray's object store sends it to each node. `unload` unloads it.
+        If no replica is up, this returns when the first that is has loaded the model.
 
         Parameters
         ----------
         model, dims, dtype, tune
             As in `CudnnRef.load`.
         replace
-            A model of this pool with the same inputs and outputs, which runs the new one from now on, and is
-            returned. The replicas are changed one after the other, as those of `Pool.load`: each run is of
-            the old model as a whole or of the new one, and once this returns, of the new one. If a replica
-            cannot run it, all go back to the old one. What is None of `dims`, `dtype` and `tune` is as the
-            old model was loaded with.
+            A model of this pool with the same inputs and outputs. The object runs the new model from then on,
+            and is returned. The replicas change to the new model one after the other, as the members of
+            `Pool.load` do. Each run is of the old model as a whole, or of the new one; once this returns,
+            only of the new one. If a replica cannot run the new model, all go back to the old one. If `dims`,
+            `dtype` or `tune` is None, the value with which the old model was loaded holds.
         name
-            As there; with `replace`, that of the replaced model stays.
+            See `CudnnRef.load`; with `replace`, the name of the replaced model stays.
 
         Raises
         ------
         CudnnActorError
-            As there.
+            See `CudnnRef.load`.
         """
         self._require_alive()
         options: dict[str, Any] = {}
@@ -357,7 +364,7 @@ class RayRequests:
         self._loaded.pop(model, None)
         while reserved := [each for each in self._replication.held if _is_of(each, model)]:
             await self._replication.drop(reserved[0])  # first: no replica can make one without the model
-        # From the last look to the first step of this, no other task runs: so there are none.
+        # No other task runs between the last look and the first step of this. So there are no reservations.
         await self._replication.drop(model)
 
     def _require_alive(self) -> None:
@@ -366,5 +373,5 @@ class RayRequests:
 
 
 def _is_of(held: Held, model: RayModel) -> bool:
-    """Whether this is something that replicas make of a model."""
+    """Whether this is a reservation of a model."""
     return isinstance(held, Reservation) and held.model == model

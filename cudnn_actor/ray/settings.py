@@ -15,9 +15,10 @@ from cudnn_actor.protocol.types.checks import is_finite, require_seconds, requir
 __all__ = ["Settings", "Spread", "checked"]
 
 Spread = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
-"""How Ray places the bundles of a placement group: apart or together, and whether it must be so."""
+"""How Ray places the bundles of a placement group: apart or together; with "STRICT", always so."""
 _OWN = ("faults", "graph_limits", "on_give_up")
-"""Options of `spawn` that a replica does not take: the pool has its own, or they are no plain data."""
+"""The options of `spawn` that a replica does not take, because the pool has its own, or because they are no
+plain data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +28,9 @@ class Settings:
     Parameters
     ----------
     resources
-        All that a replica takes, by Ray's names: "CPU", "GPU" and others.
+        All resources that a replica takes, by Ray's names: "CPU", "GPU" and others.
     options
-        `spawn`'s for each replica.
+        The options of `spawn` for each replica.
     """
 
     num_replicas: int
@@ -54,12 +55,12 @@ class Settings:
         return f"{self.name}-{number}"
 
     def options_of(self, number: int) -> dict[str, Any]:
-        """`spawn`'s options for a replica, as plain data."""
+        """The options of `spawn` for a replica, as plain data."""
         return {**self.options, "name": self.name_of(number)}
 
 
 def checked(settings: Settings) -> Settings:
-    """The settings, with a device. Raises `InvalidRequest` for what is out of its range."""
+    """The settings, with a device. Raises `InvalidRequest` if a value is out of its range."""
     require_whole("num_replicas", settings.num_replicas, 1)
     require_whole("min_ready", settings.min_ready, 1, settings.num_replicas)
     require_whole("mailbox", settings.mailbox, 1)
@@ -88,7 +89,7 @@ def checked(settings: Settings) -> Settings:
     }
     options = {"device": "cuda:0" if settings.resources["GPU"] else "cpu", **given}
     check_device(options["device"])
-    make_options({**options, "name": settings.name})  # raises for what is out of its range
+    make_options({**options, "name": settings.name})  # raises if an option is out of its range
     return replace(settings, options=options)
 
 

@@ -15,11 +15,11 @@ class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     name
-        In log lines and events.
+        The replica's name in log lines and events.
     device
-        What its service runs on.
+        The device of its service.
     state
-        Whether it may get requests.
+        Whether the replica may get requests.
     node
         Ray's id of its node; None while it does not run.
     pid
@@ -27,13 +27,13 @@ class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):
     worker_pid
         The id of its service's worker process there; None without one.
     restarts
-        How often Ray has started it again.
+        How often Ray has started the replica again.
     finished
-        How many requests of the pool it has answered.
+        How many requests of the pool the replica has answered.
     outstanding
-        How many it has now.
+        How many open requests the replica has.
     device_us
-        The estimated device time of these, in microseconds.
+        The estimated device time of the open requests, in microseconds.
     """
 
     name: str
@@ -56,9 +56,9 @@ class RayPoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     members
         The statistics of each replica.
     waiting
-        Requests that wait for a replica to be up.
+        How many requests wait until a replica is up.
     moved
-        How often a replica was lost that had a request, summed over all requests.
+        How often a request was taken from a replica that was lost.
     """
 
     members: tuple[ReplicaStatistics, ...]

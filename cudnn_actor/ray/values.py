@@ -1,4 +1,4 @@
-"""What requests carry: checked on the caller's side, and large arrays as objects of Ray's store."""
+"""The values of requests: the caller's side checks them, and puts large arrays into Ray's object store."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from cudnn_actor.service.computing import updated_inputs
 __all__ = ["as_objects", "not_held", "require_held", "require_pure"]
 
 _INLINE_BYTES = 100 * 1024
-"""Up to which size Ray sends an argument with its call (its `max_direct_call_object_size`)."""
+"""The most bytes of an argument that Ray sends with its call (Ray's `max_direct_call_object_size`)."""
 
 
 def require_pure(what: Any, given: Mapping[str, Any], held: Collection[Held]) -> None:
-    """Raise `InvalidRequest` for what not every replica has, or what would be overwritten on one alone.
+    """Raise `InvalidRequest` for a buffer that not every replica has, or that would be overwritten on one
+    replica alone.
 
     Parameters
     ----------
@@ -32,7 +33,7 @@ def require_pure(what: Any, given: Mapping[str, Any], held: Collection[Held]) ->
     given
         The arrays and fields, by name.
     held
-        What all replicas have now.
+        The `Held` objects of the pool.
     """
     overwritten = _overwritten(what)
     for name, value in given.items():
@@ -56,13 +57,13 @@ def require_pure(what: Any, given: Mapping[str, Any], held: Collection[Held]) ->
 
 
 def require_held(field: str, value: object, held: Collection[Held]) -> None:
-    """Raise `InvalidRequest` unless this is something that all replicas have."""
+    """Raise `InvalidRequest` unless `value` is a `Held` that all replicas have."""
     if value not in held:
         raise not_held(field, value)
 
 
 def not_held(field: str, value: object) -> InvalidRequest:
-    """The error for what is nothing that all replicas have."""
+    """The error for a value that is no `Held` of this pool."""
     return InvalidRequest(
         field=field,
         value=value,
@@ -85,9 +86,11 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 async def as_objects(given: Mapping[str, Any]) -> list[Any]:
-    """The values, with large arrays put into Ray's object store, once: a request may be sent several times.
+    """Put large arrays into Ray's object store, once, since a request may be sent several times. Returns the
+    values, with references in place of these arrays.
 
-    A thread puts them there: that copies them, and waits for room. They are freed with the references.
+    A thread does it, because that copies the arrays, and waits for room. The arrays are freed with the
+    references.
     """
     values = list(given.values())
     large = [

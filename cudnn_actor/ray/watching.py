@@ -1,8 +1,9 @@
 """A replica as the pool sees it: its actor, which Ray starts again, and whether it can be reached.
 
-A replica says every quarter of `lost_after_s` that it is there (`Replica.beat`). If it does not, its requests
-run elsewhere, whatever Ray knows by then: Ray finds out by itself that a process has ended, but takes its own
-health check's time to give up a node that does not answer. A replica that answers again gets requests again.
+A replica sends a sign of life every quarter of `lost_after_s` (`Replica.beat`). If it sends none within
+`lost_after_s`, its requests run on others, whatever Ray knows by then. Ray notices the end of a process, but
+a node that does not answer is only given up after Ray's own health check. A replica that answers again gets
+requests again.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from cudnn_actor.supervision import Escalated, ExitReason, Restarted, Restarting
 __all__ = ["Watched"]
 
 _PARTS = 4
-"""Into how many parts the time is divided after which a replica counts as lost. It says so after one."""
+"""Into how many parts `lost_after_s` is divided. A replica sends a sign of life after each part."""
 _AGAIN_S = 0.1
 """Seconds between questions whether Ray has started an actor again."""
 _FAILURES = 3
-"""How often in a row a replica may fail to make what the pool has."""
+"""How often in a row a replica may fail to make the pool's copies."""
 
 
 class Watched:
@@ -38,15 +39,15 @@ class Watched:
     Parameters
     ----------
     number, name
-        Its number in the pool, from 0, and its name in log lines and events.
+        The replica's number in the pool, from 0, and its name in log lines and events.
     actor
-        Ray's handle.
+        Ray's handle of the actor.
     mailbox
-        How many requests it is sent at a time.
+        How many requests the replica is sent at a time.
     lost_after_s
-        Seconds without a sign of it after which it counts as lost.
+        Seconds without a sign of life after which the replica counts as lost.
     listener
-        Who is told.
+        The receiver of the replica's events.
     """
 
     def __init__(
@@ -61,15 +62,15 @@ class Watched:
     ) -> None:
         self.number, self.name, self.actor = number, name, actor
         self.life: Life | None = None
-        """The incarnation that lives, as far as is known."""
+        """The living incarnation, as far as is known; None for none."""
         self.generation = 0
-        """How many incarnations there were."""
+        """How many incarnations there have been."""
         self.reachable = False
         self.prepared = False
-        """Whether it has been given what all replicas have. Before, a request would miss some of it."""
+        """Whether the replica has all copies. Before that, a request might miss one."""
         self.worker_pid: int | None = None
         self.has: dict[int, object] = {}
-        """What this incarnation has of what all replicas have: by number, the recipe that it has followed."""
+        """The copies of this incarnation: for each number, the recipe that it has followed."""
         self.preparing = asyncio.Lock()
         self._mailbox, self._lost_after_s, self._listener = mailbox, lost_after_s, listener
         self._down_since = time.monotonic()
@@ -79,10 +80,10 @@ class Watched:
         return f"<replica {self.name!r}>"
 
     async def request(self, deadline: Deadline, method: str, *args: Any) -> Any:
-        """The answer of a method of the replica, which counts as a request.
+        """Call a method of the replica, which counts as a request, and return its answer.
 
-        Raises `ServiceStopped` as `Life.request`, also if the replica is not up or has not been given what
-        all have; `DeadlineExceeded`; and what the method raises.
+        Raises `ServiceStopped` as `Life.request` does, also if the replica is not up or lacks copies;
+        `DeadlineExceeded`; and the errors of the method.
         """
         life = self.life
         if life is None or not self.reachable or not self.prepared:
@@ -94,7 +95,7 @@ class Watched:
         except TimeoutError as error:
             if left_s is None or not limit.expired() or isinstance(error, DeadlineExceeded):
                 raise
-            raise DeadlineExceeded(timeout_s=left_s, started=True) from None  # for all that is known here
+            raise DeadlineExceeded(timeout_s=left_s, started=True) from None  # as far as is known here
 
     async def watch(self) -> None:
         """Follow the actor through all its incarnations, until it is given up."""
@@ -132,7 +133,8 @@ class Watched:
         return life
 
     async def _follow(self, life: Life) -> None:
-        """Give an incarnation what it needs, and then listen to it. Raises when it has ended."""
+        """Make the copies of an incarnation, then wait for its signs of life. Raises when the incarnation has
+        ended."""
         await self._prepare()
         self._failures = 0
         if self.generation == 1:
@@ -151,9 +153,9 @@ class Watched:
             known = found
 
     async def _next_beat(self, life: Life, known: Beat | None) -> Beat:
-        """The next sign of an incarnation. It is waited for however long that takes.
+        """Wait for the next sign of life of an incarnation, however long that takes.
 
-        The wait is in parts: a loop that was blocked for long finds one part over, and not all.
+        The wait has parts: an event loop that was blocked for long finds one part over, and not all.
         """
         part_s = self._lost_after_s / _PARTS
         beat: asyncio.Task[Beat] = asyncio.ensure_future(life.ask("beat", known, part_s))
@@ -185,7 +187,7 @@ class Watched:
         self.prepared = True
 
     def _ended(self, life: Life, why: ExitReason) -> None:
-        """Take note that an incarnation has ended. Idempotent."""
+        """Note that an incarnation has ended. Idempotent."""
         if life.over:
             return
         life.end(f"{self.name}: {why.cause}")
@@ -197,7 +199,8 @@ class Watched:
         self._listener.lost(self)
 
     async def _failed(self, life: Life, why: str) -> bool:
-        """Have Ray start an actor again that cannot make what the pool has; False: it is given up."""
+        """Let Ray start an actor again that cannot make the pool's copies. Returns False if the replica is
+        given up."""
         self._failures += 1
         self._ended(life, ExitReason.start_failed(why))
         again = self._failures < _FAILURES
@@ -207,7 +210,7 @@ class Watched:
         return again
 
     def _give_up(self, why: str) -> None:
-        if self.life is not None:  # what it has would be waited for
+        if self.life is not None:  # its requests would be waited for
             self.life.end(f"{self.name}: {why}")
             self.life, self.reachable, self.worker_pid = None, False, None
         cause = ExitReason.start_failed(why) if self.generation == 0 else ExitReason.crash(why)
