@@ -12,13 +12,13 @@ __all__ = ["defaults", "resolved", "with_attributes"]
 
 
 def defaults(schema: Schema) -> dict[str, onnx.AttributeProto]:
-    """The attributes that an operator has unless others are given."""
+    """The default attributes of an operator."""
     declared = {name: each.default_value for name, each in schema.attributes.items()}
     return {name: each for name, each in declared.items() if each.type != onnx.AttributeProto.UNDEFINED}
 
 
 def with_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """A node with these attributes instead of those that refer to attributes of the function around it."""
+    """A node with these attributes in place of its references to attributes of the function around it."""
     if not any(each.ref_attr_name for each in node.attribute):
         return node
     proto = onnx.NodeProto()
@@ -31,7 +31,8 @@ def with_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.Attribut
 def resolved(
     node: onnx.NodeProto, around: Mapping[str, onnx.AttributeProto]
 ) -> dict[str, onnx.AttributeProto]:
-    """A node's attributes, those that refer to attributes of the function around it replaced by them."""
+    """A node's attributes. References to attributes of the function around it are replaced by these
+    attributes."""
     found: dict[str, onnx.AttributeProto] = {}
     for each in node.attribute:
         if not each.ref_attr_name:

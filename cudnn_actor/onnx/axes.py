@@ -1,4 +1,5 @@
-"""Axes: where an operator has them, and which there are. A number that is none of them is an error.
+"""The axes of operators: where an operator has them, and which numbers are valid. Any other number is an
+error.
 
 https://onnx.ai/onnx/repo-docs/IR.html
 """
@@ -14,25 +15,27 @@ from cudnn_actor.onnx.values import Contradiction
 __all__ = ["MAY_BE_FOR_ALL", "axes_of", "counted_input", "from_front", "placed"]
 
 _NAMES = frozenset({"axes", "axis", "batch_axis", "time_axis"})
-"""What ONNX calls axes that count the dims of the first input. `Scan` has others."""
+"""ONNX's names for axes that count the dims of the first input. `Scan` has other names."""
 MAY_BE_FOR_ALL = frozenset({"DequantizeLinear", "QuantizeLinear"})
 """Operators that read their axis only if their second input has a number for each of its elements."""
 
 
 _OF_RESULT = frozenset({"OneHot", "Unsqueeze"})
-"""Operators whose axes are those of the result, which has so many more than the first input."""
+"""Operators whose axes are axes of the result. The result has as many more dims than the first input as there
+are axes."""
 _NOT_ALL: Mapping[str, Callable[[int, int], bool]] = {
-    "DFT": lambda axis, rank: axis < rank - 1,  # the last one has the parts of each number
+    "DFT": lambda axis, rank: axis < rank - 1,  # the last axis has the parts of each number
     "ReverseSequence": lambda axis, _: axis in (0, 1),
-    "TensorScatter": lambda axis, _: axis > 0,  # the first one has the samples of a batch
+    "TensorScatter": lambda axis, _: axis > 0,  # the first axis has the samples of a batch
 }
-"""Operators of which not every axis can be meant: which can, counted from the front, and of what rank."""
+"""Operators that do not take every axis → whether an axis, counted from the front, is valid for a rank."""
 
 
 def from_front(axis: int, rank: int, *, end: bool = False) -> int:
-    """An axis of that many, counted from the front. Raises `Contradiction` if it is none of them.
+    """An axis counted from the front, for a tensor of `rank` dims. Raises `Contradiction` if there is no such
+    axis.
 
-    `end`: whether it may lie behind the last one.
+    `end`: whether it may also be one past the last axis.
     """
     last = rank if end else rank - 1
     if not -rank <= axis <= last:
@@ -62,8 +65,9 @@ def placed(op: str, axes: Sequence[int], rank: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def axes_of(schema: Schema) -> Mapping[str, int | None]:
-    """An operator's axes: their names → the number of the input that has them, None for an attribute."""
+    """An operator's parameters that are axes: name → the number of the input that has it, None for an
+    attribute."""
     if not schema.inputs or not any(each.startswith("tensor(") for each in schema.inputs[0].types):
-        return {}  # of a list, which has no dims
+        return {}  # the input is a list, which has no dims
     inputs = {each.name: number for number, each in enumerate(schema.inputs) if each.name in _NAMES}
     return dict.fromkeys(_NAMES.intersection(schema.attributes)) | inputs

@@ -51,12 +51,12 @@ class _Services:
         self._lock = threading.Lock()
 
     def forget_parent(self) -> None:
-        """Have a forked child start services of its own."""
+        """In a forked child, let later calls start services of its own."""
         self._shared.clear()
         self._lock = threading.Lock()
 
     def of(self, device: str) -> BlockingRef:
-        """That of a device, started if there is none that is alive."""
+        """The service of a device. It is started if none is alive."""
         with self._lock:
             if device in self._shared and not self._shared[device].alive:
                 self._shared.pop(device).close()
@@ -101,7 +101,8 @@ class Prepared(BackendRep):
         forks.finalize(self, model.close).atexit = False
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs, in order, of inputs in order, by name, or of one array. Blocks."""
+        """Run the model on inputs in order, by name, or on one array. Returns the outputs, in order.
+        Blocks."""
         del kwargs
         names = [each.name for each in self.model.inputs]
         if isinstance(inputs, dict):
@@ -170,7 +171,7 @@ class CudnnActorBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
-        """Load a model; `random` is its seed, as of `CudnnRef.load`, which says what is raised.
+        """Load a model. `random` is its seed, as for `CudnnRef.load`. Raises as `CudnnRef.load`.
 
         `limits`: the `ModelLimits` of the import.
         """
@@ -199,10 +200,10 @@ class CudnnActorBackend(Backend):
     ) -> tuple[Any, ...]:
         """Run one node.
 
-        `inputs`: by name, or in order; None, or nothing where the node has no name, for one that is left out.
-        Of arrays with one name, the first is taken. `opset_version` (a keyword) is the version of the node's
-        domain; the newest unless given. Raises as `run_model`; `InvalidModel` also for inputs that
-        the operator does not take.
+        `inputs`: by name, or in order. An input that is left out is None, or missing if the node has no name
+        for it. If a name occurs several times, its first array counts. `opset_version` (a keyword) is the
+        version of the node's domain; by default, the newest. Raises as `run_model`; `InvalidModel` also for
+        inputs that the operator does not take.
         """
         del outputs_info
         given = _by_name(node, inputs)

@@ -1,9 +1,9 @@
 """How much an import may compute by itself, in the process that imports: bytes of arrays, and steps.
 
-A file of few bytes can ask for constants of any size. So whoever makes an array counts it here first: the
-function that computes constants, and each operator that makes an array of its own for the graph.
+A file of few bytes can ask for constants of any size. So an array is counted here before it is made: by the
+function that computes constants, and by each operator that makes an array for the graph.
 
-It can ask for a graph of any size, too: see `Recorded`.
+A small file can ask for a graph of any size, too: see `Recorded`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Budget", "Recorded", "TooManyOperations", "TooMuch"]
 
 
 class TooMuch(Refused):
-    """Raised where an import would make more, or take longer, than the limits of the model allow."""
+    """Raised when an import would make more, or take longer, than the limits of the model allow."""
 
 
 class TooManyOperations(Exception):
@@ -42,13 +42,15 @@ class TooManyOperations(Exception):
 
 
 class Recorded(GraphLimits):
-    """How many operations an import may add, those included that no output will need."""
+    """How many operations an import may add, including operations that no output will need."""
 
     @classmethod
     def of(cls, most: int) -> Recorded:
-        """For a graph of at most that many, which is seen when it is built.
+        """The number for a graph of at most `most` operations. The graph's own limit is checked when it is
+        built.
 
-        Twice as many: some are only there for their dims, and some nodes of a file are read by none.
+        The import may add twice as many: some operations are only there for their dims, and no other node
+        reads the results of some nodes.
         """
         return cls(operations=2 * most, nbytes=1 << 30)
 
@@ -59,23 +61,24 @@ class Recorded(GraphLimits):
 
 
 _SMALL = 1 << 16
-"""Bytes of arrays, and sixteenths of steps, for which the last eighth of a budget is held back."""
+"""Arrays of at most this many bytes, and nodes of at most 16 times as many steps, may use the last eighth of
+a budget."""
 
 
 class Budget:
-    """What is left of the bytes, steps and nodes of one import. It belongs to the thread of the import.
+    """The remaining bytes, steps and nodes of one import. It belongs to the thread of the import.
 
-    The last eighth is for small arrays. They are mostly dims, without which nothing could be imported, while
-    what is large can be computed by the service.
+    The last eighth is for small arrays. They are mostly dims, without which nothing could be imported. Large
+    arrays can be computed by the service instead.
 
     Parameters
     ----------
     nbytes
-        Bytes that arrays may have together, those that are needed for a moment included.
+        The bytes that all arrays may have together, including temporary ones.
     steps
         Elementary steps, of about a nanosecond each.
     nodes
-        Nodes, those of each call of a function and each turn of a loop included.
+        Nodes, including those of each call of a function and of each turn of a loop.
     """
 
     def __init__(self, nbytes: int, steps: int, nodes: int = sys.maxsize) -> None:

@@ -1,4 +1,5 @@
-"""Attributes whose text is one of a few names. Another one is an error, whatever the operator would do."""
+"""Attributes whose text is one of a few names. Any other text is an error, whatever the operator would do
+with it."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ _CHOICES = {
     ("RoiAlign", "mode"): ("avg", "max"),
     ("TensorScatter", "mode"): ("linear", "circular"),
 }
-"""By operators and the names of attributes."""
+"""The valid texts, by operators and names of attributes."""
 
 
 @functools.lru_cache(maxsize=4096)
 def choices_of(schema: Schema) -> Mapping[str, tuple[str, ...]]:
-    """An operator's attributes of that kind, and what each may be."""
+    """An operator's attributes of this kind, and the valid texts of each."""
     found = {name: _CHOICES.get((schema.name, name)) for name in schema.attributes}
     if "auto_pad" in schema.attributes:
         found["auto_pad"] = _AUTO_PAD
@@ -38,7 +39,7 @@ def choices_of(schema: Schema) -> Mapping[str, tuple[str, ...]]:
 
 
 def check_choice(name: str, value: object, takes: tuple[str, ...]) -> None:
-    """Raise `Contradiction` for a text that is none of those that an attribute may be."""
+    """Raise `Contradiction` if a text is not valid for an attribute."""
     if value not in takes:
         raise Contradiction(
             f"has the {name} {value!r}, where it takes {', '.join(takes[:-1])} and {takes[-1]}"

@@ -24,7 +24,7 @@ __all__ = ["CONTROL", "Inliner", "is_control"]
 
 
 class Inliner(Computing, Protocol):
-    """What control flow needs of an import, at the place of its node."""
+    """The part of an import that control flow needs, at the place of a node."""
 
     def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
         """The outputs of a subgraph on these inputs."""
@@ -60,7 +60,7 @@ def _scan(node: Node, inline: Inliner) -> list[Value]:
 
 
 def _batches(node: Node, inline: Inliner) -> list[Value]:
-    """A scan of version 8: each sample of a batch has a sequence of its own."""
+    """The outputs of a scan of version 8, in which each sample of a batch has a sequence of its own."""
     if node.has(0):
         raise Declined("a Scan of version 8 with lengths of sequences")
     scanned = scan_inputs(node)
@@ -83,7 +83,7 @@ def _scan_steps(
 ) -> tuple[list[Value], list[list[Value]]]:
     """The last states of a scan, and each output of each step.
 
-    `inputs`: what it is of, along which axis, and whether backwards.
+    `inputs`: for each scanned input the value, the axis, and whether it is scanned backwards.
     """
     first, of, _ = inputs[0]
     length = first.dims[of]
@@ -131,7 +131,8 @@ def _loop(node: Node, inline: Inliner) -> list[Value]:
 
 
 def _of_no_turn(node: Node, inline: Inliner, given: Sequence[Value], axes: Sequence[int]) -> list[Value]:
-    """What a loop of no turn stacks along these axes: nothing, of the dims and dtypes of a turn."""
+    """The stacked outputs of a loop without turns: empty along these axes, with the dims and dtypes of a
+    turn."""
     if not axes:
         return []
     made = inline.inlined(node.attribute("body"), given)[-len(axes) :]
@@ -147,7 +148,7 @@ def _with(dims: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _one_step(inline: Inliner, value: Value, axis: int) -> Value:
-    """What stands for an element along an axis that has none."""
+    """A stand-in for an element along an axis that has none."""
     return inline.constant(np.zeros((*value.dims[:axis], *value.dims[axis + 1 :]), value.dtype))
 
 
@@ -179,9 +180,10 @@ CONTROL: dict[tuple[str, str], Callable[[Node, Inliner], list[Value]]] = {
     ("", "Scan"): _scan,
     **LISTS,
 }
-"""Operators with subgraphs, and those of lists: what there is of them is known when a model is imported."""
+"""Operators with subgraphs, and operators of lists. Which nodes and elements they have is known when a model
+is imported."""
 
 
 def is_control(node: onnx.NodeProto) -> bool:
-    """Whether a node is of one of these operators."""
+    """Whether a node's operator is in `CONTROL`."""
     return (domain_of(node), node.op_type) in CONTROL

@@ -1,6 +1,6 @@
-"""What it costs to compute a node when a model is imported: an upper bound, from its inputs alone.
+"""Upper bounds of the cost to compute a node when a model is imported, from its inputs alone.
 
-An operator that is not here is not computed then: there is no bound for it.
+A node whose operator is not here is not computed during an import, since its cost has no bound.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ class Cost(NamedTuple):
 
 
 _NODE_STEPS = 200_000
-"""Of a node, however few its elements are: the reference implementation is made anew for each."""
+"""The steps of a node, in addition to those of its elements: each node makes a reference implementation of
+its own."""
 _QUICK = Cost(32, 20)
-"""Of an element of the largest array in NumPy: it, and three others that are needed for a moment."""
+"""The cost of an element of the largest array in NumPy, with three temporary arrays of the same size."""
 _SORTED = Cost(64, 400)
 _LOOPED = Cost(128, 5_000)
-"""Of an element in a loop of Python, with the objects that stand for it there."""
+"""The cost of an element in a loop of Python, with the objects that represent it there."""
 
 
 def _count(dims: Iterable[int]) -> int:
@@ -60,7 +61,8 @@ class _Call(NamedTuple):
         return array
 
     def listed(self, number: int) -> list[int]:
-        """Numbers for dims. A list of more than two for each dim that an array can have is not looked at."""
+        """Numbers for dims. A list of more than two numbers for each dim that an array can have is
+        refused."""
         array = self.given(number)
         if array.size > 2 * MOST_DIMS:
             raise Declined(f"has {array.size:,} numbers for dims")
@@ -72,16 +74,17 @@ class _Call(NamedTuple):
         return given
 
 
-# How many elements the largest array has.
+# Functions for the number of elements of the largest array.
 
 
 def _little(_: _Call) -> int:
-    """Of operators that look at dims alone."""
+    """The bound for operators that read only dims."""
     return 64
 
 
 def _constant(call: _Call) -> int:
-    """What the file has, or a sparse tensor as a dense one. A raw byte is an eighth of an element or more."""
+    """The elements of a constant in the file, as a dense tensor if it is sparse. Eight raw bytes count as one
+    element."""
     attributes = call.node.attribute
     if problem := next(filter(None, (too_many_dims(each.sparse_tensor.dims) for each in attributes)), ""):
         raise Declined(problem)
@@ -91,7 +94,7 @@ def _constant(call: _Call) -> int:
 
 
 def _as_given(call: _Call) -> int:
-    """Of operators whose results have no more elements than their inputs together."""
+    """The bound for operators whose results have no more elements than their inputs together."""
     return int(call.node.ByteSize()) + sum(call.size(number) for number in range(len(call.arrays)))
 
 
@@ -100,7 +103,7 @@ def _broadcast(call: _Call) -> int:
 
 
 def _broadcast_count(shapes: Sequence[Sequence[int]]) -> int:
-    """The elements of what arrays of these dims broadcast to, at the most."""
+    """The most elements of the array to which arrays of these dims broadcast."""
     rank = max(map(len, shapes), default=0)
     return _count(
         max((shape[-n] for shape in shapes if len(shape) >= n), default=1) for n in range(1, rank + 1)
@@ -159,7 +162,7 @@ def _matrices(call: _Call) -> int:
 def _largest(call: _Call) -> int:
     x = call.given(0)
     k = call.attribute("k", 0) if len(call.arrays) < 2 else int(call.given(1).reshape(-1)[0])
-    return _count(x.shape) * (x.ndim + 1) + abs(k)  # each element has the place of each dim
+    return _count(x.shape) * (x.ndim + 1) + abs(k)  # an element has a coordinate for each dim
 
 
 def _non_zero(call: _Call) -> int:
@@ -172,7 +175,8 @@ def _mel(call: _Call) -> int:
 
 
 def _product(call: _Call) -> int:
-    """Matrices: as many as the larger batch, with the rows of one and the columns of the other."""
+    """The elements of a product: as many matrices as the larger batch, with one operand's rows and the
+    other's columns."""
     a, b = (call.given(number).shape for number in range(2))
     batch = _broadcast_count([a[:-2], b[:-2]])
     return batch * _count(a[-2:-1]) * (_count(b[-1:]) if len(b) > 1 else 1)
@@ -184,11 +188,11 @@ def _gemm(call: _Call) -> int:
     return _count(rows) * _count(b[:1] if call.attribute("transB", 0) else b[-1:])
 
 
-# How many steps there are, where they are not a number for each element.
+# Functions for the number of steps, for operators whose steps are not a fixed number for each element.
 
 
 def _summands(call: _Call) -> int:
-    """Of a product of matrices: each element is a sum."""
+    """The summands of an element of a product of matrices."""
     elements = _BOUNDS[call.node.op_type][0](call)
     return 2 * elements * max(call.given(0).shape, default=1)
 
@@ -222,19 +226,21 @@ def _einsum(call: _Call) -> _Einsum:
 
 
 def _einsum_elements(call: _Call) -> int:
-    """Of its result, or of its inputs: it is computed in one loop, without other arrays between."""
+    """The elements of the result, or of the inputs: an einsum is computed in one loop, without temporary
+    arrays."""
     found = _einsum(call)
     return max(found.count(found.result), _as_given(call))
 
 
 def _einsum_terms(call: _Call) -> int:
-    """Of a loop over all labels."""
+    """The steps of a loop over all labels."""
     found = _einsum(call)
     return 2 * len(call.arrays) * found.count(found.sizes)
 
 
 def _suppression(call: _Call) -> int:
-    """Each box above the threshold is compared with those that were chosen, for each image and class."""
+    """The comparisons of each box above the threshold with the boxes that were chosen, for each image and
+    class."""
     scores = call.given(1)
     most, _, bound = ([*call.arrays, None, None, None][n] for n in (2, 3, 4))
     chosen = 0 if most is None else max(0, int(most.reshape(-1)[0]))
@@ -292,7 +298,7 @@ _BOUNDS: dict[str, tuple[_Bound, Cost]] = {
     "EyeLike": (_matrices, _QUICK),
     "Trilu": (_matrices, _QUICK),
 }
-"""Operators → the elements of the largest array there is on the way, and the cost of each."""
+"""Operators → the elements of the largest array during the computation, and the cost of each element."""
 _STEPS: dict[str, _Bound] = {
     "Einsum": _einsum_terms,
     "Gemm": _summands,
@@ -302,7 +308,7 @@ _STEPS: dict[str, _Bound] = {
 
 
 def cost_of(node: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> Cost:
-    """What it costs to compute a node by the reference implementation, at the most.
+    """An upper bound of the cost to compute a node by the reference implementation.
 
     Raises `Declined` for an operator without a bound, and for text, whose elements may have any size.
     """

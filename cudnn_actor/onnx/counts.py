@@ -36,7 +36,7 @@ _LEAST = {
     "split": 0,
     "strides": 1,
 }
-"""By their names, which mean the same wherever ONNX uses them."""
+"""The least values of counts, by names that mean the same for all operators."""
 _OF_ONE = {
     ("CenterCropPad", "shape"): 0,
     ("ConstantOfShape", "input"): 0,
@@ -48,7 +48,7 @@ _OF_ONE = {
     ("TopK", "k"): 0,
     ("Transpose", "perm"): 0,
 }
-"""By operators, for names that mean another thing elsewhere."""
+"""The least values of counts, by operators, for names that mean something else for other operators."""
 
 
 def _least(op: str, name: str) -> int | None:
@@ -57,7 +57,7 @@ def _least(op: str, name: str) -> int | None:
 
 @functools.lru_cache(maxsize=4096)
 def counts_of(schema: Schema) -> Mapping[str, int | None]:
-    """An operator's counts: their names → the number of the input that has them, None for an attribute."""
+    """An operator's counts: name → the number of the input that has it, None for an attribute."""
     op = schema.name
     found: dict[str, int | None] = {name: None for name in schema.attributes if _least(op, name) is not None}
     inputs = {each.name: number for number, each in enumerate(schema.inputs)}

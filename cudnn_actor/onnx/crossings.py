@@ -1,7 +1,7 @@
-"""One graph of a model that is cut, and what it reads of the others.
+"""One graph of a model that is cut, and the values that it reads of the other graphs.
 
-What goes from one graph to another lies in a cell: see `Step`. A value that is known when the model is
-imported is known in all graphs, so it needs none.
+A value that one graph computes and another reads is in a cell: see `Step`. A value that is known when the
+model is imported is known in all graphs, and needs no cell.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PartImport:
     cells
         The cells of the model's inputs, by their names.
     label
-        The node whose body it is, for people; empty for a graph between loops.
+        The name of the node whose body the graph is, for people; empty for a graph between loops.
     """
 
     def __init__(self, imports: Import, cells: Mapping[str, str], label: str = "") -> None:
@@ -41,11 +41,11 @@ class PartImport:
         self.place: Place = imports.beginning(label)
         self._inputs = cells
         self._reads: dict[str, str] = {}
-        """Its ports for what other graphs have computed → the cells."""
+        """The graph's ports for values that other graphs have computed → the cells."""
         self._cells: dict[int, tuple[Value, Callable[[], str]]] = {}
-        """Values that lie in a cell, or may, by id; with what says in which one."""
+        """Values that lie in a cell, or may be put into one, by id, with a function that returns the cell."""
         self._given: dict[str, Tensor] = {}
-        """Cells → what is in them, of those that it may fill."""
+        """The cells that this graph may fill → the tensors in them."""
         for name in cells:
             value = self.place.names.get(name)
             if isinstance(value, Value) and imports.ports.is_packed_input(value):
@@ -53,11 +53,11 @@ class PartImport:
 
     @property
     def inline(self) -> Inline:
-        """What adds operators to it."""
+        """The object that adds operators to the graph."""
         return Inline(self.imports, self.place)
 
     def new_name(self, name: str) -> str:
-        """A name for a port, which no other has in any graph of the model."""
+        """A name for a port that no other port of any graph of the model has."""
         return self.imports.ports.name(name or "value")
 
     def _lies_in(self, value: Value, cell: Callable[[], str]) -> None:
@@ -66,7 +66,7 @@ class PartImport:
     # What it reads.
 
     def take(self, names: Iterable[str], of: PartImport) -> None:
-        """Have these names stand for what they do in an earlier graph."""
+        """Let these names stand for the values that they have in an earlier graph."""
         own = self.place.names
         for name in names:
             if name in of.place.names and name not in own:
@@ -87,7 +87,7 @@ class PartImport:
         return made
 
     def result(self, name: str, dims: tuple[int, ...], dtype: DType, cell: str) -> Value:
-        """What a loop has left in a cell."""
+        """The value that a loop has left in a cell."""
         return self._moving(name, dims, dtype.numpy, lambda: cell, lambda: _unknown(name))
 
     def _moving(
@@ -111,7 +111,7 @@ class PartImport:
         return made
 
     def feed(self, name: str, dims: tuple[int, ...], dtype: DType) -> tuple[str, Value]:
-        """The port and the value of what each turn of a loop is given."""
+        """A port for an input of each turn of a loop, and its value."""
         port = self.new_name(name)
         made = Value(
             dims, dtype.numpy, lambda: self.imports.g.input(port, dims, dtype), lambda: _unknown(name)
@@ -134,13 +134,13 @@ class PartImport:
         return cell
 
     def is_input(self, cell: str) -> bool:
-        """Whether a cell has an input of the model."""
+        """Whether a cell holds an input of the model."""
         return cell in self._inputs.values()
 
     def part(self, wanted: Iterable[str]) -> tuple[Part, dict[str, str]] | None:
-        """The graph that fills those cells of `wanted` which are its own, and what it reads, as of `Step`.
+        """The graph that fills those cells of `wanted` that are its own, and its reads, as in `Step`.
 
-        None if there are none.
+        None if no cell of `wanted` is its own.
         """
         chosen = set(wanted)
         outputs = {cell: tensor for cell, tensor in self._given.items() if cell in chosen}
@@ -153,7 +153,7 @@ class PartImport:
         return made, self.reads(made)
 
     def reads(self, made: Part) -> dict[str, str]:
-        """What a graph of this import reads: ports → cells."""
+        """The reads of a graph of this import: ports → cells."""
         read = {port.name for port in made.graph.inputs}
         inputs = {port: self._inputs[name] for name, port in self.imports.ports.inputs(read).items()}
         return {**inputs, **{port: cell for port, cell in self._reads.items() if port in read}}

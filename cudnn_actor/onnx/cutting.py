@@ -1,7 +1,8 @@
 """A model with loops that are too long to be unrolled: it is cut into graphs and loops, which run in order.
 
-A loop is unrolled if its turns are known and few: one graph is faster than several. Else what stands before
-it is one graph, its body is that of a loop in the service, and what stands behind it is another graph.
+A loop is unrolled if its turns are known and few: one graph is faster than several. Otherwise, the nodes
+before the loop become one graph, its body becomes the body of a loop in the service, and the nodes after it
+become another graph.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ def specialised(
     except UnsupportedModel:
         if not cutting.cut_by_data:
             raise
-    # What follows from the end of a loop can be known, if all inputs that it follows from are.
+    # When a loop ends can be known, if all inputs are known that decide it.
     return _Cutting(*given, recorded=recorded, by_data=False).specialised()
 
 
 class _Rows(NamedTuple):
-    """An output of a loop, of which the first rows are there: its cell, and the one that says how many."""
+    """An output of a loop of which only the first rows count: its cell, and the cell that says how many
+    rows."""
 
     cell: str
     number: str
@@ -79,8 +81,8 @@ class _NotUnrolled(NamedTuple):
 class _Cutting:
     """One import of a model that may be cut.
 
-    `by_data`: whether a loop that ends when what it computes says so is one in the service. Else it is
-    unrolled, for given values of the inputs that decide.
+    `by_data`: whether a loop that computed values end becomes a loop in the service. If not, it is unrolled,
+    for given values of the inputs that decide its end.
     """
 
     def __init__(
@@ -98,18 +100,19 @@ class _Cutting:
         self._most = most_operations
         few = most_operations if file.limits.unrolled is None else file.limits.unrolled
         self._few = min(few, most_operations, sys.maxsize if recorded is None else recorded.operations // 2)
-        """How many operations a graph may have by unrolling a loop that could be one in the service."""
+        """How many operations a graph may have by unrolling a loop that could become a loop in the
+        service."""
         self._first = self._new()
         names = [each.name for each in (*file.inputs, *file.defaults) if each.name in specs]
         self._cells = {name: self._first.ports.name(name) for name in names}
         self._parts = [PartImport(self._first, self._cells)]
         self._order: list[PartImport | LoopMade] = [self._parts[0]]
         self._read_last = {name: number for number, node in enumerate(file.nodes) for name in read_by(node)}
-        """Names → the last node that reads them, by its number."""
+        """Names → the number of the last node that reads them."""
         self._rows: dict[str, _Rows] = {}
         """Outputs of the model that have as many rows as a loop had turns."""
         self.cut_by_data = False
-        """Whether a loop is one because the data decides when it ends."""
+        """Whether a loop has become a loop in the service because the data decides when it ends."""
 
     def specialised(self) -> Specialised:
         """The model for these inputs."""
@@ -135,7 +138,7 @@ class _Cutting:
 
     @property
     def _part(self) -> PartImport:
-        """What nodes are added to now."""
+        """The part to which nodes are added now."""
         return self._parts[-1]
 
     def _add(self, number: int) -> None:
@@ -159,10 +162,11 @@ class _Cutting:
             imports.problems[f"{label}: {many.too_many}; nor can it run as a loop: {why}"] = None
             place.names.update(dict.fromkeys(filter(None, node.output), UNKNOWN))
         else:
-            imports.walk([node], place)  # which says what is missing
+            imports.walk([node], place)  # this raises an error that says what is missing
 
     def _try_unrolled(self, node: onnx.NodeProto, most: int) -> _NotUnrolled | None:
-        """Add a node by unrolling it, if it is at most so many operations. Returns why not; None if it is."""
+        """Unroll a node, if that adds at most `most` operations. Returns why it was not unrolled; None if it
+        was."""
         imports, place = self._part.imports, self._part.place
         before = dict(imports.problems), set(imports.undecided)
         try:
@@ -178,7 +182,8 @@ class _Cutting:
         return found
 
     def _try_loop(self, number: int, unrolled: _NotUnrolled) -> str | None:
-        """Add a node as a loop. Returns why it is none; None if it is, or will be for known values."""
+        """Add a node as a loop in the service. Returns why that is impossible; None if it was added, or will
+        be for known values."""
         imports, names, node = self._part.imports, self._part.place.names, self._file.nodes[number]
         try:
             self._end_at_loop(number)
@@ -212,7 +217,8 @@ class _Cutting:
         if made.count and any(name in self._read_last for name in filter(None, names[len(turns.states) :])):
             raise NotALoop("has as many rows as turns, which its data decides, and other nodes read them")
         behind = PartImport(self._new(beside=self._first), self._cells)
-        # What it has by now is looked at, and not what all later nodes read: those may be many more.
+        # The names that exist now are checked, not the names that all later nodes read: these may be many
+        # more.
         wanted = [name for name in part.place.names.maps[0] if self._read_last.get(name, -1) > number]
         behind.take([*wanted, *(each.name for each in self._file.outputs)], part)
         rows: dict[str, _Rows] = {}
@@ -265,7 +271,7 @@ class _Cutting:
     def _step(
         self, of: PartImport | LoopMade, wanted: set[str]
     ) -> tuple[Step | None, Mapping[str, tuple[str, Weight]]]:
-        """What runs of a part whose cells are wanted, with its weights."""
+        """The step that fills the wanted cells of a part, with its weights; None if it would fill none."""
         if isinstance(of, LoopMade):
             return (of.step, of.weights) if not wanted.isdisjoint(of.step.outputs) else (None, {})
         made = of.part(wanted)
@@ -279,7 +285,8 @@ class _Cutting:
         return Step(run=graph.graph, reads=reads), graph.weights
 
     def _outputs(self) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-        """The cells of the model's outputs, each another one, and none of an input; and what is known."""
+        """The cells of the model's outputs, and the outputs that are known. Each output has a cell of its
+        own, and none is an input's."""
         part = self._part
         outputs: dict[str, str] = {}
         constants: dict[str, np.ndarray] = {}

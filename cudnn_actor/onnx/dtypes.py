@@ -1,4 +1,4 @@
-"""Whether the dtypes of a model agree: with each operator, and with what the model declares.
+"""Checks that the dtypes of a model agree with each operator, and with the model's declarations.
 
 https://onnx.ai/onnx/repo-docs/OpSchema.html
 """
@@ -22,7 +22,7 @@ __all__ = ["Given", "agreed", "check_dtypes", "dtype_code", "formal"]
 
 _CODES = {name: code for name, code in onnx.TensorProto.DataType.items() if code}
 _TYPES = {f"tensor({name.lower()})": code for name, code in _CODES.items()}
-"""What schemas call types of tensors → ONNX's dtypes."""
+"""The names of types of tensors in schemas → ONNX's dtypes."""
 _NAMES = {code: name.lower() for name, code in _CODES.items()} | {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.DOUBLE: "float64",
@@ -37,8 +37,8 @@ _SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 class _Formal(NamedTuple):
     """One formal parameter of an operator.
 
-    `kind`: what its type is called, which others may have, too. `dtypes`: those that it may have; None if it
-    need be no tensor. `alike`: whether all that it stands for have one type.
+    `kind`: the name of its type; several parameters may have the same type. `dtypes`: the dtypes that it may
+    have; None if it need not be a tensor. `alike`: whether all inputs that it stands for have one type.
     """
 
     name: str
@@ -48,7 +48,7 @@ class _Formal(NamedTuple):
 
 
 class Given(NamedTuple):
-    """One input of a node: its dtype, None if it is unknown; and whether it is a constant of the model."""
+    """One input of a node: its dtype (None if unknown), and whether it is a constant of the model."""
 
     dtype: int | None
     constant: bool
@@ -56,9 +56,10 @@ class Given(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _formals(schema: Schema, *, outputs: bool = False) -> tuple[_Formal, ...]:
-    """The formal parameters of an operator. A dtype that its newest version takes is taken by each.
+    """The formal parameters of an operator. Each version takes the dtypes that the newest version takes.
 
-    PyTorch writes convolutions of bfloat16 for versions that do not have them, and means what later ones say.
+    PyTorch writes convolutions of bfloat16 for versions that do not have them, with the meaning of later
+    versions.
     """
     newest = schema_of(schema.name, _NEWEST, schema.domain) or schema
     made = []
@@ -72,7 +73,7 @@ def _formals(schema: Schema, *, outputs: bool = False) -> tuple[_Formal, ...]:
 
 
 def dtype_code(value: Value | None) -> int | None:
-    """ONNX's number of a value's dtype; None for one left out, and for a list."""
+    """ONNX's number of a value's dtype; None for a list, and for an input that was left out."""
     if value is None or isinstance(value, Listed):
         return None
     return int(onnx.helper.np_dtype_to_tensor_dtype(value.dtype))
@@ -85,10 +86,11 @@ def formal(schema: Schema, number: int) -> _Formal | None:
 
 
 def agreed(schema: Schema, inputs: Sequence[Given]) -> dict[str, int]:
-    """The dtypes that the inputs of a node give to what its operator calls types.
+    """The dtypes that follow from a node's inputs for the named types of its operator.
 
-    Float32 constants count as of the half type that they must have: see `_Import._agreeing`. Raises
-    `Contradiction` for an input of a dtype that the operator does not take, and for two that must have one.
+    A float32 constant counts as a constant of the half type that it must have: see `Import._agreeing`. Raises
+    `Contradiction` if the operator does not take the dtype of an input, or if two inputs differ that must
+    have the same dtype.
     """
     found: dict[str, tuple[int, str]] = {}
     lenient: dict[str, tuple[int, str]] = {}
@@ -126,7 +128,8 @@ def _of_constant(node: onnx.NodeProto) -> int | None:
 
 
 class _Names(NamedTuple):
-    """What is known where a node is: dtypes by names, None for what is unknown; and which are constants."""
+    """The names that are known at the place of a node: their dtypes (None if unknown), and which are
+    constants."""
 
     dtypes: MutableMapping[str, int | None]
     constants: MutableMapping[str, bool]
@@ -143,9 +146,9 @@ class _Names(NamedTuple):
 
 
 def check_dtypes(file: ModelFile) -> None:
-    """Raise `InvalidModel` for the first node whose dtypes contradict its operator or those declared.
+    """Raise `InvalidModel` for the first node whose dtypes contradict its operator or the declared dtypes.
 
-    Nodes of functions of the model are not looked at: an import does, for each call of them.
+    Nodes of the model's functions are not checked here: an import checks them for each call.
     """
     names = _Names(dict(file.declared), {})
     for name, array in file.tensors.items():
@@ -172,7 +175,7 @@ class _Check:
         self._file = file
 
     def nodes(self, nodes: Iterable[onnx.NodeProto], names: _Names, declared: Mapping[str, int]) -> None:
-        """Check nodes in order, and add what they give to `names`."""
+        """Check nodes in order, and add the dtypes of their results to `names`."""
         for node in nodes:
             try:
                 found = self._results(node, names)
@@ -185,7 +188,7 @@ class _Check:
                 names.write(name, declared.get(name, dtype), constant=constant)
 
     def _results(self, node: onnx.NodeProto, names: _Names) -> Sequence[int | None]:
-        """The dtypes of a node's results, None for those that are unknown."""
+        """The dtypes of a node's results; None for an unknown one."""
         own = (node.domain, node.op_type, node.overload) in self._file.functions
         schema = None if own else schema_for(node, self._file.opsets)
         if schema is None:

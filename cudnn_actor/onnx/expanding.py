@@ -22,7 +22,7 @@ def body_of(
 ) -> onnx.FunctionProto | None:
     """The function that defines a node, for a version of the standard operators; None if there is none.
 
-    `inputs`: on whose types the function may depend. Raises `Declined` if it cannot be made for them.
+    `inputs`: the function may depend on their types. Raises `Declined` if it cannot be made for them.
     """
     function = onnx.FunctionProto()
     if schema.has_context_dependent_function:
@@ -48,5 +48,5 @@ def body_of(
 
 
 def _order(versions: Sequence[int], version: int) -> list[int]:
-    """The newest first of those that are not newer than the model's."""
+    """The versions that are not newer than the model's, the newest first."""
     return sorted((each for each in versions if each <= version), reverse=True)

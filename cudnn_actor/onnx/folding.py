@@ -47,7 +47,7 @@ _OTHERWISE = {
 """Operators → before which version the reference implementation gives something else than their text says."""
 
 _OF_FLOATS = frozenset({"Gemm"})
-"""Operators of which the reference implementation computes integers in float64."""
+"""Operators whose reference implementation computes integers in float64."""
 
 _Arrays = Sequence[np.ndarray | None]
 
@@ -55,7 +55,8 @@ _Arrays = Sequence[np.ndarray | None]
 def slices(
     dims: Sequence[int], starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
 ) -> tuple[slice, ...]:
-    """What `Slice` takes of a tensor: starts and ends are clamped as ONNX says, not as Python does."""
+    """The slices that `Slice` takes of a tensor. Starts and ends are clamped as ONNX does, not as Python
+    does."""
     found = [slice(None)] * len(dims)
     for each, start, end, step in zip(axes, starts, ends, steps, strict=True):
         if step == 0:
@@ -71,7 +72,7 @@ def slices(
 
 def _slice(_: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
     x, *numbers = arrays
-    if not numbers or x is None:  # of a version whose steps are 1
+    if not numbers or x is None:  # in this version, all steps are 1
         return None
     lists = [None if each is None else each.reshape(-1).tolist() for each in (*numbers, None, None)]
     starts, ends = lists[0] or [], lists[1] or []
@@ -107,7 +108,7 @@ _DEFAULTS: dict[str, _Arrays] = {
 def fold(
     node: onnx.NodeProto, arrays: _Arrays, opsets: Mapping[str, int], budget: Budget
 ) -> tuple[np.ndarray | None, ...]:
-    """The results of a node, which count in the budget.
+    """Compute the results of a node, and count them in the budget.
 
     Raises `Declined` if the reference implementation cannot compute them, and `TooMuch` before anything is
     allocated if they would be over the budget.
@@ -168,7 +169,7 @@ def _compute(
 def nothing(
     node: onnx.NodeProto, values: Sequence[Value | None], opsets: Mapping[str, int]
 ) -> tuple[np.ndarray | None, ...] | None:
-    """The results of a node none of which has elements; None if that does not follow from dims."""
+    """The results of a node if none of them has elements; None if that does not follow from dims."""
     found = inferred(node, values, opsets)
     if found is None or not all(each is None or 0 in each[0] for each in found):
         return None
@@ -182,9 +183,10 @@ def misfit(
     *,
     ranks_alone: bool = False,
 ) -> str:
-    """Why ONNX finds that the dims of a node's inputs do not fit its operator; empty if it does not.
+    """The reason for which ONNX finds that the dims of a node's inputs do not fit its operator; empty if it
+    finds none.
 
-    `ranks_alone`: whether it is to know no more of what is computed than how many dims it has.
+    `ranks_alone`: whether ONNX is told only the ranks of computed values, not their dims.
     """
     known = _known_inputs(node, values)
     if known is None:
@@ -213,7 +215,8 @@ def _known_inputs(
 def inferred(
     node: onnx.NodeProto, values: Sequence[Value | None], opsets: Mapping[str, int]
 ) -> list[tuple[tuple[int, ...], np.dtype[Any]] | None] | None:
-    """The dims and dtypes of a node's results, None for one left out; None if ONNX cannot infer them."""
+    """The dims and dtypes of a node's results, with None for a result that is left out; None if ONNX cannot
+    infer them."""
     known = _known_inputs(node, values)
     if known is None:
         return None

@@ -1,4 +1,5 @@
-"""The constants of one import: what nodes of constants give, and what parts of the file are read as."""
+"""The constants of one import: results of nodes whose inputs are constants, and tensors that are read from
+the file."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from cudnn_actor.onnx.values import Declined, Value
 __all__ = ["Constants"]
 
 _LARGE = 1024
-"""Bytes of a part of the file from which on what it was read as is kept."""
+"""The result of reading a part of the file is kept if the part has at least this many bytes."""
 _T = TypeVar("_T")
 _Part = onnx.TensorProto | onnx.NodeProto | onnx.GraphProto | onnx.FunctionProto
 
@@ -37,21 +38,22 @@ class Constants:
     Parameters
     ----------
     ports
-        Where constants become inputs of the graph.
+        The ports, by which constants become inputs of the graph.
     budget
-        What may be computed and kept. What computes or keeps more raises `TooMuch`.
+        The budget of the import. `TooMuch` is raised if more would be computed or kept.
     """
 
     def __init__(self, ports: Ports, budget: Budget) -> None:
         self._ports, self._budget = ports, budget
         self._of_half: dict[tuple[int, np.dtype[Any]], tuple[Value, Value]] = {}
-        """Constants of float32 in half types, with those that they were made from, whose ids stay so."""
+        """Float32 constants that were converted to half types, with their originals, so that the originals'
+        ids stay theirs."""
         self._once: dict[int, tuple[Any, Any]] = {}
-        """Large parts of the file that are read at each turn of a loop or call of a function, by id; and
-        what they were read as."""
+        """Large parts of the file that each turn of a loop or call of a function would read again, by id,
+        with the results."""
 
     def folded(self, view: Node, opsets: Mapping[str, int]) -> Sequence[Value | None] | None:
-        """The results of a node that has constants only; None if it has not. Raises `Declined`."""
+        """The results of a node whose inputs are all constants; None if one is not. Raises `Declined`."""
         if view.schema.node_determinism == defs.OpSchema.NodeDeterminism.NonDeterministic:
             return None
         if not all(value is None or value.fixed for value in view.inputs):
@@ -83,7 +85,7 @@ class Constants:
         ]
         if view.op == "Transpose" and found[0] is not None and found[0].rank == 2:
             of, turns = view.value(0), view.attribute("perm", (1, 0)) == (1, 0)
-            # One step back at most: whoever follows it need not follow a chain.
+            # At most one step back, so that no reader has to follow a chain.
             found[0].turned_from = of if turns and of.turned_from is None else None
         return found
 
@@ -111,7 +113,7 @@ class Constants:
         return self._ports.constant(array, fixed=True)
 
     def read_once(self, part: _Part, read: Callable[[], _T]) -> _T:
-        """What a part of the file is read as: `read` is called once for a large one."""
+        """The result of reading a part of the file. For a large part, `read` is called only once."""
         if (known := self._once.get(id(part))) is not None:  # first: to measure it takes as long as it is
             return known[1]  # type: ignore[no-any-return]
         found = read()

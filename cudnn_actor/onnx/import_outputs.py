@@ -1,4 +1,4 @@
-"""From what a walk over a model's nodes has added to the graph to the graph and its outputs."""
+"""Builds the graph and its outputs, after a walk over a model's nodes has added its operations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outputs:
     g, ports
         The graph's builder, and its inputs.
     precision
-        The dtype that the model computes in, if that is not the file's; else None.
+        The dtype in which the model computes, if that is not the file's; else None.
     features
         The outputs of the model.
     most_operations

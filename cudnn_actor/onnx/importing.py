@@ -1,9 +1,8 @@
-"""From a model to a graph, for particular dims of its inputs.
+"""Imports a model: makes its graph for particular dims of its inputs.
 
-Nodes are walked in order. Each is computed now if it only has constants, or
-added to the graph by its operator's handler, or replaced by the function that
-defines it. What can be done in none of these ways is reported for the whole
-model at once.
+Nodes are walked in order. A node is computed now if all its inputs are constants; else its operator's handler
+adds it to the graph, or the function that defines it replaces it. All nodes for which none of this is
+possible are reported together.
 """
 
 from __future__ import annotations
@@ -68,18 +67,20 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["MALFORMED", "Import", "Inline"]
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What handlers raise for attributes and dims that contradict what the operator says of them."""
+"""The errors that handlers raise for attributes and dims that contradict their operator."""
 _REFUSALS = (Declined, Empty, InvalidRequest)
-"""What is raised for a node that ONNX allows, but that cannot be run."""
+"""The errors that are raised for a node that ONNX allows, but that cannot be run."""
 _DEEPEST = 32
-"""How deep functions may lie in each other."""
+"""How deep calls of functions may be nested."""
 
 
 class Import:
-    """One import of a model: `specialised` walks it once. For the parameters see `Source.specialised`.
+    """One import of a model: `specialised` walks over its nodes once. For the parameters see
+    `Source.specialised`.
 
-    `recorded`: how many operations it may add; by default, as many as `most_operations` says. `beside`:
-    another import for the same model, whose limits it shares, and the names of whose ports it leaves.
+    `recorded`: how many operations the import may add; by default, as many as `most_operations` allows.
+    `beside`: another import for the same model. This one shares its limits, and takes none of its ports'
+    names.
     """
 
     def __init__(
@@ -98,9 +99,9 @@ class Import:
         self._names: PortNames = PortNames() if beside is None else beside._names
         self.ports = Ports(self.g, file, specs, values, self._names)
         self.problems: dict[str, None] = {}
-        """Nodes that cannot be run, and why, each once."""
+        """The nodes that cannot be run, and why, each once."""
         self.undecided: set[str] = set()
-        """Inputs whose values are needed."""
+        """The names of inputs whose values are needed."""
         limits = file.limits
         self._budget: Budget = (
             Budget(limits.constants, limits.steps, limits.nodes) if beside is None else beside._budget
@@ -157,7 +158,7 @@ class Import:
                     place.names[name] = value
 
     def _results(self, node: onnx.NodeProto, place: Place) -> Sequence[Value | Unknown | None]:
-        """What a node gives. One that cannot be run is reported; others stand in for its results."""
+        """The results of a node. A node that cannot be run is reported, and stand-ins replace its results."""
         label = label_at(node, place)
         count = len(node.output)
         inputs = self.inputs_of(node, place, label)
@@ -169,7 +170,7 @@ class Import:
             if place.unrolled is not None:  # who asks tries it as a loop
                 raise
             return self._without(error, label, count)
-        except InvalidModel:  # which is a ValueError: of a node within this one
+        except InvalidModel:  # it is a ValueError, too: raised by a node within this one
             raise
         except Contradiction as error:
             raise InvalidModel(where=label, problem=str(error)) from error
@@ -185,7 +186,7 @@ class Import:
         return self._stand_ins(node, inputs, place) or [UNKNOWN] * count
 
     def _without(self, error: Exception, label: str, count: int) -> Sequence[Unknown]:
-        """What stands for the results of a node for which values are missing, or which has too many turns."""
+        """Stand-ins for the results of a node for which values are missing, or which has too many turns."""
         if isinstance(error, Undecided):
             self.undecided |= error.names
             return [UNDECIDED] * count
@@ -196,12 +197,12 @@ class Import:
     def _misfit(
         self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: Place, *, of_file: bool = False
     ) -> str:
-        """Why the dims of a node's inputs do not fit its operator; empty if ONNX does not say so.
+        """Why the dims of a node's inputs do not fit its operator; empty if ONNX finds no reason.
 
-        `of_file`: whether it is to be so whatever the dims of the model's inputs are.
+        `of_file`: whether only a reason counts that holds for all dims of the model's inputs.
         """
         if any(each is not None and not each.size for each in inputs):
-            return ""  # ONNX's functions of what has no elements contradict themselves
+            return ""  # ONNX's functions contradict themselves for tensors without elements
         if is_control(node) or problem_of(node, place.opsets, self._file):
             return ""
         proto = with_attributes(node, resolved(node, place.attributes))
@@ -210,7 +211,8 @@ class Import:
     def _unfit(
         self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: Place, problem: str
     ) -> Misfit:
-        """Dims that the file says are a fault of the file; others, of what was given."""
+        """The error for dims that do not fit: a fault of the file if they are in the file, else a fault of
+        the given inputs."""
         label = label_at(node, place)
         if fixed_specs(self._file.inputs) == self._specs or self._misfit(node, inputs, place, of_file=True):
             return Misfit(InvalidModel(where=label, problem=problem))
@@ -220,7 +222,7 @@ class Import:
         return Misfit(InvalidRequest(field="inputs", value=Words(dims), problem=problem, fix=fix))
 
     def inputs_of(self, node: onnx.NodeProto, place: Place, label: str) -> list[Value | None] | Unknown:
-        """A node's inputs, None for those left out; the first one that is unknown, if there is one."""
+        """A node's inputs, with None for those left out; or the first unknown input, if there is one."""
         inputs: list[Value | None] = []
         for name in node.input:
             if name and name not in place.names:
@@ -236,7 +238,7 @@ class Import:
     def _stand_ins(
         self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: Place
     ) -> list[Value | Unknown | None] | None:
-        """Inputs in the place of the results of a node that cannot be run, so that those behind it are tried.
+        """Inputs in place of the results of a node that cannot be run, so that later nodes are tried.
 
         The graph with them is never built. None if their dims are not known.
         """
@@ -244,10 +246,10 @@ class Import:
         return None if found is None else [None if each is None else self.stand_in(*each) for each in found]
 
     def trial(self, node: onnx.NodeProto, inputs: list[Value | None]) -> Trial | None:
-        """What a node of the model gives by itself for these inputs.
+        """Try one node of the model by itself with these inputs.
 
-        None if that does not follow: values are needed that are not known, or the limits of this import are
-        used up, which all of its trials share.
+        Returns None if the outcome is open: unknown values are needed, or the limits of this import, which
+        all trials share, are used up.
         """
         self.problems, self.undecided = {}, set()
         try:
@@ -265,7 +267,7 @@ class Import:
         return Trial(problem="; ".join(self.problems), results=results)
 
     def stand_in(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Value | Unknown:
-        """An input in the place of a value whose elements are not known."""
+        """An input in place of a value whose elements are not known."""
         known = DType.of(dtype)
         if known is None or 0 in dims:
             return UNKNOWN
@@ -282,7 +284,7 @@ class Import:
     def computed(
         self, node: onnx.NodeProto, inputs: list[Value | None], place: Place
     ) -> Sequence[Value | Unknown | None]:
-        """The results of a node. Raises whatever says that there are none: see `walk`."""
+        """The results of a node. If it has none, raises an error that says why: see `walk`."""
         own = self._file.functions.get((node.domain, node.op_type, node.overload))
         if own is not None:
             nodes = self._constants.read_once(own, lambda: in_order(own.node, set(own.input)))
@@ -327,7 +329,7 @@ class Import:
     def _of_operator(
         self, node: onnx.NodeProto, schema: Schema, inputs: list[Value | None], place: Place
     ) -> Sequence[Value | Unknown | None]:
-        """The results of a node whose operator ONNX has, or ONNX Runtime."""
+        """The results of a node whose operator is ONNX's or ONNX Runtime's."""
         label = place.label or label_of(node)
         attributes = resolved(node, place.attributes)
         proto = with_attributes(node, attributes)
@@ -356,7 +358,7 @@ class Import:
     ) -> list[Value | None]:
         """The inputs, with float32 constants in the half type of the operands that they must agree with.
 
-        PyTorch's exporter folds norms of half types into float32 weights, which ONNX does not allow. All
+        PyTorch's exporter folds norms of half types into float32 weights, which ONNX does not allow. Anything
         else that contradicts the operator raises `Contradiction`.
         """
         _check_no_list(schema, inputs)
@@ -373,14 +375,15 @@ class Import:
         return found
 
     def _run_handler(self, view: Node, place: Place, label: str) -> Sequence[Value | None] | None:
-        """The results of a node that its handler added; None if the operator's function is to be tried."""
+        """Let a node's handler add it to the graph. Returns its results; None if the operator's function is
+        to be tried."""
         handler = operators.handler_of(domain_of(view.proto), view.op, view.version)
         if handler is None:
             return None
         self.g.place = label
         try:
             return self._call_handler(handler, view, place)
-        except Empty:  # then nothing is computed but what follows from dims and axes
+        except Empty:  # then only values that follow from dims and axes are computed
             fixed = all(value is None or value.fixed for value in view.inputs)
             try:
                 return self._constants.computed(view, place.opsets, fixed=fixed)
@@ -454,7 +457,8 @@ class Import:
         nodes, constants = self._constants.read_once(
             graph, lambda: (in_order(graph.node, set()), self._constants.of_graph(graph))
         )
-        # Layers of its own: a loop of many steps copies none of the names around it, nor its constants.
+        # The layers are its own, so that a loop of many steps copies neither the names around it nor its
+        # constants.
         names = place.names.new_child(constants) if constants else place.names
         names = names.new_child(dict(zip((each.name for each in graph.input), given, strict=True)))
         self.walk(nodes, replace(place, names=names), max(len(given), len(graph.output), 1))

@@ -1,4 +1,4 @@
-"""Products of one value by several weights become one, by all those weights side by side.
+"""Joins products of one value by several weights into one product, by all these weights side by side.
 
 Queries, keys and values of attention are such products, and the two halves of a gated network. One large
 product takes less time than several smaller ones, and one launch. The weights are put side by side once, when
@@ -42,7 +42,7 @@ _PART_BYTES = 16
 
 
 class Joined(NamedTuple):
-    """A graph, and its weights, with what they are computed from."""
+    """A graph, and its weights with their origins."""
 
     graph: Graph
     weights: Mapping[str, tuple[str, Weight]]
@@ -78,13 +78,13 @@ class _Part(NamedTuple):
 
 
 class _Joining:
-    """Finds such products in one graph, and puts others in their place."""
+    """Finds such products in one graph, and replaces them."""
 
     def __init__(self, of: Joined, name: Callable[[str], str]) -> None:
         self._of, self._name = of, name
         self._body = body = of.graph.body
         self._readers = defaultdict[int, list[int]](list)
-        """What is read → the numbers of the operations that read it, one for each time."""
+        """Tensors → the numbers of the operations that read them, once for each read."""
         self._writers: dict[int, int] = {}
         for number, operation in enumerate(body.operations):
             for uid in operation.reads:
@@ -122,7 +122,8 @@ class _Joining:
     # Finding them.
 
     def _groups(self) -> Sequence[list[_Part]]:
-        """The products that may be joined, by what has to be the same for those that are."""
+        """The products that may be joined, in groups that share the properties that joined products must have
+        in common."""
         found = defaultdict[tuple[object, ...], list[_Part]](list)
         for number, operation in enumerate(self._body.operations):
             part = self._part(number, operation) if isinstance(operation, MatMul) else None
@@ -154,7 +155,8 @@ class _Joining:
         return _Part(number, weight, bias, result, numbers, rounded)
 
     def _is_epilogue(self, uid: int) -> bool:
-        """Whether what reads a product is better computed with it: a function of it alone, or a sum."""
+        """Whether the operation that reads a product is better computed with it: a function of it alone, or a
+        sum."""
         if len(self._readers[uid]) != 1:
             return False
         operation = self._body.operations[self._readers[uid][0]]
@@ -165,9 +167,11 @@ class _Joining:
         return alone or operation.mode in (PointwiseMode.ADD, PointwiseMode.SUB)
 
     def _rounded(self, uid: int) -> tuple[int, ...] | None:
-        """A float32 result and its moved forms, if only pointwise operations use these; else None.
+        """A float32 result and the results of moving its elements, if only pointwise operations read these;
+        else None.
 
-        ONNX rounds products to the type of their operands. A graph has them in float32 for what follows.
+        ONNX rounds products to the type of their operands. A graph keeps them in float32 for later
+        operations.
         """
         found, waiting = list[int](), [uid]
         while waiting:  # a chain of many movements would be too deep for a call in a call
@@ -184,7 +188,8 @@ class _Joining:
         return tuple(found)
 
     def _weight(self, uid: int) -> _Factor | None:
-        """The weight of a product: as it is, or turned; None if it is none, or is read elsewhere."""
+        """The weight of a product, as it is or transposed; None if the factor is no weight, or is read
+        elsewhere."""
         if len(self._readers[uid]) != 1 or len(self._tensors[uid].dims) != 2:
             return None
         number = self._writers.get(uid)
@@ -197,7 +202,8 @@ class _Joining:
         return None if found is None else found._replace(numbers=(number,), turned=True)
 
     def _sum(self, y: GraphTensor) -> tuple[int | None, _Factor | None]:
-        """The number of the operation that alone reads a product and adds a bias, and the bias."""
+        """The number of the operation that adds a bias to a product, if no other operation reads the product;
+        and the bias."""
         if len(self._readers[y.uid]) != 1:
             return None, None
         (number,) = self._readers[y.uid]
@@ -235,7 +241,7 @@ class _Joining:
     # Joining them.
 
     def _instead(self, group: Sequence[_Part]) -> list[Node]:
-        """The operations in the place of those of a group."""
+        """The operations that replace those of a group."""
         first = self._body.operations[group[0].number]
         assert isinstance(first, MatMul), "that is what parts are"
         y, result = self._tensors[first.y], self._tensors[group[0].result]
@@ -277,7 +283,7 @@ class _Joining:
         return operations
 
     def _side_by_side(self, factors: Sequence[_Factor], axis: int) -> GraphTensor:
-        """A weight that consists of others, as an input of the graph."""
+        """A weight that consists of several others, as an input of the graph."""
         first, parts = self._tensors[factors[0].uid], [self._weights[each.port] for each in factors]
         size = sum(self._tensors[each.uid].dims[axis] for each in factors)
         dims = tuple(size if at == axis % len(first.dims) else n for at, n in enumerate(first.dims))

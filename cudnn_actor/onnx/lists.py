@@ -18,22 +18,22 @@ _MOST = 1024
 
 
 class Computing(Protocol):
-    """What operators that are decided at an import need of it."""
+    """The part of an import that operators need which are decided at the import."""
 
     def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
-        """The result of an operator, of version 21 of the standard ones."""
+        """The result of an operator of version 21 of the standard domain."""
 
     def constant(self, array: np.ndarray) -> Value:
         """A constant."""
 
 
 class Listed(Value):
-    """A list of values. It can be no tensor of a graph, and no constant.
+    """A list of values. It cannot be a tensor of a graph, nor a constant.
 
     Parameters
     ----------
     values
-        What is in it.
+        The elements of the list.
     """
 
     __slots__ = ("values",)
@@ -44,7 +44,7 @@ class Listed(Value):
 
     @property
     def type(self) -> onnx.TypeProto:
-        """A sequence of what is in it; of float32, if that is nothing."""
+        """The type of the list: a sequence of its elements' type, or of float32 if it is empty."""
         kind = self.values[0].dtype if self.values else np.dtype(np.float32)
         element = onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(kind), None)
         return onnx.helper.make_sequence_type_proto(element)
@@ -62,7 +62,7 @@ def _values(node: Node) -> list[Value]:
 
 
 def _place(node: Node, number: int, last: int) -> int:
-    """The place that an input says, from 0 to `last`; below 0, from the end of the list."""
+    """The index in an input, from 0 to `last`. An input below 0 counts from the end of the list."""
     size, place = len(_values(node)), int(node.constant(number).reshape(()))
     if not -size <= place <= last:
         raise Declined(f"has the place {place} in a list of {size}")

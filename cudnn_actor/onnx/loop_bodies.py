@@ -25,7 +25,8 @@ _NUMBER, _GOES_ON = "turn", "goes on"
 
 
 class _Fed(NamedTuple):
-    """An input of the body that each turn gets anew: its port, its value, and what the first turn gets."""
+    """An input of the body with a new value in each turn: its port, its value, and the value for the first
+    turn."""
 
     port: str
     value: Value
@@ -39,11 +40,11 @@ class LoopMade:
     Parameters
     ----------
     step
-        What runs.
+        The step that runs the loop.
     weights
-        Its inputs that are constants, as in `Specialised`.
+        The step's inputs that are constants, as in `Specialised`.
     results
-        The cells of the states after the last turn, and of the rows, with what is in them.
+        The cells of the states after the last turn, and of the rows, with their values.
     count
         The cell that says how many turns ran, if the data decides that and there are rows; else empty.
     """
@@ -56,19 +57,19 @@ class LoopMade:
 
 @dataclass(eq=False, kw_only=True)
 class BodyImport:
-    """One try to import a body.
+    """One attempt to import a body.
 
     Parameters
     ----------
     turns
-        What it is the body of.
+        The turns of the loop.
     outer
         The graph in which the node stands.
     part
-        What the body is added to. The names that it reads around it are there.
+        The part to which the body is added. It has the names around the body that the body reads.
     kept
-        The numbers of the states that the body does not read by itself. They are handed on by a choice, so
-        that they are inputs all the same: of a loop without a turn, a state is what it was.
+        The numbers of the states that the body does not read by itself. A choice hands them on, so that they
+        are inputs all the same: after a loop without a turn, a state has its first value.
     """
 
     turns: Turns
@@ -80,7 +81,8 @@ class BodyImport:
     _carried: dict[str, str] = field(default_factory=dict)
 
     def made(self) -> LoopMade | frozenset[int]:
-        """The loop; or the states that have to be in `kept`. Raises `NotALoop`, and `Undecided`."""
+        """Make the loop. Returns it, or the states that have to be in `kept`. Raises `NotALoop`, and
+        `Undecided`."""
         turns, part = self.turns, self.part
         number = _Fed(*part.feed(_NUMBER, (), DType.INT64), np.array(0))
         goes_on = _Fed(*part.feed(_GOES_ON, (), DType.BOOL), self._condition())
@@ -106,10 +108,10 @@ class BodyImport:
         ports = list(self._outputs)[-len(results) :] if results else []
         return self._loop_of(number, goes_on, states, rows, ports, decides=decides, counts=counts)
 
-    # What a turn is given.
+    # The inputs of a turn.
 
     def _condition(self) -> Value | np.ndarray:
-        """What the first turn is given as the condition: an array, if that is known."""
+        """The condition for the first turn: an array, if it is known."""
         given = self.turns.condition
         if given is None:
             return np.array(True)
@@ -148,7 +150,7 @@ class BodyImport:
         return self.part.inline.computed("Squeeze", condition) if condition.rank else condition
 
     def _decides(self, after: Value, goes_on: _Fed) -> bool:
-        """Whether what is computed decides after which turn the loop ends."""
+        """Whether computed values decide after which turn the loop ends."""
         same = after is goes_on.value or (after.is_constant and bool(after.elements.reshape(())))
         decides = not (same and isinstance(goes_on.first, np.ndarray))
         if not decides and not self.turns.bounded:
@@ -161,7 +163,7 @@ class BodyImport:
             )
         return decides
 
-    # What a turn gives.
+    # The outputs of a turn.
 
     def _hand_on(self, results: Sequence[Value], states: Sequence[_Fed], goes_on: Value) -> None:
         """Make outputs of a turn's results."""
@@ -251,7 +253,7 @@ class BodyImport:
         return made
 
     def _begin(self, fed: _Fed, reads: dict[str, str], weights: dict[str, tuple[str, Weight]]) -> None:
-        """Say what the first turn gets, or all rows: a constant, or what is in a cell."""
+        """Set the value for the first turn, or the rows for all turns: a constant, or the value in a cell."""
         first = fed.first
         assert first is not None
         if isinstance(first, Value) and not first.is_constant:
@@ -260,4 +262,4 @@ class BodyImport:
         array = first.elements if isinstance(first, Value) else first
         dtype = fed.value.known
         assert dtype is not None
-        weights[fed.port] = key_of(array, dtype), array  # a loop only reads what its first turn gets
+        weights[fed.port] = key_of(array, dtype), array  # a loop only reads the values for its first turn

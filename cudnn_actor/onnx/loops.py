@@ -1,4 +1,5 @@
-"""What a `Loop` or a `Scan` says: how often its body runs, of what, and what each turn hands to the next one.
+"""The turns of a `Loop` or a `Scan`: how often its body runs, on which values, and the values that each turn
+hands to the next one.
 
 https://onnx.ai/onnx/operators/onnx__Loop.html, https://onnx.ai/onnx/operators/onnx__Scan.html
 """
@@ -34,17 +35,17 @@ class Turns:
     body
         The graph of one turn.
     count
-        How many there are, or at most how many.
+        How many turns there are, or the most that there may be.
     bounded
-        Whether there are no more than `count` of them.
+        Whether there are at most `count` turns.
     numbered
-        Whether a turn is given its number and the condition, before its states, and gives the condition.
+        Whether a turn's inputs begin with its number and the condition, and its outputs with the condition.
     condition
         Whether there is a first turn; None for yes.
     states
-        What the first turn is given, of that which each turn hands to the next one.
+        The states, which each turn hands to the next one: their values for the first turn.
     rows
-        What each turn gets a row of: turn t gets row t.
+        The values of which each turn gets a row: turn t gets row t.
     finish
         For each output that has a row for each turn: from all rows in the order of the turns to the result.
     """
@@ -65,7 +66,8 @@ def is_loop(node: onnx.NodeProto) -> bool:
 
 
 def turns_of(node: Node, computing: Computing) -> Turns:
-    """The turns of a node, of which what is scanned lies in rows. Raises `NotALoop`, and `Undecided`."""
+    """The turns of a node. Scanned inputs are moved so that they lie in rows. Raises `NotALoop`, and
+    `Undecided`."""
     found = _of_loop(node) if node.op == "Loop" else _of_scan(node, computing)
     if not found.count:
         raise NotALoop("has no turn")
@@ -125,7 +127,7 @@ def _of_scan(node: Node, computing: Computing) -> Turns:
 
 
 def scan_inputs(node: Node) -> int:
-    """How many of the inputs are scanned: the last ones."""
+    """How many inputs are scanned. These are the last ones."""
     count: int = node.attribute("num_scan_inputs")
     if not 1 <= count <= len(node.inputs):
         raise Refused(f"scans {count:,} of {len(node.inputs)} inputs")

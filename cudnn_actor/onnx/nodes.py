@@ -26,12 +26,14 @@ from cudnn_actor.protocol.types.tensor import Layout
 __all__ = ["MOST_NUMBERS", "Node", "Result"]
 
 MOST_NUMBERS = 1 << 16
-"""The most elements of a list that decides, and of an array that is made where the service could make it."""
+"""The most elements of a list that decides over the graph, and of an array that is made here although the
+service could make it."""
 
 _STEPS = 20
 """Steps for each element of such an array."""
 Result = Any
-"""What a handler gives for each output: a tensor, an array, a value or None. One alone, or a tuple."""
+"""A handler's result for each output: a tensor, an array, a value or None. A tuple, or a single result by
+itself."""
 
 
 class Node:
@@ -46,19 +48,19 @@ class Node:
     inputs
         Its inputs in order; None for those left out.
     attributes
-        The attributes that it was given.
+        The node's own attributes.
     opsets
         The versions of the domains.
     g
         The builder of the graph.
     weight
-        Gives an array as a tensor of the graph.
+        A function from an array to a tensor of the graph.
     budget
-        What is left for arrays that are made now.
+        The remaining budget for arrays that are made now.
     random_state
-        Gives the state for so many random numbers, of a seed if the node has one.
+        A function that returns the state for a number of random numbers, with the node's seed if it has one.
     most_operations
-        How many the graph may have.
+        How many operations the graph may have.
     """
 
     def __init__(
@@ -81,9 +83,9 @@ class Node:
         self._most_operations = most_operations
         self._attributes = attributes
         self._random_state, self.drew = random_state, False
-        """Whether it draws random numbers."""
+        """Whether the node draws random numbers."""
         self.looked = False
-        """Whether the values of an input of the model were looked at."""
+        """Whether values of an input of the model were read."""
 
     @property
     def op(self) -> str:
@@ -92,7 +94,7 @@ class Node:
 
     @property
     def version(self) -> int:
-        """Since which version of the domain the operator is as it is here."""
+        """The version of the domain since which the operator is as it is here."""
         return int(self.schema.since_version)
 
     def of(self, inputs: Sequence[Value | None], op: str = "") -> Node:
@@ -131,9 +133,10 @@ class Node:
     # Axes.
 
     def axes(self, name: str = "axes") -> tuple[int, ...] | None:
-        """Axes, counted from the front, which are an attribute or an input; None if they were left out.
+        """The axes in an attribute or an input, counted from the front; None if they were left out.
 
-        Raises `Contradiction` for one that there is not; `Refused` if an input of the model says it.
+        Raises `Contradiction` if there is no such axis, or `Refused` if the axis comes from an input of the
+        model.
         """
         number = axes_of(self.schema).get(name)
         if number is None:
@@ -156,9 +159,9 @@ class Node:
         return found[0]
 
     def check(self) -> None:
-        """Raise `Contradiction` for axes and names that there are not, and counts that cannot be.
+        """Raise `Contradiction` for an axis or a name that does not exist, and for a count that is not valid.
 
-        What inputs of the model say is checked where it is read.
+        Values of inputs of the model are checked where they are read.
         """
         for name, takes in choices_of(self.schema).items():
             if self.given(name):
@@ -179,7 +182,7 @@ class Node:
         return self.has(number) and self.value(number).fixed
 
     def wrong(self, problem: str, number: int | None = None) -> Exception:
-        """What to raise for an attribute, or an input, that cannot be so."""
+        """The error to raise for an attribute, or an input, that is not valid."""
         of_file = number is None or self.value(number).fixed
         return Contradiction(problem) if of_file else Refused(f"{problem}, which an input of the model says")
 
@@ -245,7 +248,7 @@ class Node:
         return array
 
     def constant_or_none(self, number: int) -> np.ndarray | None:
-        """As `constant`; None if the input was left out."""
+        """The elements of an input as `constant` gives them; None if the input was left out."""
         return self.constant(number) if self.has(number) else None
 
     def folded(self) -> tuple[np.ndarray | None, ...]:
@@ -254,9 +257,9 @@ class Node:
         return fold(self.proto, given, self._opsets, self._budget)
 
     def rearranged(self, number: int, how: str, rearrange: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-        """A constant input with its elements in other places, of the same dims and dtype, as a weight.
+        """A constant input as a weight with rearranged elements, with the same dims and dtype.
 
-        `how`: what `rearrange` does, in words that no other way has.
+        `how`: a text that identifies what `rearrange` does.
         """
         value = self.value(number)
         origin, key = value.origin, f"{value.key}, {how}" if value.key else ""
@@ -276,8 +279,8 @@ class Node:
     def reserve(self, *dims: int, itemsize: int = 8, passing: int = 3) -> None:
         """Count an array that the handler is about to make. Raises `TooMuch` if it would be too large.
 
-        `passing`: how many others of its size there are for a moment. A dim of 0 counts as 1: arrays along
-        the other dims may be made on the way.
+        `passing`: how many temporary arrays of the same size there are. A dim of 0 counts as 1, since
+        temporary arrays along the other dims may be made.
         """
         count = math.prod(max(1, dim) for dim in dims)
         self._budget.check((1 + passing) * count * itemsize, _STEPS * count)
@@ -293,9 +296,10 @@ class Node:
         return count
 
     def ints(self, number: int) -> tuple[int, ...]:
-        """The elements of an input that decides, as whole numbers.
+        """The elements of an input that decides over the graph, as whole numbers.
 
-        Raises `Contradiction` for counts that cannot be; `Refused` if an input of the model says them.
+        Raises `Contradiction` for a count that is not valid, or `Refused` if it comes from an input of the
+        model.
         """
         if self.value(number).dtype.kind not in "iub":
             raise Declined(f"input {number} is of {self.value(number).dtype}, not of integers")
@@ -318,7 +322,7 @@ class Node:
         others = [each for each in self.inputs if each is not None and each is not value and not each.fixed]
         if not value.fixed or value.size != 1 or not any(each.rank >= value.rank for each in others):
             return value.tensor
-        if value.origin is not None and value.rank:  # a weight, like a bias of one channel, and no factor
+        if value.origin is not None and value.rank:  # a weight, such as a bias of one channel, is no factor
             return value.tensor
         one = value.array.reshape(())
         return int(one) if value.dtype.kind in "iub" else float(one.astype(np.float64))
@@ -328,7 +332,7 @@ class Node:
         return [self.operand(number) for number in range(len(self.inputs))]
 
     def unrolling(self, turns: int | None, stacked: int, *, parts: int = 1, behind: int = 0) -> Unrolling:
-        """What watches the turns of a recurrence or a loop: see `Unrolling`."""
+        """The object that watches the turns of a recurrence or a loop: see `Unrolling`."""
         return Unrolling(
             self.g, self._budget, self._most_operations, turns, stacked, parts=parts, behind=behind
         )

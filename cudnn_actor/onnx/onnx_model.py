@@ -1,4 +1,4 @@
-"""An ONNX model as what `Model` is made from: read and checked at once, imported for each set of dims."""
+"""An ONNX model as a source of `Model`: it is read and checked at once, and imported for each set of dims."""
 
 from __future__ import annotations
 
@@ -28,26 +28,25 @@ __all__ = ["OnnxModel"]
 
 
 class OnnxModel:
-    """An ONNX model, as what `Model` is made from. See `read` for the parameters and errors.
+    """An ONNX model, as a source of `Model`. See `read` for further errors.
 
     Parameters
     ----------
     model, limits
-        As of `read`.
+        See `read`.
     random
-        The seed of nodes that draw random numbers and have none of their own; None to refuse them.
+        The seed of nodes that draw random numbers and have no seed of their own; None to refuse such nodes.
     dtype
-        What its weights and activations are computed in: "bfloat16", "float16" or "float32"; None for the
-        dtypes of the file. See `CudnnRef.load`.
+        The dtype of weights and activations: "bfloat16", "float16" or "float32"; None for the dtypes of the
+        file. See `CudnnRef.load`.
     swappable
-        Whether its weights may be overwritten: see `Model.write`.
+        Whether the weights may be overwritten: see `Model.write`.
 
     Raises
     ------
     UnsupportedModel
-        It has operators that cannot be run, whatever the dims of its inputs. Names all such nodes. Where
-        those dims are numbers, it also names the nodes that cannot be run with what they and their
-        attributes are.
+        Nodes cannot be run, whatever the dims of the inputs. The error names all of them. If the dims are
+        numbers, it also names the nodes that cannot be run with these dims and the nodes' attributes.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class OnnxModel:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was read with: `random`, `dtype` and `swappable`."""
+        """The options with which the model was read: `random`, `dtype` and `swappable`."""
         file = self._file
         return {"random": file.random, "dtype": file.dtype, "swappable": file.swappable}
 
@@ -120,7 +119,7 @@ def check_operators(file: ModelFile) -> None:
         return
     if specs is not None:
         try:
-            # What a graph may have is the service's to say. So this looks at as much as fits one by default.
+            # The service decides how many operations a graph may have. This checks with its default limit.
             specialised(file, specs, {}, sys.maxsize, recorded=Recorded.of(GraphLimits().operations))
         except (NeedsValues, TooManyOperations):
             pass  # values that nobody has given: so dims and attributes add nothing to the problems

@@ -1,9 +1,9 @@
-"""Nodes that cannot be run whatever sizes the open dims of a model have: found when it is loaded.
+"""Finds the nodes that cannot be run, whatever sizes the open dims of a model have, when the model is loaded.
 
-Each node is tried by itself, with one size for all open dims, until it can be run with one. If there is
-none, it is refused where ONNX finds that the dims that are known contradict its operator, or where the
-reason is the same with each size, so that it lies in attributes and known dims. All else is left to the
-first run: nodes of subgraphs and of the model's own functions, too, and what reads a tensor of unknown rank.
+Each node is tried by itself, with one size for all open dims, until it can be run with a size. If there is no
+such size, the node is refused if ONNX finds that its known dims contradict its operator, or if the reason is
+the same with each size, so that it lies in attributes and known dims. All other errors are left to the first
+run. So are nodes of subgraphs and of the model's own functions, and nodes that read a tensor of unknown rank.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from cudnn_actor.protocol.graphs.limits import GraphLimits
 __all__ = ["problems_of_nodes"]
 
 _SIZES = (16, 1, 2, 60, 840)
-"""What is tried first for open dims; then the numbers of the node's own dims and attributes."""
+"""The sizes that are tried first for open dims. The numbers of the node's own dims and attributes follow."""
 _MOST_TRIALS = 32
-"""How often a node is tried with one size for all of its open dims, and how often with different ones."""
+"""How often a node is tried with one size for all of its open dims, and how often with different sizes."""
 _ENOUGH = 8
 """The trials after which a node is left to the first run if its reasons differ."""
 _LARGEST = 1 << 20
@@ -44,18 +44,19 @@ _SHORT = 1024
 _UNROLLED = frozenset({"DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"})
 _MOST_STEPS = 32
 _OPERATIONS_OF_NODE = 10
-"""How many operations the trials may add for each node, one of which may use up what is for all."""
+"""How many operations the trials may add for each node of the model. One node may use them all."""
 _FROM_RESULTS = frozenset({"Einsum", "GatherND", "Split"})
-"""Operators of which ONNX is not asked: their dims are known as far as they are the same with two sizes."""
+"""Operators about which ONNX is not asked: a dim of their results counts as known if it is the same with two
+sizes."""
 _BROADCAST = frozenset({"LayerNormalization", "PRelu", "RMSNormalization"})
 """Operators whose other inputs are broadcast to the first one."""
 _Dims = tuple[int | None, ...]
 
 
 def problems_of_nodes(file: ModelFile) -> list[str]:
-    """The nodes that can be run with no sizes of the open dims, and why.
+    """The nodes that cannot be run with any sizes of the open dims, and why.
 
-    Raises `InvalidModel` for the first of them whose dims contradict its operator.
+    Raises `InvalidModel` for the first node whose dims contradict its operator.
     """
     check = _Check(replace(file, dtype=None))
     for node in file.nodes:
@@ -65,7 +66,7 @@ def problems_of_nodes(file: ModelFile) -> list[str]:
 
 
 class _Type:
-    """What is known of a value: its dtype, and its dims, None for those of any size."""
+    """The known facts about a value: its dtype, and its dims, with None for a dim of any size."""
 
     __slots__ = ("dims", "dtype")
 
@@ -78,7 +79,7 @@ class _Type:
 
 
 _Known = _Type | Value | None
-"""An input of a node: what is known of it, a constant, or nothing if it is left out."""
+"""An input of a node: its known facts, a constant, or None if it is left out."""
 
 
 class _Check:
@@ -96,7 +97,7 @@ class _Check:
                 self._known[feature.name] = _Type(_numbers(feature), feature.dtype.numpy)
 
     def look_at(self, node: onnx.NodeProto) -> None:
-        """Try one node, and note what is known of its results."""
+        """Try one node, and note the known facts about its results."""
         inputs: list[_Known] = []
         for name in node.input:
             if name and name not in self._known:
@@ -114,7 +115,7 @@ class _Check:
             self._note(node, inputs, trial)
 
     def _try_sizes(self, node: onnx.NodeProto, inputs: Sequence[_Known]) -> Trial | None:
-        """A trial that ended well; None if there is none, or nothing is known of its results."""
+        """A trial that succeeded; None if there is none, or if nothing is known of its results."""
         failed: list[Trial] = []
         types, data = _facts_for_onnx(node, inputs)
         problem, same = "", True
@@ -155,7 +156,7 @@ class _Check:
         return self._import.trial(node, values)
 
     def _note(self, node: onnx.NodeProto, inputs: Sequence[_Known], trial: Trial) -> None:
-        """What is known of the results of a node that was tried."""
+        """Note the known facts about the results of a node that was tried."""
         is_open, other = _open(inputs) > 0, None
         if node.op_type in _FROM_RESULTS:
             other = self._trial(node, inputs, itertools.repeat(_SIZES[-1] + 1)) if is_open else trial
@@ -180,12 +181,13 @@ def _numbers(feature: Feature) -> _Dims:
 
 
 def _open(inputs: Sequence[_Known]) -> int:
-    """How many dims are open."""
+    """How many dims of the inputs are open."""
     return sum(each.dims.count(None) for each in inputs if isinstance(each, _Type))
 
 
 def _sizes(node: onnx.NodeProto, inputs: Sequence[_Known]) -> Iterator[tuple[int, ...]]:
-    """Sizes to try for the open dims: one for all, then different ones, of the numbers that the node has."""
+    """Sizes to try for the open dims: first one size for all, then different ones, from the numbers that the
+    node has."""
     count = _open(inputs)
     if not count:
         yield ()
@@ -202,7 +204,7 @@ def _sizes(node: onnx.NodeProto, inputs: Sequence[_Known]) -> Iterator[tuple[int
 def _facts_for_onnx(
     node: onnx.NodeProto, inputs: Sequence[_Known]
 ) -> tuple[Mapping[str, onnx.TypeProto], Mapping[str, onnx.TensorProto]]:
-    """What ONNX is told of a node's inputs: their types, and the elements of short constants."""
+    """The facts that ONNX is told about a node's inputs: their types, and the elements of short constants."""
     types, data = {}, {}
     for name, each in zip(node.input, inputs, strict=True):
         if isinstance(each, _Type):
@@ -215,7 +217,7 @@ def _facts_for_onnx(
 
 
 def _dims_of(inferred: onnx.TypeProto | None, made: Value) -> _Dims | None:
-    """The dims that ONNX infers; None if it infers none, or others than a trial has."""
+    """The dims that ONNX infers; None if it infers none, or if they differ from a trial's."""
     if inferred is None or not inferred.tensor_type.HasField("shape"):
         return None
     found = [dim.dim_value if dim.HasField("dim_value") else None for dim in inferred.tensor_type.shape.dim]
@@ -236,7 +238,7 @@ def _text_of_dims(dims: _Dims) -> str:
 
 
 def _problem_of_dims(node: onnx.NodeProto, inputs: Sequence[_Known]) -> str:
-    """Why dims that are known contradict operators of which ONNX says too little; empty if they do not."""
+    """Why known dims contradict an operator that ONNX does not check enough; empty if they do not."""
     if node.op_type == "Reshape":
         return _other_elements(node, inputs)
     dims = [each.dims for each in inputs if each is not None]
@@ -247,7 +249,7 @@ def _problem_of_dims(node: onnx.NodeProto, inputs: Sequence[_Known]) -> str:
 
 
 def _differ(wide: _Dims, narrow: _Dims) -> bool:
-    """Whether dims that are known keep a tensor from being broadcast to others."""
+    """Whether known dims prevent a tensor from being broadcast to others."""
     pairs = zip(reversed(wide), reversed(narrow), strict=False)
     return any(None not in (a, b) and b not in (1, a) for a, b in pairs)
 

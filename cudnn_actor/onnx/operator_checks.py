@@ -1,4 +1,4 @@
-"""Which operators of a model can be run at all, whatever the dims of its inputs."""
+"""Checks which operators of a model can be run at all, whatever the dims of its inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEWEST: Mapping[str, int] = {"": defs.onnx_opset_version(), "ai.onnx.ml": defs.
 
 
 def unknown_versions(file: ModelFile) -> list[str]:
-    """What says that a model asks for versions of ONNX's operators that the installed onnx does not have."""
+    """Texts about versions of ONNX's operators that a model asks for and the installed onnx does not have."""
     imports = [("opset_import", file.opsets)]
     imports += [(f"function {each.name!r}", versions(each.opset_import)) for each in file.functions.values()]
     return [
@@ -40,10 +40,10 @@ def _known_versions(version: int, newest: int) -> str:
 
 
 def problems_of(file: ModelFile) -> list[str]:
-    """The nodes that can be run with no dims whatever, each once, and why.
+    """The nodes that cannot be run with any dims, each once, and why.
 
-    One in a function of the model is named with the first call by which it is reached: each function is
-    looked at once, since there may be exponentially many ways to it.
+    A node in a function of the model is named with the first call by which it is reached: each function is
+    checked once, since there may be exponentially many ways to reach it.
     """
     found: list[str] = []
     reached: set[tuple[str, str, str]] = set()

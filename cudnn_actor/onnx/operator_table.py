@@ -14,14 +14,15 @@ from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 __all__ = ["HANDLERS", "NO_WAY", "RANDOM", "UNSEEDED", "Handler", "handler_of", "operator", "unknown"]
 
 Handler = Callable[[Node, GraphBuilder], Result]
-"""Adds a node to the graph and gives its results; raises `Declined` for what it cannot run."""
+"""A function that adds a node to the graph and returns its results. It raises `Declined` for a node that it
+cannot run."""
 
 HANDLERS: dict[tuple[str, str], dict[int, Handler]] = {}
 """Domain and operator → handlers, by the version since which each of them is right."""
 
 
 NO_WAY = "no operator of that name and version is known here, and ONNX defines it by no function"
-"""Why a node cannot be run whose operator is unknown. What can be done about it may follow."""
+"""The reason for which a node with an unknown operator cannot be run. A hint may follow."""
 
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -31,11 +32,12 @@ UNSEEDED = (
     "draws random numbers from no seed: load the model with one, as in gpu.load(model, random=1) or "
     "`cudnn-actor run --random 1`"
 )
-"""Why a node of one of them cannot be run that has no seed."""
+"""The reason for which a node of such an operator cannot be run without a seed."""
 
 
 def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Any], Any]:
-    """Decorate the handler of these operators, from a version of the domain on until another begins."""
+    """Decorate the handler of these operators. It counts from a version of the domain on, until another
+    handler's begins."""
 
     def decorate(handler: Any) -> Any:
         for name in names:
@@ -53,7 +55,8 @@ def handler_of(domain: str, op_type: str, version: int) -> Handler | None:
 
 
 def unknown(node: onnx.NodeProto, opsets: Mapping[str, int]) -> str:
-    """Why a node of an operator without a handler cannot be run, and what can be done about it."""
+    """The text that says why a node of an operator without a handler cannot be run, and what can be done
+    about it."""
     domain = domain_of(node)
     version = opsets.get(domain, 1)
     later = [since for since in HANDLERS.get((domain, node.op_type), {}) if since > version]

@@ -1,7 +1,9 @@
-"""How constants follow from initialisers: by which nodes, so that these can compute them again, and need not.
+"""How constants follow from initialisers: by which nodes. So they can be computed again, or be recognised
+without that.
 
-Constants of initialisers that may be overwritten are computed again with the new values. The others are known
-by their keys in the next import of the file, for other dims: their elements need not be read for that.
+Constants that follow from initialisers which may be overwritten are computed again with the new values. Other
+constants are recognised by their keys in the next import of the file, for other dims, without reading their
+elements.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ _UNBOUNDED = 1 << 62
 def origins_of(
     node: onnx.NodeProto, inputs: Sequence[Value | None], opsets: Mapping[str, int]
 ) -> list[Origin | None]:
-    """What each result of a node that has only constants is computed from; None if from no initialiser that
-    may be overwritten."""
+    """The origin of each result of a node whose inputs are all constants; None if it follows from no
+    initialiser that may be overwritten."""
     names = frozenset[str]().union(
         *(each.origin.names for each in inputs if each is not None and each.origin is not None)
     )
@@ -59,7 +61,8 @@ def origins_of(
 
 
 def keys_of(node: onnx.NodeProto, inputs: Sequence[Value | None], opsets: Mapping[str, int]) -> list[str]:
-    """A key for each result of a node that has only constants; empty where its elements must tell.
+    """A key for each result of a node whose inputs are all constants; empty if only its elements can identify
+    it.
 
     A result has a key if an input has one, since large constants are initialisers or follow from them.
     """
@@ -81,7 +84,7 @@ def _compute(
 
 
 def _key(node: onnx.NodeProto, inputs: Sequence[Value | None], opsets: Mapping[str, int]) -> str:
-    """Equal for equal nodes of the same inputs, whatever their names are."""
+    """A key that is equal for equal nodes with the same inputs, whatever their names are."""
     bare = onnx.NodeProto()
     bare.CopyFrom(node)
     bare.name = bare.doc_string = ""

@@ -1,4 +1,4 @@
-"""Where nodes of a model stand while it is imported, and what is known of what they give."""
+"""The places of a model's nodes while it is imported, and the known facts about their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Unknown:
-    """The result of a node that cannot be run, or that values decide over which are not known yet."""
+    """The result of a node that cannot be run, or that depends on values which are not known yet."""
 
 
 class Misfit(Exception):
@@ -45,18 +45,18 @@ class Misfit(Exception):
 
 
 class Unknowable(Exception):
-    """Raised where the result of a node that cannot be run is needed."""
+    """Raised when the result of a node that cannot be run is needed."""
 
 
 UNKNOWN, UNDECIDED = Unknown(), Unknown()
 Scope = ChainMap[str, "Value | Unknown | None"]
-"""What names stand for: a layer for each subgraph around."""
+"""The values of names, with a layer for each enclosing subgraph."""
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where nodes are: what their names stand for, the operators' versions, and the attributes of the
-    function that they are in."""
+    """The place of nodes: the values of names, the operators' versions, and the attributes of the enclosing
+    function."""
 
     names: Scope
     opsets: Opsets
@@ -64,14 +64,16 @@ class Place:
     label: str = ""
     depth: int = 0
     as_written: bool = False
-    """Whether they are of ONNX's own functions, which say by themselves what they compute in float32."""
+    """Whether the nodes are those of ONNX's own functions, which say themselves what they compute in
+    float32."""
     unrolled: int | None = None
-    """How many operations the graph may have if a loop is unrolled. `TooManyTurns` is raised for more, and
-    what is raised where values are missing. None for as many as a graph may have; both are reported then."""
+    """How many operations the graph may have if a loop is unrolled. For more, `TooManyTurns` is raised, and
+    missing values raise their error. With None, the graph's own limit holds, and both are reported
+    instead."""
 
 
 class Part(NamedTuple):
-    """A graph, its weights, and what random numbers a run of it draws: see `Specialised`."""
+    """A graph, its weights, and the random numbers that a run draws: see `Specialised`."""
 
     graph: Graph
     weights: Mapping[str, tuple[str, Weight]]
@@ -81,10 +83,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trial:
-    """What became of one node by itself: why it cannot be run, or its results.
+    """The outcome of trying one node by itself: why it cannot be run, or its results.
 
-    `unfit`: whether its operator does not take what it has, so that the file is at fault. `telling`: whether
-    the words of `problem` have in them each dim that it is about.
+    `unfit`: whether its operator does not take its inputs or attributes, so that the file is at fault.
+    `telling`: whether the text of `problem` contains each dim that it is about.
     """
 
     problem: str = ""
@@ -94,7 +96,7 @@ class Trial:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a node cannot be run, of what was raised for it."""
+    """The reason for which a node cannot be run, from the error that it raised."""
     match error:
         case Declined():
             return str(error)

@@ -22,17 +22,18 @@ from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 __all__ = ["LITTLE", "Initialisers", "PortNames", "Ports", "key_of"]
 
 LITTLE = 1 << 16
-"""A constant of at most so many bytes has its digest as its key, so equal ones are one buffer."""
+"""A constant of at most this many bytes has its digest as its key, so equal constants share a buffer."""
 
 
 class PortNames:
-    """Gives each name once, in one graph, or in all graphs of a model that is cut at its loops."""
+    """Makes names of ports, each only once in a graph, or in all graphs of a model that is cut at its
+    loops."""
 
     def __init__(self) -> None:
         self._names = {SCRATCH}
-        """The names that are taken. No body of a loop may have a port of this name."""
+        """The names that are taken. No body of a loop may have a port of such a name."""
         self._numbered: Counter[str] = Counter()
-        """Names → the last number that was given to a port of that name."""
+        """Names → the last number of a port of that name."""
 
     def new(self, name: str) -> str:
         """A name that no port has yet."""
@@ -45,12 +46,12 @@ class PortNames:
 
 
 class Ports:
-    """Makes the inputs of one graph, each when it is first needed, under a name that no other has.
+    """Makes the inputs of one graph, each when it is first needed, under a name of its own.
 
     Parameters
     ----------
     g
-        Builds the graph.
+        The builder of the graph.
     file
         The model.
     specs
@@ -58,7 +59,7 @@ class Ports:
     values
         The values of the inputs that decide over shapes.
     names
-        Where the names of ports come from.
+        The object that makes the names of ports.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class Ports:
     ) -> None:
         self._g, self._file, self._specs, self._values = g, file, specs, values
         self._inputs: dict[str, str] = {}
-        """The model's inputs that are read → ports."""
+        """The model's inputs that are read → their ports."""
         self.name = names.new
         self.looked_at: set[str] = set()
-        """Initialisers whose values are part of the graph, of those that may be overwritten."""
+        """The initialisers that may be overwritten and whose values are part of the graph."""
         self._packed: dict[int, Value] = {}
-        """Inputs of the model, by the ids of their values."""
+        """The model's inputs, by the ids of their values."""
         self._origins: dict[str, Origin] = {}
         self._weights: dict[str, tuple[str, Weight]] = {}
         self._of_weight: dict[str, Tensor] = {}
@@ -100,7 +101,7 @@ class Ports:
         return {key: self._origins[key] for key in keys if key in self._origins}
 
     def random(self, read: Collection[str]) -> Draws | None:
-        """What random numbers a run of the graph draws; None if it draws none."""
+        """The random numbers that a run of the graph draws; None if it draws none."""
         if self._random not in read:
             return None
         return Draws(port=self._random, seed=self._file.random or 0, count=self._drawn)
@@ -188,10 +189,10 @@ class Ports:
         *,
         origin: Origin | None = None,
     ) -> Tensor:
-        """A constant as an input of the graph: one for equal values in the same layout and dtype.
+        """A constant as an input of the graph. Equal values in the same layout and dtype have one input.
 
-        `key` is equal for equal values; by default, the values' digest. `name`: of the port. `stored`: a
-        dtype that its floats are converted to when they are uploaded. `origin`: what it is computed from.
+        `key` is equal for equal values; by default, it is their digest. `name`: the port's name. `stored`:
+        the dtype to which floats are converted when they are uploaded. `origin`: the constant's origin.
 
         Raises `Declined` for a dtype that no tensor has, and `Empty`.
         """
@@ -215,7 +216,7 @@ class Ports:
         return self._of_weight[key]
 
     def random_state(self, seed: float | None, count: int) -> Tensor:
-        """A state of random numbers for a node, which draws so many: of its own seed, or of the model's.
+        """A state of random numbers for a node that draws `count` of them, from its own seed or the model's.
 
         The seed and the number of the first element are an input of the graph, which each run sets anew.
         """
@@ -233,8 +234,8 @@ class Ports:
 
 
 class Initialisers(dict[str, Any]):
-    """What the names of the file's initialisers stand for, each made when it is first looked up: a model that
-    is cut has hundreds of imports, and each of them reads few."""
+    """The values of the names of the file's initialisers. Each is made when it is first looked up, because a
+    model that is cut has hundreds of imports, each of which reads few."""
 
     def __init__(self, ports: Ports, file: ModelFile) -> None:
         super().__init__()
@@ -251,7 +252,7 @@ class Initialisers(dict[str, Any]):
 
 
 def key_of(array: np.ndarray, dtype: DType) -> str:
-    """What is equal for equal values of that dtype."""
+    """A key that is equal for equal values of that dtype."""
     data = np.ascontiguousarray(array)
     digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16)
     return f"{dtype} {array.shape} {digest.hexdigest()}"

@@ -1,15 +1,16 @@
-"""In which dtype a model is computed that is loaded with one, `load(dtype="bfloat16")`.
+"""The dtypes of values in a model that is loaded with a dtype, as by `load(dtype="bfloat16")`.
 
-Values of floating-point dtypes are of that dtype in the graph. Some stay float32:
+Floating-point values have that dtype in the graph. Some stay float32:
 
-- `EXACT`: what is given or counted, and what follows from it alone element by element: inputs of the model,
-  integers as floats, positions, angles. It is rounded where it meets an activation, or is multiplied as a
-  matrix or filtered. So 1,023 is no 1,024, and pictures are scaled before they are rounded.
+- `EXACT`: values that are given or counted, and values that follow from these alone by elementwise
+  operations: inputs of the model, integers as floats, positions, angles. They are rounded where they are
+  combined with an activation, are an operand of a matrix product, or are filtered. So 1,023 is no 1,024, and
+  pictures are scaled before they are rounded.
 - `STATISTIC`: sums and means, and what follows from them alone: variances, their roots, norms of vectors.
-  What they are put together with is computed in float32, and the result is rounded.
+  An operation of such a value and another one is computed in float32, and the result is rounded.
 
-Constants keep the file's dtype until a node that is added to the graph reads them: so what decides over
-shapes is computed as the file says. Norms and softmax compute in float32 by themselves.
+Constants keep the file's dtype until a node that is added to the graph reads them. So values that decide over
+shapes are computed as in the file. Norms and softmax compute in float32 by themselves.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["Precision", "Standing", "checked_precision"]
 _WIDE = DType.FLOAT32
 _CHOICES = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
 _PASSING = frozenset({"generators", "indexing", "movement", "pointwise", "reduction", "spectra"})
-"""Families of operators whose results may stay exact, as those that follow from inputs element by element."""
+"""Families of operators whose results stay exact if their inputs are, such as elementwise operators."""
 _OF_WIDE = frozenset({"quantised", "runtime_quantised", "spectra"})
 """Families of operators that read float32: those to integers, which round as the file says, and spectra."""
 _SUMS = frozenset(
@@ -79,12 +80,12 @@ def checked_precision(dtype: object) -> DType | None:
 
 
 class Precision:
-    """What the values of one import are converted to, as they enter and leave nodes.
+    """Converts the values of one import, as they enter and leave nodes.
 
     Parameters
     ----------
     dtype
-        That of weights and activations.
+        The dtype of weights and activations.
     g
         The builder of the graph.
     nodes
@@ -94,11 +95,11 @@ class Precision:
     def __init__(self, dtype: DType, g: GraphBuilder, nodes: Iterable[onnx.NodeProto]) -> None:
         self._dtype, self._g = dtype, g
         self._summed = frozenset(name for node in nodes if node.op_type in _SUMS for name in node.input)
-        """Names of what is summed: squares, which may be beyond float16's limits."""
+        """The names of values that are summed: their squares may exceed float16's limits."""
         self._made: dict[tuple[int, DType], tuple[Value, Value]] = {}
-        """Values in other dtypes, with those that they were made from, whose ids stay so."""
+        """Converted values, with their originals, so that the originals' ids stay theirs."""
         self._sources: dict[int, tuple[Value, Value]] = {}
-        """Results that were rounded, by their ids, and what they were before."""
+        """Rounded results, by their ids, with the values before the rounding."""
 
     def of_input(self, value: Value) -> Value:
         """An input of the model."""
@@ -112,7 +113,8 @@ class Precision:
     def converted(self, node: onnx.NodeProto, inputs: _Inputs) -> Value | None:
         """The result of a node that only converts between floats: its input. None if it does more.
 
-        So a model that says float32 or float16 of its activations is computed in the dtype all the same.
+        So a model that declares its activations as float32 or float16 is computed in the given dtype all the
+        same.
         """
         if domain_of(node) or node.op_type not in ("Cast", "CastLike") or not inputs:
             return None
@@ -157,7 +159,7 @@ class Precision:
         return found
 
     def wide(self, value: Value) -> Value:
-        """What a loop is given, hands on from turn to turn, or gives: floats are float32 there."""
+        """A value that a loop takes, hands on from turn to turn, or returns: floats are float32 there."""
         return self._as(value, _WIDE) if _is_floating(value) else value
 
     def dtype_in_loops(self, value: Value) -> DType | None:
@@ -170,12 +172,12 @@ class Precision:
         return tensor if dtype is None or not tensor.dtype.is_floating else self._g.astype(tensor, dtype)
 
     def constant(self, array: np.ndarray, feature: Feature) -> np.ndarray:
-        """The same of an output that needs no computation."""
+        """An output that is a constant, with the dtype of the model's output."""
         dtype = _floating(feature.dtype)
         return array if dtype is None or _floating(DType.of(array.dtype)) is None else rounded(array, dtype)
 
     def _source(self, value: Value | None) -> Value | None:
-        """What a result was before it was rounded."""
+        """The value of a result before it was rounded; None if it was not rounded."""
         return self._sources[id(value)][1] if id(value) in self._sources else value
 
     def _wide(self, values: _Inputs, since: int = 0) -> list[Value | None]:
@@ -218,7 +220,7 @@ class Precision:
 
 
 def _within_limits(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
-    """x in a dtype, of whose limits what is finite stays within: see `rounded`."""
+    """x in another dtype. Finite numbers stay within the dtype's limits: see `rounded`."""
     limit = largest(dtype)
     return g.astype(g.where(g.isinf(x), x, g.clip(x, -limit, limit)), dtype)
 

@@ -47,7 +47,7 @@ Opsets = Mapping[str, int]
 """The version of the operators of each domain."""
 _UNKNOWN = "cudnn_actor.unknown"
 _UNKNOWN_DIMS = (None, -1, "", "-1", "?")
-"""What exporters write for a dim of any size, which is no name that others share."""
+"""The values that exporters write for a dim of any size. They are no names that several dims share."""
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,25 +56,27 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     nbytes
-        Bytes of its file, and of all its tensors.
+        The bytes of the model's file, and of all its tensors.
     nodes
-        Its nodes, those of its functions and subgraphs included; and those of an import, where functions are
-        expanded and loops unrolled. A call or a turn with more inputs or outputs than nodes counts as those.
+        The nodes of the model, including those of its functions and subgraphs; and the nodes of an import, in
+        which functions are expanded and loops unrolled. A call or a turn with more inputs or outputs than
+        nodes counts with that number.
     constants
-        Bytes of the arrays that an import may make by itself, beside 16 for each byte of the file and of its
-        tensors. What would need more is left to the service, or refused if its values decide over shapes.
+        The bytes of arrays that an import may make by itself, in addition to 16 for each byte of the file and
+        of its tensors. A node that needs more is left to the service, or refused if its values decide over
+        shapes.
     steps
-        Elementary steps, of about a nanosecond each, that an import may take to compute them, beside 320 for
-        each such byte.
+        The elementary steps, of about a nanosecond each, that an import may take to compute these arrays, in
+        addition to 320 for each such byte.
     unrolled
-        How many operations a graph may have by unrolling a `Loop` or a `Scan` of the model itself. One with
-        more runs as a loop: see `cudnn-actor docs onnx`. None for as many as a graph may have, which is also
-        the most.
+        How many operations a graph may have by unrolling a `Loop` or a `Scan` of the model itself. A longer
+        one runs as a loop: see `cudnn-actor docs onnx`. None for the limit of a graph, which is also the
+        largest value.
 
     Raises
     ------
     InvalidRequest
-        A limit is no whole number of at least 1; `unrolled`, of at least 0.
+        A limit is no whole number of at least 1, or, for `unrolled`, of at least 0.
     """
 
     nbytes: int = 64 << 30
@@ -95,13 +97,12 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFile:
     """A model that was read and checked.
 
-    `inputs`: those that have to be given. `defaults`: those that have a default, which is an initialiser.
-    `opsets`: the versions that it imports. `tensors`: its initialisers. `nodes`: in an order in which each
-    comes after those whose results it reads. `functions`: its own, by domain, name and overload. `declared`:
-    the dtypes that it says of names, by ONNX's numbers.
-    `limits`: those of an import, for a file of this size. `random`: the seed of nodes without one. `dtype`:
-    that weights and activations are to be computed in; None for their own. `swappable`: whether initialisers
-    may be overwritten later.
+    `inputs`: the inputs that have to be given. `defaults`: the inputs with an initialiser as a default value.
+    `opsets`: the versions of domains that the model imports. `tensors`: its initialisers. `nodes`: its nodes,
+    each after the nodes whose results it reads. `functions`: its own functions, by domain, name and overload.
+    `declared`: the declared dtypes of names, by ONNX's numbers. `limits`: the limits of an import, for a file
+    of this size. `random`: the seed of nodes without one. `dtype`: the dtype in which weights and activations
+    are computed; None for their own. `swappable`: whether initialisers may be overwritten later.
     """
 
     inputs: tuple[Feature, ...]
@@ -126,17 +127,17 @@ def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
     model
         A path, the bytes of a file, or an `onnx.ModelProto`.
     limits
-        How large it may be.
+        The limits of the model's size.
 
     Raises
     ------
     ModelNotFound
         There is no file at that path.
     InvalidModel
-        It cannot be read, contradicts itself, or refers to data outside of its folder. Names the node or the
-        initialiser.
+        The model cannot be read, contradicts itself, or refers to data outside of its folder. The error names
+        the node or the initialiser.
     InvalidRequest
-        It is over a limit, or `model` is none of these.
+        The model is over a limit, or `model` has another type.
     """
     limits = limits or ModelLimits()
     proto, folder = _open(model, limits)
@@ -169,7 +170,7 @@ def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits
 
 
 def _encoded_bytes(proto: onnx.ModelProto) -> int:
-    """Bytes of the nodes, in which constants are, too."""
+    """The bytes of the nodes, including constants in them."""
     parts = [*proto.graph.node, *proto.functions]
     try:
         return sum(each.ByteSize() for each in parts)
@@ -178,7 +179,7 @@ def _encoded_bytes(proto: onnx.ModelProto) -> int:
 
 
 def _of_import(limits: ModelLimits, nbytes: int) -> ModelLimits:
-    """The limits of an import of a file that has so many bytes with its tensors."""
+    """The limits of an import of a file that has `nbytes` bytes with its tensors."""
     return msgspec.structs.replace(
         limits, constants=limits.constants + 16 * nbytes, steps=limits.steps + 320 * nbytes
     )
@@ -204,7 +205,8 @@ def _check_names(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Non
 
 
 def _names_of(graph: onnx.GraphProto) -> Iterable[Any]:
-    """The names of a graph: its own, its inputs' and outputs', those of their dims, and its tensors'."""
+    """The names in a graph: its own, and those of its inputs and outputs, of their dims, and of its
+    tensors."""
     yield graph.name
     for value in (*graph.input, *graph.output):
         yield value.name
@@ -232,7 +234,8 @@ def versions(imports: Iterable[onnx.OperatorSetIdProto]) -> Opsets:
 
 
 def declared_in(graph: onnx.GraphProto) -> dict[str, int]:
-    """The dtypes that a graph says of names, by ONNX's numbers; nothing of what is no tensor."""
+    """The dtypes that a graph declares for names, by ONNX's numbers. Names of other types than tensors are
+    missing."""
     values = (*graph.input, *graph.value_info, *graph.output)
     found = {each.name: each.type.tensor_type.elem_type for each in values}
     return {name: dtype for name, dtype in found.items() if dtype}
@@ -301,7 +304,7 @@ def _graphs(attributes: Iterable[onnx.AttributeProto]) -> Iterable[onnx.GraphPro
 
 
 def _with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
-    """Nodes, and those of their subgraphs."""
+    """Nodes, and the nodes of their subgraphs."""
     for node in nodes:
         yield node
         for graph in _graphs(node.attribute):
@@ -309,7 +312,7 @@ def _with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
 
 
 def _all_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes of a model, those of its functions and subgraphs included."""
+    """The nodes of a model, including those of its functions and subgraphs."""
     found = list(_with_inner(proto.graph.node))
     for function in proto.functions:
         for nodes in (function.node, *(graph.node for graph in _graphs(function.attribute_proto))):
@@ -380,13 +383,13 @@ def _check_nodes(count: int, limits: ModelLimits) -> None:
 def _check(
     bare: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], tensors: Iterable[onnx.TensorProto]
 ) -> None:
-    """Have ONNX's own checker look at a model, whose tensors were read already."""
+    """Check a model by ONNX's own checker. Its tensors were read before."""
     checked = onnx.ModelProto()
     checked.CopyFrom(bare)
     del checked.graph.node[:]
     checked.graph.node.extend(nodes)
     known = {each.name for each in checked.graph.input}
-    for tensor in tensors:  # what the checker needs to know of them is that they are there
+    for tensor in tensors:  # the checker only needs to know that they exist
         if tensor.name not in known:
             info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             checked.graph.input.append(info)
@@ -401,9 +404,9 @@ def _check(
 
 
 def _set_apart_unknown(checked: onnx.ModelProto) -> None:
-    """Give nodes of unknown operators a domain of which the checker does not know any.
+    """Give nodes of unknown operators a domain that the checker does not know.
 
-    It would refuse the first of them; who imports the model names all.
+    The checker would refuse the first of them, while the import names all.
     """
     own = {(each.domain, each.name, each.overload) for each in checked.functions}
     for part, nodes in ((checked, checked.graph.node), *((each, each.node) for each in checked.functions)):
@@ -435,7 +438,7 @@ def _read_data(
 
 
 def _tensors(attributes: Sequence[onnx.AttributeProto]) -> Iterable[onnx.TensorProto]:
-    """The tensors in attributes, and those of their subgraphs."""
+    """The tensors in attributes, and the tensors of their subgraphs."""
     sparse: list[onnx.SparseTensorProto] = []
     for each in attributes:
         yield from [each.t] if each.HasField("t") else []
@@ -478,7 +481,7 @@ def _initialisers(
 
 
 def _feature(value: onnx.ValueInfoProto) -> Feature:
-    """What a model says of an input or an output."""
+    """The record of a model's input or output."""
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         kind = kind.removesuffix("_type").replace("_", " ") if kind else "unknown"

@@ -1,4 +1,4 @@
-"""What ONNX's own reference implementation gives: slow, and independent of every engine here."""
+"""Outputs of ONNX's own reference implementation, which is slow, and independent of every engine here."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["reference_outputs"]
 def reference_outputs(
     model: Path, inputs: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """The outputs of a model, by name, computed with NumPy in this process. Blocks. Raises what ONNX does.
+    """The outputs of a model, by name, computed with NumPy in this process. Blocks. Raises ONNX's errors.
 
-    `tensors`: values in place of its initialisers.
+    `tensors`: values that replace the model's initialisers.
     """
     file = onnx.load(str(model))
     for each in file.graph.initializer:

@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime's own that its optimiser and quantiser write: what they take and give.
+"""The schemas of ONNX Runtime's own operators, which its optimiser and quantiser write.
 
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """

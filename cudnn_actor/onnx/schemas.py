@@ -1,4 +1,4 @@
-"""What ONNX says of its operators, and what it infers of their results."""
+"""ONNX's schemas of its operators, and its inference of their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["NOT_INFERRED", "Schema", "domain_of", "infer", "of_onnx", "schema_fo
 Schema = Any
 """An `onnx.defs.OpSchema`, whose declared types lack half of its attributes."""
 NOT_INFERRED = (checker.ValidationError, shape_inference.InferenceError)
-"""What ONNX raises where a node contradicts what its operator says."""
+"""The errors that ONNX raises for a node that contradicts its operator."""
 _UNSAFE = frozenset({"Einsum", "GatherND", "Split"})
 """Operators whose inference, which is native code, reads or writes beyond its memory for some nodes that
 contradict themselves, or does not end. Random nodes of every operator and version were tried to find them."""
@@ -25,12 +25,12 @@ _MOST = 1024
 
 
 def domain_of(node: onnx.NodeProto | onnx.OperatorSetIdProto) -> str:
-    """The domain of a node's operator, or of an import: empty for ONNX's own, which has two names."""
+    """The domain of a node's operator, or of an import; empty for ONNX's own domain, which has two names."""
     return "" if node.domain == "ai.onnx" else node.domain
 
 
 def schema_for(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Schema | None:
-    """The schema of a node's operator, in these versions of the domains; None if there is none."""
+    """The schema of a node's operator for these versions of the domains; None if there is none."""
     domain = domain_of(node)
     return schema_of(node.op_type, opsets.get(domain, 1), domain)
 
@@ -43,7 +43,7 @@ def schema_of(op_type: str, version: int, domain: str) -> Schema | None:
 
 @functools.lru_cache(maxsize=4096)
 def of_onnx(op_type: str, version: int, domain: str) -> Schema | None:
-    """The same, of those that ONNX has."""
+    """The schema of an operator of ONNX's own in a version of its domain; None if there is none."""
     try:
         return defs.get_schema(op_type, version, domain)
     except defs.SchemaError:
@@ -51,7 +51,7 @@ def of_onnx(op_type: str, version: int, domain: str) -> Schema | None:
 
 
 _UNKNOWN = (*NOT_INFERRED, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-"""Raised by ONNX where it cannot tell the results of a node."""
+"""The errors that ONNX raises if it cannot infer the results of a node."""
 
 
 def infer(
@@ -60,10 +60,11 @@ def infer(
     data: Mapping[str, onnx.TensorProto],
     opsets: Mapping[str, int],
 ) -> tuple[Mapping[str, onnx.TypeProto], str]:
-    """What ONNX infers of a node's results, by name; nothing if it cannot, or is not to be asked.
+    """The types that ONNX infers for a node's results, by name; nothing if it cannot, or is not to be asked.
 
-    And why it finds that dims of the node's inputs contradict its operator; empty if it does not. It looks at
-    what dims say alone, so that what it does not find may contradict the operator, too.
+    The second result is the reason for which ONNX finds that the dims of the node's inputs contradict its
+    operator; empty if it finds none. ONNX checks only dims, so the inputs may contradict the operator in
+    other ways.
     """
     schema = schema_for(node, opsets)
     if schema is None or node.op_type in _UNSAFE or any(abs(each.i) > _MOST for each in node.attribute):

@@ -38,7 +38,7 @@ _VALUES = (
     "raw_data",
     *(f"{kind}_data" for kind in ("float", "double", "int32", "int64", "uint64", "string")),
 )
-"""The fields in which ONNX's tensors have their values."""
+"""The fields of ONNX's tensors that may have their values."""
 
 
 def array_of(
@@ -71,9 +71,9 @@ def array_of(
 
 
 def too_many_dims(dims: Sequence[int]) -> str:
-    """What is wrong with dims that are more than an array can have; empty if they are not.
+    """The problem with more dims than an array can have; empty if there are not too many.
 
-    To be asked first: the product of very many large numbers takes minutes.
+    Call this first: the product of very many large numbers takes minutes.
     """
     return f"has {len(dims):,} dims, where an array has at most {MOST_DIMS}" if len(dims) > MOST_DIMS else ""
 
@@ -118,7 +118,8 @@ def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None, most: 
 
 
 def _bytes_in(path: Path, offset: int, size: int, where: str, most: int) -> bytes:
-    """The data of a tensor. What is not there, or too much, is refused before memory is taken for it."""
+    """The data of a tensor in a file. Missing or too many bytes are refused before memory is taken for
+    them."""
     try:
         there = size_of(path) - offset
         data = bytes_of(path, offset, size) if size <= min(there, most) else b""
@@ -132,7 +133,7 @@ def _bytes_in(path: Path, offset: int, size: int, where: str, most: int) -> byte
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file; a pipe would block, and a device has no end."""
+    """The bytes of a file. Only regular files are allowed: a pipe would block, and a device has no end."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         kind = "a folder, not a file" if stat.S_ISDIR(found.st_mode) else "not a regular file"
@@ -151,7 +152,7 @@ def bytes_of(path: Path, offset: int, count: int) -> bytes:
 
 
 def _nbytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of a tensor's raw data; elements of less than 8 bits are packed."""
+    """The bytes of a tensor's raw data. Elements of less than 8 bits are packed."""
     count: int = math.prod(tensor.dims)
     name = _NAMES[tensor.data_type]
     bits = next((bits for text, bits in (("int4", 4), ("float4", 4), ("int2", 2)) if text in name), 0)
@@ -165,7 +166,7 @@ def dtype_name(code: int) -> str:
 
 
 def numpy_dtype(code: int) -> np.dtype[Any] | None:
-    """The NumPy dtype of one of ONNX's; None for strings and those that are unknown."""
+    """The NumPy dtype of one of ONNX's dtypes; None for strings and unknown dtypes."""
     if code in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
         return None
     try:
@@ -175,7 +176,8 @@ def numpy_dtype(code: int) -> np.dtype[Any] | None:
 
 
 def over_nbytes(what: str, limit: int | None = None) -> InvalidRequest:
-    """The error for a model, or a part of it, of too many bytes: `what` says how many, and of what."""
+    """The error for a model, or a part of it, with too many bytes. `what`: a text with the part and its
+    bytes."""
     which = "" if limit is None else f", which is {limit:,}"
     return InvalidRequest(
         field="model",

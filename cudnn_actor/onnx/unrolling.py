@@ -1,5 +1,5 @@
-"""Recurrences and loops are unrolled: after the second turn it is known whether all fit into a graph, and
-into an import."""
+"""Watches the unrolling of recurrences and loops: after the second turn it is known whether all turns fit
+into a graph, and into an import."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Unrolling:
     g
         The builder of the graph.
     budget
-        What is left of the import's nodes.
+        The remaining budget of the import.
     most
         How many operations the graph may have.
     turns
-        How many turns there are; None if that is seen only when they have ended.
+        How many turns there are; None if that is known only when they have ended.
     stacked
-        How many results of each turn are stacked in the end: an operation for each.
+        How many results of each turn are stacked at the end. Each costs an operation.
     parts
-        Into how many parts of as many turns they fall, each of which begins as the first one does.
+        How many parts the turns have, with equal numbers of turns. Each part begins as the first one does.
     behind
-        How many operations come behind all turns.
+        How many operations follow after all turns.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Unrolling:
         if self._turns is None:
             needed += self._stacked * self._done + self._behind
         elif self._done == 2 and self._turns > self._parts:
-            each = added - self._before  # those that follow will be as many each
+            each = added - self._before  # later turns will add as many each
             beginning = self._before - each - self._began
             needed += each * (self._turns - 2) + beginning * (self._parts - 1)
             needed += self._stacked * self._turns + self._behind
@@ -74,8 +74,8 @@ class Unrolling:
         self._check_nodes()
 
     def _check_nodes(self) -> None:
-        """Else a body that adds no operation would be found to be too much when the last node has been spent,
-        which takes seconds."""
+        """Check that all turns fit into the import's nodes. Otherwise a body that adds no operation would be
+        refused only when the last node is used up, which takes seconds."""
         walked = self._budget.walked
         each, self._walked = walked - self._walked, walked
         if self._done == 2 and self._turns is not None and not self._budget.fits(each * (self._turns - 2)):

@@ -1,4 +1,4 @@
-"""What a name of a model stands for while the model is imported: a constant, or a tensor of the graph."""
+"""The values of a model's names while the model is imported: constants, or tensors of the graph."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Contradiction(Exception):
-    """Raised for a node that contradicts what ONNX says of its operator. Its text says how, for people."""
+    """Raised for a node that contradicts ONNX's definition of its operator. The text says how, for people."""
 
 
 class Declined(Exception):
@@ -49,12 +49,12 @@ class OfLoop(Refused):
 
 
 class Unfit(Refused):
-    """Raised for a node whose inputs have dims that its operator does not take. Its text says why."""
+    """Raised for a node whose inputs have dims that its operator does not take. The text says why."""
 
 
 @contextlib.contextmanager
 def fitting(field: str) -> Iterator[None]:
-    """Raise `Unfit` where a graph's function says that this argument does not fit the others."""
+    """Turn the error of a graph's function that this argument does not fit the others into `Unfit`."""
     try:
         yield
     except InvalidRequest as error:
@@ -77,9 +77,9 @@ class Undecided(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """Elements that are computed once somebody asks for them.
+    """Elements that are computed when they are first needed.
 
-    `sources`: the values that have to be there before. `compute`: gives them.
+    `sources`: the values whose elements are needed for that. `compute`: a function that returns the elements.
     """
 
     sources: Sequence[Value | None]
@@ -92,15 +92,16 @@ class Value:
     Parameters
     ----------
     dims
-        Its dims.
+        The dims.
     dtype
-        NumPy's dtype of its elements.
+        NumPy's dtype of the elements.
     tensor
-        Gives it as a tensor of the graph, or raises `Declined`.
+        A function that returns the value as a tensor of the graph, or raises `Declined`.
     weight
-        Gives it as a weight with that layout, and in that dtype if one is given, if its elements are known.
+        A function that returns the value as a weight with a layout, and in a dtype if one is given, if the
+        elements are known.
     array
-        Its elements, or how they are found; the `Undecided` of an input whose values are not known yet.
+        The elements, or how they are found; the `Undecided` of an input whose values are not known yet.
     fixed
         Whether the elements do not depend on any input: the value is a constant of the model.
 
@@ -109,19 +110,22 @@ class Value:
     made_by
         The `Node` whose result it is; None if it is an input, a constant or the result of a function.
     standing
-        Why it stays float32 in a model that is computed in another dtype: see `precision`.
+        Why the value stays float32 in a model that is computed in another dtype: see `precision`.
     turned_from
-        The constant of rank 2 whose transpose it is; None for others.
+        The constant of rank 2 whose transpose the value is; None if there is none.
     key
-        Equal for equal elements in every import of the file; empty if its elements are to be compared.
+        A key that is equal for equal elements in every import of the file; empty if the elements have to be
+        compared.
     digest
-        What tells its elements from others, for want of a key; empty until `origins` has computed it.
+        A digest that identifies the elements if there is no key; empty until `origins` has computed it.
     origin
-        What it is computed from, if that is initialisers that may be overwritten; else None.
+        The value's origin, if it follows from initialisers that may be overwritten; else None.
     biases
-        What it adds to scores as a mask of attention, by their dtype, by what hides a key, and by how.
+        The tensors that it adds to scores as a mask of attention, by the scores' dtype, the truth value that
+        hides a key, and the number that is added.
     says
-        What it says as a mask of attention, if that is known at import; None before it is looked at.
+        The word for its meaning as a mask of attention, if that is known at the import; None before it is
+        determined.
     looked_at
         The import's set of the initialisers that `array` has shown. Their values are part of the graph.
     """
@@ -170,7 +174,7 @@ class Value:
     def stored_as(self, dtype: DType) -> Value:
         """A constant of floats that is a weight of another floating-point dtype.
 
-        Its elements, where they are asked for, are within that dtype's limits, and not rounded.
+        If its elements are read here, they are within that dtype's limits, but not rounded.
         """
         assert self._weight is not None, "constants are weights"
         weight = functools.partial(self._weight, dtype=dtype)
@@ -192,18 +196,19 @@ class Value:
 
     @property
     def is_in_graph(self) -> bool:
-        """Whether it is a tensor of the graph already."""
+        """Whether the value is a tensor of the graph already."""
         return isinstance(self._tensor, Tensor)
 
     @property
     def tensor(self) -> Tensor:
-        """It as a tensor of the graph."""
+        """The value as a tensor of the graph."""
         if not isinstance(self._tensor, Tensor):
             self._tensor = self._tensor()
         return self._tensor
 
     def laid_out(self, g: GraphBuilder, layout: Layout) -> Tensor:
-        """It as a tensor with that layout. A weight is uploaded so; what is computed is copied, once."""
+        """The value as a tensor with that layout. A weight is uploaded in it; a computed value is copied,
+        once."""
         if layout not in self._laid_out:
             weight = self._weight
             self._laid_out[layout] = weight(layout) if weight else g.to_layout(self.tensor, layout)
@@ -211,14 +216,14 @@ class Value:
 
     @property
     def array(self) -> np.ndarray:
-        """Its elements, for what they decide: they are part of the graph. Raises as `elements`."""
+        """The elements, for decisions over the graph: they count as part of it. Raises as `elements`."""
         if self.origin is not None:
             self.looked_at |= self.origin.names
         return self.elements
 
     @property
     def elements(self) -> np.ndarray:
-        """Its elements. Raises `Undecided` with all inputs whose values are needed for them."""
+        """The elements. Raises `Undecided` with all inputs whose values are needed for them."""
         if isinstance(self._array, np.ndarray):
             return self._array
         needed = self._sources_in_order()
@@ -237,10 +242,11 @@ class Value:
         return elements
 
     def _sources_in_order(self) -> list[Value]:
-        """It and all that its elements are computed from, as far as they are not there, itself last.
+        """This value, and all values from which its elements are computed, as far as their elements are not
+        computed yet. This value is last.
 
-        Each comes after those that it is computed from. A chain of many nodes would be too deep for a call in
-        a call.
+        Each value comes after those from which it is computed. A chain of many nodes would be too deep for
+        recursion.
         """
         order: dict[int, Value] = {}
         entered: set[int] = set()
@@ -267,28 +273,28 @@ class Value:
 
     @property
     def rank(self) -> int:
-        """How many dims it has."""
+        """How many dims the value has."""
         return len(self.dims)
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """How many elements the value has."""
         return int(np.prod(self.dims, dtype=np.int64))
 
     @property
     def known(self) -> DType | None:
-        """The dtype as tensors have it; None if none can have it."""
+        """The dtype as a `DType` of tensors; None if no tensor can have it."""
         return DType.of(self.dtype)
 
     @property
     def type(self) -> onnx.TypeProto:
-        """Its type, with its dims."""
+        """The value's type in ONNX, with its dims."""
         code = onnx.helper.np_dtype_to_tensor_dtype(self.dtype)
         return onnx.helper.make_tensor_type_proto(code, self.dims)
 
     @property
     def is_half(self) -> bool:
-        """Whether it is of a floating-point type of 16 bits."""
+        """Whether the dtype is a floating-point type of 16 bits."""
         return self.known is not None and self.known.is_half
 
 

@@ -1,4 +1,4 @@
-"""Attention, as one operation where it is what ONNX describes, else by the function that defines it."""
+"""Attention: one operation where that computes what ONNX defines, else the function that defines it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def wanted_dtype(node: Node, otherwise: DType) -> DType:
 
 
 def wrap(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
-    """Integers in another integer dtype, of which they keep the lowest bits."""
+    """Integers in another integer dtype, which keeps their lowest bits."""
     return x if dtype is x.dtype else g.wrap(x, dtype)
 
 

@@ -44,7 +44,7 @@ def pads_of(
 
 
 def _steps(node: Node, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The strides and dilations of a convolution with so many spatial dims."""
+    """The strides and dilations of a convolution with `rank` spatial dims."""
     if not 1 <= rank <= 3:
         raise Declined(f"a convolution with {rank} spatial dims")
     return node.attribute("strides") or (1,) * rank, node.attribute("dilations") or (1,) * rank
@@ -72,9 +72,10 @@ def with_bias(g: GraphBuilder, y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _layout(node: Node) -> Layout | None:
-    """The layout that a convolution runs in; None for that of its operands.
+    """The layout in which a convolution runs; None for its operands' layout.
 
-    Operands of half types need their channels last to be fused with what follows them.
+    Operands of half types need their channels last, so that the convolution can be fused with later
+    operations.
     """
     return (
         Layout.NHWC
@@ -119,7 +120,7 @@ def conv_transpose(node: Node, g: GraphBuilder) -> Result:
     if wanted or mode.startswith("SAME"):
         sizes = wanted[-rank:] if wanted else [size * stride for size, _, stride, _ in along]
         totals = [f + e - size for f, e, size in zip(full, extra, sizes, strict=True)]
-        if wanted:  # what is wanted beyond the full size comes at the end
+        if wanted:  # elements beyond the full size are added at the end
             totals = [max(0, total) for total in totals]
         less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
         before, after = (less, more) if mode == "SAME_UPPER" else (more, less)
@@ -162,7 +163,7 @@ def deform_conv(node: Node, g: GraphBuilder) -> Result:
 def _places(
     spec: ConvSpec, sizes: Sequence[int], taps: Sequence[int], spatial: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where each tap lies for each result, as `GridSample` counts, and how long a step is there.
+    """The place of each tap for each result, as `GridSample` counts, and the length of a step there.
 
     Dims (taps, spatial of the result, rank): along the last spatial dim first.
     """

@@ -18,7 +18,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__: list[str] = []
 
 _LARGEST = 64
-"""The largest matrices: each of their rows is a part of the graph."""
+"""The most rows of a matrix: each row adds operations to the graph."""
 
 
 @operator("Det", since=11)

@@ -17,7 +17,7 @@ __all__: list[str] = []
 @operator("NonZero", since=9)
 @operator("NonMaxSuppression", since=10)
 def decided(node: Node, _: GraphBuilder) -> Result:
-    """By ONNX's reference implementation."""
+    """Compute the results now, by ONNX's reference implementation."""
     return node.folded()
 
 

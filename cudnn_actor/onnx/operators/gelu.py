@@ -1,8 +1,9 @@
-"""GELU behind products of half types, as a node of its own or spelled out, and what is rounded before it.
+"""GELU after products of half types, as a node of its own or spelled out, and the rounding before it.
 
-ONNX rounds the result of each node. Of half types, what is computed element by element behind a product is
-rounded once here, which is more accurate, except before GELU by erf: there the product's result is rounded as
-ONNX says, so that engines may store it in the half type. GELU by tanh is computed with the product.
+ONNX rounds the result of each node. Here, the elementwise operations after a product of a half type are
+computed together and rounded once, which is more accurate. GELU by erf is an exception: the product's result
+is rounded before it, as in ONNX, so that engines may store it in the half type. GELU by tanh is computed with
+the product.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ _CUBE, _SCALE = 0.044715, math.sqrt(2 / math.pi)
 
 
 def gelu_of(g: GraphBuilder, x: Value, *, approximate: bool) -> Tensor:
-    """GELU of a value, which is rounded before if it is a product of a half type, and by erf."""
+    """GELU of a value. If the value is a product of a half type, and the GELU is by erf, the value is rounded
+    first."""
     reshaped = made_by(x, "Reshape")
     rounds = not approximate and is_half_product(x if reshaped is None else reshaped.value(0))
     return g.gelu(g.astype(x.tensor, x.tensor.dtype) if rounds else x.tensor, approximate=approximate)
 
 
 def spelled_out_gelu(node: Node, g: GraphBuilder) -> Tensor | None:
-    """A product of elements of a half type as GELU; None if it is not the last step of that.
+    """A product of elements of a half type as GELU; None if it is not the last step of a GELU that is spelled
+    out.
 
-    It is x * 0.5 * (1 + f), in any order: f is erf(x / sqrt(2)), or tanh(sqrt(2 / pi) (x + 0.044715 x**3)).
+    GELU is x * 0.5 * (1 + f), in any order, where f is erf(x / sqrt(2)) or tanh(sqrt(2 / pi) (x + 0.044715
+    x**3)).
     """
     if not (node.value(0).is_half and node.value(1).is_half):
         return None
@@ -52,14 +56,15 @@ def spelled_out_gelu(node: Node, g: GraphBuilder) -> Tensor | None:
 
 
 class _Factors(NamedTuple):
-    """What a value is a product of: a number, and values."""
+    """The factors of a product: a number, and values."""
 
     number: float
     values: list[Value]
 
 
 def _factors(values: list[Value]) -> _Factors | None:
-    """The factors of a product of values, as far as they are products themselves; None if there are many."""
+    """The factors of a product of values, where factors that are products are taken apart, too; None if there
+    are many."""
     number, found, waiting = 1.0, list[Value](), values
     for _ in range(_MOST_FACTORS):
         if not waiting:
@@ -78,13 +83,13 @@ def _factors(values: list[Value]) -> _Factors | None:
 
 
 def _is_near(number: float, wanted: float, value: Value) -> bool:
-    """Whether a number is the wanted one, as far as constants of a value's half type may say so."""
+    """Whether a number is the wanted one, as far as the precision of a value's half type allows."""
     unit = 2**-8 if value.known is DType.BFLOAT16 else 2**-10
     return abs(number - wanted) <= unit * abs(wanted)
 
 
 def _function_plus_1(value: Value, op: str) -> Value | None:
-    """What a value is the function of, plus 1; None if it is not that."""
+    """The x of a value that is op(x) + 1; None if it has another form."""
     for term, other in _terms(value):
         made = made_by(term, op)
         if made is not None and number_of(other) == 1:
@@ -93,7 +98,7 @@ def _function_plus_1(value: Value, op: str) -> Value | None:
 
 
 def _terms(value: Value) -> Iterator[tuple[Value, Value]]:
-    """Both orders of the terms of a sum; none of another value."""
+    """The terms of a sum in both orders; nothing for any other value."""
     added = made_by(value, "Add")
     if added is not None:
         yield added.value(0), added.value(1)

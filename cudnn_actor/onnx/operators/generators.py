@@ -20,7 +20,8 @@ __all__: list[str] = []
 
 @operator("Range", since=11)
 def range_(node: Node, g: GraphBuilder) -> Result:
-    """Its dims follow from its values. A short one is a constant, which others may decide by."""
+    """A range, whose dims follow from its values. A short range is a constant, so that other nodes can read
+    its elements at the import."""
     start, limit, delta = (node.constant(number).reshape(()) for number in range(3))
     if not delta:
         raise Declined("a range with steps of 0")

@@ -60,7 +60,8 @@ def _reduction(node: Node) -> ScatterReduction:
 
 
 def _summands(node: Node, g: GraphBuilder) -> tuple[Tensor, Tensor]:
-    """What is scattered, and onto what: as int64 where sums and products of integers have to wrap around."""
+    """The scattered updates, and the tensor onto which they are scattered: as int64 where sums and products
+    of integers must wrap around."""
     x, updates, dtype = node.tensor(0), node.tensor(2), node.dtype(0)
     narrow = dtype not in (DType.BOOL, DType.INT64, DType.UINT64) and not dtype.is_floating
     if _reduction(node) not in (ScatterReduction.ADD, ScatterReduction.MUL) or not narrow:
@@ -88,7 +89,7 @@ def scatter_nd(node: Node, g: GraphBuilder) -> Result:
 
 @operator("TensorScatter", since=24)
 def tensor_scatter(node: Node, g: GraphBuilder) -> Result:
-    """Parts of a cache along an axis, from a place that each sample has of its own."""
+    """Overwrite a part of a cache along an axis. Each sample has its own begin."""
     x, updates, mode = node.tensor(0), node.tensor(1), node.attribute("mode")
     axis = node.axis()
     places = along(g, node.numbers(updates.dims[axis]), axis, x.rank)

@@ -1,7 +1,7 @@
-"""What the masks of attention say, as far as it is known when a model is imported.
+"""The meaning of attention's masks, as far as it is known when a model is imported.
 
-Exporters write masks that hide nothing, and causal ones, as constants, and have a graph combine them with
-those of the inputs. cuDNN's attention takes longer with a bias than without.
+Exporters write causal masks, and masks that hide nothing, as constants, and graphs that combine these with
+masks from inputs. cuDNN's attention takes longer with a bias than without.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ __all__ = ["Mask", "bias_of", "read_fill", "read_mask"]
 
 
 class Mask(NamedTuple):
-    """What hides keys from queries: `rest`, which the graph computes, if anything, and whether it is causal.
+    """A mask that hides keys from queries: whether it is causal, and `rest`, the part that the graph
+    computes, or None.
 
-    `hidden`: what is added to scores where `rest` has truth values that hide a key. `hides`: whether these
-    are the true ones.
+    `hidden`: the number that is added to the score of a hidden key, if `rest` has truth values. `hides`:
+    whether True hides a key.
     """
 
     rest: Value | None
@@ -35,19 +36,20 @@ class Mask(NamedTuple):
 
 
 _HIDDEN = -1e30
-"""Scores to which this is added, or less, have no weight beside others."""
+"""A score to which this or less is added has no weight."""
 _LEAST = 1e38
-"""What is added to scores is not below minus this, so that kernels can multiply it by log2(e)."""
+"""No number that is added to a score is below minus this, so that kernels can multiply it by log2(e)."""
 
 
 def read_mask(mask: Value, rows: int, columns: int) -> Mask:
-    """What a mask of attention says, of truth values or of what is added to scores."""
+    """The meaning of a mask of attention, which has truth values or numbers that are added to scores."""
     seen, hidden = _choice(mask)
     return _mask_of_truth(seen, hidden, rows, columns) or Mask(mask)
 
 
 def read_fill(fill: Node, rows: int, columns: int, dtype: DType) -> tuple[Value, Mask] | None:
-    """The scores of which a choice hides some, and what it says as a mask of a dtype; None if it is none."""
+    """If a value is a choice that hides scores: the scores, and the choice as a mask of a dtype; else
+    None."""
     chosen, yes, no = (fill.value(number) for number in range(3))
     for scores, low, hides in ((yes, no, False), (no, yes, True)):
         hidden = number_of(low)
@@ -68,7 +70,7 @@ def read_fill(fill: Node, rows: int, columns: int, dtype: DType) -> tuple[Value,
 
 
 def _mask_of_truth(seen: Value, hidden: float, rows: int, columns: int) -> Mask | None:
-    """What truth values say; None if they are not there for each key."""
+    """The mask of truth values; None if there is not one for each key."""
     parts, causal, left = _parts(seen), False, list[Value]()
     for part in parts:
         match _what_constant_says(part, rows, columns):
@@ -87,7 +89,8 @@ def _mask_of_truth(seen: Value, hidden: float, rows: int, columns: int) -> Mask 
 
 
 def _choice(mask: Value) -> tuple[Value, float]:
-    """The truth values that a mask is made of, and what is added to scores where they are false."""
+    """The truth values from which a mask is made, and the number that is added to scores where they are
+    false."""
     made = mask.made_by
     if mask.known is not DType.BOOL and made is not None and made.op == "Where":
         seen, hidden = number_of(made.value(1)), number_of(made.value(2))
@@ -112,7 +115,7 @@ def _parts(mask: Value) -> list[Value]:
 
 
 def _what_constant_says(part: Value, rows: int, columns: int) -> str:
-    """What a constant says of each key: see `_what_is_seen`."""
+    """The word for the keys that a constant shows: see `_what_is_seen`."""
     if not part.fixed or part.origin is not None:
         return ""
     if part.says is None:
@@ -122,7 +125,8 @@ def _what_constant_says(part: Value, rows: int, columns: int) -> str:
 
 
 def _what_is_seen(mask: Value) -> str:
-    """What a constant says: "all" or "none" is seen, or it is "causal", or true of "later" keys."""
+    """The word for the keys that a constant shows: "all", "none", "causal", or "later" if it is true for
+    later keys."""
     array = mask.elements
     if array.dtype != np.bool_:
         wide = array.astype(np.float32) if mask.is_half else array
@@ -140,7 +144,8 @@ def _what_is_seen(mask: Value) -> str:
 
 
 def bias_of(mask: Mask, g: GraphBuilder, dtype: DType) -> Tensor | None:
-    """What a mask adds to scores of a dtype, one for all nodes that read it; None if that is nothing."""
+    """The tensor that a mask adds to scores of a dtype, the same for all nodes that read the mask; None for
+    nothing."""
     of, hidden, hides = mask.rest, mask.hidden, mask.hides
     if of is None:
         return None

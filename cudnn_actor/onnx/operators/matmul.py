@@ -53,7 +53,8 @@ def mat_mul(node: Node, g: GraphBuilder) -> Result:
 
 
 def _factor(value: Value, g: GraphBuilder) -> Tensor:
-    """A factor: a view of what it is the transpose of, if that is in the graph, too, as embeddings are."""
+    """A factor of a product. A transpose of a tensor that is in the graph, too, such as an embedding, is a
+    view of it."""
     of = value.turned_from
     return transpose_last(g, of.tensor) if of is not None and of.is_in_graph else value.tensor
 

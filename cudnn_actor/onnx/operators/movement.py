@@ -1,4 +1,4 @@
-"""Operators that move elements and compute nothing, and those that only tell dims."""
+"""Operators that move elements and compute nothing, and operators whose results are only dims."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def tile(node: Node, g: GraphBuilder) -> Result:
 
 @operator("CenterCropPad", since=18)
 def center_crop_pad(node: Node, g: GraphBuilder) -> Result:
-    """What there is too much of an axis is cut at both ends, and what is missing is 0 there."""
+    """Cut an axis that is too long at both ends, and pad one that is too short with 0 at both ends."""
     dims, wanted, axes = node.dims(0), node.ints(1), node.axes()
     axes = tuple(range(len(dims))) if axes is None else axes
     if len(wanted) != len(axes):
@@ -242,7 +242,8 @@ def center_crop_pad(node: Node, g: GraphBuilder) -> Result:
 
 @operator("Col2Im", since=18)
 def col2im(node: Node, g: GraphBuilder) -> Result:
-    """The reverse of cutting an image into blocks: the sum of what lies on each element."""
+    """The reverse of cutting an image into blocks: each element is the sum of the block elements at its
+    place."""
     x, image, block = node.tensor(0), node.ints(1), node.ints(2)
     wide, rank = _of_sums(x.dtype), len(image)
     pads = node.attribute("pads") or (0,) * (2 * rank)

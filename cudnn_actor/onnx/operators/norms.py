@@ -39,7 +39,8 @@ def batch_norm(node: Node, g: GraphBuilder) -> Result:
 
 
 def _training(node: Node, g: GraphBuilder, epsilon: float) -> Result:
-    """With the statistics of the batch. The results are of the dtypes of x and of the running statistics."""
+    """Normalise with the statistics of the batch. The results have the dtypes of x and of the running
+    statistics."""
     operands, dtypes = node.tensors(), [node.dtype(number) for number in range(5)]
     if len(set(dtypes)) > 1:
         wide = DType.FLOAT64 if DType.FLOAT64 in dtypes else DType.FLOAT32
@@ -134,7 +135,7 @@ def rms_norm(node: Node, g: GraphBuilder) -> Result:
 
 
 def _of_row(node: Node, g: GraphBuilder, number: int) -> Tensor | None:
-    """A scale or a bias, with a number for each element of a row of x."""
+    """A scale or a bias, which has a number for each element of a row of x."""
     if not node.has(number):
         return None
     dims = node.dims(0)[node.axis() :]

@@ -20,7 +20,7 @@ __all__: list[str] = []
 
 
 def _window(node: Node) -> tuple[Window, tuple[int, ...]]:
-    """The windows of a pool, and how far the last of them reach over the padding that the model gives."""
+    """The windows of a pool, and how far the last ones reach beyond the model's own padding."""
     dims, size = node.dims(0), node.attribute("kernel_shape")
     rank = len(size)
     if not 1 <= rank <= 3 or len(dims) != rank + 2:
@@ -105,7 +105,7 @@ def average_pool(node: Node, g: GraphBuilder) -> Result:
         if _covers_padding(x, window):
             x, window = _pad(g, x, window, 0.0)
         return g.apply(AvgPool(x=x, window=window, include_padding=True))
-    # What lies beyond the padding that was asked for does not count.
+    # Elements beyond the model's own padding do not count.
     after = tuple(a - o for a, o in zip(window.post_padding, over, strict=True))
     padded = g.pad(x, [(0, 0), (0, 0), *zip(window.pre_padding, after, strict=True)])
     rest = msgspec.structs.replace(window, pre_padding=(0,) * len(over), post_padding=over)

@@ -153,7 +153,8 @@ def conv_integer(node: Node, g: GraphBuilder) -> Result:
 
 
 def _requantise(node: Node, g: GraphBuilder, total: Tensor, channels: int | None) -> Tensor:
-    """Sums of products as quantised numbers. `channels`: the axis that a scale of several numbers is for."""
+    """Sums of products as quantised numbers. `channels`: the axis to which a scale with several numbers
+    belongs."""
     behind = [1] * (0 if channels is None else total.rank - channels - 1)
     b = _spread(g, node.tensor(4), *behind)
     a, out, zero = (_spread(g, node.tensor(number), 1) for number in (1, 6, 7))

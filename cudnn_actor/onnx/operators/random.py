@@ -1,7 +1,7 @@
-"""Random numbers, from a seed that the node or whoever loads the model gives.
+"""Random numbers, from a seed of the node or of the call that loads the model.
 
-ONNX defines their distributions, and no generator: they are those of `protocol.operations.random`. Each run
-draws others.
+ONNX defines their distributions, but no generator: it is the one of `protocol.operations.random`. Each run
+draws different numbers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def bernoulli(node: Node, g: GraphBuilder) -> Result:
 
 @operator("Multinomial", since=7)
 def multinomial(node: Node, g: GraphBuilder) -> Result:
-    """Of each row, how many of its running sums of probabilities lie below a random number."""
+    """Draw from each row: the result is how many running sums of its probabilities lie below a random
+    number."""
     logits = g.astype(node.tensor(0), DType.FLOAT32)
     rows, classes = logits.dims
     dims = (rows, node.attribute("sample_size"))
@@ -73,7 +74,7 @@ def dropout(node: Node, g: GraphBuilder) -> Result:
 
 
 def _ratio(node: Node) -> float:
-    """How many elements of a training's input are dropped; none of an inference's."""
+    """The share of elements that a dropout drops; 0 outside of training."""
     if not node.has(2) or not bool(node.constant(2)):
         return 0.0
     ratio = float(node.constant(1).reshape(())) if node.has(1) else 0.5

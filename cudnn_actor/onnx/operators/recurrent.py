@@ -27,7 +27,7 @@ from cudnn_actor.protocol.operations import (
 __all__ = ["Network"]
 
 _FUNCTIONS = {function.replace("_", ""): function for function in CellFunction}
-"""By ONNX's names, in small letters."""
+"""The functions of cells, by ONNX's names in small letters."""
 _PARAMETERS: dict[CellFunction, tuple[float, float | None]] = {
     CellFunction.AFFINE: (1.0, 0.0),
     CellFunction.ELU: (1.0, None),
@@ -36,12 +36,12 @@ _PARAMETERS: dict[CellFunction, tuple[float, float | None]] = {
     CellFunction.SCALED_TANH: (1.0, 1.0),
     CellFunction.THRESHOLDED_RELU: (1.0, None),
 }
-"""Activations with parameters, and what alpha and beta are if they are left out."""
+"""Activations with parameters, and the defaults of alpha and beta."""
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
 class Network:
-    """One node: its parameters, and the operation that runs it.
+    """A recurrent network: the parameters of a node, and the operation that runs it.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ class Network:
     Attributes
     ----------
     x
-        Its input, dims (steps, batch, features).
+        The network's input, dims (steps, batch, features).
     names
-        Its activations, in small letters: those of each direction, one direction behind the other.
+        The names of the activations, in small letters, one direction after the other.
     activations
-        The same with their parameters.
+        The activations with their parameters.
     clip
-        The bound of what the gates' activations are taken of; 0 for none.
+        The bound of the inputs of the gates' activations; 0 for none.
     """
 
     def __init__(self, node: Node, g: GraphBuilder, *defaults: str) -> None:
@@ -86,7 +86,7 @@ class Network:
         return bool(self.node.attribute("direction") == "reverse")
 
     def _check_dims(self) -> None:
-        """Raise `Unfit` unless the inputs have the dims that ONNX says of them."""
+        """Raise `Unfit` unless the inputs have the dims that ONNX prescribes."""
         node, of_all, rows = self.node, self.directions, self.gates * self.hidden
         node.require(1, of_all, rows, self.x.dims[2])
         node.require(2, of_all, rows, self.hidden)
@@ -99,22 +99,22 @@ class Network:
             node.require(7, of_all, 3 * self.hidden)
 
     def run(self, mode: RecurrentMode | None, cell: RecurrentCell, order: Sequence[int]) -> Result:
-        """The outputs: of all steps, and the last state.
+        """The outputs of all steps, and the last state.
 
         Parameters
         ----------
         mode
-            Of `Recurrent`; None if there is none for the node's activations and attributes.
+            The mode of `Recurrent`; None if no mode has the node's activations and attributes.
         cell
-            Of `RecurrentSteps`.
+            The cell of `RecurrentSteps`.
         order
-            Which of ONNX's gates each of the operations' is.
+            For each gate of the operations: the number of ONNX's gate.
         """
         made = self.layer(mode, order)
         return self._by_steps(cell, order) if made is None else made
 
     def layer(self, mode: RecurrentMode | None, order: Sequence[int]) -> Result | None:
-        """The outputs by `Recurrent`; None if that has not what the node asks for. See `run`."""
+        """The outputs by `Recurrent`; None if it lacks something that the node asks for. See `run`."""
         node, g, lengths = self.node, self.g, self._fixed_lengths()
         whole = lengths is None or set(lengths) == {self.steps}
         if (
@@ -137,7 +137,7 @@ class Network:
         return self._results(operation, flipped=self.backwards)
 
     def _by_steps(self, cell: RecurrentCell, order: Sequence[int]) -> Result:
-        """The outputs by `RecurrentSteps`: the products with the input are one, of all steps."""
+        """The outputs by `RecurrentSteps`. The products with the input are one product for all steps."""
         node, g, biases = self.node, self.g, self._biases(order)
         weights = g.reshape(self.in_order(1, order), (-1, self.x.dims[2]))
         x = g.matmul(self.x, transpose_last(g, weights))
@@ -162,7 +162,7 @@ class Network:
         return self._results(operation)
 
     def _results(self, operation: Any, *, flipped: bool = False) -> Result:
-        """What a node gives, from what the operation does."""
+        """The results of a node, from the operation's."""
         g = self.g
         y, *ends = g.apply(operation, also=("h_n", "c_n")[: self.states])
         y = g.reshape(y, (self.steps, self.batch, self.directions, self.hidden))
@@ -170,14 +170,14 @@ class Network:
         return (y, *(g.transpose(each, (1, 0, 2)) if self.batch_first else each for each in ends))
 
     def _biases(self, order: Sequence[int]) -> Tensor | None:
-        """That of the input and that of the state, dims (directions, 2, gates * hidden)."""
+        """The biases of the input and of the state, dims (directions, 2, gates * hidden)."""
         if not self.node.has(3):
             return None
         both = [*order, *(self.gates + gate for gate in order)]
         return self.g.reshape(self.in_order(3, both), (self.directions, 2, self.gates * self.hidden))
 
     def _peepholes(self) -> Tensor | None:
-        """Of the gates i, f and o: ONNX has f last."""
+        """The peepholes of the gates i, f and o. In ONNX's order, f is last."""
         if not self.node.has(7):
             return None
         return self.g.reshape(self.in_order(7, (0, 2, 1)), (self.directions, 3, self.hidden))
@@ -193,7 +193,7 @@ class Network:
         }
 
     def _fixed_lengths(self) -> tuple[int, ...] | None:
-        """How many steps each sequence has, if the model says so."""
+        """How many steps each sequence has, if the model has these numbers as constants."""
         if not self.node.has(4):
             return None
         value = self.node.value(4)
@@ -203,7 +203,7 @@ class Network:
         return found if all(0 <= length <= self.steps for length in found) else None
 
     def in_order(self, number: int, order: Sequence[int]) -> Tensor:
-        """Weights with their gates in this order. Those of the model are put in order when it is loaded."""
+        """Weights with their gates in this order. The model's own weights are reordered when it is loaded."""
         value = self.node.value(number)
         size = value.dims[1] // len(order)
         if not value.fixed:
@@ -220,7 +220,7 @@ class Network:
 
 
 def _activation(name: str, alpha: Iterator[float], beta: Iterator[float]) -> CellActivation:
-    """An activation, which takes its parameters, if it has any, from those that are left."""
+    """An activation. It takes its parameters, if it has any, from the remaining ones."""
     if name not in _FUNCTIONS:
         raise Declined(f"the activation {name}")
     function = _FUNCTIONS[name]

@@ -21,10 +21,12 @@ __all__: list[str] = []
 
 
 class _Samples(NamedTuple):
-    """Where regions are read along one spatial dim. Dims are (regions, parts * most), or (1, ...).
+    """The places at which regions are read along one spatial dim. Dims are (regions, parts * most), or (1,
+    ...).
 
-    `taps`: places, int64, and their weights. `parts`: how many a region has. `most`: how many samples a part
-    has at the most. `counts`: how many the parts of each region have. `there`: which are among those.
+    `taps`: places, int64, and their weights. `parts`: how many parts a region has. `most`: the most samples
+    of a part. `counts`: how many samples the parts of each region have. `there`: which samples are among
+    these.
     """
 
     taps: list[tuple[Tensor, Tensor]]
@@ -73,7 +75,7 @@ def _samples(node: Node, g: GraphBuilder, rois: Tensor, axis: int, size: int) ->
     length = g.subtract(end, start)
     step = g.divide(length if centred else g.maximum(length, 1.0), float(parts))
     counts = np.array([ratio])
-    if ratio <= 0:  # as many as a part has elements, which the values of the regions decide
+    if ratio <= 0:  # as many samples as a part has elements; the regions' values decide how many
         known = node.constant(1).astype(wide.numpy) * wide.numpy.type(scale)
         lengths = known[:, axis + 2] - known[:, axis]
         samples = np.ceil((lengths if centred else np.maximum(lengths, 1)) / parts)

@@ -72,7 +72,7 @@ def resize(node: Node, g: GraphBuilder) -> Result:
 
 
 def _empty(node: Node, along: dict[int, tuple[int, float]]) -> np.ndarray:
-    """The result where scales leave nothing of a dim."""
+    """The result if scales reduce a dim to 0."""
     dims = [along.get(axis, (dim,))[0] for axis, dim in enumerate(node.dims(0))]
     if min(dims) < 0:
         raise Contradiction(f"resizes dims {node.dims(0)} to {tuple(dims)}")
@@ -80,7 +80,7 @@ def _empty(node: Node, along: dict[int, tuple[int, float]]) -> np.ndarray:
 
 
 def _options(node: Node, roi: list[float] | None) -> dict[str, Any]:
-    """What a `Resample` is told of a `Resize`."""
+    """The parameters of the `Resample` for a `Resize`."""
     mode = ResampleMode(node.attribute("mode"))
     if node.version < 11:
         return _older(mode)

@@ -16,6 +16,6 @@ def along(g: GraphBuilder, values: Tensor, axis: int, rank: int) -> Tensor:
 
 
 def of_rows(g: GraphBuilder, function: Callable[[Tensor, int], Tensor], x: Tensor, axis: int) -> Tensor:
-    """A function along all dims from an axis on, taken as one: what operators did before version 13."""
+    """A function along all dims from an axis on, taken as one dim, as operators did before version 13."""
     rows = g.reshape(x, (math.prod(x.dims[:axis]), math.prod(x.dims[axis:])))
     return g.reshape(function(rows, 1), x.dims)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators of floats, which its optimiser makes of several of ONNX's.
+"""ONNX Runtime's own operators of floats. Its optimiser replaces several of ONNX's operators by one of these.
 
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
@@ -51,7 +51,7 @@ def bias_add(node: Node, g: GraphBuilder) -> Result:
     return g.add(g.add(node.tensor(0), node.tensor(1)), node.tensor(2))
 
 
-# Products and convolutions with what follows them.
+# Products and convolutions with later operations.
 
 
 def _activate(node: Node, g: GraphBuilder, x: Tensor, parameters: tuple[float, ...]) -> Tensor:
@@ -96,7 +96,8 @@ def _operand_of_product(node: Node, g: GraphBuilder, number: int, side: str) -> 
 
 @microsoft("MatMulNBits")
 def mat_mul_n_bits(node: Node, g: GraphBuilder) -> Result:
-    """Filters of 2, 4 or 8 bits, which lie in bytes, the lowest first; a scale for each block of a row."""
+    """A product by weights of 2, 4 or 8 bits, which are packed into bytes, the lowest bits first. Each block
+    of a row has a scale."""
     a, packed, scales = node.tensor(0), node.tensor(1), node.tensor(2)
     bits, size, k, n = (node.attribute(name) for name in ("bits", "block_size", "K", "N"))
     if bits not in (2, 4, 8) or node.has(4) or node.attribute("weight_prepacked"):
@@ -117,7 +118,7 @@ def mat_mul_n_bits(node: Node, g: GraphBuilder) -> Result:
 
 
 def _unpack_bits(g: GraphBuilder, x: Tensor, bits: int, dims: tuple[int, ...], dtype: DType) -> Tensor:
-    """Numbers of so many bits, which lie in bytes, as floats. Each row begins in a byte of its own."""
+    """Unpack numbers of `bits` bits from bytes, as floats. Each row begins in a new byte."""
     rows = g.reshape(x, (dims[0], -1))
     parts = [g.bitwise_and(g.right_shift(rows, place), (1 << bits) - 1) for place in range(0, 8, bits)]
     each = g.astype(g.reshape(g.stack(parts, 2), (dims[0], -1)), dtype)
@@ -252,7 +253,8 @@ def _attend(
 
 
 def _bias(node: Node, g: GraphBuilder, x: Tensor, dtype: DType, total: int) -> Tensor:
-    """What a mask adds to scores: of dims (B,), how many keys count; (B, T) or (B, S, T), which ones do."""
+    """The numbers that a mask adds to scores. A mask of dims (B,) says how many keys count; one of (B, T) or
+    (B, S, T), which ones."""
     if x.rank == 1 and x.dims[0] == node.dims(0)[0]:
         ends = g.reshape(g.astype(x, DType.INT64), (-1, 1))
         node.reserve(total)

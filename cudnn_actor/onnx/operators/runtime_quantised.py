@@ -154,7 +154,7 @@ def _dynamic(g: GraphBuilder, x: Tensor) -> tuple[Tensor, Tensor]:
     """Floats as bytes minus their zero point, and the scale that both have: see `DynamicQuantizeLinear`."""
     high, low = g.maximum(g.max(x), 0.0), g.minimum(g.min(x), 0.0)
     scale = g.maximum(g.subtract(high, low) / 255.0, _TINY)  # of zeros alone, which are 0 with any scale
-    most = g.add(g.round(g.divide(low, scale)), 255.0)  # the zero point is what the lowest is rounded to
+    most = g.add(g.round(g.divide(low, scale)), 255.0)  # the zero point is the rounded lowest number
     return g.minimum(g.round(g.divide(x, scale)), most), scale
 
 
@@ -202,12 +202,12 @@ def attention(node: Node, g: GraphBuilder) -> Result:
 
 @microsoft("DynamicQuantizeLSTM")
 def dynamic_lstm(node: Node, g: GraphBuilder) -> Result:
-    """Its input is quantised as a whole, and its states at each step."""
+    """An LSTM whose input is quantised as a whole, and whose states are quantised at each step."""
     scales = {1: node.tensor(8), 2: node.tensor(10)}
 
     @functools.cache
     def scale_of(number: int, direction: int) -> Tensor:
-        """Of all weights, or of the weights of each element of each gate."""
+        """The scale of all weights, or of the weights of each element of each gate."""
         return g.slice(scales[number], direction)
 
     def product(x: Tensor, weights: Tensor, number: int, direction: int) -> Tensor:

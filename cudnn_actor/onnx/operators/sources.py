@@ -1,4 +1,4 @@
-"""What nodes values come from: for what models spell out in several nodes."""
+"""The nodes from which values come, for functions that models spell out in several nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cudnn_actor.onnx.values import Value
 __all__ = ["MOST_STEPS", "is_half_product", "made_by", "number_of", "softmax_of"]
 
 MOST_STEPS = 16
-"""How many scales or conversions in a row are looked through: many nodes may be behind the same ones."""
+"""How many scales or conversions in a row are skipped: many nodes may follow the same ones."""
 
 
 def made_by(value: Value, op: str) -> Node | None:
@@ -24,7 +24,7 @@ def made_by(value: Value, op: str) -> Node | None:
 
 
 def number_of(value: Value) -> float | None:
-    """The element of a constant that has one; None of another value."""
+    """The element of a constant that has one element; None for any other value."""
     return float(value.array.reshape(())) if value.fixed and value.size == 1 else None
 
 

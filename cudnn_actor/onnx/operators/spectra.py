@@ -16,7 +16,7 @@ __all__: list[str] = []
 _LONGEST = 8192
 """The longest transform: its matrix has the square of that many elements."""
 _ROWS = 64
-"""Rows of a matrix that are computed at a time."""
+"""How many rows of a matrix are computed at a time."""
 
 
 def _matrices(node: Node, x: Tensor, kept: int, used: int, length: int) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def _matrices(node: Node, x: Tensor, kept: int, used: int, length: int) -> tuple
 
 
 def _parts(g: GraphBuilder, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The real part, and the imaginary one if there is one."""
+    """The real part, and the imaginary part if there is one."""
     return g.slice(x, (..., slice(0, 1))), g.slice(x, (..., slice(1, 2))) if x.dims[-1] == 2 else None
 
 
@@ -60,7 +60,7 @@ def _inverse(node: Node, g: GraphBuilder, x: Tensor, length: int) -> Tensor:
 
 
 def _real_inverse(node: Node, g: GraphBuilder, x: Tensor, length: int) -> Tensor:
-    """Half of a transform, dims (..., n, 2), as the real numbers that have it: (..., length, 1)."""
+    """The real numbers, dims (..., length, 1), whose transform has this half, dims (..., n, 2)."""
     real, imaginary = _parts(g, x)
     if imaginary is None:
         raise Declined("an inverse transform of real numbers")

@@ -1,8 +1,8 @@
 """Attention that a model spells out in a half type, softmax(scale * q @ k^T + bias) @ v, as one operation.
 
-Where ONNX has no operator for it, exporters of PyTorch scale queries and keys by a root of the scale each,
-transpose keys between two reshapes, give rows that see no key 0 instead of NaN, and copy heads of keys and
-values for all heads of queries that share them. None of that is computed here.
+For versions of ONNX without an operator for attention, PyTorch's exporter scales queries and keys by the root
+of the scale, transposes keys between two reshapes, gives rows without visible keys 0 instead of NaN, and
+copies heads of keys and values for all heads of queries that share them. None of that is computed here.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def spelled_out_attention(node: Node, g: GraphBuilder) -> Tensor | None:
 
 
 def _without_mask(masked: Value, dtype: DType) -> tuple[Value, Mask] | None:
-    """The scores on which a mask of that dtype is added, or of which some are chosen, and the mask.
+    """The scores to which a mask of that dtype is added, or of which a choice hides some; and the mask.
 
-    None if what there is beside them is no mask of theirs.
+    None if the other operand is no mask of these scores.
     """
     dims = masked.dims
     if (added := made_by(masked, "Add")) is not None:
@@ -89,7 +89,7 @@ def shared_heads(value: Value, g: GraphBuilder) -> Tensor:
 
 
 def _scale_and_value(value: Value) -> tuple[Value, float]:
-    """What a value is a multiple of, and by how much."""
+    """The value of which a value is a multiple, and the factor."""
     scale = 1.0
     for _ in range(MOST_STEPS):
         if (scaled := _constant_factor_and_value(value)) is None:
@@ -99,7 +99,8 @@ def _scale_and_value(value: Value) -> tuple[Value, float]:
 
 
 def _constant_factor_and_value(value: Value) -> tuple[Value, float] | None:
-    """What a value is a multiple of by a constant, and the constant; None if it is none."""
+    """The value of which a value is a multiple by a constant, and the constant; None if it is no such
+    multiple."""
     for op, place in (("Mul", 1), ("Mul", 0), ("Div", 1)):
         made = made_by(value, op)
         factor = None if made is None else number_of(made.value(place))
@@ -120,7 +121,8 @@ def _keys_and_values(k: Value, v: Value, g: GraphBuilder) -> tuple[Tensor, Tenso
 
 
 def _transposed_value(k: Value) -> Value | None:
-    """What a value is the transpose of, in its last two dims, perhaps with the dims before them as one."""
+    """The value whose transpose, in its last two dims, a value is; perhaps with the dims before them as one.
+    None if there is none."""
     made = k.made_by
     if made is None:
         return None

@@ -1,4 +1,4 @@
-"""An LSTM whose products are not those of matrices of floats: its steps are operations of the graph."""
+"""An LSTM whose products are not products of matrices of floats. Its steps are operations of the graph."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["unrolled_lstm"]
 _State = tuple[Tensor, Tensor]
 _Function = Callable[[Any], Tensor]
 _Step = Callable[[Tensor, _State], _State]
-"""From the input's part of a step, and the state before it: the state behind it. The first is the output."""
+"""A step: from the input's part of it and the state before it to the state after it, whose first element is
+the output."""
 _Product = Callable[[Tensor, Tensor, int, int], Tensor]
-"""Of an operand and turned weights, which are those of an input of the node, in a direction."""
+"""A product of an operand and transposed weights, which belong to an input of the node, in a direction."""
 
 
 def unrolled_lstm(node: Node, g: GraphBuilder, product: _Product) -> Result:
@@ -37,7 +38,7 @@ class _Unrolled:
         self._of = Network(node, g, "Sigmoid", "Tanh", "Tanh")
 
     def run(self) -> Result:
-        """The outputs: of all steps, and the last state."""
+        """The outputs of all steps, and the last state."""
         g, of, lengths = self._g, self._of, self._node.tensor_or_none(4)
         every, last = [], []
         unrolling = self._unrolling()
@@ -64,7 +65,7 @@ class _Unrolled:
         return (y, *ends)
 
     def _unrolling(self) -> Unrolling:
-        """What watches the steps. Only outputs that the node has are stacked in the graph."""
+        """The object that watches the steps. Only outputs that the node has are stacked in the graph."""
         of, every = self._of, self._node.wants(0)
         parts = of.directions
         stacks = every + sum(self._node.wants(1 + number) for number in range(of.states))
@@ -100,12 +101,12 @@ class _Unrolled:
         return step
 
     def _clip_input(self, function: _Function) -> _Function:
-        """An activation behind the bounds that the network has for what its gates are computed from."""
+        """An activation with the network's bounds for its input."""
         clip = self._of.clip
         return (lambda x: function(self._g.clip(x, -clip, clip))) if clip else function
 
     def _part(self, number: int, direction: int) -> Tensor | None:
-        """What an input has for a direction."""
+        """The part of an input for a direction; None without the input."""
         value = self._node.tensor_or_none(number)
         return None if value is None else self._g.slice(value, direction)
 
