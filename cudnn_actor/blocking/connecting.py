@@ -31,4 +31,4 @@ def connect(path: str | os.PathLike[str] | None = None, *, name: str | None = No
 
 
 async def _nothing() -> None:
-    """What ends with a portal whose service was not reached."""
+    """Do nothing: the portal ends without a service, since none was reached."""

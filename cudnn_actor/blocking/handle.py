@@ -55,12 +55,14 @@ class BlockingRequests:
         self._portal, self._requests = portal, gpu
 
     def _for_a_call(self) -> tuple[Requests, Callable[[], None]]:
-        """What sends the requests of a call, and what frees their results if its caller does not get them."""
+        """The sender of a call's requests, and a function that frees their results if the caller does not get
+        them."""
         scope = Scope(self._requests)
         return scope, scope.end
 
     def _handle(self) -> BlockingRequests:
-        """The handle that is closed when it is collected; what lives as long holds it."""
+        """The handle that is closed when it is collected. Objects that need it to live hold a reference to
+        it."""
         return self
 
     if TYPE_CHECKING:  # `blocking` would take one of the overloads
@@ -85,9 +87,9 @@ class BlockingRequests:
     def submit(self, message: Message, *, timeout: float | None = None) -> concurrent.futures.Future[Any]:
         """Send a request and return the future of its answer at once; cancelling it withdraws the request.
 
-        Never blocks. Raises `ServiceStopped` once this handle is closed. All else that `CudnnRef.submit`
-        raises, the future raises: `MailboxFull`, for example. Callbacks of the future run on a thread that
-        must not make blocking calls.
+        Never blocks. Raises `ServiceStopped` once this handle is closed. The future raises all other errors
+        of `CudnnRef.submit`, such as `MailboxFull`. Callbacks of the future run on a thread that must not
+        make blocking calls.
         """
         requests, undo = self._for_a_call()
         send = functools.partial(requests.submit, message, timeout=timeout)
@@ -195,8 +197,8 @@ class BlockingRequests:
     ) -> BlockingBatchedModel:
         """Run requests of many threads together: `with gpu.batched(model) as endpoint`.
 
-        Then `endpoint(image=x)` runs one sample, or a few, in a batch with those of other threads. See
-        `CudnnRef.batched`. Entering it blocks, this does not.
+        Then `endpoint(image=x)` runs one sample, or a few, in a batch with samples of other threads. See
+        `CudnnRef.batched`. Entering blocks; this call does not.
         """
         given: Any = async_model(model)
         endpoint = self._requests.batched(
@@ -218,9 +220,9 @@ class BlockingRef(BlockingRequests):
     It has the methods of `CudnnRef`, without `await`, and hands them to an event loop on a thread of its own.
     So it may be used where an event loop runs, as in notebooks, but its calls block that loop.
 
-    `with spawn(...) as gpu:` closes it at the end. Of a service that you have started yourself, make one by
-    `BlockingRef(service)`: closing it ends the service, and dropping it does not. In a forked child it raises
-    `ServiceStopped`, and closing it does nothing: spawn after the fork.
+    `with spawn(...) as gpu:` closes it at the end. For a service that you have started yourself, make a
+    handle by `BlockingRef(service)`: closing it ends the service, dropping it does not. In a forked child,
+    its calls raise `ServiceStopped`, and closing it does nothing: spawn after the fork.
 
     Parameters
     ----------
@@ -232,7 +234,7 @@ class BlockingRef(BlockingRequests):
     Raises
     ------
     StartFailed
-        The system gives no thread.
+        The system cannot start a thread.
     """
 
     def __init__(self, service: CudnnService, *, portal: Portal | None = None) -> None:
@@ -244,7 +246,7 @@ class BlockingRef(BlockingRequests):
         forks.finalize(self, portal.close_soon, _leave_running).atexit = False
 
     def _end_when_collected(self) -> Self:
-        """Have the service end, with a warning, when this handle is collected: nobody else can end it.
+        """Let the service end, with a warning, when this handle is collected: no other object can end it.
 
         Returns the handle.
         """
@@ -285,8 +287,8 @@ class BlockingRef(BlockingRequests):
         self._portal.close(functools.partial(self._gpu.aclose, drain_s=drain_s))
 
     def scope(self) -> BlockingScope:
-        """`with gpu.scope() as scope:` frees at its end what `scope.upload` and the like have given; see
-        `Scope`."""
+        """A scope: `with gpu.scope() as scope:` frees at its end the buffers of `scope.upload` and its other
+        methods; see `Scope`."""
         return BlockingScope(self)
 
     def compute(
@@ -299,7 +301,8 @@ class BlockingRef(BlockingRequests):
         timeout: float | None = None,
         **named: Any,
     ) -> Any:
-        """Arrays in, arrays out: the results of a graph, an operation or a convolution. Blocks.
+        """Compute the results of a graph, an operation or a convolution, with arrays as arguments and
+        results. Blocks.
 
         See `CudnnRef.compute`.
         """
@@ -326,7 +329,7 @@ class BlockingRef(BlockingRequests):
         except ServiceStopped:
             if self._service.forked:
                 raise
-            yield from self._service.events.all[seen:]  # it is closed, so there will be no others
+            yield from self._service.events.all[seen:]  # it is closed, so no further events come
 
     @property
     def device(self) -> str:
@@ -408,7 +411,8 @@ class BlockingScope(BlockingRequests):
         return what
 
     def end(self) -> None:
-        """Free what the scope owns, without waiting for it; see `Scope.end`. Idempotent; never blocks."""
+        """Free the buffers and models that the scope owns, without waiting; see `Scope.end`. Idempotent;
+        never blocks."""
         self._scope.end()
 
 
@@ -426,7 +430,7 @@ async def _next(following: Any) -> LifecycleEvent | None:
 
 
 async def _leave_running() -> None:
-    """What ends with a portal: not the service, which may have other handles."""
+    """Do nothing: the service, which may have other handles, goes on after the portal has ended."""
 
 
 def _end_unclosed(service: CudnnService) -> None:

@@ -1,4 +1,4 @@
-"""Blocking methods, made of those for asyncio: each has the same parameters and gives the same result."""
+"""Blocking methods, made from methods for asyncio, with the same parameters and results."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Blocks(Protocol):
     _portal: Portal
 
     def _for_a_call(self) -> tuple[Any, Callable[[], None]]:
-        """The object whose coroutine method is to run, and what frees its result if the caller does not get
-        it: never blocks."""
+        """The object whose coroutine method runs, and a function that frees its result if the caller does not
+        get it. The function never blocks."""
 
 
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """The method of a `Blocks` that runs a coroutine method, and waits for its result.
+    """Make a method of a `Blocks` that runs a coroutine method, and waits for its result.
 
-    Type checkers, `help` and `inspect.signature` show the parameters and the result of that one.
+    Type checkers, `help` and `inspect.signature` show the parameters and the result of the coroutine method.
     """
 
     @functools.wraps(method)
     def call(self: Blocks, /, *args: P.args, **kwargs: P.kwargs) -> T:
         target, undo = self._for_a_call()
-        # By its name: the target's class may have a method of its own.
+        # The method is looked up by its name: the target's class may override it.
         work = functools.partial(getattr(target, method.__name__), *args, **kwargs)
         # Here, and not in the portal: a signal handler may raise as late as that has returned.
         try:

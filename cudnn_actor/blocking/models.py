@@ -1,4 +1,4 @@
-"""Models for threads: what `BlockingRef.load` and `BlockingRef.batched` give."""
+"""Models for threads, as `BlockingRef.load` and `BlockingRef.batched` return them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["BlockingBatchedModel", "BlockingModel", "async_model"]
 
 
 class BlockingModel:
-    """A model that a service runs, for threads. Made by `BlockingRef.load`; has the methods of `Model`.
+    """A model that a service runs, for threads. `BlockingRef.load` makes it. It has the methods of `Model`.
 
     Any number of threads may run it at a time.
 
@@ -30,7 +30,7 @@ class BlockingModel:
     gpu
         The `BlockingRef` of its service, which would be closed if it was collected.
     portal
-        What runs coroutines.
+        The portal that runs coroutines.
     model
         The model for asyncio.
     """
@@ -84,7 +84,7 @@ class BlockingModel:
 
     @property
     def ref(self) -> ModelRef:
-        """Its reference, for messages; see `Model.ref`."""
+        """The model's reference, for messages; see `Model.ref`."""
         return self.model.ref
 
     @property
@@ -94,7 +94,7 @@ class BlockingModel:
 
     @property
     def defaults(self) -> tuple[Feature, ...]:
-        """The inputs that may be given, and have a default in the model, in order."""
+        """The inputs that may be left out, since the model has default values for them, in order."""
         return self.model.defaults
 
     @property
@@ -119,7 +119,7 @@ class BlockingModel:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What its file was read with, by name, as far as it was: `dtype`, `random` and `swappable`."""
+        """The options with which the model's file was read; see `Model.options`."""
         return self.model.options
 
     @property
@@ -159,7 +159,7 @@ class BlockingBatchedModel:
         try:
             self._portal.call(self._endpoint.__aenter__)
         except BaseException:
-            self._portal.begin(self._endpoint.aclose)  # it may have been entered before this was interrupted
+            self._portal.begin(self._endpoint.aclose)  # it may have been entered before the interruption
             raise
         return self
 
@@ -169,14 +169,14 @@ class BlockingBatchedModel:
     def close(self) -> None:
         """Refuse further requests, and wait until the accepted ones have been answered. Idempotent. Blocks.
 
-        Interrupted by a signal handler, it cancels the requests that are left.
+        If a signal handler interrupts it, the requests that have no answer yet are cancelled.
         """
         self._portal.call(self._endpoint.aclose)
 
     def __call__(
         self, inputs: Mapping[str, Any] | None = None, /, *, timeout: float | None = None, **named: Any
     ) -> dict[str, np.ndarray]:
-        """Run the model on one or a few samples, in a batch with those of other threads. Blocks.
+        """Run the model on one or a few samples, in a batch with samples of other threads. Blocks.
 
         See `BatchedModel`.
         """
@@ -186,10 +186,11 @@ class BlockingBatchedModel:
     def submit(
         self, inputs: Mapping[str, Any] | None = None, /, *, timeout: float | None = None, **named: Any
     ) -> concurrent.futures.Future[dict[str, np.ndarray]]:
-        """The same, but returns the future of the answer at once; cancelling it withdraws the request.
+        """Send a request as a call does, but return the future of its answer at once; cancelling it withdraws
+        the request.
 
-        Never blocks. Raises `ServiceStopped` once the handle is closed; the future raises all else, also
-        `MailboxFull` if `max_waiting` requests wait.
+        Never blocks. Raises `ServiceStopped` once the handle is closed. The future raises all other errors,
+        also `MailboxFull` if `max_waiting` requests wait.
         """
         send = functools.partial(self._endpoint.submit, inputs, timeout=timeout, **named)
         return self._portal.submit(send, nothing)
@@ -200,10 +201,10 @@ class BlockingBatchedModel:
         return self._endpoint.max_batch
 
     def statistics(self) -> BatchStatistics:
-        """What it has done so far, and what waits now. Never blocks."""
+        """The counts of batches and samples so far, and of the requests that wait now. Never blocks."""
         return self._endpoint.statistics()
 
 
 def async_model(model: Any) -> Any:
-    """The model for asyncio of a `BlockingModel`; anything else as it is."""
+    """The model for asyncio of a `BlockingModel`; any other object as it is."""
     return model.model if isinstance(model, BlockingModel) else model

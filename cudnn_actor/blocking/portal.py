@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Portal:
-    """Calls from any number of threads into one event loop. Each thread's begin in the order of its calls.
+    """Runs calls from any number of threads on one event loop. The calls of a thread begin in its order.
 
     Parameters
     ----------
@@ -32,17 +32,17 @@ class Portal:
     Raises
     ------
     ThreadRefused
-        The system gives no thread.
+        The system cannot start a thread.
     """
 
     def __init__(self, name: str) -> None:
         self._lock = threading.RLock()
-        """Held while a call is handed to the loop, so that none is handed to a loop that ends. Re-entrant,
-        since the collector may run `close_soon` of another portal at any place. A C lock, so that a signal
-        handler that raises leaves it released."""
+        """A lock that is held while a call is handed to the loop, so that none is handed to a loop that ends.
+        It is re-entrant, since the collector may run another portal's `close_soon` at any place. It is a C
+        lock, so that a signal handler that raises leaves it released."""
         self._open, self._forked = True, False
         self._calls: set[_Call] = set()
-        """The calls that have begun and not ended. Touched by the loop's thread alone."""
+        """The calls that have begun and not ended. Only the loop's thread uses it."""
         self._ending: _Call | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -69,7 +69,7 @@ class Portal:
         ReentrantAsk
             This is the loop's own thread, which cannot wait for itself.
         BaseException
-            What the coroutine raises.
+            The coroutine has raised it.
         """
         self.require_other_thread()
         reply = ReplyFuture()
@@ -82,16 +82,16 @@ class Portal:
                 self._cancel(call)
             raise
         finally:
-            del call, reply  # an error has this frame, and they have the error
+            del call, reply  # an error refers to this frame, and these refer to the error
         return result
 
     def submit(
         self, send: Callable[[], asyncio.Future[T]], undo: Callable[[], None]
     ) -> concurrent.futures.Future[T]:
-        """Call `send` on the loop, and return a future of what its future gives. Never blocks.
+        """Call `send` on the loop, and return a future with the outcome of its future. Never blocks.
 
-        If the future is cancelled, so is the other, and `undo` is called. Raises `ServiceStopped`; whatever
-        else `send` raises, the future raises.
+        If the returned future is cancelled, so is that of `send`, and `undo` is called. Raises
+        `ServiceStopped`; the future raises all other errors of `send`.
         """
         future: Promise[T] = Promise()
         call = _Call(send, _Promised(future))
@@ -104,7 +104,7 @@ class Portal:
         future.add_done_callback(withdraw)
         try:
             self._hand_over(call)
-        except BaseException:  # a signal handler may have raised after it was handed over
+        except BaseException:  # a signal handler may have raised after the call was handed over
             future.cancel()
             raise
         return future
@@ -118,7 +118,7 @@ class Portal:
     def close_soon(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Refuse further calls, run `end`, and then end the thread once all calls have ended.
 
-        Idempotent: the first `end` counts. Any thread, also by the collector; never blocks.
+        Idempotent: the first `end` counts. Any thread, also within a finalizer; never blocks.
         """
         with self._lock:
             if self._open and self._ending is None:
@@ -167,7 +167,7 @@ class Portal:
 
     def _cancel(self, call: _Call) -> None:
         """Cancel a call, or keep it from beginning. Any thread; never blocks."""
-        call.wanted = False  # first: it may not have begun
+        call.wanted = False  # first: the call may not have begun
         if self._forked:
             return  # the loop is the parent's
         with tolerating_closed(self._loop):  # then it has ended
@@ -188,7 +188,7 @@ class Portal:
             self._loop.stop()
 
     def _run(self) -> None:
-        """The thread. What is left after the end fails soon, since the service has ended."""
+        """Run the thread. Calls that are left after the end fail soon, since the service has ended."""
         loop = self._loop
         loop.run_forever()
         while left := [*(call.inner for call in self._calls if call.inner), *asyncio.all_tasks(loop)]:
@@ -198,7 +198,8 @@ class Portal:
 
 
 class _Call:
-    """One call: what runs on the loop, and who is told the outcome. All but `wanted` is the loop's."""
+    """One call: the work for the loop, and the receiver of the outcome. Only the loop's thread uses anything
+    but `wanted`."""
 
     def __init__(self, start: Callable[[], asyncio.Future[Any]], told: _Told) -> None:
         self._start = start
@@ -206,9 +207,9 @@ class _Call:
         self._calls: set[_Call] = set()
         self.inner: asyncio.Future[Any] | None = None
         self.wanted = True
-        """Whether anybody waits for it. Any thread sets it to False."""
+        """Whether anybody waits for the call. Any thread may set it to False."""
         self.failed = False
-        """Whether its outcome is an error."""
+        """Whether the outcome is an error."""
 
     def begin(self, calls: set[_Call]) -> None:
         """Start it, unless nobody waits any more, or it has begun."""
@@ -238,7 +239,7 @@ class _Call:
         if error is None:
             told.value(value)
         else:
-            self.failed = True  # first: whoever is told then finds it
+            self.failed = True  # first: the receiver reads it
             told.error(error)
 
 
@@ -268,7 +269,7 @@ class _Waiting:
 
 
 class _Promised:
-    """A future of the caller's is told the outcome, unless it was cancelled."""
+    """A receiver that sets the caller's future, unless that was cancelled."""
 
     def __init__(self, future: concurrent.futures.Future[Any]) -> None:
         self._future = future

@@ -1,11 +1,11 @@
 """The future that `submit` returns here: it leaves no lock held when its waiter is interrupted.
 
 `concurrent.futures.Future` takes a `threading.Condition` by `with`, which runs Python code. A signal handler
-may raise between the acquisition and the `with` block, and then the lock stays held. The thread that gives
-the result would wait for it for ever, and so would all other callers.
+may raise between the acquisition and the `with` block, and then the lock stays held. The thread that sets the
+result would wait for the lock for ever, and so would all other callers.
 
-What is not prevented: where a handler raises while `Condition.wait` has given the lock back, the interrupted
-wait raises `RuntimeError`, with what the handler raised as its context.
+One case is not prevented: if a handler raises while `Condition.wait` has released the lock, the interrupted
+wait raises `RuntimeError`, with the handler's exception as its context.
 """
 
 from __future__ import annotations

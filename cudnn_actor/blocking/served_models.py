@@ -16,8 +16,8 @@ __all__ = ["BlockingServedModel", "served_model"]
 def served_model(gpu: BlockingRequests, name: str) -> BlockingServedModel:
     """A model that the server's process has loaded and lends by this name.
 
-    Parameters and errors are those of `cudnn_actor.attached.served_model`; `gpu` is a handle that
-    `cudnn_actor.blocking.connect` gave. Sends no message; never blocks.
+    Parameters and errors are those of `cudnn_actor.attached.served_model`; `gpu` is a handle of
+    `cudnn_actor.blocking.connect`. Sends no message; never blocks.
     """
     return BlockingServedModel(gpu, async_served_model(gpu._requests, name))
 
@@ -57,7 +57,7 @@ class BlockingServedModel:
 
     @property
     def defaults(self) -> tuple[Feature, ...]:
-        """The inputs that may be given, and have a default in the model, in order."""
+        """The inputs that may be left out, since the model has default values for them, in order."""
         return self._model.defaults
 
     @property

@@ -1,11 +1,11 @@
 """Times of answered requests, which are kept as they are for a while, and then added to histograms together.
 
-An answer costs whoever counts it five numbers at the end of a list. A list of 64 answers is packed. That
-takes 5 µs, but if the numbers stayed Python's objects, the next ones would be elsewhere in memory, out of the
-caches: with a thousand answers in the list, a request took half a microsecond more. Thousands of packed
-answers are added by NumPy, in 30 µs for each thousand.
+Counting an answer appends five numbers to a list. A list of 64 answers is packed, which takes 5 µs. If the
+numbers stayed Python's objects, the next ones would be elsewhere in memory, out of the caches: with a
+thousand answers in the list, a request took half a microsecond more. Thousands of packed answers are added by
+NumPy, in 30 µs for each thousand.
 
-Place k of a histogram's `BUCKETS` counts times of less than 2**k ns, and not less than half of that.
+Bucket k of a histogram's `BUCKETS` counts times of less than 2**k ns, but at least half of that.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 BUCKETS = 72
-"""Places for counts: more than the bits of any difference of two clocks, also of a worker that writes
+"""The buckets of a histogram: more than the bits of any difference of two clocks, even if a worker writes
 nonsense."""
 NO_TIME_US = 1e15
 Stamps = tuple[int, int, int, int, float]
-"""What is noted of an answer: the number of its message type or model; when its request was admitted, when it
-started (0: when it was admitted), and when the answer was here, on `time.perf_counter_ns`'s clock; and how
-many microseconds it ran (negative: until the answer was here)."""
+"""The record of an answer: the number of its message type or model; when its request was admitted, when it
+started (0: when it was admitted), and when the answer arrived, by `time.perf_counter_ns`; and how many
+microseconds it ran (negative: until the answer arrived)."""
 _FORMAT = "qqqqd"
 _PACKED = np.dtype(
     [("number", "i8"), ("admitted", "i8"), ("started", "i8"), ("here", "i8"), ("run_us", "f8")]
@@ -50,7 +50,7 @@ _MOST_BYTES = ANSWERS_ADDED * _PACKED.itemsize
 _AT_ONCE = 1024
 """Answers that are added at once: arrays of more of them would be new pages of memory."""
 _HISTOGRAMS = np.array([[0], [BUCKETS], [2 * BUCKETS]])
-"""Where each of the three begins."""
+"""The first bucket of each of the three histograms."""
 _LAST_NS = (1 << 63) - 1
 
 
@@ -67,9 +67,9 @@ class Times(NamedTuple):
 class AnswerTimes:
     """The times of all answers, by the numbers of message types and models.
 
-    One thread at a time writes, any thread may read, without a lock. All that is kept is one tuple, which is
-    replaced in one step (`actors.interrupts`) when answers are packed or added: a reader has it from before
-    or from after that. A writer appends all of an answer's stamps at once, and a reader copies the list in
+    One thread at a time writes; any thread may read, without a lock. Everything is kept in one tuple, which
+    is replaced in one step (`actors.interrupts`) when answers are packed or added: a reader gets the old
+    tuple or the new one. A writer appends all of an answer's stamps at once, and a reader copies the list in
     one call of a C function, during which no other thread runs.
     """
 
@@ -79,11 +79,11 @@ class AnswerTimes:
         self._packed = bytearray(_MOST_BYTES)
         """Packed answers. It is written again when they have been added."""
         self.kept: tuple[Mapping[int, Times], int, list[Any]] = ({}, 0, [])
-        """The times of answers that are added; how many bytes of the packed ones are not; and the `Stamps` of
-        the answers that are not packed, one after the other."""
+        """The times of the answers that are added; how many bytes of packed answers are not added yet; and
+        the `Stamps` of the answers that are not packed, one after the other."""
 
     def replace(self, times: Mapping[int, Times]) -> None:
-        """Keep these times instead of all that was kept. By the writer."""
+        """Replace everything that is kept by these times. Only the writer calls it."""
         self.kept = times, 0, []
 
     def pack(self) -> list[Any]:
@@ -102,7 +102,7 @@ class AnswerTimes:
         while True:
             times, nbytes, growing = self.kept
             waiting, packed = tuple(growing), self._packed[:nbytes]  # each in one call of a C function
-            if self.kept[0] is times:  # else these were added meanwhile, and others may be in their places
+            if self.kept[0] is times:  # else these were added meanwhile, and overwritten perhaps
                 break
         packed += bytes(len(waiting) // len(_FORMAT) * _PACKED.itemsize)
         _pack(packed, nbytes, waiting)
@@ -126,7 +126,7 @@ def _pack(memory: bytearray, start: int, stamps: Sequence[Any]) -> None:
 
 
 def _with_answers(times: Mapping[int, Times], packed: bytearray) -> dict[int, Times]:
-    """New times, with those of some answers."""
+    """New times: the given ones, and those of packed answers."""
     found, stamps = dict(times), np.frombuffer(packed, _PACKED)
     for start in range(0, len(stamps), _AT_ONCE):
         _add(found, stamps[start : start + _AT_ONCE])
@@ -155,6 +155,6 @@ def _times_of(stamps: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """The times in the queue, in the run, and together, in ns."""
     admitted, here, run_us = stamps["admitted"], stamps["here"], stamps["run_us"]
     started = np.where(stamps["started"] == 0, admitted, stamps["started"])
-    # A worker that writes nonsense may send what is no time.
+    # A worker that writes nonsense may send a number that is no time.
     run = np.where(run_us < 0, here - started, np.where(run_us < NO_TIME_US, run_us, 0.0) * 1e3)
     return np.stack([started - admitted, run, here - admitted])

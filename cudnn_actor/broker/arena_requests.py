@@ -26,7 +26,7 @@ _IDLE_ARENAS = 1
 
 
 class Answering(Protocol):
-    """What of a broker is needed here."""
+    """The part of a broker that is used here."""
 
     def begins(self, envelope: Envelope) -> bool:
         """Begin a message that is answered at once. False if its caller was already told that it expired."""
@@ -46,9 +46,9 @@ class ArenaRequests:
     memory
         The service's memory table.
     host
-        Makes, imports and drops arenas.
+        The host, which makes, imports and drops arenas.
     broker
-        Answers messages.
+        The broker, which answers messages.
     """
 
     def __init__(self, memory: MemoryTable, host: Host, broker: Answering) -> None:
@@ -65,7 +65,7 @@ class ArenaRequests:
     # Allocations.
 
     def wait(self, envelope: Envelope, spec: TensorSpec) -> None:
-        """Have an allocation wait until an arena is made. Raises `OutOfMemory` if the limit allows none."""
+        """Let an allocation wait until an arena is made. Raises `OutOfMemory` if the limit allows none."""
         if self.wanted is not None:
             self.waiting.append(envelope)
             return
@@ -113,7 +113,7 @@ class ArenaRequests:
     # Imports.
 
     def start_import(self, envelope: Envelope, message: Import) -> None:
-        """Have the host map another service's arena, or wait until it may. Raises `OSError`."""
+        """Let the host map another service's arena, or wait until it may. Raises `OSError`."""
         if self.wanted is not None:
             self.waiting.append(envelope)
             return
@@ -180,7 +180,7 @@ class ArenaRequests:
     # Empty arenas.
 
     def drop_imports(self) -> None:
-        """Have each imported arena unmapped whose buffer has ended."""
+        """Let the host unmap each imported arena whose buffer has ended."""
         for number in self._memory.take_idle_imports():
             self._host.drop_import(number)
 

@@ -103,9 +103,10 @@ class Broker(Generic[W]):
     state
         The service's state. Only the broker writes its memory table, counters and quarantine.
     reply
-        Called with an envelope, a value and an error: exactly once for each envelope that was started.
+        This is called with an envelope, a value and an error, exactly once for each envelope that was
+        started.
     host
-        Runs the work.
+        The host, which runs the work.
     work
         The class of the work objects.
     """
@@ -129,7 +130,7 @@ class Broker(Generic[W]):
         self.held = HeldBack(state)
         """Messages that wait for a write of weights, which waits for runs."""
         self.interrupted: InterruptedRequests[W] = InterruptedRequests(state, self)
-        """Decides what becomes of requests that were running at a crash."""
+        """The verdicts on requests that were running at a crash."""
         self._handlers: dict[type, Callable[[Envelope, Any], W | None]] = {
             **dict.fromkeys(COMPUTE, self.prepared),
             Allocate: self._allocate,
@@ -169,7 +170,7 @@ class Broker(Generic[W]):
         Raises
         ------
         CudnnActorError, TypeError, OSError, MemoryError
-            What is wrong with the message. It has not begun; the caller must `refuse` it.
+            The message is not valid. It has not begun; the caller must `refuse` it.
         """
         if envelope.future is not None and envelope.is_unawaited:
             self.withdraw(envelope)
@@ -183,7 +184,7 @@ class Broker(Generic[W]):
         return self.take_up(envelope, injected=injected)
 
     def take_up(self, envelope: Envelope, *, injected: bool = False) -> W | None:
-        """Like `start`, for a message whose caller is known to be still waiting, and that need not be held
+        """Start a message as `start` does, if its caller is known to be waiting, and it need not be held
         back."""
         message = envelope.message
         handler = self._handlers.get(type(message))
@@ -206,7 +207,8 @@ class Broker(Generic[W]):
         return work
 
     def prepared(self, envelope: Envelope, message: Compute) -> W:
-        """The work for a request that runs a plan. Changes caches only. Raises what is wrong with it."""
+        """The work for a request that runs a plan. Changes only caches. Raises an error if the request is not
+        valid."""
         cached = self.state.cached_message(envelope)
         if self.state.quarantined:
             self._refuse_quarantined(cached.lowered.graph, envelope.number)
@@ -306,7 +308,7 @@ class Broker(Generic[W]):
             self.state.counters.forget_model(ref.number)
 
     def forget_ended(self, graphs: Sequence[Deployed]) -> None:
-        """Have the host drop what it keeps of models' graphs that have ended."""
+        """Let the host drop its data on models' graphs that have ended."""
         for deployed in graphs:
             self._host.forget_deployed(deployed)
 
@@ -364,19 +366,19 @@ class Broker(Generic[W]):
         require_asker(envelope, "place")
         if not self.begins(envelope):
             return
-        if slot.users:  # it waits for all that was sent before, of which some uses the buffer
+        if slot.users:  # it waits for all earlier messages, some of which use the buffer
             self._drains.append(envelope)
             self.settle_drains()
         else:
             self._settle(envelope)
 
     def _exported(self, ref: BufferRef) -> ExportedRange:
-        """Where a live buffer's bytes are. Raises `StaleBufferError`, `OSError`."""
+        """The place of a live buffer's bytes. Raises `StaleBufferError`, `OSError`."""
         slot = self.memory.resolve(ref)
         return ExportedRange(os.dup(slot.arena.fd), slot.arena.nbytes, slot.offset)
 
     def end_buffer(self, ref: BufferRef) -> None:
-        """Free a buffer. Of the arenas that are then empty, keep one and release the others."""
+        """Free a buffer. If several arenas are then empty, one is kept, and the others are released."""
         self.memory.free(ref)
         self.arenas.drop_spare()
 
@@ -425,8 +427,8 @@ class Broker(Generic[W]):
         return bool(self._drains or self.held) and (self.has_drains_due or self.held.are_due)
 
     def settle_waiting(self) -> None:
-        """Answer each `Drain` that can be answered, return what was held back to the mailbox if a write can
-        begin, and have imported arenas unmapped that no copy reads.
+        """Answer each `Drain` that can be answered; if a write can begin, return the held-back messages to
+        the mailbox; and let imported arenas be unmapped that no copy reads.
 
         Call it after requests have been answered.
         """

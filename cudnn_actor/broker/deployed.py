@@ -1,4 +1,4 @@
-"""What is known of a model's graph, and of a run of it."""
+"""Records of a model's deployed graph, and of a run of it."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ class Deployed(msgspec.Struct, eq=False):
     Parameters
     ----------
     number
-        Its number, which no other graph of the service gets.
+        The graph's number, which no other graph of the service gets.
     of
-        The graph as it was given.
+        The graph as the model has sent it.
     cached
-        The `RunGraph` that each run amounts to.
+        The `RunGraph` to which each run is equivalent.
     hold
-        The hold on all its buffers.
+        The hold on all buffers of the graph.
     inputs, outputs
-        Names of inputs and outputs → where their buffers stand among those of the plan.
+        Names of inputs and outputs → the indices of their buffers among the plan's.
     state
-        Where the buffer of the random numbers' state stands; None if the graph draws none.
+        The index of the buffer with the state of the random numbers; None if the graph draws none.
     writes
         The slot numbers of the buffers that each run writes.
     ended
-        Whether it was unloaded.
+        Whether the graph was unloaded.
     has_lost_places
-        Whether an ended worker may still write its places for inputs and outputs, so that no run may use
+        Whether a worker that could not be ended may still write the graph's places, so that no run may use
         them.
     checked_losses
-        `MemoryTable.losses` when its weights were last found whole.
+        `MemoryTable.losses` at the last time that the weights were found whole.
     finished
-        Whether a run of it has finished.
+        Whether a run of the graph has finished.
     crashes
-        At how many crashes runs of it were running since one has finished.
+        At how many crashes runs of the graph were running since the last run that has finished.
     """
 
     number: int
@@ -67,17 +67,17 @@ class Deployed(msgspec.Struct, eq=False):
     finished: bool = False
     crashes: int = 0
     kinds: tuple[tuple[str, tuple[int, ...], np.dtype[Any], DType], ...] = ()
-    """Name, dims and dtype of each input: what `of.specs` says, in the form in which runs are compared with
-    it."""
+    """The name, dims and dtype of each input, from `of.specs`, in the form that is compared with those of
+    runs."""
     uses: frozenset[int] = frozenset()
-    """The slot numbers of all its buffers."""
+    """The slot numbers of all buffers of the graph."""
     results: tuple[tuple[int, None], ...] = ()
-    """Where the buffer of each output stands, with None: a new array for each is what most runs answer."""
+    """The index of each output's buffer, with None: most runs answer with a new array for each output."""
     copies: tuple[tuple[str, int, tuple[int, ...], np.dtype[Any]], ...] = ()
-    """For each input that a run copies: its name, where its buffer stands, and its dims and dtype."""
+    """For each input that a run copies: its name, the index of its buffer, and its dims and dtype."""
 
     def __post_init__(self) -> None:
-        """Note what inputs it is for, and what it uses."""
+        """Derive the other fields: the graph's inputs, and the buffers that it uses."""
         self.uses = frozenset([ref.slot for ref in self.of.buffers])
         self.kinds = tuple(
             (name, spec.dims, spec.dtype.numpy, spec.dtype) for name, spec in self.of.specs.items()
@@ -88,7 +88,7 @@ class Deployed(msgspec.Struct, eq=False):
 
     @property
     def copied(self) -> frozenset[int]:
-        """Where the buffers stand among those of the plan to which runs copy what they are given."""
+        """The indices, among the plan's, of the buffers to which runs copy their inputs."""
         return frozenset(self.inputs.values()) | (frozenset() if self.state is None else {self.state})
 
     @property
@@ -137,9 +137,10 @@ class Deployed(msgspec.Struct, eq=False):
         return not self.of.values or self.accepts(arrays)
 
     def accepts(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Whether it is the graph for these values. Other graphs may be for inputs of the same specs.
+        """Whether the graph is for these values of inputs that decide over shapes. Other graphs may have
+        inputs of the same specs.
 
-        They are compared by their bits: a NaN is equal to itself.
+        Values are compared by their bits: a NaN is equal to itself.
         """
         return all(
             name in arrays and arrays[name].tobytes() == value.tobytes()
@@ -147,23 +148,23 @@ class Deployed(msgspec.Struct, eq=False):
         )
 
     def spec_at(self, place: int) -> TensorSpec:
-        """The spec of the buffer that stands at a place among those of the plan."""
+        """The spec of the buffer with this index among the plan's."""
         graph = self.of.graph
         return graph.ports[graph.places[self.cached.lowered.buffers[place]]].spec
 
     def bind(self, memory: MemoryTable) -> None:
-        """Set what its graph runs on: the slots that it holds. They stay, whatever becomes of their
-        references."""
+        """Bind the graph to the slots that it holds. They stay, even if their references end."""
         if self.cached.bound is None or self.cached.bound.epoch != memory.epoch:
             by_port = dict(zip(self.of.graph.places, self.hold.slots, strict=True))
             slots = [by_port[port] for port in self.cached.lowered.buffers]
             self.cached.bound = Bound(memory.epoch, slots, [])
 
     def arrays_of(self, message: RunModel, drawn: int | None) -> list[tuple[int, np.ndarray]]:
-        """What a run copies from the host: where each buffer stands among the plan's, and its values.
+        """The arrays that a run copies from the host: for each, the index of its buffer among the plan's, and
+        the values.
 
-        Raises `InvalidRequest` for an array that does not fit any more: it, or the message, was changed after
-        it was sent.
+        Raises `InvalidRequest` for an array that does not fit any more, because it or the message was changed
+        after the message was sent.
         """
         arrays: list[tuple[int, np.ndarray]] = []
         given, buffers = message.arrays, message.buffers
@@ -179,7 +180,7 @@ class Deployed(msgspec.Struct, eq=False):
         return arrays
 
     def finish(self, computed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Note that a run has finished. Returns its answer: what was computed, and copies of constants."""
+        """Note that a run has finished. Returns its answer: the computed outputs, and copies of constants."""
         self.finished, self.crashes = True, 0
         for name, array in self.of.constants.items():
             computed[name] = array.copy()
@@ -187,22 +188,24 @@ class Deployed(msgspec.Struct, eq=False):
 
 
 class ModelRun(msgspec.Struct, eq=False):
-    """What is known of a `RunModel` before it runs: kept in `Envelope.found`, so also when it runs again.
+    """The facts about a `RunModel` before it runs. They are kept in `Envelope.found`, also for a second run.
 
     Parameters
     ----------
     cached
-        The `RunGraph` that it amounts to.
+        The `RunGraph` to which the run is equivalent.
     reads, writes
-        Slot numbers of the buffers that it names itself: inputs, and outputs with buffers of the caller's.
+        The slot numbers of the buffers that the message names: inputs, and outputs with buffers of the
+        caller's.
     deployed
-        The graph; None in a worker, which knows it by its number.
+        The graph that it runs; None in a worker, which knows the graph by its number.
     buffers, into
-        The inputs that lie in buffers, and the outputs that go to some, by name.
+        The inputs that are in buffers of the caller's, and the outputs that are copied to such buffers, by
+        name.
     drawn
         How many random numbers the model's earlier runs have drawn; None until it first begins.
     found
-        The epoch of the memory, and what `Deployments.slots` has found in it. Any thread replaces it.
+        The epoch of the memory, and the result of `Deployments.slots` in it. Any thread may replace it.
     """
 
     cached: CachedMessage
@@ -216,21 +219,21 @@ class ModelRun(msgspec.Struct, eq=False):
 
     @property
     def copy_in(self) -> tuple[tuple[int, BufferRef], ...]:
-        """What it copies from buffers: where each goes among the plan's."""
+        """The copies from the caller's buffers: the index among the plan's, and the reference."""
         assert self.deployed is not None
         places = self.deployed.inputs
         return tuple([(places[name], ref) for name, ref in self.buffers if name in places])
 
     @property
     def copy_out(self) -> tuple[tuple[int, BufferRef], ...]:
-        """What it copies to buffers, likewise."""
+        """The copies to the caller's buffers: the index among the plan's, and the reference."""
         assert self.deployed is not None
         places = self.deployed.outputs
         return tuple([(places[name], ref) for name, ref in self.into])
 
     @property
     def returned(self) -> dict[str, int]:
-        """The outputs that its caller gets as arrays: where the buffer of each stands."""
+        """The outputs that the caller gets as arrays, and the indices of their buffers."""
         assert self.deployed is not None
         outputs = self.deployed.outputs
         if not self.into:
@@ -245,13 +248,14 @@ class ModelRun(msgspec.Struct, eq=False):
 
     @property
     def hazards(self) -> Footprint:
-        """What it reads and writes, its graph's own places for inputs and outputs included."""
+        """The footprint of the run, including the graph's places for inputs and outputs."""
         reads, writes = compute_footprint(self.cached.message, self.cached.lowered)
         return Footprint({*reads, *self.reads}, {*writes, *self.writes})
 
     @property
     def footprint(self) -> Footprint:
-        """What it reads and writes of buffers with lasting contents: a second run depends on these alone."""
+        """The footprint of the run on buffers with lasting contents. Whether it can run again depends only on
+        these."""
         assert self.deployed is not None
         return Footprint(self.deployed.weights.union(self.reads), self.writes)
 

@@ -1,8 +1,8 @@
 """The models of a service: which graphs each has, and the buffers that these run on.
 
-Written by the broker alone, in its turns. Any sender's thread may look up what a run needs (`run_of`): each
-change of what it reads there is one step. What was found may have been unloaded by the time the request
-starts, so the broker looks at `Deployed.ended` then.
+Only the broker writes it. Any sender's thread may look up a run (`run_of`), since each change of the data
+that this reads is one step. The graph that it finds may be unloaded before the request starts, so the broker
+checks `Deployed.ended` then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["MOST_GRAPHS", "Deployed", "Deployments", "ModelRun", "not_deployed"]
 
 MOST_GRAPHS = 4096
-"""Graphs that all models of a service may have together. Each has buffers of its own, and a record in the
+"""How many graphs all models of a service may have together. Each has buffers of its own, and a record in the
 worker."""
 
 Key = frozenset[tuple[str, tuple[int, ...], DType]]
@@ -39,9 +39,9 @@ class _Model:
         self.ref = ref
         self.graphs: dict[str, Deployed] = {}
         self.by_key: dict[Key, tuple[Deployed, ...]] = {}
-        """Replaced in one step whenever `graphs` changes."""
+        """This is replaced in one step whenever `graphs` changes."""
         self.likely: _Likely | None = None
-        """The graph of the latest run. Any thread replaces it."""
+        """The graph of the latest run. Any thread may replace it."""
         self.drawn = 0
 
 
@@ -51,12 +51,13 @@ class _Likely(NamedTuple):
     Parameters
     ----------
     by_key
-        The `_Model.by_key` in which it was found: with another one, another graph may be for these inputs.
+        The `_Model.by_key` in which the graph was found. If the model has another one now, another graph may
+        be for these inputs.
     deployed
         The graph.
     run
-        The run of each message for it that has arrays alone: nothing in it is about one of them. None if each
-        run draws random numbers of its own.
+        The run that all messages with arrays alone share, since it has nothing of a single message. None if
+        each run draws random numbers of its own.
     """
 
     by_key: object
@@ -104,9 +105,9 @@ class Deployments:
         self._model_numbers = itertools.count(1)
         self._graph_numbers = itertools.count(1)
         self._latest: _Latest | None = None
-        """The latest such run. Any thread replaces it."""
+        """The likely run of the model that ran last. Any thread may replace it."""
         self._ending: list[Deployed] = []
-        """Graphs that were unloaded, as long as runs of them have not been answered."""
+        """Graphs that were unloaded and have runs without an answer."""
 
     # Any thread.
 
@@ -246,12 +247,12 @@ class Deployments:
         return known is not None and known.of is graph
 
     def deployed(self, ref: ModelRef, graphs: Iterable[ModelGraph]) -> tuple[Deployed, ...]:
-        """The graphs that a model has, of the given ones. Raises `NotDeployed`."""
+        """Those of the given graphs that a model has. Raises `NotDeployed`."""
         model = self._model(ref)
         return tuple(model.graphs[each.name] for each in graphs if self._has(model, each))
 
     def remove(self, ref: ModelRef, names: Iterable[str] | None) -> list[Deployed]:
-        """Forget graphs, or the whole model. Returns the graphs that were there, which have ended."""
+        """Forget graphs, or the whole model. Returns the forgotten graphs, which have ended."""
         model = self._models.get(ref.number)
         if model is None or ref.service != self._service:
             return []
@@ -271,7 +272,7 @@ class Deployments:
         return False
 
     def draw(self, run: ModelRun, ref: ModelRef) -> None:
-        """Have a run draw its random numbers, if it has not yet. The next runs draw others."""
+        """Let a run draw its random numbers, if it has not yet. Later runs draw different ones."""
         assert run.deployed is not None
         draws = run.deployed.of.draws
         if draws is not None and run.drawn is None:
@@ -292,7 +293,8 @@ class Deployments:
         deployed.checked_losses = losses
 
     def slots(self, run: ModelRun) -> tuple[Slot, ...]:
-        """What a request holds: all buffers of its graph, as one hold, and those that it names.
+        """The slots that a request holds: all buffers of its graph, as one hold, and the buffers that it
+        names.
 
         Unless a buffer has ended since, this is one comparison from the second time on.
 
@@ -334,7 +336,7 @@ class Deployments:
     def written_by(self, message: WriteWeights) -> tuple[Slot, ...]:
         """The weights that a message overwrites.
 
-        Raises `NotDeployed`, `InvalidRequest` and `StaleBufferError` for what does not fit.
+        Raises `NotDeployed`, `InvalidRequest` and `StaleBufferError` if it is not valid.
         """
         check_write(message)
         model = self._model(message.model)
@@ -380,7 +382,8 @@ class Deployments:
         )
 
     def _check_own(self, graphs: Iterable[ModelGraph], replaced: Iterable[Deployed]) -> None:
-        """Raise `InvalidRequest` if what a run of one graph writes is used by another graph, of any model."""
+        """Raise `InvalidRequest` if a run of one graph writes a buffer that another graph uses, of any
+        model."""
         gone = [each.number for each in replaced]
         others = [
             (each.of.name, each.writes, each.uses)
@@ -404,7 +407,7 @@ class Deployments:
     @staticmethod
     def _index(model: _Model) -> None:
         by_key: dict[Any, tuple[Deployed, ...]] = {}
-        for deployed in reversed(model.graphs.values()):  # of several for the same inputs, the latest
+        for deployed in reversed(model.graphs.values()):  # if several are for the same inputs, the latest
             key = frozenset((name, spec.dims, spec.dtype) for name, spec in deployed.of.specs.items())
             by_key[key] = (*by_key.get(key, ()), deployed)
         model.by_key = by_key
@@ -436,6 +439,6 @@ def _of_the_graph(name: str, ref: BufferRef) -> InvalidRequest:
 
 
 def not_deployed(model: ModelRef, inputs: Iterable[tuple[str, tuple[int, ...], DType | None]]) -> NotDeployed:
-    """The error for inputs that no graph of a model is for: their names, dims and dtypes."""
+    """The error for inputs for which a model has no graph. It names their names, dims and dtypes."""
     shown = ", ".join(f"{name}: {dtype} {dims}" for name, dims, dtype in inputs)
     return NotDeployed(model=model.number, inputs=shown or "no inputs", unloaded=False)

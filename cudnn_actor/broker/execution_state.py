@@ -1,6 +1,6 @@
-"""What is needed to run requests: buffers, caches and limits.
+"""The state that running requests needs: buffers, caches and limits.
 
-A worker process has this part of a service's state alone. The rest (`service_state`) is in the service's own
+A worker process has only this part of a service's state. The rest (`service_state`) is in the service's own
 process.
 """
 
@@ -30,7 +30,8 @@ CACHE_BYTES = 128 << 20
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ExecutionState:
-    """Used by the thread that runs requests. Any thread may also fill the cache of messages.
+    """The state that running requests needs. The thread that runs requests uses it; any thread may fill the
+    cache of messages.
 
     Parameters
     ----------
@@ -39,13 +40,13 @@ class ExecutionState:
     workspace_limit
         Bytes of workspace that plans may use; None for the engine's own bound.
     plan_store
-        Keeps plans on disk, for later processes; None for no store.
+        The store that keeps plans on disk, for later processes; None for no store.
     autotune
         Whether warming a plan measures the library's candidates for it.
     cache_limit
-        About the bytes of host memory for each cache: of messages, of graphs, and of plans.
+        The bytes of host memory, approximately, for each of the caches of messages, of graphs and of plans.
     plan_capacity
-        The most plans, and refusals of graphs.
+        The most plans, including refusals of graphs, that are kept.
     graph_limits
         How large graphs may be; None in a worker, whose parent has checked them.
     """
@@ -60,7 +61,7 @@ class ExecutionState:
     builders: BuilderAccess | None = field(default=None, init=False)
     """Connects to the service's builder process; None if plans are built in this process."""
     generation: int = field(default=0, init=False)
-    """The number of the present incarnation: how many have become ready so far."""
+    """The number of the present incarnation: how many incarnations have become ready so far."""
     quarantined: dict[str, str] = field(default_factory=dict, init=False)
     """Digests of graphs that were running at two crashes → the crash's cause. A worker has none: its parent
     refuses their requests."""
@@ -68,7 +69,8 @@ class ExecutionState:
     def __post_init__(self) -> None:
         self.messages = MessageCache(self.cache_limit, self.check_graph)
         self.announce_build: Callable[[bool], None] = lambda _: None
-        """Called on the build thread: with True when a build begins, with False when none is running."""
+        """This is called on the build thread, with True when a build begins, and with False when none is
+        running."""
 
     def cached_message(self, item: Any) -> CachedMessage:
         """The cache entry of an envelope's or a task's message, kept in it. Raises `InvalidRequest`."""
@@ -78,7 +80,7 @@ class ExecutionState:
         return cached
 
     def model_run(self, item: Any) -> ModelRun:
-        """What a task or an envelope that runs a model runs. In a worker, its inbox has looked it up."""
+        """The run of a model in a task or an envelope. In a worker, the inbox has looked it up."""
         run: ModelRun = item.found
         return run
 

@@ -1,4 +1,4 @@
-"""Which buffers a message reads and which it writes, as slot numbers."""
+"""The footprints of messages: the slot numbers of the buffers that they read and write."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def memory_footprint(message: Any) -> Footprint:
     `Free` counts as writing, so that no waiting request loses its buffer. `View` counts as writing, because
     its caller may write to the array.
     """
-    if isinstance(message, RunModel):  # of the buffers that it names; its graph has others
+    if isinstance(message, RunModel):  # only of the buffers that it names; its graph has more
         return Footprint(
             [ref.slot for ref in message.buffers.values()], [ref.slot for ref in message.into.values()]
         )
@@ -64,7 +64,7 @@ def footprint(message: Any, lowered: Callable[[Compute], Lowered]) -> Footprint:
 
 
 def are_inputs_overwritten(footprints: Iterable[Footprint]) -> list[bool]:
-    """For each of the requests that were running at a crash: whether a later one writes what it reads.
+    """Whether each of the requests that were running at a crash reads a buffer that a later one writes.
 
     Such a request cannot run again, because its input may have been overwritten.
     """

@@ -1,12 +1,11 @@
-"""Messages that may not begin yet, because weights are to be overwritten that a run still reads.
+"""Messages that are held back because weights are to be overwritten that a run still reads.
 
-A `WriteWeights` waits until all runs that read one of its weights have been answered. After the answer, no
-crash can have such a run repeated, so none ever reads weights that a later write has put there. Meanwhile
-what was sent after it waits behind it, if it is of the same model, or uses the same buffers as a message that
-waits; so does a `Drain`. Everything else goes on.
+A `WriteWeights` waits until all runs that read one of its weights have been answered. After its answer, a run
+is never repeated, so no run ever reads weights of a later write. Meanwhile a later message waits, too, if it
+is of the same model, or uses a buffer of a message that waits, or is a `Drain`. All other messages go on.
 
-What waits has not begun: its caller may cancel it, and a stop or a crash hands it back. When a write may
-begin, all that waits returns to the head of the mailbox, in order, and is looked at anew.
+A held-back message has not begun: its caller may cancel it, and a stop or a crash returns it. When a write
+may begin, all held-back messages return to the head of the mailbox, in order, and are checked again.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class HeldBack:
         )
 
     def _footprint(self, envelope: Envelope) -> Footprint:
-        """What a message reads and writes; nothing for one that will be refused when it begins."""
+        """The footprint of a message; an empty one if the message will be refused when it begins."""
         message = envelope.message
         try:
             if type(message) is RunModel:

@@ -1,4 +1,4 @@
-"""What a broker needs of its host, which runs the work that the broker has found valid."""
+"""The interface of a broker's host, which runs the work that the broker has found valid."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class Host(Protocol):
         """Release an empty arena."""
 
     def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
-        """Have the engine that runs now map another service's arena for reading, now or later, and then call
+        """Let the present engine map another service's arena for reading, now or later, and then call
         `ArenaRequests.note_imported` or `note_refused`. The caller keeps the descriptor."""
 
     def drop_import(self, number: int) -> None:
-        """Have the engine that has mapped another service's arena unmap it."""
+        """Let the engine that has mapped another service's arena unmap it."""
 
     def forget(self, message: Forget) -> None:
         """Drop graphs and plans from the caches of whatever runs the work."""
 
     def clear_plans(self) -> None:
-        """Drop plans that are kept besides those of the engine that serves, and what would bring them back.
+        """Drop the plans that are kept outside of the serving engine, and everything that would restore them.
 
-        The work for the message follows, and drops the others.
+        The work for the message follows, and drops the serving engine's plans.
         """
 
     @property
     def lent(self) -> int:
-        """Bytes of the arrays that `lend` has given to callers, and that are in use."""
+        """The bytes of arrays of `lend` that are in use."""
 
     def lend(self, spec: TensorSpec) -> np.ndarray:
         """An array of these dims in memory that the engine reads without a copy, for a caller.
@@ -55,4 +55,4 @@ class Host(Protocol):
         """
 
     def forget_deployed(self, deployed: Deployed) -> None:
-        """Drop what is kept of a model's graph, which has ended."""
+        """Drop the host's data on a model's graph that has ended."""

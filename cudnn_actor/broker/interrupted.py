@@ -1,5 +1,4 @@
-"""What becomes of the requests that were running at a crash: `recovery` decides, this asks it and carries it
-out.
+"""Carries out the verdicts on the requests that were running at a crash. `recovery` decides them.
 
 A request that does not run again is answered, and the buffers that it writes are torn. One that runs again is
 checked once more before its second run, since the crash may have torn its input.
@@ -38,7 +37,7 @@ log = Log("cudnn_actor")
 
 
 class Answering(Protocol):
-    """What of a broker is needed here."""
+    """The part of a broker that is used here."""
 
     def fail(self, envelope: Envelope, error: BaseException) -> None:
         """Answer with an error."""
@@ -47,7 +46,7 @@ class Answering(Protocol):
         """Free the buffer that a request was to fill, because no caller receives it now."""
 
     def forget_ended(self, graphs: Sequence[Deployed]) -> None:
-        """Have the host drop what it keeps of models' graphs that have ended."""
+        """Let the host drop its data on models' graphs that have ended."""
 
 
 class InterruptedRequests(Generic[W]):
@@ -165,7 +164,7 @@ class InterruptedRequests(Generic[W]):
         return self._state.lowered(work.message) if type(work.message) in COMPUTE else None
 
     def _interrupted(self, work: W, *, is_input_overwritten: bool) -> Interrupted:
-        """Count the crash for a request. Returns what the verdict on it depends on."""
+        """Count the crash for a request. Returns the facts on which the verdict depends."""
         envelope, message, lowered = work.envelope, work.message, self._lowered(work)
         envelope.crashes += 1
         is_run = work.run is not None

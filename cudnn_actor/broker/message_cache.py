@@ -1,4 +1,4 @@
-"""What was computed for messages, kept for the next time: their graphs, slots and encoded bodies."""
+"""A cache of the graphs, slots and encoded bodies that were computed for messages, for the next time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["Bound", "CachedMessage", "MessageCache", "RecentPlan"]
 
 _MOST_SIGNATURES, _MOST_MESSAGES = 4096, 1024
 _MESSAGE_BYTES = 4096
-"""About what an entry takes besides its graph: the message, its references and slots, its encoded body."""
+"""The bytes, approximately, that an entry takes in addition to its graph: the message, its references and
+slots, its encoded body."""
 
 
 class Bound(msgspec.Struct, eq=False, weakref=True):
@@ -39,7 +40,7 @@ class RecentPlan(msgspec.Struct, eq=False):
     message
         A request that runs it.
     nbytes
-        About what the message keeps in memory.
+        The bytes, approximately, that the message keeps in memory.
     """
 
     message: Compute
@@ -63,16 +64,17 @@ class CachedMessage(msgspec.Struct, eq=False, weakref=True):
     message: Compute
     lowered: Lowered
     bound: Bound | None = None
-    """Written by senders and by the live incarnation, on any thread. In the parent, all that are ever written
-    have the same slots, of which each is the reference's as long as the reference is live."""
+    """The message's slots. Senders and the live incarnation write it, on any thread. In the parent, all
+    values ever written have the same slots, each of which is its reference's as long as the reference is
+    live."""
     body: bytes | None = None
     """The message as bytes, for a worker process."""
     recent: RecentPlan | None = None
-    """Its plan, as it was last noted for the warming of another worker."""
+    """The message's plan, as it was last noted for the warming of another worker."""
 
     @property
     def nbytes(self) -> int:
-        """About what it keeps in memory, if nothing else keeps its graph."""
+        """The bytes, approximately, that the entry keeps in memory, if no other entry keeps its graph."""
         return _MESSAGE_BYTES + _graph_bytes(self.message, self.lowered)
 
 
@@ -86,7 +88,8 @@ class MessageCache:
     nbytes
         Bytes for each of the two caches: the one by message and the one by signature.
     check_graph
-        Called with a graph that is not known yet. Raises `InvalidRequest` if it is too large.
+        This is called with a graph that is not known yet. It raises `InvalidRequest` if the graph is too
+        large.
     """
 
     def __init__(self, nbytes: int, check_graph: Callable[[Graph], None]) -> None:
@@ -121,7 +124,7 @@ class MessageCache:
         return known
 
     def forget(self, identities: Collection[str]) -> None:
-        """Drop what is kept of graphs with these identities."""
+        """Drop the entries of graphs with these identities."""
         for message in self._messages.values():
             of = message.message
             if (graph := _graph_of(of)) is not None and graph.identity in identities:
@@ -136,7 +139,7 @@ class MessageCache:
         self._lowered.clear()
 
     def statistics(self) -> CacheStatistics:
-        """How much is kept now."""
+        """The counts and bytes of the entries that are kept now."""
         caches: tuple[LeastRecent[Any, Any], ...] = (self._lowered, self._messages)
         return CacheStatistics(
             size=sum(map(len, caches)),

@@ -17,7 +17,7 @@ none of these                                          it runs again, first    s
                                                        and alone
 =====================================================  ======================  ======================
 
-It is `InterruptedRequests` that asks for the verdict and carries it out. The host of the broker hands it the
+`InterruptedRequests` asks for the verdict and carries it out. The host of the broker hands it the
 requests that were running. Those that had not begun run later, and those that had finished are answered:
 `isolation.process.parent.crash` tells them apart by the status page of the worker that has ended. A thread
 that does not end keeps the memory table, so `CudnnActor.on_crash` answers its requests without a verdict.
@@ -25,7 +25,7 @@ that does not end keeps the memory table, so `CudnnActor.on_crash` answers its r
 A run of a model (`RunModel`) counts also the crashes that it was sent with. So a batch that is divided after
 a crash costs one more crash for each part that is a cause, and no other part is blamed.
 
-What becomes of the graph that was running:
+The consequences for the graph that was running:
 
 ==========================================  ====================================================
 graph                                       quarantined, so that all later requests are refused
@@ -55,7 +55,7 @@ second, it is not run again."""
 
 
 class Outcome(enum.Enum):
-    """What becomes of a request that was running at a crash."""
+    """The outcome of a request that was running at a crash."""
 
     RUN_AGAIN = "run again"
     OUTCOME_UNKNOWN = "outcome unknown"
@@ -64,19 +64,19 @@ class Outcome(enum.Enum):
 
 
 class Verdict(NamedTuple):
-    """What becomes of a request, and why its outcome is unknown; "" for the other outcomes."""
+    """The outcome of a request, and why it is unknown; "" for the other outcomes."""
 
     outcome: Outcome
     why: str = ""
 
 
 class Interrupted(NamedTuple):
-    """What is known of a request that was running at a crash.
+    """The facts about a request that was running at a crash.
 
     Attributes
     ----------
     crashes
-        At how many crashes it was running, this one included: 1 at its first.
+        At how many crashes it was running, including this one: 1 at its first.
     pure
         Whether a second run gives the same: it reads nothing that it writes.
     again

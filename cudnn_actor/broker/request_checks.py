@@ -71,7 +71,8 @@ def check_message(
     """Check a message before it is sent: its fields and shapes, that no reference is stale already, and that
     no output is another operand's buffer. `instead` says what to do with objects that are no messages.
 
-    Returns what is known of a message that runs a plan or a model, for `Envelope.found`; else None.
+    Returns the record of a message that runs a plan or a model, for `Envelope.found`; None for any other
+    message.
 
     Raises `InvalidRequest`, `StaleBufferError`, `NotDeployed`, `ActorStopped`. Never blocks: it takes under a
     millisecond for the first message of a shape, and some microseconds for later ones.
@@ -206,7 +207,7 @@ _CHECKS: dict[type, Callable[[ServiceState, Any], object] | None] = {
     UnloadModel: lambda _, message: check_unload(message),
     WriteWeights: lambda state, message: state.models.written_by(message),
 }
-"""How messages that run no plan are checked, by their class; None if nothing is to be checked."""
+"""The checks of messages that run no plan, by their class; None for no check."""
 
 
 def require_asker(envelope: Envelope, what: str) -> None:

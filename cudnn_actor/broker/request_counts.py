@@ -1,10 +1,10 @@
 """Counts and latencies of a service's requests, by message type and by model.
 
-Who writes: each answer is counted once, by whoever answers it, and of these there is one at a time: the
-actor's thread in thread isolation, and whoever holds the host in process isolation. `count` counts an answer;
+Writers: each answer is counted once, by the thread that answers it. There is one such thread at a time: the
+actor's in thread isolation, and the one that holds the host in process isolation. `count` counts an answer;
 the fast path of process isolation does the same in its own step (`isolation.process.parent.fast_path`).
 
-Who reads: any thread, at any time, without a lock. Times are read from `AnswerTimes`: the three histograms of
+Readers: any thread, at any time, without a lock. Times are read from `AnswerTimes`: the three histograms of
 a message type always have the same requests. Bytes are one tuple for each type, which is replaced.
 """
 
@@ -58,7 +58,7 @@ _FIRST, _LAST = 10, 36
 _LARGEST = 16
 """Histograms of batch sizes tell sizes apart up to 2**16."""
 MOST_MODELS = 64
-"""How many models are counted each by its name. The others are counted together."""
+"""How many models are counted by name. The others are counted together."""
 OTHER = "other"
 """The name under which all else is counted together."""
 _MOST_LETTERS = 100
@@ -67,18 +67,18 @@ _TYPES = COMPUTE.union(each for each in vars(kinds).values() if isinstance(each,
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often a number was how large.
+    """A histogram: how often a number was in each of several ranges.
 
     Parameters
     ----------
     bounds
-        Upper bounds, ascending. Of times they are in seconds.
+        Upper bounds, ascending; in seconds for times.
     counts
         How often the number was in each bucket: above the bound before and at most this one (a time that is
         this bound to the nanosecond is in the next). One more than the bounds: the last counts what is above
         all of them.
     sum
-        The sum of all numbers; of times in seconds.
+        The sum of all numbers; in seconds for times.
     """
 
     bounds: tuple[float, ...]
@@ -115,7 +115,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The requests of one message type; of runs of models, those of one model.
+    """The requests of one message type, or, for runs of models, of one model.
 
     Parameters
     ----------
@@ -124,14 +124,15 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model
         The name of the model; None for all other messages.
     failed
-        Requests answered with an error. The histograms have those that were answered with a result.
+        Requests that were answered with an error. The histograms have the requests that were answered with a
+        result.
     queue, run, total
         Seconds from admission to start, from start to finish, and from admission until the answer was here.
         Where only the worker knows when it began (`Ping`, `Warm`, `Explain`), the start is when it was sent.
     uploaded_bytes, downloaded_bytes
         Bytes of arrays on the host that were read for these requests, and that were made for their answers.
     batches
-        Samples in a batch, of the batches that `CudnnRef.batched` has put together; None for all but models.
+        The samples of the batches that `CudnnRef.batched` has put together; None except for models.
     """
 
     operation: str
@@ -176,7 +177,7 @@ _MOVED: dict[str, Callable[[Any, Any], tuple[int, int]]] = {
     RunModel.__name__: _moved_by_run,
     WriteWeights.__name__: lambda message, _: (_bytes_of(message.values), 0),
 }
-"""Messages with arrays on the host → the bytes that a message has brought, and those of its answer."""
+"""Messages with arrays on the host → the bytes of arrays in a message, and in its answer."""
 
 _numbers = itertools.count()
 NONE_MOVED = 0, 0
@@ -189,20 +190,20 @@ class Tally:
 
     def __init__(self, operation: str, model: str | None = None) -> None:
         self.number = next(_numbers)
-        """The number of its times. Each tally has another."""
+        """The number of the tally's times. Each tally has another number."""
         self.operation = operation
         self.model = model
         self.moves = _MOVED.get(operation)
         """The bytes of an answer, from its message and its value; None if there never are any."""
         self.bytes = NONE_MOVED
-        """Bytes of host arrays: of those that requests have brought, and of those in their answers."""
+        """The bytes of host arrays in requests, and in their answers."""
         self.failed = 0
         self.batches = [0] * BUCKETS
         self.samples = 0
         self.made_ns = time.perf_counter_ns()
 
     def snapshot(self, times: Times | None) -> RequestCounts | None:
-        """The counts as a record; None if there are none. Any thread. `times`: those of its answers."""
+        """The counts as a record; None if there are none. Any thread. `times`: the times of the answers."""
         if not (self.failed or self.samples or times):
             return None
         up, down = self.bytes
@@ -229,12 +230,13 @@ class Tally:
 
 
 NO_TALLY = Tally("")
-"""Counts nothing: measuring an answer of which only the times are counted returns it."""
+"""A tally that counts nothing, for an answer of which only the times are counted."""
 
 
 class RequestObserver(Protocol):
-    """What is told of each answer, by whoever counts it: it must be quick, call no code of the user's, and
-    raise nothing. It may be told twice in a row of the same answer: see `isolation.process.parent.fast_path`.
+    """An observer of answers. The thread that counts an answer calls it. It must be quick, call no code of
+    the user's, and raise nothing. It may be told of the same answer twice in a row: see
+    `isolation.process.parent.fast_path`.
     """
 
     def answered(
@@ -245,26 +247,27 @@ class RequestObserver(Protocol):
     def not_run(self, envelope: Envelope, error: BaseException) -> None:
         """A request ended and was not run: its caller has left, or its time or the service is over.
 
-        On any thread.
+        Any thread may call it.
         """
 
     def replayed(self, envelope: Envelope, cause: str) -> None:
         """A request was running at a crash, and will run again."""
 
     def sent(self, envelope: Envelope) -> dict[str, str] | None:
-        """A request goes to another process now. Returns what to send with it, by name; None for nothing."""
+        """Note that a request is sent to another process. Returns the headers to send with it; None for
+        none."""
 
     def received(self, headers: Mapping[str, str]) -> contextvars.Context:
-        """A request has come from another process with these headers. Returns the context to send it in: a
-        copy of the present one, and what `sent` has put into the headers, if they have it."""
+        """Note that a request has come from another process. Returns the context to send it in: a copy of the
+        present one, with the values of `sent` in the headers, if there are any."""
 
 
 class RequestCounters(Counters):
     """The counters of a service, with those of each message type and model.
 
-    The types are those of the protocol. Of models, `MOST_MODELS` names have counts of their own. If one more
-    comes, the name whose last request is the longest ago gives its counts to `OTHER`, names of unloaded
-    models first; what is still loaded under it is counted there from then on.
+    The types are those of the protocol. Only `MOST_MODELS` names of models have counts of their own. If
+    another name comes, the least recently used name gives its counts to `OTHER`, names of unloaded models
+    first. Models that are still loaded under that name are counted there from then on.
     """
 
     __slots__ = ("_named", "_observer", "_of_model", "_of_type", "_other", "_other_model", "_plain", "_times")
@@ -275,7 +278,8 @@ class RequestCounters(Counters):
         self._observer: RequestObserver | None = None
         self._of_type: dict[type, Tally] = {}
         self._plain: dict[type, int] = {}
-        """The numbers of types of whose answers only times are counted. Empty while there is an observer."""
+        """The numbers of the types for whose answers only times are counted. Empty while there is an
+        observer."""
         self._other = Tally(OTHER)
         self._other_model = Tally(RunModel.__name__, OTHER)
         self._of_model: dict[int, Tally] = {}
@@ -284,7 +288,7 @@ class RequestCounters(Counters):
 
     @property
     def observer(self) -> RequestObserver | None:
-        """Told of each answer; None for none. Any thread may replace it."""
+        """The observer of answers; None for none. Any thread may replace it."""
         return self._observer
 
     @observer.setter
@@ -344,9 +348,9 @@ class RequestCounters(Counters):
     def measure(
         self, envelope: Envelope, value: Any, started_ns: int, now_ns: int, run_us: float
     ) -> tuple[list[Any], Stamps, Tally, tuple[int, int]]:
-        """What an answer changes: a list, what is appended to it, whose counts, and their new bytes.
+        """The changes that an answer makes: a list, the stamps to append to it, the tally, and its new bytes.
 
-        Counts nothing yet, but tells the observer. `run_us`: how long the run took; if negative, it has
+        This counts nothing yet, but tells the observer. `run_us`: how long the run took; if negative, it has
         lasted until now.
         """
         waiting = self._times.kept[2]
@@ -365,7 +369,7 @@ class RequestCounters(Counters):
                 run_ns = now_ns - started_ns if run_us < 0 else told_ns
                 observer.answered(envelope, value, None, started_ns, run_ns)
             elif moves is None and type(message) in self._of_type:
-                plain[type(message)] = number  # whoever has set an observer meanwhile has replaced the dict
+                plain[type(message)] = number  # a thread that has set an observer has replaced the dict
         return waiting, (number, envelope.admitted_ns, started_ns, now_ns, run_us), tally, moved
 
     def count_not_run(self, envelope: Envelope, error: Exception) -> None:
@@ -386,8 +390,8 @@ class RequestCounters(Counters):
         return self._of_type.get(kind) or self._tally_of_type(kind)
 
     def _tally_of_type(self, kind: type) -> Tally:
-        """The counts of a type that comes for the first time. What is no message of the protocol counts as
-        `OTHER`: so there are never more tallies than the protocol has messages."""
+        """The counts of a type that comes for the first time. An object that is no message of the protocol
+        counts as `OTHER`, so there are never more tallies than the protocol has messages."""
         known = Free if issubclass(kind, Free) else kind  # the service's own messages are derived from it
         if known not in _TYPES:
             return self._other
@@ -437,7 +441,7 @@ class RequestCounters(Counters):
         """Count a batch. Any thread.
 
         The lines that change the counts are one step (`actors.interrupts`), so two threads lose none of each
-        other's. Of a model whose counts are given to `OTHER` at this very moment, the batch may be lost.
+        other's counts. If the model's counts are given to `OTHER` at this very moment, the batch may be lost.
         """
         tally, bucket = self._of_model.get(number, self._other_model), (samples - 1).bit_length()
         # One step.

@@ -31,30 +31,32 @@ __all__ = ["Discard", "Export", "Forget", "Import", "ServiceState", "quarantined
 
 
 class Discard(Free, frozen=True, kw_only=True, tag=True):
-    """A `Free` by the service itself, of a buffer that nobody receives. The buffer may have ended by then."""
+    """A `Free` that the service itself sends, for a buffer that nobody receives. The buffer may have ended by
+    then."""
 
 
 class Export(AnyMessage[ExportedRange], frozen=True, kw_only=True, tag=True):
-    """Ask where a buffer's bytes are, for another service to copy them. Sent by the server of a socket.
+    """A request for the place of a buffer's bytes, so that another service can copy them. The server of a
+    socket sends it.
 
-    Answered by an `ExportedRange`, once all earlier work on the buffer is done.
+    The answer is an `ExportedRange`, once all earlier work on the buffer is done.
     """
 
     buffer: BufferRef
 
 
 class Import(AnyMessage[BufferRef], frozen=True, kw_only=True, tag=True, eq=False):
-    """Map a buffer of another service for reading. Sent by the server of a socket.
+    """A request to map a buffer of another service for reading. The server of a socket sends it.
 
-    Answered by a `BufferRef`, which may be the source of a `Copy`, and freed. It ends with the engine that
-    has mapped it. Refused by `ExecutionFailed` where the device cannot read that memory.
+    The answer is a `BufferRef`, which may be the source of a `Copy`, and be freed. It ends with the engine
+    that has mapped it. If the device cannot read that memory, the error is `ExecutionFailed`.
 
     Parameters
     ----------
     memory
-        Where its bytes are.
+        The place of the buffer's bytes.
     spec
-        The buffer's shape in memory.
+        The buffer's dims, strides and dtype.
     """
 
     memory: ExportedRange
@@ -62,12 +64,12 @@ class Import(AnyMessage[BufferRef], frozen=True, kw_only=True, tag=True, eq=Fals
 
 
 class Forget(msgspec.Struct, frozen=True, kw_only=True):
-    """Drop graphs, which are not expected to come again, from the caches. Sent by the service itself.
+    """A message by which the service itself drops graphs from the caches that are not expected to come again.
 
     Parameters
     ----------
     identities
-        Of the graphs.
+        The identities of the graphs.
     plans
         The digests of graphs whose plans are dropped.
     """
@@ -76,27 +78,27 @@ class Forget(msgspec.Struct, frozen=True, kw_only=True):
     plans: frozenset[str]
 
     control: ClassVar[bool] = True
-    """It is taken in a full mailbox, and no fault counts it."""
+    """The message is accepted by a full mailbox, and faults do not count it."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ServiceState(ExecutionState):
-    """What a service's handle, its supervisor and the successive incarnations of its actor share.
+    """The state that a service's handle, its supervisor and the successive incarnations of its actor share.
 
-    Who writes what: the mailbox has its own lock. Only the one live incarnation writes memory, counters,
+    Writers: the mailbox has its own lock. Only the one live incarnation writes memory, counters,
     quarantine and faults; the supervisor starts a successor only after the predecessor has handled its crash
     or stop, so there are never two writers. Any thread fills the cache of messages.
 
     Parameters
     ----------
     mailbox, memory
-        The service's own.
+        The service's mailbox and memory table.
     faults
         Scripted failures; None for none.
     name
         The service's name in its log lines.
     workspace_limit, plan_store, autotune, cache_limit, plan_capacity, graph_limits
-        As of `ExecutionState`.
+        See `ExecutionState`.
     """
 
     mailbox: Mailbox
@@ -112,7 +114,8 @@ class ServiceState(ExecutionState):
     )
     """`ExitKind` → restarts for such a cause. Written on the supervisor's thread; no key is added."""
     give_back: Callable[[BufferRef], bool] | None = field(default=None, init=False)
-    """Takes back a buffer that others use, too; returns whether it is one. None where nobody shares any."""
+    """A function that takes back a buffer that other processes use, too. It returns False for any other
+    buffer. None if no buffers are shared."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,7 +124,7 @@ class ServiceState(ExecutionState):
         """The models. Only the live incarnation writes them."""
 
     def model_run(self, item: Any) -> ModelRun:
-        """What an envelope with a `RunModel` runs, kept in it.
+        """The run of an envelope with a `RunModel`, which is kept in the envelope.
 
         Raises `NotDeployed`, `InvalidRequest`.
         """
@@ -157,10 +160,10 @@ class ServiceState(ExecutionState):
             self.quarantined[digest] = cause
 
     def completed(self, error: Exception, message: object) -> Exception:
-        """The error of a request's run, with what whoever runs requests does not know.
+        """The error of a request's run, with facts that the runner does not know.
 
-        Of an `OutOfMemory`, that is what the service's buffers take; of an `ExecutionFailed`, whether it was
-        a run of a model. Any other error is returned as it is.
+        An `OutOfMemory` gets the bytes of the service's buffers; an `ExecutionFailed`, whether it was a run
+        of a model. Any other error is returned as it is.
         """
         if isinstance(error, OutOfMemory):
             return error.beside(in_use=self.memory.live_bytes, arena_bytes=self.memory.arena_bytes)
@@ -175,7 +178,7 @@ class ServiceState(ExecutionState):
         converted_bytes: int,
         worker_graphs: CacheStatistics | None = None,
     ) -> Statistics:
-        """The service's counters at this moment, with what the live incarnation says of itself."""
+        """The service's counters at this moment, with the counts of the live incarnation."""
         counters, mailbox, memory = self.counters, self.mailbox, self.memory
         return Statistics(
             generation=self.generation,
@@ -200,7 +203,7 @@ class ServiceState(ExecutionState):
     def discard(self, result: object) -> None:
         """Free a buffer that nobody receives, unless a crash has ended it by then, or unload a model.
 
-        A buffer that others use, too, stays until the last of them has given it back. Any thread.
+        A buffer that other processes use, too, stays until the last of them has given it back. Any thread.
         """
         if isinstance(result, ModelRef):
             self.unload(result, None)
@@ -214,7 +217,8 @@ class ServiceState(ExecutionState):
                 return  # the service has stopped, and its memory goes with it
 
     def unload(self, model: ModelRef, graphs: tuple[str, ...] | None) -> None:
-        """Have graphs of a model forgotten, or all, without waiting: see `UnloadModel`. Any thread."""
+        """Have graphs of a model forgotten, or all of them, without waiting: see `UnloadModel`. Any
+        thread."""
         with contextlib.suppress(ActorStopped):  # the models go with the service
             self.mailbox.admit(Envelope(UnloadModel(model=model, graphs=graphs)))
 

@@ -1,4 +1,4 @@
-"""How many plans one `Warm` may ask for: a worker gets it as one frame, whose length is limited.
+"""Cuts a `Warm` into several, because a worker gets each as one frame, whose length is limited.
 
 Only graphs are long, so only they are measured. A `Warm` that is cut to `MOST_BYTES` is far below the limit
 of a frame, unless a single graph is not: then it is a `Warm` of its own.
@@ -22,7 +22,8 @@ W = TypeVar("W", bound=Compute | Graph)
 
 
 def cut(wanted: Sequence[W], most_bytes: int = MOST_BYTES) -> Iterator[Sequence[W]]:
-    """What is wanted, in the same order, in groups of up to `most_bytes` bytes. What is longer is alone."""
+    """Yield the messages and graphs in the same order, in groups of up to `most_bytes` bytes. A longer one is
+    a group of its own."""
     begin, nbytes = 0, 0
     for place, each in enumerate(wanted):
         weight = _weight(each)
@@ -45,7 +46,8 @@ def warm_of(messages: Sequence[Compute]) -> Warm:
 
 
 def _weight(wanted: Any) -> int:
-    """About its bytes in a frame; 0 for what is short, or is no message at all and refused later."""
+    """The bytes, approximately, of a graph or a message in a frame; 0 if it is short, or no message at all,
+    which is refused later."""
     graph = getattr(wanted, "graph", wanted)
     if not isinstance(graph, Graph):
         return 0

@@ -30,25 +30,26 @@ class Work(msgspec.Struct, eq=False):
     number
         The request's number.
     request
-        What to run: the envelope's message, or the part of it that remains to be done.
+        The message to run: the envelope's own, or the part of it that remains to be done.
     slots
-        The buffers that it uses. The host holds them from when the work may run until it has ended.
+        The buffers that the request uses. The host holds them from the time at which the work may run until
+        it has ended.
     cached
-        The cache entry of its message; None for a message that runs no plan.
+        The cache entry of the message; None for a message that runs no plan.
     ref
         The buffer that an `Allocate` fills, which no caller has received yet; None for all other messages.
     fault
         The fault to inject; None for none.
     injects
-        Whether it is run only to inject its fault. Afterwards its message is started again.
+        Whether the work only injects the fault. After that, the message is started again.
     suspect
-        Whether it was running at a crash.
+        Whether the request was running at a crash.
     alone
         Whether no other request may run beside it: a suspect, or one whose inputs were running at a crash.
     run
-        What a `RunModel` runs; None for all other messages.
+        The run of a `RunModel`; None for all other messages.
     warmed
-        Graphs of a model whose first runs are prepared, too, when their plans are there.
+        Graphs of a model whose first runs are prepared, too, once their plans are ready.
     """
 
     envelope: Envelope

@@ -21,7 +21,7 @@ class Arriving(NamedTuple):
     array
         The array. A part of it may be read once it is there.
     parts
-        Of each part its number, and the bytes at which it begins and ends.
+        For each part: its number, and the bytes at which it begins and ends.
     is_there
         Whether the part with this number is there.
     """
@@ -38,10 +38,10 @@ Awaits = Callable[[Arriving, int], None]
 def copy_of(
     executor: Executor[Any], tag: str, arriving: Arriving, place: Binding, awaits: Awaits
 ) -> Callable[[], None] | None:
-    """A function that enqueues copies of an array's parts into a buffer, of each once it is there.
+    """A function that enqueues copies of an array's parts into a buffer, each part once it has arrived.
 
-    What is there already is copied together. None if the values have to be rearranged on the way. It may be
-    called again for what arrives next in the same array. `tag` is for errors.
+    Parts that have arrived are copied together. The function may be called again for later parts of the same
+    array. None if the values have to be rearranged for the copy. `tag` is for errors.
     """
     copy = executor.call(tag, executor.engine.part_copy, arriving.array, place)
     if copy is None:

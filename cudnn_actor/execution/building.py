@@ -53,13 +53,14 @@ class BuildThread:
     Parameters
     ----------
     builder
-        Not open yet; nobody else may use it.
+        A builder that is not open yet, and that nobody else may use.
     nudge
-        Called on the build thread after each result, to wake the thread that collects it. Must not block.
+        This is called on the build thread after each result, to wake the thread that collects it. It must not
+        block.
     announce
-        Called on the build thread with True before it starts a job, and with False when it has none. During
-        the build, no thread of the process might be able to report it: a library may hold the interpreter's
-        lock until the build ends.
+        This is called on the build thread, with True before a job starts, and with False when there is none.
+        During the build, no thread of the process might be able to report it: a library may hold the
+        interpreter's lock until the build ends.
     name
         The thread's name.
     newest_first
@@ -142,7 +143,7 @@ class BuildThread:
         return None if job is None else job.digest
 
     def ask_to_end(self) -> None:
-        """Have the thread end after the running job. Does not wait."""
+        """Let the thread end after the running job. Does not wait."""
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""Deferred messages: those that cannot start yet. They keep their place in the order.
+"""Deferred messages, which cannot start yet. They keep their place in the order.
 
 A message is deferred if its plan is being built or if it conflicts with a deferred message. A `Drain` is
 deferred if any message is, and an `UnloadModel` if one of its model is. All other messages start, and
@@ -60,11 +60,11 @@ class DeferredWork:
     Parameters
     ----------
     state
-        What is needed to run requests.
+        The state that running requests needs.
     planner
-        Gets the plans.
+        The planner, which gets the plans.
     note_count
-        Called with the number of deferred messages whenever it changes.
+        This is called with the number of deferred messages whenever it changes.
     """
 
     def __init__(self, state: ExecutionState, planner: Planner, note_count: Callable[[int], None]) -> None:
@@ -106,7 +106,7 @@ class DeferredWork:
         return self._for_memory(item, message)
 
     def _waits_for_model(self, message: UnloadModel) -> bool:
-        """Whether a message of the model waits, which was sent before: a run, or one that adds graphs."""
+        """Whether an earlier message of the model waits: a run, or a message that adds graphs."""
         waiting = (each.item.message for each in self._hazards.items())
         return any(isinstance(each, RunModel | WarmModel) and each.model == message.model for each in waiting)
 
