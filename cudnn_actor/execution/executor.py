@@ -58,8 +58,8 @@ class Enqueued(msgspec.Struct, Generic[T], frozen=True, eq=False):
 
     Its answer is `reply`, or the result of `late`. `late` is called once the fence has passed, even if no
     caller waits any more. An exception that it raises is the request's own error. `plan` is what runs. It is
-    kept as long: the run may read arrays on the device that go with the plan, and if the plan was dropped
-    from the cache meanwhile, the next plan would get their memory.
+    kept until then: the run may read arrays on the device that belong to the plan, and if the plan was
+    dropped from the cache meanwhile, the next plan would get their memory.
     """
 
     task: T
@@ -90,7 +90,7 @@ class Executor(Generic[T]):
     Parameters
     ----------
     engine
-        Not yet opened.
+        An engine that is not opened yet.
     buffers
         The service's buffers.
     """
@@ -101,7 +101,8 @@ class Executor(Generic[T]):
         self.progress_s = 0.0
         """When the device last made progress, in `time.monotonic()` seconds. Valid while work is fenced."""
         self.expected_s = 0.0
-        """How long the oldest fence is expected to be waited for, counted from `progress_s`; 0: unknown."""
+        """How long the wait for the oldest fence is expected to take, counted from `progress_s`; 0:
+        unknown."""
         self._near_s = math.inf
         """When the oldest fence will be `EARLY_S` from its end, if it passes as expected; infinite if that is
         unknown, or `take_near_end` has returned True."""
@@ -109,14 +110,15 @@ class Executor(Generic[T]):
         """The tag of the work before the oldest fence, if that is one piece on an idle device; else empty."""
         self._durations: dict[str, float] = {}
         """Tags of such work → for how long it was last seen unfinished, in seconds. It is not the time until
-        it was seen finished: whoever has slept too long would then sleep so long again."""
+        it was seen finished: a thread that has slept too long would then sleep as long again."""
         self._seen_s = 0.0
         """When the oldest fence was last seen not to have passed."""
         self._buffers = buffers
         self._unfenced: list[Enqueued[T]] = []
         self._fenced: deque[tuple[Fence, list[Enqueued[T]]]] = deque()
         self._passed: deque[Enqueued[T]] = deque()
-        """Finished work that cannot be answered yet: the first has a `late` answer, the others follow it."""
+        """Finished work that cannot be answered yet: the first piece has a `late` answer, the others follow
+        it."""
         self._done: deque[Enqueued[T]] = deque()
 
     def open(self, arenas: Iterable[Arena]) -> None:
@@ -151,7 +153,7 @@ class Executor(Generic[T]):
             raise self.diagnose(error, tag) from error
 
     def execute(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> None:
-        """Have the engine run a plan. Raises the same as `call`, and costs less."""
+        """Let the engine run a plan. Raises the same as `call`, and costs less."""
         try:
             self.engine.execute(plan, buffers, scalars)
         except CudnnActorError:
@@ -203,7 +205,7 @@ class Executor(Generic[T]):
         return self.engine.bind(slot.arena.number, slot.offset, spec)
 
     def create_arena(self, number: int, nbytes: int) -> int:
-        """Have the engine make an arena. The caller owns its descriptor. Raises `OutOfMemory`, `Crash`."""
+        """Let the engine make an arena. The caller owns its descriptor. Raises `OutOfMemory`, `Crash`."""
         try:
             return self.engine.create_arena(number, nbytes)
         except OutOfMemory:
@@ -214,7 +216,7 @@ class Executor(Generic[T]):
             raise self.diagnose(error, "arena") from error
 
     def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
-        """Have the engine map another service's arena for reading. Raises `CudnnActorError`, `Crash`."""
+        """Let the engine map another service's arena for reading. Raises `CudnnActorError`, `Crash`."""
         self.call("import", self.engine.import_arena, number, descriptor, nbytes)
 
     def drop_arena(self, number: int) -> None:

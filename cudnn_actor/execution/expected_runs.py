@@ -1,8 +1,9 @@
-"""What an engine has prepared for the graphs of models: each runs on buffers of its own, many times.
+"""The runs that an engine has prepared for the graphs of models, each of which runs many times on buffers of
+its own.
 
 **Constant buffers.** Runs of a graph only read its weights. An engine may read them once, rearrange them, and
 compute with that (`Engine.expect`), so it must be told before they are written. A device reads them in the
-order of enqueued work, at the first run behind a write. Why no run ever computes with old weights:
+order of enqueued work, at the first run after a write. Why no run ever computes with old weights:
 
 - A write that goes through the runner is noted first (`note_writes`), and the next run is prepared anew. The
   runner has one thread, so nothing comes in between. Every method of it that writes to a buffer says so.
@@ -11,7 +12,7 @@ order of enqueued work, at the first run behind a write. Why no run ever compute
   (`Deployed.hold`). What is written before that is there when the graph is first prepared, by a `WarmModel`
   or by its first run. What is written after that is read by the next graph's preparation.
 - A view of a buffer may be written at any time, so a buffer that has been viewed is never constant.
-- What is prepared ends with the incarnation: the next one reads what is there then.
+- Prepared runs end with the incarnation: the next one reads the buffers again.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class ExpectedRun:
     plan
         The plan.
     slots, buffers
-        What it runs on, and the engine's bindings of these.
+        The slots of the buffers on which it runs, and the engine's bindings of these.
     constant
         The places of the buffers whose values the engine may keep.
     expect
-        Gives a function that enqueues a run on these buffers. It may read the constant ones, and may take
-        long.
+        This returns a function that enqueues a run on these buffers. It may read the constant ones, and may
+        take long.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class ExpectedRun:
         self.constant = constant
         self._expect = expect
         self._launch: Callable[[], None] | None = None
-        """None if it has to be prepared anew. Nothing here refers back to this object: in a reference cycle,
-        its plan would be destroyed by the garbage collector, on whatever thread that runs."""
+        """The function that enqueues a run; None if it has to be prepared again. Nothing here refers back to
+        this object: in a reference cycle, its plan would be destroyed by the garbage collector, on whatever
+        thread that runs."""
         self.anywhere: RunAnywhere | None = None
-        """What runs it on other buffers; None if nothing does, or if it has to be prepared anew."""
+        """The engine's run on other buffers; None if there is none, or if it has to be prepared again."""
         self._elsewhere: WeakSet[ExpectedRun] = WeakSet()
         self._prepare()
 
@@ -90,7 +92,7 @@ class ExpectedRun:
         launch()
 
     def forget_values(self) -> None:
-        """Have the engine read the constant buffers again, when the next run is enqueued."""
+        """Let the engine read the constant buffers again, when the next run is enqueued."""
         self._launch = self.anywhere = None
         for other in self._elsewhere:
             other.forget_values()
@@ -98,8 +100,8 @@ class ExpectedRun:
     def elsewhere(self, instead: Mapping[int, Binding], slots: Sequence[Slot]) -> ExpectedRun | None:
         """The same plan on other buffers in place of some; None if it is expected on many others already.
 
-        It counts as long as somebody keeps it and `slots` is what the graph runs on (`Bound.slots`): once any
-        buffer has ended, that is another object, and whoever keeps it looks its buffers up anew.
+        It counts as long as it is kept and `slots` is the graph's `Bound.slots`. Once any buffer has ended,
+        that is another object, and the keeper looks its buffers up again.
         """
         if sum(other.slots is slots for other in self._elsewhere) >= _MOST_ELSEWHERE:
             return None
@@ -110,14 +112,14 @@ class ExpectedRun:
 
 
 class ExpectedRuns:
-    """What one engine has prepared, as long as it is open and the graphs are there.
+    """The runs that one engine has prepared, as long as it is open and the graphs exist.
 
     Parameters
     ----------
     executor
-        Has the engine.
+        The executor, which has the engine.
     catch_up
-        Answers what was enqueued before a slow step.
+        A function that answers the requests that were enqueued before a slow step.
     """
 
     def __init__(self, executor: Executor[Any], catch_up: Callable[[], None]) -> None:
@@ -132,8 +134,8 @@ class ExpectedRuns:
         """A plan for a model's graph on its buffers. `sources`: the places that each run is copied to first,
         and what is copied there.
 
-        What is prepared stays if a buffer has ended elsewhere, so that `bound` is another one: the graph's
-        own buffers are held.
+        A prepared run stays if a buffer of another graph has ended, so that `bound` is another object: the
+        graph's own buffers are held.
         """
         known = self._known.get(cached)
         if known is not None and known.plan is plan and known.slots == bound.slots:
@@ -169,7 +171,8 @@ class ExpectedRuns:
     def elsewhere(
         self, known: ExpectedRun, bound: Bound, instead: Mapping[int, Binding]
     ) -> ExpectedRun | None:
-        """See `ExpectedRun.elsewhere`. Its first run may take as long as that of a new plan."""
+        """The same plan on other buffers: see `ExpectedRun.elsewhere`. Its first run may take as long as that
+        of a new plan."""
         self._catch_up()
         return known.elsewhere(instead, bound.slots)
 
@@ -213,6 +216,6 @@ def _prepare(
 
 
 def written_slots(cached: CachedMessage, slots: Sequence[Slot]) -> list[Slot]:
-    """The buffers that a request writes, of those of its plan."""
+    """Those buffers of a request's plan that the request writes."""
     written = frozenset(cached.lowered.outputs)
     return [slot for name, slot in zip(cached.lowered.buffers, slots, strict=True) if name in written]

@@ -31,9 +31,9 @@ class Injection:
     Parameters
     ----------
     flush
-        Delivers the answers so far, before a fault that takes long.
+        A function that delivers the answers so far, before a fault that takes long.
     abandoned
-        Set when the actor is given up. Ends an injected hang.
+        An event that is set when the actor is given up. It ends an injected hang.
     """
 
     def __init__(self, flush: Callable[[], None], abandoned: threading.Event) -> None:
@@ -43,14 +43,14 @@ class Injection:
         """The fault for the current request; None for none, and after it has been injected."""
 
     def reject(self, engine: str, graph: OperationGraph) -> None:
-        """Called where a plan is looked up or built. Raises `UnsupportedGraph` if the fault plan says so."""
+        """Raise `UnsupportedGraph` if the fault plan says so. Call it where a plan is looked up or built."""
         if self.rule is not None and self.rule.fault is Fault.REJECT_BUILD:
             self.rule = None
             log.info("fault.injected", fault=Fault.REJECT_BUILD.value, plan="build")
             raise UnsupportedGraph(engine=engine, digest=graph.digest(), detail="injected: rejected at build")
 
     def inject(self, tag: str) -> None:
-        """Called where the engine runs. Raises, hangs or waits as the fault plan says for this message."""
+        """Raise, hang or wait as the fault plan says for this message. Call it where the engine runs."""
         rule = self.rule
         if rule is None or rule.fault is Fault.REJECT_BUILD:
             return

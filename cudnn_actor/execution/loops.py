@@ -38,12 +38,12 @@ class Loops:
     Parameters
     ----------
     executor
-        Has the engine.
+        The executor, which has the engine.
     note_turn
-        Called after each turn that has finished. Raises `Crash` if the host is given up.
+        This is called after each turn that has finished. It raises `Crash` if the host is given up.
     wait
-        Called while the device is behind, with the seconds that it was waited for already. It may answer
-        earlier work, and sleeps for a moment. Raises `Crash` if the host is given up.
+        This is called while the device is behind, with the seconds of the wait so far. It may answer earlier
+        work, and sleeps for a moment. It raises `Crash` if the host is given up.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Loops:
 
         `unwanted` says whether the loop's caller has left. It is asked before each turn.
 
-        Raises what the engine raises, with a note that names the turn, and `DeadlineExceeded` if the caller
-        has left. Then turns may be enqueued that have not finished.
+        Raises the engine's errors, with a note that names the turn, and `DeadlineExceeded` if the caller has
+        left. Then turns may be enqueued that have not finished.
         """
         assert lowered.loop is not None
         pace = _Pace(self._engine, self._note_turn, self._wait)
@@ -149,7 +149,7 @@ class Loops:
 
 
 class _Steps(NamedTuple):
-    """What a loop calls. Of two functions, turns with even numbers take the first."""
+    """The functions that a loop calls. If there are two, turns with even numbers call the first."""
 
     initial: Sequence[tuple[Binding, Binding]]
     """The places of initial values, and those where the first turn reads them."""
@@ -165,24 +165,25 @@ class _Steps(NamedTuple):
 
 
 def _carried(loop: Loop, before: Mapping[str, Binding], after: Mapping[str, Binding]) -> dict[str, Binding]:
-    """Where the body finds the carried values before a turn, and where it leaves them."""
+    """The bindings from which the body reads the carried values, and those to which it writes them."""
     outputs = {output: after[name] for name, output in loop.carried.items()}
     return {**{name: before[name] for name in loop.carried}, **outputs}
 
 
 def _named(first: int, last: int, turns: int) -> str:
-    """What a failure names: the turn in which it occurred, or several if that is not known.
+    """The text by which a failure names its turn, or the turns in which it may have occurred.
 
-    `last`: the turn that was being enqueued; `turns` behind the last one.
+    `last`: the turn that was being enqueued; `turns` after the last one.
     """
     last = max(0, min(last, turns - 1))
     return f"turn {last}" if first >= last else f"one of turns {first} to {last}"
 
 
 class _Pace:
-    """Keeps the host from being many turns ahead of the device, and notes each turn that this has finished.
+    """Keeps the host from being many turns ahead of the device, and notes each turn that the device has
+    finished.
 
-    Else the watchdog would see no progress between the first turn and the last.
+    Without such notes, the watchdog would see no progress between the first turn and the last.
     """
 
     def __init__(self, engine: Engine, note_turn: Callable[[], None], wait: Callable[[float], None]) -> None:
@@ -195,11 +196,11 @@ class _Pace:
 
     @property
     def unfinished(self) -> int:
-        """Turns before that one that may not have finished, at least."""
+        """How many turns before that one may not have finished, at least."""
         return len(self._fences)
 
     def end_turn(self, behind: int = _AHEAD) -> None:
-        """Put a fence behind a turn, and wait until `behind` fences or fewer have not been passed."""
+        """Set a fence after a turn, and wait until at most `behind` fences have not passed."""
         if self._engine.synchronous:
             self._note_turn()
         else:
@@ -207,7 +208,7 @@ class _Pace:
             self.outlast(behind)
 
     def outlast(self, behind: int) -> None:
-        """Wait until `behind` fences or fewer have not been passed."""
+        """Wait until at most `behind` fences have not passed."""
         since = time.monotonic()
         while self._fences:
             if self._engine.finished(self._fences[0]):

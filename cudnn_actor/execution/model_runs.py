@@ -1,6 +1,6 @@
 """Runs of models: the copies of inputs and outputs around a plan, enqueued together.
 
-Which plan runs, and how its request is answered, is the runner's.
+The runner decides which plan runs, and answers the request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Values = Callable[[], np.ndarray]
 """Gives an output's values. Call it once a fence behind the run has passed."""
 
 Source = Slot | np.ndarray | Arriving
-"""Where the values of an input come from."""
+"""The source of an input's values."""
 
 _OFTEN = 64
 """The runs between the same places behind which a device runs the graph on the buffers themselves. The copies
@@ -35,26 +35,26 @@ take it 10 to 20 us, and to capture a graph for these addresses takes as long as
 
 
 class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
-    """Where the inputs of a model's run come from, and where its outputs go.
+    """The sources of the inputs of a model's run, and the targets of its outputs.
 
     Parameters
     ----------
     bound
-        What its graph runs on.
+        The slots on which the graph runs.
     sources, targets
-        Inputs and outputs: each the place of its buffer among the plan's, and where the values come from or
-        go to. That is another buffer, or an array, which may still arrive; None for a new array.
+        Inputs and outputs: for each, the index of its buffer among the plan's, and the source or target of
+        the values. That is another buffer, or an array, which may still arrive; None for a new array.
     slots
         The buffers that the request holds.
     repeats
-        Whether many runs have these very places, so that copies are worth being prepared. Then no target is
-        None. The runner clears it if copies cannot be prepared, or if runs may need none.
+        Whether many runs have these same places, so that preparing the copies pays. Then no target is None.
+        The runner clears it if copies cannot be prepared, or if runs may need none.
     on_host
-        Whether all sources are arrays that are there, and all targets new arrays.
+        Whether all sources are arrays that have arrived, and all targets new arrays.
     prepared
-        What the runner has prepared; None if it has not yet, or cannot.
+        The calls that the runner has prepared; None if it has not yet, or cannot.
     runs
-        How often that was used.
+        How often these were used.
     """
 
     bound: Bound
@@ -84,13 +84,13 @@ class ModelRuns:
     Parameters
     ----------
     executor
-        Has the engine.
+        The executor, which has the engine.
     expected
-        What the engine has prepared.
+        The runs that the engine has prepared.
     flush
-        Delivers the answers so far, because the next step may take long.
+        A function that delivers the answers so far, because the next step may take long.
     awaits
-        Waits for a part of an array that arrives.
+        A function that waits for a part of an array that arrives.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class ModelRuns:
         self._awaits = awaits
 
     def prepared(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> _Prepared | None:
-        """The calls that enqueue a run between these places; None if any value takes more than a copy, or
-        if the run may need none: then `enqueue` does what is left.
+        """The calls that enqueue a run between these places; None if a value needs more than a copy, or if
+        the run may need no copies. Then call `enqueue`.
 
-        `cached`: the `RunGraph` that the run amounts to.
+        `cached`: the `RunGraph` to which the run is equivalent.
         """
         known = places.prepared
         if known is None or known.plan is not plan:
@@ -121,9 +121,10 @@ class ModelRuns:
         return places.prepared
 
     def _may_need_no_copies(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> bool:
-        """Whether the engine may run the graph on what the places name, also in memory that a parent fills.
+        """Whether the engine may run the graph on the buffers and arrays of the places themselves, also in
+        memory that a parent fills.
 
-        Small values are copied: prepared copies take less time than to look at what the places name.
+        Small values are copied: prepared copies take less time than these checks.
 
         Callers see the same as with copies, as in `_prepare_in_place`. The run begins when all that it reads
         has arrived. If it fails half-way, or its worker ends, what it has written is invalid or torn, or is
@@ -158,8 +159,8 @@ class ModelRuns:
         return places.prepared
 
     def _prepare_in_place(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> None:
-        """Have runs read and write the buffers that they name where they lie, if all values are in buffers
-        that are laid out as the graph's own.
+        """Let runs read and write the named buffers in place, if all values are in buffers with the layouts
+        of the graph's own.
 
         That changes neither what a run reads and writes, nor when, as others see it: its request holds these
         buffers from before the copies until behind them, the graph changes no input (`check_model_graph`),
@@ -254,7 +255,7 @@ class ModelRuns:
         sources: Sequence[tuple[int, Any]],
         targets: Sequence[tuple[int, Any]],
     ) -> dict[int, Binding]:
-        """What a run reads and writes where it lies, in place of the buffers that it is expected on."""
+        """The bindings that a run uses in place, instead of the buffers on which it is expected."""
         executor = self._executor
         binding = executor.binding
         sources = [(place, binding(one) if isinstance(one, Slot) else one) for place, one in sources]
@@ -266,9 +267,9 @@ class ModelRuns:
         return self._expected.of(cached, places.bound, plan, places.sources)
 
     def _read_soon(self, tag: str, place: Binding, into: np.ndarray | None) -> Values:
-        """What gives a buffer's values as they are behind the work enqueued so far.
+        """A function that returns a buffer's values as they are after the work enqueued so far.
 
-        Blocks where the engine has no staging memory left.
+        Blocks if the engine has no staging memory left.
         """
         executor = self._executor
         engine = executor.engine

@@ -37,13 +37,14 @@ __all__ = ["BuildCrash", "Outcome", "Planner", "TuningWay", "Waiter", "less_work
 Outcome = Plan | CudnnActorError
 """The result of a build."""
 Waiter = Callable[[str, Outcome], None]
-"""Called with a graph's digest and the result of its build, on the runner's thread. Must not raise."""
+"""A function that is called on the runner's thread with a graph's digest and the result of its build. It must
+not raise."""
 
 TuningWay = Literal["measure", "cached"]
 """Whether candidates are measured, unless the plan store has a tuned plan, or only the store is asked."""
 
 _CLOSE_WAIT_S = 1.0
-"""How long an actor that stops waits for the running builds. What takes longer is interrupted."""
+"""Seconds for which an actor that stops waits for running builds. Longer builds are interrupted."""
 
 log = Log("cudnn_actor")
 
@@ -77,9 +78,9 @@ class Planner:
     cache
         The plan cache, empty.
     state
-        Gives the workspace limit, the plan store, and whether warming tunes.
+        The state, with the workspace limit, the plan store, and whether warming tunes.
     nudge
-        Wakes the runner's host when a build has a result. Called on any thread.
+        A function that wakes the runner's host when a build has a result. It may be called on any thread.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Planner:
         without those that are None."""
         self._improver: BuildThread | None = None
         self._waiting: defaultdict[str, list[tuple[Waiter, bool]]] = defaultdict(list)
-        """Each with whether a provisional plan will do."""
+        """The waiters of each build, with whether a provisional plan will do."""
         self._for_better: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._improving: dict[str, Job] = {}
         """The jobs whose results replace provisional plans."""
@@ -106,7 +107,7 @@ class Planner:
         """Provisional plans that nothing has been found to replace."""
         self._for_tuned: defaultdict[tuple[str, TuningWay], list[Callable[[], None]]] = defaultdict(list)
         self._tuning: dict[tuple[str, TuningWay], Job] = {}
-        """The jobs whose results those wait for, from when they were asked for."""
+        """The jobs for whose results they wait, since they were asked for."""
         self._tuned: set[str] = set()
         for thread in self._all_threads:
             thread.start()
@@ -140,7 +141,7 @@ class Planner:
 
     @property
     def digest_in_work(self) -> str | None:
-        """The digest of the graph that a thread has in work, of the thread that has got on least."""
+        """The digest of the graph on which the thread works that has made no progress for longest."""
         in_work = [
             (thread.working_since() or 0.0, digest)  # one with a job that has ended has died
             for thread in self._all_threads
@@ -178,7 +179,7 @@ class Planner:
     # On the build thread.
 
     def wait_for(self, graph: OperationGraph, waiter: Waiter, *, soon: bool = False) -> None:
-        """Have a missing plan built, unless its build is under way. `waiter` is called with the result.
+        """Start the build of a missing plan, unless it is under way. `waiter` is called with the result.
 
         `soon`: a provisional plan will do.
         """
@@ -202,7 +203,7 @@ class Planner:
         self._improve(graph)
 
     def _improve(self, graph: OperationGraph) -> None:
-        """Have the plan built that replaces a provisional one, unless that is under way."""
+        """Start the build of the plan that replaces a provisional one, unless it is under way."""
         digest = graph.digest()
         if digest in self._improving:
             return
@@ -216,7 +217,7 @@ class Planner:
         self._improver.ask(job)
 
     def way_of_tuning(self, tune: Tune) -> TuningWay | None:
-        """What a request with this `tune` asks for; None for nothing."""
+        """The way of tuning that a request with this `tune` asks for; None for no tuning."""
         if tune == "cached":
             return None if self._restorer is None else "cached"
         return "measure" if tune or self._tunes else None
@@ -232,7 +233,8 @@ class Planner:
         return not isinstance(known, UnsupportedGraph) and (way == "measure" or known is not None)
 
     def wait_for_tuned(self, graph: OperationGraph, way: TuningWay, waiter: Callable[[], None]) -> None:
-        """Have a plan tuned. `waiter` is called once that is done or has failed; then the plan stays.
+        """Start the tuning of a plan. `waiter` is called once it is done or has failed; if it failed, the
+        plan stays.
 
         A missing plan must be under way already; it is tuned once it is built.
         """
@@ -266,7 +268,7 @@ class Planner:
         self.cache.drop(digest)
         self._tuned.discard(digest)
         self._unimproved.discard(digest)
-        # Without a plan for those that wait for a better one, they get that.
+        # If requests wait for a better plan and have none, they get this one.
         if known is not None and (better := self._improving.pop(digest, None)) is not None:
             assert self._improver is not None, "it was asked for that"
             self._improver.abandon(better)
@@ -395,7 +397,7 @@ class Planner:
             return
         self.cache.replace(job.digest, outcome, job.graph.footprint)
         self._tuned.add(job.digest)
-        if len(self._tuned) > 2 * self.cache.capacity:  # plans that were evicted are tuned anew
+        if len(self._tuned) > 2 * self.cache.capacity:  # plans that were evicted are tuned again
             self._tuned.intersection_update(self.cache.digests)
 
 

@@ -1,4 +1,4 @@
-"""How often fences are polled."""
+"""The pauses between polls of fences."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["AT_ONCE_S", "EARLY_S", "LONGEST_PAUSE_S", "pause_s", "sleep_exactly"
 _PR_SET_TIMERSLACK = 29
 
 AT_ONCE_S = 100e-6
-"""For this long after a fence was set, or the one before it passed, polling does not pause: a small kernel
-takes 5 to 50 us, and the shortest sleep that Linux gives a thread is some 60 us."""
+"""Polling does not pause for this long after a fence was set, or after the one before it passed: a small
+kernel takes 5 to 50 us, and the shortest sleep of a thread on Linux is some 60 us."""
 LONGEST_PAUSE_S = 1e-3
 _FRACTION = 8
 

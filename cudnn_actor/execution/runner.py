@@ -52,10 +52,10 @@ _LONG_RUN_NS = 200_000
 _MOST_LONG_RUNS = 4096
 _MOST_RUN_PLANS = 4096
 _CAUGHT_UP_WITHIN_S = 1e-3
-"""How long a slow step waits for the device to finish what came before: see `_catch_up`."""
+"""Seconds for which a slow step waits until the device has finished earlier work: see `_catch_up`."""
 _MOST_LOOKS = 16
-"""How often a fence is polled before new messages are looked for, if nothing else runs on the device: to poll
-it takes 1 to 2 us, and to look for messages ten times as long."""
+"""How often a fence is polled before a look for new messages, if nothing else runs on the device: a poll
+takes 1 to 2 us, and a look for messages ten times as long."""
 _STOPPING_POLL_S = 50e-6
 """Seconds between two looks at the fences while the runner stops."""
 
@@ -89,8 +89,8 @@ T_contra = TypeVar("T_contra", bound=Task, contravariant=True)
 class RunnerHost(Protocol[T_contra]):
     """The owner of a runner.
 
-    Each task is answered exactly once: by what the `Runner` method returns or raises, or, where it returned
-    `LATER`, by `answer` or `refuse`.
+    Each task is answered exactly once: by the result or the error of the `Runner`'s method, or, if that
+    returned `LATER`, by `answer` or `refuse`.
     """
 
     def receipt_for(self, task: T_contra, tag: str, now_ns: int) -> Any:
@@ -116,17 +116,17 @@ class Runner(Generic[T]):
     Parameters
     ----------
     state
-        What is needed to run requests.
+        The state that running requests needs.
     make
-        Makes the engine.
+        A function that makes the engine.
     host
         See `RunnerHost`.
     abandoned
-        Set when the host is given up. Ends a scripted hang, and the wait for a device.
+        An event that is set when the host is given up. It ends a scripted hang, and the wait for a device.
     nudge
-        Wakes the host when a build has a result. Called on any thread.
+        A function that wakes the host when a build has a result. It may be called on any thread.
     note_deferred
-        Called with the number of deferred requests whenever it changes.
+        This is called with the number of deferred requests whenever it changes.
     """
 
     state: ExecutionState
@@ -140,9 +140,9 @@ class Runner(Generic[T]):
     def __post_init__(self) -> None:
         self.plans = PlanCache(self.state.plan_capacity, self.state.cache_limit)
         self.awake_s = 0.0
-        """Work that is expected to take the device no longer is awaited without a pause, and so are values
-        that arrive, for so long: where its host's thread would be slower after a sleep, and has a core and an
-        interpreter's lock of its own."""
+        """Seconds: work that is expected to take the device no longer than this is awaited without a pause,
+        and so are values that arrive, for this long. It is not 0 if the host's thread would be slower after a
+        sleep, and has a core and an interpreter's lock of its own."""
         self.busy_since: float | None = None
         """When the current step that belongs to no task began; None between such steps."""
         self.faults = Injection(self.host.flush, self.abandoned)
@@ -290,7 +290,8 @@ class Runner(Generic[T]):
             self.busy_since = None
 
     def settle(self) -> float | None:
-        """Answer what the device has finished. Returns seconds until the next look; None without work."""
+        """Answer the work that the device has finished. Returns the seconds until the next look; None without
+        work."""
         executor = self._executor
         if executor is None or not executor.busy:
             return None
@@ -308,7 +309,8 @@ class Runner(Generic[T]):
         return 0.0
 
     def _catch_up(self) -> None:
-        """Answer what was enqueued before a slow step, such as the first run of a plan in this incarnation.
+        """Answer the work that was enqueued before a slow step, such as the first run of a plan in this
+        incarnation.
 
         After a crash a batch has many slow steps. If another crash comes meanwhile, the requests before the
         step have been answered, so they need not run again. Raises `Crash`.
@@ -320,10 +322,10 @@ class Runner(Generic[T]):
             self._settle_amid(executor)
 
     def _settle_amid(self, executor: Executor[T]) -> None:
-        """Put a fence behind what was enqueued, and answer what has finished.
+        """Set a fence after the enqueued work, and answer the work that has finished.
 
-        It is called in the middle of a request. If the context has died, that is not this request's error: it
-        raises `ContextDead`.
+        This is called in the middle of a request. If the context has died, that is not this request's error,
+        so this raises `ContextDead`.
         """
         try:
             executor.fence()
@@ -409,7 +411,7 @@ class Runner(Generic[T]):
             raise described(error, graph) from error
 
     def _loop(self, task: T, cached: CachedMessage, slots: Sequence[Slot], plan: Plan) -> Any:
-        """Run a plan as the body of a loop, which takes longer than that: earlier work is answered first."""
+        """Run a plan as the body of a loop. A loop takes long, so earlier work is answered first."""
         executor, loops, tag = self.executor, self._loops, f"{plan.tag}/loop"
         assert loops is not None, "they come and go with the executor"
         self._catch_up()
@@ -428,8 +430,8 @@ class Runner(Generic[T]):
     def _note_turn(self) -> None:
         """Note that a turn of a loop has finished. If the host has been given up, the loop ends there.
 
-        What was enqueued before the loop is answered as soon as it has finished. Else it would count as hung
-        when the loop takes longer than that.
+        Work that was enqueued before the loop is answered as soon as it has finished. Otherwise it would
+        count as hung if the loop takes longer than the limit.
         """
         self.host.note_progress()
         if self.executor.busy:
@@ -438,7 +440,7 @@ class Runner(Generic[T]):
             raise Crash("it was given up in the middle of a loop")
 
     def _wait_amid(self, waited_s: float) -> None:
-        """Wait for a moment in the middle of a request, and answer what was enqueued before it."""
+        """Wait for a moment in the middle of a request, and answer the work that was enqueued before it."""
         self._settle_passed(self.executor)
         if self.abandoned.wait(pause_s(waited_s)):
             raise Crash("its device had not finished a loop when it was given up")
@@ -464,13 +466,13 @@ class Runner(Generic[T]):
         task
             The request.
         cached
-            The `RunGraph` that it amounts to.
+            The `RunGraph` to which the run is equivalent.
         key
             The item that was passed to `DeferredWork.defers`.
         places
-            What is copied.
+            The sources and targets of the copies.
         answer
-            Makes the answer of the arrays among the targets; None for a receipt.
+            A function that makes the answer from the arrays among the targets; None for a receipt.
         """
         executor, models, deferred = self._executor, self._models, self.deferred
         assert executor is not None
@@ -534,8 +536,9 @@ class Runner(Generic[T]):
         *,
         enqueued: Plan | None,
     ) -> Any:
-        """Fail a request. If the engine may still run `enqueued` for it, only when that has ended: until then
-        it holds its buffers, its caller's memory, and the engine's for the outputs in `read`."""
+        """Fail a request. If the engine may still run `enqueued` for it, the request fails when that has
+        ended. Until then it holds its buffers, its caller's memory, and the engine's memory for the outputs
+        in `read`."""
         executor = self.executor
         if executor.synchronous or enqueued is None:
             raise error
@@ -544,8 +547,8 @@ class Runner(Generic[T]):
         return LATER
 
     def explain(self, message: Explain, key: object) -> Explanation:
-        """How the plan of a graph runs it, and if that is asked for, how long each piece takes and what else
-        may run it.
+        """The explanation of a graph's plan; if the message asks for it, with the time of each piece, and
+        with the candidates for it.
 
         Raises the same as `compute` if there is no plan. Blocks while it measures.
         """
@@ -619,9 +622,9 @@ class Runner(Generic[T]):
         return self._enqueued(task, tag, [slot])
 
     def _await_part(self, arriving: Arriving, number: int) -> None:
-        """Wait until a part of an array is there. What was enqueued before is answered meanwhile.
+        """Wait until a part of an array has arrived. Work that was enqueued before is answered meanwhile.
 
-        To wait is progress: whoever fills the array is watched elsewhere.
+        The wait counts as progress: the process that fills the array is watched elsewhere.
         """
         if arriving.is_there(number):
             return
@@ -705,7 +708,8 @@ class Runner(Generic[T]):
         built = 0
         for digest, graph in wanted.items():
             known = outcomes.get(digest)
-            # With a build thread, a plan that is missing here was there, and was evicted or given back since.
+            # With a build thread, a plan that is missing here was ready before, and was evicted or given back
+            # meanwhile.
             if known is not None or (self.deferred is None and digest not in self.plans):
                 self.host.note_progress()  # each build is progress
                 with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
@@ -716,18 +720,19 @@ class Runner(Generic[T]):
         return built
 
     def expect(self, cached: CachedMessage, bound: Bound, copied: Collection[int]) -> None:
-        """Have the engine prepare what the first run of a model's graph would wait for, if its plan is there.
+        """Let the engine prepare a model's graph, so that its first run need not wait for that, if its plan
+        is ready.
 
         Only a synchronous engine prepares it before the first run. Raises `CudnnActorError` if it cannot.
 
         Parameters
         ----------
         cached
-            The `RunGraph` that each run amounts to.
+            The `RunGraph` to which each run is equivalent.
         bound
-            What it runs on.
+            The slots on which it runs.
         copied
-            The places of the buffers that each run is copied to first.
+            The indices of the buffers to which each run's inputs are copied first.
         """
         plan = self.plans.peek(cached.lowered.graph.digest())
         if self._expected is None or plan is None or isinstance(plan, CudnnActorError):

@@ -1,4 +1,4 @@
-"""The interfaces of a service's memory: what running a request needs of it, and how it is copied.
+"""The interfaces of a service's memory: the part that running a request needs, and its copy for workers.
 
 In thread isolation, requests run on the service's own table (`MemoryTable`). A worker process has no table:
 it reads a copy in shared memory of what it needs (each slot's generation and place). `Buffers` is the common
@@ -18,7 +18,8 @@ __all__ = ["Buffers", "Mirror"]
 
 
 class Mirror(Protocol):
-    """A copy of which slot has which bytes. Written by the thread that writes the table; never blocks."""
+    """A copy of the table's record of which slot has which bytes. The thread that writes the table writes it;
+    never blocks."""
 
     def seat(self, slot: int, generation: int, arena: int, offset: int, nbytes: int) -> None:
         """Record that a slot's new buffer has `nbytes` at `offset` bytes into an arena.

@@ -26,10 +26,11 @@ __all__ = [
 ]
 
 _OWN_BYTES = 64 << 20
-"""What the processes of a service take for themselves: 58 MiB were seen in process isolation."""
+"""The bytes that the processes of a service take for themselves: 58 MiB were measured in process
+isolation."""
 _FOR_ARENAS = 3 / 4
-"""The part of the other room that arenas may take. The rest is for arrays of the program and for values on
-their way."""
+"""The share of the remaining room that arenas may take. The rest is for arrays of the program, and for values
+that are being copied."""
 
 GROUPS = Path("/sys/fs/cgroup")
 """Where the groups are, which have the limits."""
@@ -127,7 +128,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 _QUOTAS = {1: _quota_v1, 2: _quota_v2}
-"""What reads the quota of each version of control groups."""
+"""The function that reads the quota of each version of control groups."""
 
 
 def _folders(groups: Path, own: Path, controller: str) -> Iterator[tuple[Path, int]]:

@@ -8,15 +8,16 @@ __all__ = ["ExportedRange"]
 
 
 class ExportedRange:
-    """A descriptor of an arena, and where a buffer lies in it.
+    """A descriptor of an arena, and the place of a buffer in it.
 
-    It keeps the memory, not the buffer: once the buffer has ended, its bytes may be another buffer's. Whoever
-    has copied them asks afterwards whether the buffer was still live, and drops the copy if it was not.
+    It keeps the memory, not the buffer: once the buffer has ended, its bytes may be another buffer's. So the
+    process that copies them asks afterwards whether the buffer was still live, and drops the copy if it was
+    not.
 
     Parameters
     ----------
     descriptor
-        Owned by this object: closed by `close`, or with it.
+        The descriptor. This object owns it: `close` closes it, or the object's end.
     arena_bytes
         The size of the arena.
     offset

@@ -62,7 +62,7 @@ class LeastRecent(Generic[K, V]):
             entry = self._entries.get(key)
             if entry is None:
                 return None
-            self._newest = hash(key), key, entry[0]  # from here on, whoever drops or replaces it clears this
+            self._newest = hash(key), key, entry[0]  # from now on, dropping or replacing it clears this
             try:  # each request comes here, and `suppress` takes as long as all the rest
                 self._entries.move_to_end(key)
             except KeyError:  # a finalizer has dropped it since
@@ -72,7 +72,7 @@ class LeastRecent(Generic[K, V]):
             return entry[0]
 
     def peek(self, key: K) -> V | None:
-        """Like `get`, but does not count as a use."""
+        """The entry, as `get` returns it, but without counting this as a use."""
         with self._lock:
             return self._entries.get(key, _ABSENT)[0]
 

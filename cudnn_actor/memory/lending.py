@@ -28,9 +28,9 @@ class BufferOwner(Generic[T]):
     Parameters
     ----------
     held
-        What is held; the caller holds it already.
+        The slot or block that is held. The caller holds it already.
     ended
-        What was held is appended to it at the end; its writer empties it.
+        The deque to which `held` is appended at the end. Its writer empties it.
     """
 
     __slots__ = ("__weakref__", "_ended", "_held")

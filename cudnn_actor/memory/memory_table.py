@@ -1,8 +1,8 @@
 """The table of buffers: which bytes each one has, and which references are live.
 
 A reference holds no address. It names a slot and a generation of it, and the table has the slot's arena and
-offset. Each buffer that a slot gets has a generation of its own, so a reference to an earlier buffer is told
-from one to the present buffer: it is stale.
+offset. Each buffer of a slot has a generation of its own. By this, a reference to an earlier buffer is
+recognised as stale.
 
 The table lives on the service's side and outlives the actor's incarnations. It moves no bytes and maps no
 memory: it allocates places in arenas that an engine has created. One thread writes at a time; nothing here
@@ -104,7 +104,7 @@ class MemoryTable:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: close its copies of the descriptors, which would keep device memory allocated.
+        """In a forked child, close the copies of the descriptors, which would keep device memory allocated.
 
         The bookkeeping does not change: nothing is freed, and the mirror, which the parent writes, is not
         written.
@@ -155,7 +155,7 @@ class MemoryTable:
             )
 
     def count_staging(self, lent: int) -> None:
-        """Have staging arrays of `lent` bytes count towards the limit, if they are in the arenas' memory."""
+        """Let staging arrays of `lent` bytes count towards the limit, if they are in the arenas' memory."""
         self._pool.beside = lent if self.device == "cpu" else 0
 
     def arenas(self) -> tuple[Arena, ...]:
@@ -218,10 +218,11 @@ class MemoryTable:
         return self._pool.next_number
 
     def seat_import(self, number: int, nbytes: int, offset: int, spec: TensorSpec) -> BufferRef:
-        """A buffer of another service, in an arena of it that the engine has just mapped for reading.
+        """Add a buffer of another service, in an arena that the engine has just mapped for reading. Returns
+        its reference.
 
-        It ends as any buffer, and with the engine: see `lose_imports`. Raises `OutOfMemory` if the mirror has
-        no room; the arena is idle then.
+        The buffer ends as any other does, and with the engine: see `lose_imports`. Raises `OutOfMemory` if
+        the mirror has no room; the arena is idle then.
         """
         arena = self._pool.add_import(number, nbytes)
         arena.free.take(offset, spec.nbytes)

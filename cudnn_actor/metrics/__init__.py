@@ -1,1 +1,1 @@
-"""Faces that publish what `gpu.metrics()` says. Each needs an extra, and is imported by itself."""
+"""Faces that publish the metrics of `gpu.metrics()`. Each needs an extra, and is imported by itself."""

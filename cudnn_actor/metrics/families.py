@@ -1,7 +1,7 @@
 """The table of all metrics, from which each face takes their names, texts and values.
 
-What a metric is called, and where its value lies in a `Metrics` record, is said here alone: for Prometheus,
-for OpenTelemetry, for `cudnn-actor top`, and in docs/observability.md.
+Only this table has the name of each metric, and the place of its value in a `Metrics` record. Prometheus,
+OpenTelemetry, `cudnn-actor top` and docs/observability.md take them from here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cudnn_actor.service.metrics import Metrics
 __all__ = ["FAMILIES", "Family", "Kind", "Rows", "cumulative", "markdown_table"]
 
 Rows: TypeAlias = Iterable[tuple[Sequence[str], Any]]
-"""The values of labels besides `service`, and the value with these."""
+"""The values of the labels except `service`, and the metric's value with these."""
 
 
 class Kind(enum.Enum):
-    """What a metric's values are."""
+    """The kind of a metric's values."""
 
     COUNTER = "counter"
     """A number that never falls. Prometheus's names of these end with `_total`."""
@@ -41,7 +41,7 @@ class Kind(enum.Enum):
 class Family(NamedTuple):
     """A metric: its kind, name, text and labels, and how its rows are found in the metrics of one service.
 
-    Each row has the label `service` besides, with the service's name.
+    Each row also has the label `service`, with the service's name.
     """
 
     kind: Kind

@@ -8,7 +8,7 @@ Needs the extra `opentelemetry`, which is its API.
     async with RequestSpans(gpu):           # of the global tracer provider
         ...
 
-Of metrics, nothing runs between two collections: a collection reads what the services have counted.
+For metrics, nothing runs between two collections: a collection reads the services' counts.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
 __all__ = ["RequestSpans", "ServiceMetrics"]
 
 Numbers: TypeAlias = Iterable[tuple[Sequence[str], float]]
-"""The values of an instrument's attributes besides `service`, and the number with these."""
+"""The values of an instrument's attributes except `service`, and the number with these."""
 
 
 class ServiceMetrics(Services):
     """Observable instruments with the metrics of any number of services; see `Services`.
 
-    They have the names that Prometheus has them by (docs/observability.md), without the `_total` of counters.
-    OpenTelemetry lets nobody observe a histogram. So each of ours is three counters: NAME_bucket, whose
+    They have their names in Prometheus (docs/observability.md), without the `_total` of counters.
+    OpenTelemetry has no observable histograms. So each histogram is three counters: NAME_bucket, whose
     attribute `le` is the upper bound, as in Prometheus; NAME_count; and NAME_sum. A state is a gauge with the
     attribute `state`, which is 1 for the present one.
 
@@ -54,7 +54,7 @@ class ServiceMetrics(Services):
     services
         Services, or handles of them.
     meter_provider
-        Of the program; None for the global one.
+        The program's meter provider; None for the global one.
 
     Raises
     ------
@@ -138,5 +138,5 @@ _PARTS: dict[Kind, Sequence[tuple[str, tuple[str, ...], Callable[[Any], Numbers]
     Kind.HISTOGRAM: (("_bucket", ("le",), _buckets), ("_count", (), _count), ("_sum", (), _sum)),
     Kind.STATES: (("", ("state",), _states),),
 }
-"""A kind → the instruments of a metric of that kind: what is added to its name, the attributes that are added
-to its labels, and its numbers."""
+"""A kind → the instruments of a metric of that kind: for each, the suffix of its name, the attributes in
+addition to the labels, and its numbers."""

@@ -6,7 +6,7 @@
     REGISTRY.register(ServiceCollector(gpu))
     app.mount("/metrics", make_asgi_app())
 
-Nothing runs between two scrapes: a scrape reads what the services have counted.
+Nothing runs between two scrapes: a scrape reads the services' counts.
 """
 
 from __future__ import annotations

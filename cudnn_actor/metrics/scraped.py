@@ -1,4 +1,4 @@
-"""From a scrape back to records: what `prometheus.ServiceCollector` has published, as `Metrics`."""
+"""Reads a scrape of `prometheus.ServiceCollector` back into `Metrics` records."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Labels = frozenset[tuple[str, str]]
 def metrics_of(text: str) -> tuple[Metrics, ...]:
     """The metrics of the services in a scrape, in Prometheus's text format, sorted by name.
 
-    Other metrics are skipped, and what a service's lack counts as 0. `finished` and `failed` are the sums of
-    those of the requests. The text may be a stranger's: names are cut to 100 letters, of which those that
-    cannot be printed are replaced, and no more than 64 services with 256 sorts of requests each are read.
+    Other metrics are skipped, and missing ones count as 0. `finished` and `failed` are summed over the
+    requests. The text may be a stranger's: names are cut to 100 letters, of which those that cannot be
+    printed are replaced, and no more than 64 services with 256 sorts of requests each are read.
 
     Raises
     ------

@@ -46,7 +46,8 @@ class Services:
         Raises `InvalidRequest` if another has the same name, and `ServiceStopped` in a forked child.
         """
         name = service.metrics().service
-        # One call of a C function: of two threads that add services of one name, one finds the other's.
+        # This is one call of a C function. So if two threads add services of one name, one of them finds the
+        # other's.
         if self._services.setdefault(name, service) is not service:
             raise InvalidRequest(
                 field="service",
@@ -56,7 +57,7 @@ class Services:
             )
 
     def remove(self, service: HasMetrics) -> None:
-        """Publish those of a service no more. Nothing happens if it was not added."""
+        """Stop publishing the metrics of a service. Nothing happens if it was not added."""
         for name, each in tuple(self._services.items()):
             if each is service:
                 self._services.pop(name, None)

@@ -78,18 +78,17 @@ class RequestSpans:
     and `cudnn_actor.plan` and `cudnn_actor.generation` what its receipt says. An error sets the status; so
     does the end of a request that is not run, because its caller has left or its time or the service is over.
 
-    A request that has come from another process, of an attached client or of one of the inference server,
-    has as its parent the span that the client has sent with it, as W3C's Trace Context. It is of the kind
+    If a request has come from another process, from an attached client or a client of the inference server,
+    its span's parent is the span that the client has sent with it, as W3C's Trace Context. Its kind is
     SERVER.
 
-    Of a handle that `connect` gave, the spans are those of the requests of this process, from when they were
-    sent until their answers were here. They are of the kind CLIENT, and the service's process gets to know
-    each: if that has a `RequestSpans`, too, its span of the request is a child of the one here. The times in
-    the queue and in the run are those that a receipt says, and there are no events, no restarts, and no names
-    of models: the service's process alone knows them. A span begins where its request is sent, which takes
-    the event loop some 10 µs.
+    With a handle of `connect`, there are spans for the requests of this process, from their sending to their
+    answers' arrival. Their kind is CLIENT, and they are sent to the service's process: if it has a
+    `RequestSpans`, too, its span of the request is a child of the one here. The times in the queue and in the
+    run are from the receipt. There are no events, restarts and names of models, which only the service's
+    process knows. A span begins where its request is sent, which takes the event loop some 10 µs.
 
-    All else of spans is done, and the program's span processors called, on a thread of its own. If more than
+    A thread of its own makes the spans, and calls the program's span processors. If more than
     2048 answers wait for it, further ones get no span, and are counted in `dropped`. `close`, or the end of a
     `with` or `async with`, waits for the spans of all earlier answers. A service has one `RequestSpans` at a
     time.
@@ -99,9 +98,9 @@ class RequestSpans:
     service
         A service, or a handle of one.
     tracer_provider
-        Of the program; None for the global one. Its sampler is asked too.
+        The program's tracer provider; None for the global one. Its sampler is asked, too.
     ratio
-        Of the requests that are sent within no span, the share that gets a span: 0 to 1.
+        The share of requests that get a span, 0 to 1, among those that are sent within no span.
 
     Raises
     ------
@@ -132,14 +131,15 @@ class RequestSpans:
                 fix="close the other RequestSpans first",
             )
         self.dropped = 0
-        """Answers that got no span because too many waited."""
+        """How many answers got no span because too many waited."""
         self._name, self._ratio = owner.name, ratio
         self._tracer = trace.get_tracer("cudnn_actor", cudnn_actor.__version__, tracer_provider)
         self._answers: queue.SimpleQueue[_Answered | None] = queue.SimpleQueue()
         self._last = 0
         """The number of the request that was answered last."""
         self._restarts: dict[int, list[tuple[int, str]]] = {}
-        """The number of a request that runs again → when and why. Each is taken out when it is answered."""
+        """The number of a request that runs again → when and why. An entry is removed when its request is
+        answered."""
         self._begun: dict[int, trace.Span | None] = {}
         """The spans of requests that another process has, by number; None where one is not sampled."""
         self._thread = threading.Thread(target=self._run, name="cudnn-actor-spans", daemon=True)
@@ -160,13 +160,14 @@ class RequestSpans:
         await in_own_thread(self.close)
 
     def close(self) -> None:
-        """End: later answers get no spans. Blocks until those of earlier ones are made. Idempotent."""
+        """Make no more spans of later answers. Blocks until the spans of earlier answers are made.
+        Idempotent."""
         if self._observed.observer is self:
             self._observed.observer = None
         self._answers.put(None)
         self._thread.join()
 
-    # Told by whoever counts an answer, one at a time.
+    # The thread that counts an answer calls these, one at a time.
 
     def answered(
         self, envelope: Envelope, value: Any, error: BaseException | None, started_ns: int, run_ns: int
@@ -220,10 +221,11 @@ class RequestSpans:
         """Note that a request runs again."""
         self._restarts.setdefault(envelope.number, []).append((time.perf_counter_ns(), cause))
 
-    # Told by what sends requests to another process, and by what gets them from there.
+    # Code that sends requests to another process, or receives them from there, calls these.
 
     def sent(self, envelope: Envelope) -> dict[str, str] | None:
-        """Begin the span of a request that is sampled. Returns what tells its process of the span."""
+        """Begin the span of a sampled request. Returns the headers that name the span for the other
+        process."""
         self._begun[envelope.number] = None
         if (parent := self._sampled(envelope)) is None:
             return None
@@ -243,8 +245,8 @@ class RequestSpans:
     def received(self, headers: Mapping[str, str]) -> contextvars.Context:
         """The present context, with the span that the headers name as the current one.
 
-        Without a valid one in the headers, the present span stays, and so it does if it is of the same trace:
-        then what has read the headers before has made it.
+        The present span stays if the headers name no valid span, or if it is of the same trace: then it was
+        made from the headers before.
         """
         context, present = contextvars.copy_context(), contexts.get_current()
         told = _TRACE_CONTEXT.extract(headers, present)

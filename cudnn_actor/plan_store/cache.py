@@ -29,13 +29,13 @@ class PlanCache:
     capacity
         The most plans and refusals held; the least recently used is evicted first.
     nbytes
-        The most bytes of host memory that these may take. The latest is kept whatever it takes.
+        The most bytes of host memory that these may take. The latest is kept, however large it is.
     """
 
     def __init__(self, capacity: int = PLAN_CAPACITY, nbytes: int = sys.maxsize) -> None:
         self._known: LeastRecent[str, Plan | UnsupportedGraph] = LeastRecent(most=capacity, nbytes=nbytes)
         self._building: dict[str, int] = {}
-        """For each plan that is being built: how many requests wait for it, besides the first."""
+        """For each plan that is being built: how many requests wait for it, not counting the first."""
         self._hits = self._misses = 0
         self._build_ns = 0
 
@@ -53,7 +53,7 @@ class PlanCache:
     def get(self, digest: str, build: Callable[[], Plan], nbytes: int = 0) -> Plan:
         """The plan for a graph; `build` makes it when it is not cached. Blocks while it builds.
 
-        `nbytes`, here and below: about the bytes of host memory that a plan of the graph takes.
+        `nbytes`, here and below: the bytes of host memory, approximately, that a plan of the graph takes.
 
         Raises `UnsupportedGraph` if the graph is known or found to be unsupported. Any other error of
         `build` is passed on and not remembered.
@@ -75,7 +75,7 @@ class PlanCache:
         return known
 
     def peek(self, digest: str) -> Plan | UnsupportedGraph | None:
-        """Like `find`, but counts neither as a hit nor as a use."""
+        """The entry, as `find` returns it, but without counting this as a hit or a use."""
         return self._known.peek(digest)
 
     def begin(self, digest: str) -> bool:
@@ -90,7 +90,7 @@ class PlanCache:
     def end(self, digest: str, known: Plan | UnsupportedGraph | None, nbytes: int = 0) -> None:
         """Store the result of a build; None for a failure that may be temporary, which is not remembered.
 
-        The requests that waited besides the first count as hits if there is a result, else as misses.
+        The waiting requests, except the first, count as hits if there is a result, else as misses.
         """
         joined = self._building.pop(digest)
         if known is None:
@@ -118,7 +118,8 @@ class PlanCache:
 
     @property
     def counts(self) -> PlanCounts:
-        """What may be read on any thread: each is one number that its thread replaces."""
+        """The counts of the cache. Any thread may read them: each is a number that the cache's thread
+        replaces."""
         return PlanCounts(
             size=len(self._known), hits=self._hits, misses=self._misses, evictions=self._known.evictions
         )

@@ -1,1 +1,1 @@
-"""Processes of our own: which Python runs them, who forks them, and what ends them."""
+"""The package's own processes: which Python runs them, who forks them, and what ends them."""

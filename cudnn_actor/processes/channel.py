@@ -37,8 +37,8 @@ from cudnn_actor.processes.frames import LENGTH, LONGEST, BadFrame, encode
 __all__ = ["LOST", "Channel", "channel_pair", "descriptors_in"]
 
 _SHORT, _LONG = 16 << 10, 256 << 10
-"""How much is read at a time: much only where the last reading was full. To get memory for that takes 15 us,
-and 2 for little."""
+"""How many bytes are read at a time: the larger number only if the last read was full. Its memory takes 15 us
+to get, the smaller one's 2 us."""
 _BUFFER = 1 << 20
 """The socket buffer's size for each direction. A window of requests fits into it."""
 _MOST_DESCRIPTORS = 64
@@ -70,11 +70,11 @@ class Channel:
     Parameters
     ----------
     connection
-        The socket, owned by this object from now on.
+        The socket. This object owns it from now on.
     decoder
-        Decodes the other side's frames.
+        The decoder of the other side's frames.
     longest
-        Bytes of the longest frame that is accepted.
+        The bytes of the longest frame that is accepted.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class Channel:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: close the channel. Bytes read here would be missing in the parent, and the other
-        side would take bytes written here for the parent's.
+        """In a forked child, close the channel. Bytes that were read here would be missing in the parent, and
+        the other side would take bytes that were written here for the parent's.
 
         This closes only this process's copies. The socket itself stays open, and so do the duplicates in the
         selectors of the parent's event loops.
@@ -231,12 +231,12 @@ class Channel:
 
     @property
     def is_partial(self) -> bool:
-        """Whether a part of a frame has come, and the rest has not."""
+        """Whether a frame has arrived only in part."""
         return bool(self._in)
 
     @property
     def unclaimed(self) -> int:
-        """How many descriptors have come that were not taken."""
+        """How many descriptors have arrived and were not taken."""
         return len(self._descriptors)
 
     def receive(self) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Which Python runs the processes of a service, and how: the forkserver, and those that query a driver.
+"""Finds and starts the Python that runs a service's processes: the forkserver, and processes that query a
+driver.
 
 Such a process imports what this one does, from the same places, whatever stands in `sys.path`. So its program
 sets `sys.path` itself, before it imports anything. `PYTHONPATH` could not name all of them: a colon separates

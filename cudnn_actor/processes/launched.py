@@ -31,7 +31,7 @@ class Child:
     Parameters
     ----------
     pid, pidfd, lifeline
-        The worker's. This object owns the pidfd and the lifeline.
+        The worker's process id, its pidfd and its lifeline. This object owns the last two.
     process
         The process, if this one has started it itself, and must reap it; else None.
     report
@@ -144,7 +144,8 @@ class Child:
             self._reap()
 
     def forget(self) -> None:
-        """In a fork of the process: replace the lock, which another thread may hold, and close all."""
+        """In a fork of the process, replace the lock, which another thread may hold, and close the
+        descriptors."""
         self._lock = threading.Lock()
         self.lifeline.forget()
         process, self._process = self._process, None

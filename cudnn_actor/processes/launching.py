@@ -300,7 +300,8 @@ class Launcher:
     def _order_fork(
         self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]
     ) -> tuple[int, int, int]:
-        """Have the server fork a worker. Returns the launch's number, the worker's process id, its pidfd."""
+        """Let the server fork a worker. Returns the launch's number, and the worker's process id and
+        pidfd."""
         number = next(self._numbers)
         try:
             server = self._living_server()
@@ -370,7 +371,7 @@ class Launcher:
         return ServerLink(process, ours, self._children, self._watch)
 
     def _provide_heir(self, unwanted: Callable[[], bool] = _never) -> None:
-        """Have the server fork its successor, if none lives. Blocks for a fork.
+        """Let the server fork its successor, if none lives. Blocks for a fork.
 
         No effect while the server still imports. If the fork fails, the next launch tries again.
         """
@@ -414,7 +415,7 @@ class Launcher:
             self._lock.release()
 
     def _forget(self) -> None:
-        """In a fork of the process: drop the server and the children, which belong to the parent."""
+        """In a fork of the process, drop the server and the children, which belong to the parent."""
         self._lock = threading.Lock()
         watch, self._watch = self._watch, None
         if watch is not None:  # only close it: unregistering would change the parent's epoll, too

@@ -44,7 +44,7 @@ class Lifeline:
                 os.close(theirs)
 
     def cut(self) -> None:
-        """Have the kernel kill the worker, now. Never blocks. Idempotent."""
+        """Let the kernel kill the worker now. Never blocks. Idempotent."""
         self.hand_over()
         with self._lock:
             ours, self._ours = self._ours, _NOWHERE
@@ -52,7 +52,7 @@ class Lifeline:
                 os.close(ours)
 
     def forget(self) -> None:
-        """In a fork of its maker: close this process's copies. The worker does not notice."""
+        """In a fork of its maker, close this process's copies. The worker does not notice."""
         self._lock = threading.Lock()
         self.cut()
 
@@ -71,7 +71,7 @@ def lifeline_for_launch() -> Iterator[Lifeline]:
 
 
 def bind(fd: int, pid: int) -> None:
-    """Have the kernel kill a process when the other end of a lifeline is closed. Raises `OSError`.
+    """Let the kernel kill a process when the other end of a lifeline is closed. Raises `OSError`.
 
     The kernel stores the process to signal with the open file, which this process shares with the worker that
     it has forked. So the forking process can call this for a worker that does not get so far, because it is
