@@ -1,4 +1,4 @@
-"""What both kinds of isolation have in common.
+"""The interface of both kinds of isolation.
 
 Both supply the same parts: the mailbox, the memory, the actor that the supervisor starts, and the backoff
 between restarts.
@@ -29,16 +29,16 @@ READY_WITHIN_S = 30.0
 
 
 class StandbyState(enum.StrEnum):
-    """What the standby of a service is doing."""
+    """The state of a service's standby."""
 
     NONE = "none"
     """The service keeps no standby."""
     STARTING = "starting"
-    """It starts, or waits to be started."""
+    """The standby starts, or waits to be started."""
     READY = "ready"
-    """It can take over, and has yet to build plans that have run lately."""
+    """The standby can take over, and has yet to build plans that have run lately."""
     WARM = "warm"
-    """It can take over, and has these plans."""
+    """The standby can take over, and has built these plans."""
 
 
 class Isolation(Protocol):
@@ -79,7 +79,7 @@ class Isolation(Protocol):
 
     @property
     def standby(self) -> StandbyState:
-        """What the standby is doing. Any thread; never blocks."""
+        """The state of the standby. Any thread; never blocks."""
 
     @property
     def worker_host_bytes(self) -> int:
@@ -98,8 +98,8 @@ class Isolation(Protocol):
 
 
 def limit_arenas(memory: MemoryTable, options: Options, engine: EngineChoice) -> None:
-    """Limit the arenas as the engine does by default, unless the options do or there are arenas already;
-    and the staging memory.
+    """Limit the staging memory, and the arenas: to the engine's default, unless the options have a limit, or
+    arenas exist already.
 
     Called on the supervisor's thread, which may read files, before a worker is there to make an arena.
     """

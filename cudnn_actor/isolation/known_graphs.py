@@ -1,8 +1,7 @@
 """Graphs that another process keeps: each is sent once, and later requests name it.
 
-One side sends requests, and decides what the other side keeps (`SentGraphs`). The other side does as it is
-told (`ReceivedGraphs`). So it is between a service and its worker, and between an attached client and the
-service's process.
+The side that sends requests (`SentGraphs`) decides which graphs the other side (`ReceivedGraphs`) keeps. A
+service and its worker do this, and an attached client and the service's process.
 """
 
 from __future__ import annotations
@@ -31,17 +30,18 @@ _GRAPH_RUNS = frozenset(get_args(GraphRun))
 class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """A `RunGraph` whose graph the other side has received.
 
-    Models have hundreds of buffers, so only what the graph does not say is sent: specs take most of the time
-    to decode.
+    Models have hundreds of buffers. Decoding specs would take most of the time, so only facts that are not in
+    the graph are sent.
 
     Parameters
     ----------
     graph
         The graph's identity.
     slots, generations
-        Those of the buffers, one for each of the graph's ports. The buffers have the specs of the ports.
+        The slots and generations of the buffers, one for each of the graph's ports. The buffers have the
+        specs of the ports.
     alignments
-        The alignments that differ from those of the ports, each by its buffer's place among the buffers.
+        The alignments that differ from the ports', by the indices of their buffers.
     """
 
     control = False
@@ -116,18 +116,20 @@ def known_form(message: Any) -> Any:
 
 
 class SentGraphs:
-    """The graphs that the other side keeps: decides which are sent, and which are forgotten. One thread.
+    """The graphs that the other side keeps. This decides which are sent, and which are forgotten. One thread
+    may use it.
 
     Parameters
     ----------
     nbytes
-        About the bytes of host memory that they may take there. The latest is kept whatever its size.
+        The bytes of host memory, approximately, that the graphs may take there. The latest is kept, however
+        large it is.
     know
-        Sends a graph.
+        A function that sends a graph.
     flush
-        Sends the requests that wait, which may name a graph that is to be forgotten.
+        A function that sends the waiting requests, which may name a graph that is to be forgotten.
     forget
-        Has the other side forget a graph, by its identity.
+        A function that has the other side forget a graph, by its identity.
     """
 
     def __init__(
@@ -143,7 +145,8 @@ class SentGraphs:
         """Identities → bytes, the least recently used first."""
 
     def knows(self, message: Any) -> bool:
-        """Whether the other side has the graph of a message, if it names one: then that counts as used."""
+        """Whether the other side has the graph of a message, or the message names none. The graph counts as
+        used."""
         if type(message) not in _GRAPH_RUNS:
             return True
         identity = message.graph.identity
@@ -153,7 +156,7 @@ class SentGraphs:
         return True
 
     def send(self, graph: Graph) -> None:
-        """Send a graph, and have the least recently used forgotten if they are too many."""
+        """Send a graph. If there are too many then, the least recently used ones are forgotten."""
         self._know(graph)
         self._nbytes[graph.identity] = graph.footprint
         while len(self._nbytes) > 1 and (
@@ -198,7 +201,7 @@ class ReceivedGraphs:
 
     @property
     def nbytes(self) -> int:
-        """About the bytes that they take."""
+        """The bytes, approximately, that the graphs take."""
         return sum(graph.footprint for graph in self._graphs.values() if isinstance(graph, Graph))
 
     def keep(self, identity: str, body: bytes) -> None:

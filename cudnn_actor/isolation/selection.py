@@ -1,4 +1,4 @@
-"""Which kind of isolation a service has."""
+"""The choice of a service's isolation."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ __all__ = [
 SEGMENT_BYTES = (32 << 20) + (64 << 10)
 """32 MiB of values, and room for the notes behind them (`NOTE_BYTES`): two arrays of 16 MiB fit into one."""
 _IDLE_BYTES = 512 << 20
-"""So many bytes of empty segments, and at least one segment, are kept for the next transfers. To make a new
-one takes as long as several copies: all its pages are cleared, and on CUDA pinned."""
+"""This many bytes of empty segments, and at least one segment, are kept for the next transfers. Making a
+segment takes as long as several copies: all its pages are cleared, and on CUDA pinned."""
 COPY_BYTES = 64 << 10
 """A result of up to this size is copied out of its block, so that the block is free at once."""
 HEAVY_RUN_BYTES = 1 << 20
@@ -54,7 +54,7 @@ long as a hop to another thread and back."""
 PIECE_BYTES = HEAVY_RUN_BYTES
 """The size of a piece of staging memory for a copy: see `Staging.pieces`."""
 NOTE_BYTES = 256
-"""Bytes behind values that arrive part by part, for what says which parts are there."""
+"""The bytes after values that arrive part by part, for the words that say which parts have arrived."""
 PIECES = 16
 """How many pieces a service keeps once it has copied anything to a device or from it."""
 
@@ -129,7 +129,7 @@ class Staging:
         return block in self._stock
 
     def home_of(self, blocks: Sequence[Block]) -> MutableSequence[Block]:
-        """Where blocks that nothing uses any more are put in one step, instead of `give_back`: either all of
+        """The list to which unused blocks are added in one step, instead of by `give_back`. Either all of
         them are pieces, or none is."""
         return self.pieces if blocks and self.is_piece(blocks[0]) else self.ended
 
@@ -162,7 +162,7 @@ class Staging:
         return self.array_at(block.segment, block.offset, dims, dtype)
 
     def array_at(self, segment: int, offset: int, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """A place in a block as a C-contiguous array, likewise."""
+        """A place in a segment as a C-contiguous array of these dims and this dtype."""
         return np.ndarray(dims, dtype, buffer=self._mapped[segment], offset=offset)
 
     def memory(self, segment: int) -> memoryview:
@@ -207,7 +207,7 @@ class Staging:
         return self.results(block, [(0, dims, dtype)])[0]
 
     def results(self, block: Block, places: Sequence[tuple[int, tuple[int, ...], Any]]) -> list[np.ndarray]:
-        """Arrays with the values of a block, likewise: at each offset in it, one of these dims and dtype."""
+        """Arrays over the values of a block: one at each offset, with these dims and this dtype."""
         shown = (self.array_at(block.segment, block.offset + at, dims, dtype) for at, dims, dtype in places)
         if block.nbytes > COPY_BYTES and not self.is_piece(block):
             owner = BufferOwner(block, self.ended)

@@ -1,1 +1,1 @@
-"""What the fixtures of the pytest plugin do. The plugin is `pytest_cudnn_actor`, beside this package."""
+"""The code behind the fixtures of the pytest plugin, which is `pytest_cudnn_actor`, beside this package."""

@@ -1,4 +1,5 @@
-"""The handles that tests get: those of the package, which also note what their requests have made."""
+"""The handles that tests get: the package's own, which also note the buffers and models that requests have
+made."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _MAKING = (Allocate, DeployModel)
 
 
 class WatchedRef(CudnnRef):
-    """A `CudnnRef` that notes what its requests have made, and by which line of the test."""
+    """A `CudnnRef` that notes the buffers and models that its requests have made, and the lines of the
+    test."""
 
     def __init__(self, service: CudnnService, made: Made) -> None:
         super().__init__(service)
@@ -73,14 +75,15 @@ class WatchedRef(CudnnRef):
 
 
 class WatchedBlockingRef(BlockingRef):
-    """A `BlockingRef` that notes what its requests have made, and by which line of the test."""
+    """A `BlockingRef` that notes the buffers and models that its requests have made, and the lines of the
+    test."""
 
     def __init__(self, service: CudnnService, made: Made) -> None:
         super().__init__(service)
         self._made = made
 
     def leave(self) -> None:
-        """End its thread, but not the service. Blocks until its calls have ended."""
+        """End the handle's thread, but not the service. Blocks until its calls have ended."""
         self._portal.close(_leave_running)
 
     def _for_a_call(self) -> tuple[Requests, Callable[[], None]]:
@@ -90,7 +93,8 @@ class WatchedBlockingRef(BlockingRef):
 
 
 class _WatchedScope(Scope):
-    """A scope that notes what it is given; `line`: of what is sent on another thread."""
+    """A scope that notes the buffers and models that it owns. `line`: the test's line, for requests that
+    another thread sends."""
 
     def __init__(self, gpu: Requests, made: Made, line: str | None = None) -> None:
         super().__init__(gpu)
@@ -102,7 +106,7 @@ class _WatchedScope(Scope):
 
 
 class _RefOfModels(CudnnRef):
-    """What models send their own requests by."""
+    """The handle by which models send their own requests."""
 
     def __init__(self, service: CudnnService, made: Made) -> None:
         super().__init__(service)
@@ -117,4 +121,4 @@ class _RefOfModels(CudnnRef):
 
 
 async def _leave_running() -> None:
-    """What ends with a handle: not the service, whose fixture stops it."""
+    """Do nothing at the handle's end: the service's fixture stops the service."""

@@ -20,7 +20,7 @@ REMEDY = (
 
 
 def leaks(service: CudnnService, made: Made, drain_s: float) -> list[str]:
-    """What is left on a service, a line each: requests, models and buffers. Empty if the service has ended.
+    """The leaks of a service, a line each: requests, models and buffers. Empty if the service has ended.
 
     Blocks for up to `drain_s` seconds, until earlier requests have finished, and while garbage is collected
     if there are leaks at all.
@@ -42,7 +42,7 @@ def leaks(service: CudnnService, made: Made, drain_s: float) -> list[str]:
 def _alive(service: CudnnService, made: Made) -> list[str] | None:
     """The models and buffers of an idle service; None if it has ended."""
     models, buffers = service.state.models.all(), service.state.memory.live()
-    if not service.alive:  # last: an end before it may have emptied what was read
+    if not service.alive:  # last: an earlier end may have emptied these lists
         return None
     if models:
         buffers = tuple(each for each in buffers if not made.is_of_a_model(each))
@@ -57,11 +57,11 @@ def _at(done: str, line: str | None) -> str:
 
 
 def _drained(service: CudnnService, drain_s: float) -> bool:
-    """Whether all earlier requests end within so many seconds. Blocks."""
+    """Whether all earlier requests end within `drain_s` seconds. Blocks."""
     try:
         service.actor_ref.ask(Drain(), block=False).get(timeout=drain_s)
     except pykka.Timeout:
         return False
-    except CudnnActorError:  # a scripted fault of the drain itself. What came before has taken its buffers
+    except CudnnActorError:  # a scripted fault of the drain itself. Earlier requests have taken their buffers
         return True
     return True

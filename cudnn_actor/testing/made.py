@@ -1,4 +1,4 @@
-"""What the requests of a test have made on its service, and where in the test's code."""
+"""The buffers and models that a test's requests have made on its service, and the lines of the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOPS = frozenset({"asyncio", "uvloop", "anyio", "threading", "concurrent"})
 class Made:
     """The buffers and models that a test was given, and its requests that have no answer yet.
 
-    Any thread notes: each note is one operation on a dict.
+    Any thread may note: each note is one operation on a dict.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,11 @@ class Made:
         self._numbers = itertools.count()
 
     def note(self, what: BufferRef | ModelRef | Model, line: str | None) -> None:
-        """Note what a test has been given, and the line that made it; None for an unknown line.
+        """Note a buffer or a model that a test was given, and the line that made it; None for an unknown
+        line.
 
-        A model is held until the service has ended: else it would be unloaded as garbage before anybody sees
-        that it was not closed.
+        A model is held until the service has ended. Otherwise it would be collected and unloaded before the
+        check could notice that it was not closed.
         """
         if isinstance(what, Model):
             self._models[what.ref] = what

@@ -1,4 +1,4 @@
-"""What markers and options of pytest say of a test's service."""
+"""The settings of a test's service, from markers and options of pytest."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Mark(Protocol):
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """What it was given by position."""
+        """The mark's positional arguments."""
 
     @property
     def kwargs(self) -> Any:
-        """What it was given by name."""
+        """The mark's keyword arguments."""
 
 
 def plan_of(mark: Mark | None) -> FaultPlan | None:
@@ -41,7 +41,7 @@ def plan_of(mark: Mark | None) -> FaultPlan | None:
 
 
 def options_of(device: str, faults: object, marks: Iterable[Mark]) -> Options:
-    """The options of a test's service; of several marks `gpu_options`, an earlier one counts more.
+    """The options of a test's service. If several marks `gpu_options` set an option, the earliest counts.
 
     Raises `InvalidRequest`.
     """

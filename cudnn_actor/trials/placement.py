@@ -1,4 +1,4 @@
-"""Which cores the threads of a measurement run on.
+"""Places the threads of a measurement on cores.
 
 Two threads on one core switch by a context switch. On two cores one must wake
 the other, which takes five times as long in a virtual machine. So every figure

@@ -1,16 +1,17 @@
 """Values that the parent copies to staging memory while the worker already has the request that reads them.
 
-The parent sends the request first, and copies a large array behind that, part by part. A word in the same
-segment says of each part whether it is there. The worker waits for a part's word, has its device copy that
+The parent sends the request first, and then copies a large array, part by part. For each part, a word in the
+same segment says whether the part has arrived. The worker waits for a part's word, has its device copy that
 part, and goes on to the next. So the worker is woken, the host copies, and the device copies at the same
 time. A run that reads the array where it lies (`RunAnywhere`) begins when all parts are there.
 
-Why the worker never reads bytes of an earlier request: only the parent writes the words. It clears them
-before the request is sent, and the worker looks at them only after it has received that. The parent sets a
-word after it has copied the part. On both sides there is a barrier (`status`) between the word and the bytes.
+The worker never reads bytes of an earlier request, because only the parent writes the words. It clears them
+before the request is sent, and the worker reads them only after it has received the request. The parent sets
+a word after it has copied the part. On both sides there is a barrier (`status`) between the word and the
+bytes.
 
-The words lie beside the values and not on the status page, so they live as long as the values. A request that
-runs again is sent as it is: its next worker finds the words set, or waits as the first one did.
+The words lie with the values, not on the status page, so they live as long as the values. A request that runs
+again is sent as it is: the next worker finds the words set, or waits as the first one did.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Part = tuple[int, int, int]
 LATE_BYTES = 256 << 10
 """A larger array is copied behind its request. To copy this much takes as long as to wake up a worker."""
 _LEAST_BYTES = 256 << 10
-"""The least that is a part of its own. A device copies it in a fifth of the time that the host takes."""
+"""The least bytes of a part. A device copies them in a fifth of the time that the host takes."""
 _WORD_BYTES = 8
 _MOST_PARTS = 16
 _PAGE_BYTES = 4096

@@ -9,8 +9,8 @@ from cudnn_actor.memory.container import GROUPS, OWN_GROUPS, processors
 __all__ = ["may_keep_one_busy"]
 
 _MANY = 4
-"""With this many cores, one thread may keep one busy: the others are enough for the other process and for the
-other threads of this one."""
+"""With this many cores, one thread may keep a core busy: the other cores are enough for the other process and
+the other threads of this one."""
 
 
 def may_keep_one_busy(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> bool:

@@ -12,18 +12,18 @@ record, 32 bytes      generation (0: the slot is free), arena, offset in bytes, 
 All fields are 64-bit words at their natural alignment. Each is written by one 8-byte store and read by one
 8-byte load (`memoryview.cast("Q")` copies an item this way), so a field is never seen half-written.
 
-Why a worker never uses the place of a different buffer. `seat` writes the place first and the generation
-last, `vacate` clears the generation first, and a generation is never used again. So on a processor that keeps
-stores in order (x86), a reader that sees the same generation before and after it reads the place has read
-that buffer's place. On other processors the socket gives the order. The parent writes the record before it
-sends a reference through the socket. And the parent rewrites a record only when no request holds its bytes,
-that is, after the last answer of a request that used them has come back through the socket.
+A worker never uses the place of a different buffer, for this reason. `seat` writes the place first and the
+generation last, `vacate` clears the generation first, and a generation is never used again. So on a processor
+that keeps stores in order (x86), a reader that sees the same generation before and after it reads the place
+has read that buffer's place. On other processors the socket gives the order. The parent writes the record
+before it sends a reference through the socket. And the parent rewrites a record only when no request holds
+its bytes, that is, after the last answer of a request that used them has come back through the socket.
 
-Why a worker cannot write the table, even if it is corrupted. Once the parent has mapped the file, it seals
-the file against writing (`F_SEAL_FUTURE_WRITE`, Linux 5.1), so that no descriptor of the file can be mapped
-writable any more. An older kernel has no such seal. There the worker's descriptor is read-only. This prevents
-accidental writes, but a process can still open the file again through /proc. The size is always sealed: a
-truncated file would kill the parent with SIGBUS.
+A worker cannot write the table, even if the worker is corrupted. Once the parent has mapped the file, it
+seals the file against writing (`F_SEAL_FUTURE_WRITE`, Linux 5.1), so that no descriptor of the file can be
+mapped writable any more. An older kernel has no such seal. There the worker's descriptor is read-only. This
+prevents accidental writes, but a process can still open the file again through /proc. The size is always
+sealed: a truncated file would kill the parent with SIGBUS.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class GenerationTable:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: close the table, because only the parent may write it."""
+        """In a forked child, close the table, because only the parent may write it."""
         self.close()
 
     def seat(self, slot: int, generation: int, arena: int, offset: int, nbytes: int) -> None:

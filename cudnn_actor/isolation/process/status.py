@@ -82,7 +82,7 @@ _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Finished(NamedTuple):
-    """What a worker has noted about a request that it has finished.
+    """A worker's record of a request that it has finished.
 
     `started_ns` is 0 if the answer was more than a receipt. Then it is only known that it has finished.
     """
@@ -136,7 +136,7 @@ class StatusPage:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: close the page. A word written here would mislead the worker and its parent."""
+        """In a forked child, close the page. A word written here would mislead the worker and its parent."""
         self.close()
 
     @classmethod
@@ -222,7 +222,7 @@ class StatusPage:
     # Finished requests.
 
     def finish(self, place: int, number: int, plan: str, started_ns: int, run_us: float) -> None:
-        """Note that the request in this place has finished, and what its receipt says. Worker only."""
+        """Note that the request in this place has finished, with the facts of its receipt. Worker only."""
         if self._plan_in[place] is not plan:  # mostly the place's last request had the same plan
             written = plan.encode()[:_PLAN_BYTES]
             first = place * _PLAN_BYTES
@@ -238,7 +238,8 @@ class StatusPage:
         self._finished[place] = number
 
     def finished(self, place: int, number: int) -> Finished | None:
-        """What an ended worker has noted about the request in this place; None if it had not finished.
+        """The record of an ended worker about the request in this place; None if the request had not
+        finished.
 
         Parent only. None for a closed page.
         """

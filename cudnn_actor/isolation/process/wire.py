@@ -1,8 +1,8 @@
 """The messages between a worker process and its parent, as bytes. Does no I/O.
 
-`processes.frames` has the framing. Descriptors travel with the frame that needs them. A frame that does not
-decode, or is too long, ends the worker, never its parent. A message that does not decode, in a frame that
-does, fails only its request: it would fail in every other worker too.
+`processes.frames` has the framing. Descriptors travel with the frame that needs them. A frame that cannot be
+decoded, or is too long, ends the worker, never its parent. A message that cannot be decoded, in a valid
+frame, fails only its request: it would fail in every other worker, too.
 
 =============  ==========================================================================================
 parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `KnowGraph`
@@ -88,7 +88,7 @@ __all__ = [
 ]
 
 LONGEST_MESSAGE: Final = LONGEST - (4 << 10)
-"""Bytes of the longest message that fits into a frame, beside the request's other fields."""
+"""The bytes of the longest message that fits into a frame with the request's other fields."""
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -99,7 +99,7 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Staged(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where values lie, C-contiguous in the buffer's dtype: a segment of shared memory, and the offset.
+    """The place of values, C-contiguous in the buffer's dtype: a segment of staging memory, and the offset.
 
     `arrival`: the offset in the same segment of the words that say which parts of the values are there, as in
     `arrivals`; 0 if all are.
@@ -149,10 +149,11 @@ class RunPlaced(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     run
         The number of a `KnowRun`.
     write, read
-        Inputs in staging memory, and outputs that are copied there: where the buffer of each stands among the
-        plan's, and the place in staging memory.
+        The inputs in staging memory, and the outputs that are copied there: for each, the index of its buffer
+        among the plan's, and the place in staging memory.
     copy_in, copy_out
-        Inputs and outputs in buffers: likewise, with the buffer.
+        The inputs and outputs in buffers: for each, the index of its buffer among the plan's, and the
+        caller's buffer.
     """
 
     control = False
@@ -187,7 +188,7 @@ Asked = (
 
 
 class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """How to start.
+    """The parameters of a worker's start.
 
     Parameters
     ----------
@@ -266,7 +267,7 @@ class KnowRun(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, 
     body
         A `RunKnown`.
     copied
-        Where the buffers stand among the plan's to which runs copy what they are given.
+        The indices, among the plan's, of the buffers to which runs copy their inputs.
     """
 
     number: int
@@ -290,7 +291,7 @@ class CreateArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tr
 class ImportArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """Map another service's arena for reading, by the descriptor that comes with it. It may be of anything.
 
-    It is mapped by this worker alone, and told of by `ArenaImported` or `ArenaRefused`.
+    Only this worker maps it. The answer is `ArenaImported` or `ArenaRefused`.
     """
 
     number: int
@@ -345,7 +346,7 @@ class Promote(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, 
 
 
 class Stop(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Start nothing more, finish what has begun, answer it, and end."""
+    """Start no more requests, finish and answer those that have begun, and end."""
 
 
 FromParent = (
@@ -397,7 +398,7 @@ class Given(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, t
 
 
 class Counted(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
-    """The answer to a `GetStatistics`: what only the worker knows, of its caches and its cuDNN."""
+    """The answer to a `GetStatistics`: the facts about caches and cuDNN that only the worker knows."""
 
     plans: PlanStatistics
     graphs: CacheStatistics

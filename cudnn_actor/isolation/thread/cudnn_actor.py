@@ -71,7 +71,7 @@ class CudnnActor(Actor):
     state
         The state that outlives this incarnation.
     engine
-        Makes the engine; called on the actor's thread.
+        A function that makes the engine. It is called on the actor's thread.
     generation
         Which incarnation this is, counted from 1.
     """
@@ -139,7 +139,7 @@ class CudnnActor(Actor):
         self._close_staging()
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
-        """Answer every request that was running, or have it run again; leave the others to the successor.
+        """Answer every request that was running, or let it run again; leave the others to the successor.
 
         All are left in order. There is no successor in two cases. If the memory died with the context,
         everything pending fails with `ContextLost`. If the thread does not end, the service stops.
@@ -236,7 +236,7 @@ class CudnnActor(Actor):
     def in_flight(self) -> int:
         """The messages that have begun and are not answered. Any thread.
 
-        What it reads may be half a turn old: lists are measured, and none is walked.
+        The number may be half a turn old: only the lengths of lists are read.
         """
         runs = self._runner.executor.unfinished_count if self._runner.is_open else 0
         return runs + (self.current is not None)
@@ -254,8 +254,8 @@ class CudnnActor(Actor):
     # Turns.
 
     def defers(self, envelope: Envelope) -> Callable[[], None] | None:
-        """The call that defers a message which must wait: for runs that read what it writes, for a plan, or
-        behind another; else None."""
+        """A function that defers a message which must wait: for runs that read a buffer that it writes, for a
+        plan, or for another message. None if it need not wait."""
         if self._broker.held.must_wait(envelope):
             return functools.partial(self._hold_back, envelope)
         deferred = self._runner.deferred  # in one call: this is asked of each message
@@ -401,7 +401,7 @@ class CudnnActor(Actor):
         return any(one.task.number < number for one in self._runner.executor.unfinished())
 
     def create_arena(self, number: int, nbytes: int) -> None:
-        """Have the engine make an arena, now. Raises `Crash`."""
+        """Let the engine make an arena, now. Raises `Crash`."""
         broker = self._broker
         try:
             descriptor = self._runner.executor.create_arena(number, nbytes)
@@ -420,7 +420,7 @@ class CudnnActor(Actor):
             raise
 
     def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
-        """Have the engine map another service's arena, now. Raises `Crash`."""
+        """Let the engine map another service's arena, now. Raises `Crash`."""
         try:
             self._runner.executor.import_arena(number, nbytes, descriptor)
         except CudnnActorError as error:
@@ -433,7 +433,7 @@ class CudnnActor(Actor):
         self._broker.arenas.note_imported()
 
     def drop_import(self, number: int) -> None:
-        """Have the engine unmap it, as an arena of its own."""
+        """Let the engine unmap an imported arena, as it unmaps an arena of its own."""
         self.drop_arena(number)
 
     def forget(self, message: Forget) -> None:
@@ -441,7 +441,7 @@ class CudnnActor(Actor):
         self._runner.forget_plans(message.plans)
 
     def clear_plans(self) -> None:
-        """Nothing: there is one engine, whose runner is asked next."""
+        """Do nothing: there is one engine, whose runner is asked next."""
 
     @property
     def lent(self) -> int:
@@ -479,10 +479,10 @@ class CudnnActor(Actor):
         executor.call("staging", executor.engine.unpin, self._staging.memory(segment))
 
     def forget_deployed(self, deployed: Deployed) -> None:
-        """Nothing is kept of a model's graph but the plan, which other graphs may share."""
+        """Do nothing: only the plan of a model's graph is kept, which other graphs may share."""
 
     def drop_arena(self, number: int) -> None:
-        """Have the engine unmap an arena. After a crash, closing the engine unmaps all of them."""
+        """Let the engine unmap an arena. After a crash, closing the engine unmaps all arenas."""
         if not self._crashed:
             self._runner.executor.drop_arena(number)
 

@@ -23,7 +23,7 @@ class ThreadIsolation:
     Parameters
     ----------
     options, engine
-        The service's.
+        The service's options and engine.
     """
 
     name = "thread"
@@ -84,7 +84,7 @@ class ThreadIsolation:
 
     @property
     def plans(self) -> PlanCounts:
-        """Counts of the actor's cache."""
+        """The counts of the actor's plan cache."""
         actor = self._actor
         return PlanCounts() if actor is None else actor.plans
 

@@ -1,4 +1,4 @@
-"""From a worker's end to the next finished request, as its caller sees it."""
+"""Measures the time from a worker's end to the next finished request, as its caller sees it."""
 
 from __future__ import annotations
 

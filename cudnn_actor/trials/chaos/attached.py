@@ -42,9 +42,9 @@ class AttachedCallers:
     ground
         What all callers share.
     settings
-        Determines which callers there are.
+        The settings, which determine the callers.
     folder
-        Where the sockets lie: the service's is served there, if there is any such caller.
+        The folder of the sockets. The service's is served there, if there is any such caller.
     """
 
     def __init__(self, ground: Ground, settings: Settings, folder: Path) -> None:
@@ -54,7 +54,7 @@ class AttachedCallers:
         """The process ids that may be killed now. Written by the thread of their caller."""
 
     def callers(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
-        """What each of them runs on an event loop of its own, by name."""
+        """The coroutine function that each caller runs on an event loop of its own, by name."""
         load, faults = self._settings.load, self._settings.faults
         found: dict[str, Callable[[], Coroutine[None, None, None]]] = {}
         if LoadKind.ATTACHED in load:
@@ -93,13 +93,13 @@ class AttachedCallers:
         await host.check_and_free_shared()
 
     async def _keep_a_client(self) -> None:
-        """Have a client process, and another one when it has been killed."""
+        """Keep a client process running: start another one whenever it has been killed."""
         while not self._ground.ending.is_set():
             async with self._process(FaultKind.KILL_CLIENT, "client", self.path) as process:
                 await self._hear(process)
 
     async def _hear(self, process: asyncio.subprocess.Process) -> None:
-        """Take what a client says, until it or the run ends."""
+        """Handle the lines of a client, until it or the run ends."""
         assert process.stdout is not None
         while not self._ground.ending.is_set():
             line = asyncio.ensure_future(process.stdout.readline())
@@ -119,7 +119,7 @@ class AttachedCallers:
     # Clients of the server that is killed.
 
     async def _keep_a_server(self) -> None:
-        """Have a server process, be its client, and do so again when it has been killed."""
+        """Start a server process and be its client, again whenever it has been killed."""
         life = 0
         while not self._ground.ending.is_set():
             async with self._process(FaultKind.KILL_SERVER, "server", self._doomed_path) as process:

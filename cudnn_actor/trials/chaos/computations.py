@@ -1,6 +1,6 @@
-"""What the load computes: the examples of every operation, and what follows from them.
+"""The computations of the load: the examples of every operation, and facts that follow from them.
 
-Which buffers a request names, their specs, which values its inputs need, and what it computes.
+The facts are the buffers that a request names, their specs, the values that its inputs need, and its results.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ _COMPOSITES: dict[type, Any] = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem(Example):
-    """An example of operations, a graph or a loop, and what follows from it. Names of tensors are roles."""
+    """An example of operations, a graph or a loop, and facts that follow from it. Names of tensors are
+    roles."""
 
     operations: tuple[Computation, ...]
 

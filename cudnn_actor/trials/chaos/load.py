@@ -55,7 +55,7 @@ __all__ = ["Ground", "Task"]
 
 _COMPUTING = (Action.COMPUTE, Action.ACCUMULATE, Action.APPLY)
 _ALONE = (Action.APPLY, Action.RENEW)
-"""Steps of several requests, which are done behind the burst."""
+"""The steps of several requests, which follow the burst."""
 
 
 class _Place(NamedTuple):
@@ -76,7 +76,7 @@ class _Place(NamedTuple):
 
 
 _Plan = tuple[int, Computation, bool]
-"""What requests of one plan have in common: problem, operation, and whether they accumulate."""
+"""The key of requests with one plan: problem, operation, and whether they accumulate."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -155,7 +155,7 @@ class Task:
                 await self._give_up(self._own.pop(place))
 
     def _possible(self, step: Step) -> Step:
-        """The step, or what is done in its place."""
+        """The step, or the one that replaces it if it is impossible now."""
         operation = _operation(step)
         applies = self._sender.applies and allocates(operation)
         possible = {Action.APPLY: applies, Action.ACCUMULATE: accumulates(operation)}
@@ -314,7 +314,7 @@ class Task:
         }
 
     def _afters(self, step: Step, inputs: dict[str, Model]) -> dict[str, After]:
-        """What each output of a step's operation holds after it."""
+        """The contents of each output of a step's operation after the step."""
         answers, operation = self._ground.answers, _operation(step)
 
         def results(name: str) -> Contents:
@@ -417,7 +417,7 @@ def _operation(step: Step) -> Computation:
 
 
 def _numbers(step: Step) -> Iterator[int]:
-    """Which value of each input."""
+    """Yield the number of each input's value."""
     return itertools.chain((step.first,), itertools.repeat(step.second))
 
 

@@ -265,7 +265,7 @@ class ModelLoad:
 
 
 def wrongs(request: str, expected: Mapping[str, np.ndarray], got: object) -> list[Wrong]:
-    """What is wrong with the outputs of a run."""
+    """The errors in the outputs of a run."""
     if not isinstance(got, Mapping):
         return [Wrong(request, "its outputs", text(got))]
     return [

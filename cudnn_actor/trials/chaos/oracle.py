@@ -400,7 +400,7 @@ def _agrees(wanted: np.ndarray, got: np.ndarray, tolerance: float) -> bool:
 
 
 def _difference(wanted: np.ndarray, got: np.ndarray) -> str:
-    """Where two arrays differ, as text."""
+    """The first difference between two arrays, as text."""
     differs = np.argwhere(wanted != got)
     first = tuple(int(index) for index in differs[0])
     where = f"at {first} {wanted[first]:g}, not {got[first]:g}"

@@ -47,7 +47,7 @@ _NUMBER = 7000
 
 
 class Versions:
-    """Which versions of the weights may be seen, as writes begin and end."""
+    """The versions of the weights that a run may read, as writes begin and end."""
 
     def __init__(self) -> None:
         self._past: list[frozenset[int]] = [frozenset({0})]
@@ -76,7 +76,7 @@ class SwapLoad:
     Parameters
     ----------
     gpu, excused, tally
-        As of `ModelLoad`.
+        See `ModelLoad`.
     path, source
         The file, and the model as it was read from it, to be swapped.
     seed
@@ -191,7 +191,7 @@ def _same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> boo
 
 
 def _wrongs(request: str, cases: Sequence[ModelCase], possible: frozenset[int], got: object) -> list[Wrong]:
-    """What is wrong with an answer that may be of one of these versions."""
+    """The errors in an answer that may be of any of these versions."""
     wanted = " or ".join(f"version {number}" for number in sorted(possible))
     if not isinstance(got, Mapping):
         return [Wrong(request, f"outputs of {wanted}", text(got))]

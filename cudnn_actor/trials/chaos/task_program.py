@@ -33,7 +33,7 @@ _HEAVY = 0.1
 
 
 class Action(enum.StrEnum):
-    """What a step does. Each action but `APPLY` and `RENEW` is a single request."""
+    """The action of a step. Each action but `APPLY` and `RENEW` is a single request."""
 
     COMPUTE = "compute"
     ACCUMULATE = "accumulate"

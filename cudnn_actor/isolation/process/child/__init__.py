@@ -1,1 +1,1 @@
-"""What runs in a worker process."""
+"""The code that runs in a worker process."""

@@ -46,8 +46,8 @@ answer takes less, also if it copies 1 MiB for it first."""
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
 _RUN_BYTES, _COPY_BYTES, _BYTES_PER_BYTE = 1024, 512, 5
-"""About the memory that a model's run takes, that a copy takes, and a decoded message for each of its encoded
-bytes."""
+"""The bytes of memory, approximately, of a model's run, of a copy, and of a decoded message for each of its
+encoded bytes."""
 _COPIES = (ReadStaged, WriteStaged)
 
 
@@ -88,8 +88,8 @@ class Inbox:
         }
         """The handlers for frames that are not requests."""
         self.looks = False
-        """Whether to poll for the next request for up to `PROMPT_S` before sleeping, if the last one came as
-        soon. To be woken up takes 20 to 60 us, and a core is slower just after a sleep."""
+        """Whether to poll for the next request for up to `PROMPT_S` before sleeping, if the last one came
+        within that time. Waking up takes 20 to 60 us, and a core is slower just after a sleep."""
         self._prompt = False
         """Whether the latest wait without a timeout has ended within `PROMPT_S`."""
         self._channel = channel
@@ -180,8 +180,8 @@ class Inbox:
         (self._urgent if getattr(message, "control", False) else self._tasks).append(task)
 
     def _known_of(self, body: bytes, message: Any) -> CachedMessage | PlacedRun | KnownCopy | None:
-        """What is known of a message that runs a plan or copies values, kept for when the same bytes come
-        again; else None."""
+        """The record of a message that runs a plan or copies values, which is kept for the next time that the
+        same bytes come; None for other messages."""
         known: CachedMessage | PlacedRun | KnownCopy
         if type(message) is PlacedRun:
             known, nbytes = message, _RUN_BYTES
@@ -228,7 +228,8 @@ class Inbox:
                 self._known.pop(body)
 
     def forget_places(self) -> None:
-        """Have runs find their places anew, because staging memory is unmapped, which some may have named."""
+        """Let runs look up their places again, because staging memory is unmapped that some of them may
+        name."""
         for _, run in self._placed_runs():
             run.places = None
 

@@ -62,7 +62,7 @@ Task = WorkerTask | InternalTask
 
 class WorkerLoop:
     """Runs requests of a parent and answers them. When it ends, it tells the parent why. The parent decides
-    what becomes of the unanswered requests.
+    the outcome of the unanswered requests.
 
     It is the host of its runner. Other threads may call only `working_since`, `builds_since` and
     `number_in_work`.
@@ -70,11 +70,11 @@ class WorkerLoop:
     Parameters
     ----------
     state
-        What is needed to run requests.
+        The state that running requests needs.
     make
-        Makes the engine.
+        A function that makes the engine.
     inbox, outbox
-        Receive from the parent, and send to it.
+        The objects that receive frames from the parent, and send frames to it.
     stages
         Staging memory for values.
     fails
@@ -232,7 +232,7 @@ class WorkerLoop:
         self.current = self._busy_since = None
 
     def _die(self, error: BaseException) -> None:
-        """Send the answers that are there, then the cause of the end. The process ends after this."""
+        """Send the answers so far, then the cause of the end. The process ends after this."""
         runner = self._runner
         digest = error.digest if isinstance(error, BuildCrash) else runner.digest_in_work
         runner.settle_done()
@@ -335,5 +335,5 @@ class WorkerLoop:
 
 
 def _refuse(task: Task) -> NoReturn:
-    """Raise the error that stands in the place of a message that could not be decoded, or cannot be run."""
+    """Raise the error that replaces a message which could not be decoded, or cannot be run."""
     raise task.message

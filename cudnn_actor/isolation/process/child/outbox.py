@@ -57,7 +57,7 @@ class Outbox:
         only an answer counts, and answers are given in the order of the work."""
         self._answers: list[Answer] = []
         self._nbytes = 0
-        """Bytes of the values among them."""
+        """The bytes of the values among the answers."""
         self._lines: deque[Logged] = deque()
 
     # Answers. Before an answer is sent, the page says that the request has finished (see `notes`), so that

@@ -39,7 +39,7 @@ class Stages:
         self._engine().pin(memoryview(mapped))
 
     def refuse(self, segment: int, error: CudnnActorError) -> None:
-        """Have requests that name this segment fail, because this process had no room to map it."""
+        """Let requests that name this segment fail, because this process had no room to map it."""
         self._refused[segment] = error
 
     def unmap(self, segment: int) -> None:

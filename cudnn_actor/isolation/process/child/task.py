@@ -18,21 +18,22 @@ __all__ = ["InternalTask", "KnownCopy", "KnownRun", "PlacedRun", "WorkerTask"]
 
 
 class KnownRun(NamedTuple):
-    """What a worker knows of a `KnowRun`: the `RunGraph`, and where runs copy what they are given."""
+    """A worker's record of a `KnowRun`: the `RunGraph`, and the indices of the buffers to which runs copy
+    their inputs."""
 
     cached: CachedMessage
     copied: tuple[int, ...]
 
 
 class KnownCopy(NamedTuple):
-    """What a worker knows of a `WriteStaged` or a `ReadStaged`. The parent sends the same ones again and
+    """A worker's record of a `WriteStaged` or a `ReadStaged`. The parent sends the same ones again and
     again."""
 
     message: WriteStaged | ReadStaged
 
 
 class PlacedRun(ModelRun, eq=False, kw_only=True):
-    """What a worker knows of a `RunPlaced`. The parent names the same places again and again, in the same
+    """A worker's record of a `RunPlaced`. The parent names the same places again and again, in the same
     bytes.
 
     Parameters
@@ -40,7 +41,8 @@ class PlacedRun(ModelRun, eq=False, kw_only=True):
     message
         The message.
     places
-        Its places, found when it has run last; None if it has not, or memory that it names was unmapped.
+        The places that its last run has found; None if it has not run, or if memory that it names was
+        unmapped.
     """
 
     message: RunPlaced
@@ -66,7 +68,7 @@ class WorkerTask(msgspec.Struct, eq=False):
     fault: FaultRule | None
     page: StatusPage
     found: CachedMessage | ModelRun | KnownCopy | None = None
-    """What is known of its message, once it has been looked up: see `ExecutionState.cached_message`."""
+    """The record of the message, once it has been looked up: see `ExecutionState.cached_message`."""
     started_ns: int = 0
     """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
 

@@ -47,9 +47,9 @@ class AnswerTaker:
     Parameters
     ----------
     broker, in_flight, sender, values, models, recent
-        The host's own.
+        The host's own objects.
     start_again
-        Called with an envelope whose fault has been injected, to start its message.
+        This is called with an envelope whose fault has been injected, to start its message.
     """
 
     broker: Broker[WorkerRequest]

@@ -58,7 +58,7 @@ class Checksums:
         return [slot for slot, _, _ in self._kept.values()]
 
     def matches(self, slot: Slot, values: np.ndarray) -> bool:
-        """Whether a slot's checksum, which is valid, is that of these values."""
+        """Whether a slot's valid checksum is the checksum of these values."""
         return self._kept[slot.index][2] == checksum(values)
 
     def forget(self, slot: Slot) -> None:

@@ -1,4 +1,4 @@
-"""The end of a worker: what becomes of its requests and of their memory.
+"""The end of a worker: takes over its requests and their memory.
 
 A worker may end anywhere in a request. The status page tells which of its requests had finished: they are
 answered. It tells which had not begun: they are dispatched again. The broker decides about the others, which

@@ -47,7 +47,8 @@ log = Log("cudnn_actor")
 
 
 class Dispatcher(Mailbox):
-    """See the module's docstring. `host` is set once, right after construction.
+    """The mailbox in process isolation: see the module's docstring. `host` is set once, right after
+    construction.
 
     Parameters
     ----------
@@ -166,9 +167,9 @@ class Dispatcher(Mailbox):
     def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
         """Take a turn. If another thread has the host, that thread takes the turn instead. Any thread.
 
-        No wanted turn is lost. A thread that wants a turn notes this first, and tests second whether the host
-        is free. The holder frees the host first, and looks at the notes second. So if the thread finds the
-        host taken, the holder has not looked at the notes yet, and takes that turn itself.
+        No wanted turn is lost. A thread that wants a turn first notes this, and then tests whether the host
+        is free. The holder first frees the host, and then reads the notes. So if the thread finds the host
+        taken, the holder has not looked at the notes yet, and takes that turn itself.
 
         Parameters
         ----------
@@ -213,7 +214,7 @@ class Dispatcher(Mailbox):
             raise
 
     def _serve(self, *, monitor: bool = False) -> None:
-        """The work of a turn. With the host held. Raises what a signal handler raises, and nothing else.
+        """Do the work of a turn, with the host held. Raises only the exception of a signal handler.
 
         On the main thread, a signal handler may raise an exception anywhere here (`actors.interrupts`). There
         a turn takes only the fast path (`fast_path`), which keeps the host consistent wherever it is
@@ -258,7 +259,7 @@ class Dispatcher(Mailbox):
         """Read answers and send requests. Returns whether anything is left to other threads."""
         leaves = False
         self.host.sender.finish_sending()
-        if self.host.sender.copies.pending:  # what another turn has left, or was interrupted in
+        if self.host.sender.copies.pending:  # left by another turn, or interrupted in it
             leaves = self._copy_late(monitor=monitor)
         began_s = time.monotonic() if self._wants_reading else 0.0
         if self._wants_reading:
@@ -288,7 +289,7 @@ class Dispatcher(Mailbox):
     def _copy_late(self, *, monitor: bool) -> bool:
         """Make the copies that requests in flight wait for: see `late_copies`. Returns whether any is left.
 
-        What was answered meanwhile is delivered between two of them.
+        Between two copies, answers that have come are delivered.
         """
         copies = self.host.sender.copies
         if not monitor:
@@ -345,8 +346,8 @@ class Dispatcher(Mailbox):
         return False
 
     def _exchange_between(self) -> None:
-        """Send what was dispatched, and deliver the answers that have come: the worker computes, and callers
-        go on, while the values of the next message are copied."""
+        """Send dispatched requests, and deliver the answers that have come, so that the worker computes and
+        callers go on while the values of the next message are copied."""
         self.host.sender.flush()
         channel = self.channel
         if channel is None:
@@ -535,7 +536,7 @@ class Dispatcher(Mailbox):
             owner.follow_soon()
 
     def forget_parent(self) -> None:
-        """In a forked child: have no worker, and leave the sockets to the parent's event loops.
+        """In a forked child, drop the worker, and leave the sockets to the parent's event loops.
 
         If a copied loop takes a turn in the child, it finds no channel, and so does nothing.
         """

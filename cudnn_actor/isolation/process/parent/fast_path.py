@@ -142,9 +142,9 @@ def _takes_long(host: WorkerHost) -> bool:
 
 
 def _spare_of(host: WorkerHost, request: WorkerRequest) -> list[Any]:
-    """The list from which a request takes its staging memory: a copy the last of the pieces, a model's run
-    the first, because other threads may append to those. For one without any, a list that is not used
-    otherwise."""
+    """The list from which a request takes its staging memory. A copy takes the last piece of its list, a
+    model's run the first one of its own, because other threads may append to that. A request without staging
+    memory gets an unused list."""
     run = request.run
     if request.blocks:
         return host.staging.pieces
@@ -260,8 +260,8 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
 
 
 def _memory_of(host: WorkerHost, request: WorkerRequest, loan: Loan) -> _Memory:
-    """Two lists to which a request's staging memory goes in its last step, and what goes to the next run and
-    to the loan."""
+    """The two lists to which a request's staging memory goes in its last step, and the pieces for the next
+    run and for the loan."""
     staged = () if request.staged is None else (request.staged,)
     spare, home = _spare_of(host, request), host.staging.home_of(request.blocks)
     return (spare, home, staged, ()) if loan is _NO_LOAN else (spare, home, (), staged)
@@ -290,8 +290,9 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> tuple[An
 
 
 def _results(host: WorkerHost, request: WorkerRequest) -> tuple[Any, Loan]:
-    """The outputs of a run; None if much is to be copied, its staging memory is not kept, or there is no
-    memory for them: the slow path then refuses this run alone, where this one would be tried for ever."""
+    """The outputs of a run. None if many bytes have to be copied, if the staging memory is not kept, or if
+    there is no memory for the outputs: the slow path then refuses only this run, while the fast path would
+    try it for ever."""
     run, models = request.run, host.models
     assert run is not None
     assert run.deployed is not None

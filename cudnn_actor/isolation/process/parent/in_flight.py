@@ -60,7 +60,8 @@ class Claims(Protocol):
         """Whether the request has begun. False is certain only of a worker that has ended."""
 
     def finished(self, place: int, number: int) -> Finished | None:
-        """What an ended worker has noted of the request; None if the request had not finished."""
+        """The record of a finished request that an ended worker has noted; None if the request had not
+        finished."""
 
 
 class RunStaging(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -71,13 +72,13 @@ class RunStaging(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     given, returned
         The blocks with the inputs and with the outputs; None if there are none.
     inputs, outputs
-        Arrays on them, by where their buffers stand among the plan's.
+        Arrays in these blocks, by the indices of their buffers among the plan's.
     arrivals
-        The words of the inputs that may be copied late, by where their buffers stand among the plan's.
+        The words of the inputs that may be copied late, by the indices of their buffers among the plan's.
     write, read
-        Where these are, as the worker is told it.
+        The places of the inputs and of the outputs, as the worker is told them.
     offsets
-        Of the outputs in their block.
+        The offsets of the outputs in their block.
     body
         The message of a run whose inputs are all on the host, and whose outputs all go there.
     """
@@ -337,11 +338,11 @@ class InFlightTable:
         return requests
 
     def first(self, requests: Sequence[WorkerRequest]) -> None:
-        """Have requests dispatched again before all others."""
+        """Let requests be dispatched again, before all others."""
         self._again.extendleft(reversed(requests))
 
     def last(self, request: WorkerRequest) -> None:
-        """Have a new request dispatched after all others that wait here, and before any newer one."""
+        """Let a new request be dispatched after all others that wait here, and before any newer one."""
         self._again.append(request)
 
     def give_up(self) -> list[WorkerRequest]:

@@ -30,8 +30,8 @@ _SHORT_S = 10e-3
 
 
 def may_be_late(array: object) -> bool:
-    """Whether an array of a buffer's dims and dtype may be copied behind the request that has the buffer
-    filled with it: that takes some time, and cannot fail."""
+    """Whether an array of a buffer's dims and dtype may be copied after the request that fills the buffer
+    with it was sent: the copy must take some time, and must not be able to fail."""
     return type(array) is np.ndarray and array.nbytes > LATE_BYTES and bool(array.flags.c_contiguous)
 
 
@@ -41,11 +41,11 @@ class LateCopy:
     Parameters
     ----------
     array
-        The caller's, of which `may_be_late` is true.
+        The caller's array, for which `may_be_late` is True.
     values
-        Where it goes, in staging memory: an array of the same dims and dtype.
+        The target in staging memory: an array of the same dims and dtype.
     arrival
-        Its words. They are cleared.
+        The array's words. They are cleared.
     alone
         Whether its request has the device to itself, which then idles until values arrive.
     """
@@ -59,7 +59,7 @@ class LateCopy:
             values.reshape(-1).view(np.uint8),
             array.reshape(-1).view(np.uint8),
         )
-        """Where to, and where from; None once it has been made."""
+        """The target and the source; None once the copy has been made."""
         self.nbytes = array.nbytes
         self.is_heavy = self.nbytes > HEAVY_RUN_BYTES
         """Whether an event loop's thread leaves it to the monitor."""
@@ -83,7 +83,7 @@ class LateCopy:
 
 
 def weigh(copies: Sequence[LateCopy]) -> None:
-    """Have the copies of one request left to the monitor, if they are heavy together."""
+    """Leave the copies of one request to the monitor, if they are heavy together."""
     if sum(copy.nbytes for copy in copies) > HEAVY_RUN_BYTES:
         for copy in copies:
             copy.is_heavy = True
@@ -94,7 +94,7 @@ class LateCopies:
 
     def __init__(self) -> None:
         self.pending: list[LateCopy] = []
-        """Those that have not been made, in order. The fast path adds to it in its step."""
+        """The copies that have not been made, in order. The fast path adds to them in its step."""
 
     @property
     def has_heavy(self) -> bool:

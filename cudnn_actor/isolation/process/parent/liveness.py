@@ -1,4 +1,4 @@
-"""Since when a worker has made no progress with what its parent waits for, as a pure decision.
+"""Decides since when a worker has made no progress with the work that its parent waits for. Pure.
 
 The frames that the parent has sent without an answer decide whether there is work, because a worker that has
 lost a frame, or has received half of one, believes that it is idle. So the time is counted from when the
@@ -25,15 +25,15 @@ __all__ = ["Claimed", "FirstSeen", "Wait", "stalled_since", "unless_unread"]
 
 
 class Wait(NamedTuple):
-    """What the parent waits for.
+    """The frame that the parent waits for.
 
     Parameters
     ----------
     since_s
         When the frame became the oldest unanswered one.
     before_s
-        The worker handles the frame before anything that is sent after this time: when the frame was sent
-        or, if its request has begun, when the parent first saw that.
+        The worker handles the frame before all frames that are sent after this time: when the frame was sent
+        or, if its request has begun, when the parent first noticed that.
     """
 
     since_s: float
@@ -41,7 +41,7 @@ class Wait(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What a worker claims.
+    """The progress that a worker claims.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Claimed(NamedTuple):
 
 
 def stalled_since(wait: Wait, answered_s: float, claimed: Claimed) -> float:
-    """Since when the worker has made no progress with what the parent waits for.
+    """Since when the worker has made no progress with the work that the parent waits for.
 
     `answered_s`: when the parent sent the latest of the requests that the worker has finished.
     """

@@ -51,7 +51,7 @@ Named = tuple[tuple[str, BufferRef], ...]
 _ALIGNMENT = 256
 """Values in a block begin at multiples of it, as the device reads them fastest."""
 _MOST_SPARE = 4
-"""How many unused pieces are kept for each graph, beside those that come back from callers."""
+"""How many unused pieces are kept for each graph, in addition to those that callers give back."""
 _FEW_LENT, _MOST_LENT = 2, 8
 """How many pieces of a graph callers may have at a time: `_MOST_LENT` as long as they take at most
 `_MOST_LENT_BYTES` together, else `_FEW_LENT`. Further outputs are copied out."""
@@ -66,7 +66,7 @@ class Pieces:
     Attributes
     ----------
     spare
-        Unused pieces. The holder of the host takes the first; what comes back is appended.
+        Unused pieces. The holder of the host takes the first one; pieces that come back are appended.
     lent
         Pieces that were lent to callers, and that no run has taken since.
     """
@@ -90,7 +90,7 @@ class Loan:
     Parameters
     ----------
     spare
-        Where the piece goes then.
+        The list to which the piece is appended then.
     """
 
     __slots__ = ("__weakref__", "_spare", "pieces")
@@ -160,8 +160,8 @@ class ModelRuns:
     def prepared(self, envelope: Envelope) -> WorkerRequest | None:
         """A run ready to be dispatched by the fast path; None if it must take the slow one.
 
-        Changes nothing but the unused staging memory that it fills: the caller takes that in its step, as the
-        first of `pieces_of(...).spare`. Raises what is wrong with the message.
+        Changes only the unused staging memory that it fills. The caller takes that in its step, as the first
+        of `pieces_of(...).spare`. Raises an error if the message is not valid.
         """
         run, message = envelope.found, envelope.message
         if type(run) is not ModelRun or run.deployed is None:
@@ -265,7 +265,7 @@ class ModelRuns:
         )
 
     def is_heavy(self, request: WorkerRequest) -> bool:
-        """Whether much is to be copied of the outputs of a finished run."""
+        """Whether many bytes of the outputs of a finished run have to be copied."""
         run, staged = request.run, request.staged
         assert run is not None
         assert run.deployed is not None
@@ -274,7 +274,7 @@ class ModelRuns:
         return not self._lending(run.deployed).may_lend(staged)
 
     def _lending(self, deployed: Deployed) -> Pieces:
-        """Where a piece goes that is lent to the caller of a run."""
+        """The `Pieces` to which a piece belongs that is lent to the caller of a run."""
         if not deployed.ended:
             return self.pieces_of(deployed)
         pieces = Pieces()
@@ -308,7 +308,8 @@ class ModelRuns:
         return pieces
 
     def forget(self, deployed: Deployed) -> None:
-        """Free the staging memory of a graph that has ended: what callers have, once they drop it."""
+        """Free the staging memory of a graph that has ended; pieces that callers have are freed once the
+        callers drop them."""
         self._latest.pop(deployed.number, None)
         pieces = self._pieces.pop(deployed.number, None)
         if pieces is not None:
@@ -391,8 +392,8 @@ class ModelRuns:
     def _placed(
         self, deployed: Deployed, places: Iterable[int], *, late: bool
     ) -> tuple[Block | None, dict[int, Staged], dict[int, int]]:
-        """A block with room for the values of these buffers, where each is in it, and their offsets. `late`:
-        those that are large enough may be copied there late."""
+        """A block with room for the values of these buffers, the place of each in it, and their offsets.
+        `late`: whether large ones may be copied there late."""
         offsets, notes, end = {}, {}, 0
         for place in places:
             offsets[place] = end

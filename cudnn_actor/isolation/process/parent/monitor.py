@@ -16,8 +16,8 @@ supervisor gives it up because it
 makes no progress
 ==================================  ===========================================================
 
-Answers that the worker sent before its end count. The monitor reads all of them before it takes over what is
-left.
+Answers that the worker sent before its end count. The monitor reads all of them before it takes over the
+other requests.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from cudnn_actor.supervision.watch import look_every_s
 __all__ = ["WorkerMonitor"]
 
 ASKED_S, TERMINATED_S = 3.0, 1.0
-"""How long a worker may take to end after it was asked to, and then after a SIGTERM."""
+"""Seconds that a worker may take to end after it was asked to, and then after a SIGTERM."""
 KILLED_S = 5.0
 """How long the kernel may take to end a killed worker. On a busy machine it takes more than a second, and if
 the worker may still write, fewer requests can run again. Shorter than a supervisor waits for a child's final
@@ -95,7 +95,7 @@ class WorkerMonitor(Actor):
     Parameters
     ----------
     state, dispatcher, source
-        The service's own.
+        The service's own objects.
     generation
         Which incarnation this is, counted from 1.
     hang_after_s
@@ -135,7 +135,7 @@ class WorkerMonitor(Actor):
     # From outside.
 
     def end(self, reason: str) -> None:
-        """Have the worker finish what it has begun, then stop. Any thread; never blocks."""
+        """Let the worker finish the requests that it has begun, then stop. Any thread; never blocks."""
         super().end(reason)
         self._wake_event.wake()
 
@@ -426,7 +426,8 @@ class WorkerMonitor(Actor):
     # The end.
 
     def on_stop(self) -> None:
-        """Have the worker finish what it has begun, and end: by `Stop`, then by SIGTERM, then by SIGKILL."""
+        """Let the worker finish the requests that it has begun, and end: by `Stop`, then by SIGTERM, then by
+        SIGKILL."""
         if self.abandoned.is_set():
             raise Crash("it was given up by its supervisor")
         worker = self.worker
@@ -497,7 +498,8 @@ class WorkerMonitor(Actor):
     def _take_over_from(
         self, host: WorkerHost, worker: Worker, cause: str, *, may_still_write: bool
     ) -> PendingReclaim:
-        """Take over what a worker had that has ended. Returns the memory that its process may still write."""
+        """Take over the requests of a worker that has ended. Returns the memory that its process may still
+        write."""
         if not self._serving:
             host.workers.starting = None
             pending = PendingReclaim()

@@ -16,7 +16,7 @@ from cudnn_actor.processes.channel import Channel
 __all__ = ["OwningLoop", "TurnTaker"]
 
 _AWAKE_S = 250e-6
-"""How long a loop stays awake at most: the worker's word comes some 100 us before the answer."""
+"""The most seconds for which a loop stays awake: the worker's word comes some 100 us before the answer."""
 LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
 """A loop sends at once when the gathered messages are at least 1/SHARE of those in flight, now or usually.
@@ -24,7 +24,7 @@ The two numbers above bound this threshold."""
 
 
 class TurnTaker(Protocol):
-    """What takes the turns that an owning loop wants, and holds what it looks at: the dispatcher."""
+    """The part of the dispatcher that an owning loop uses: it takes the loop's turns."""
 
     host: WorkerHost
     channel: Channel | None
@@ -106,7 +106,7 @@ class OwningLoop:
         return channel is not None and self._channel is channel and not self.bridge.loop.is_closed()
 
     def follow_soon(self) -> None:
-        """Have the loop switch to the present worker's socket, or to none. Any thread."""
+        """Let the loop switch to the present worker's socket, or to none. Any thread."""
         try:
             self.bridge.loop.call_soon_threadsafe(self._follow)
         except RuntimeError:  # it has closed, and its selector with it
@@ -173,7 +173,7 @@ class OwningLoop:
         self.close()
 
     def forget_parent(self) -> None:
-        """In a forked child: read no socket. The selector is the parent's, so it is left unchanged."""
+        """In a forked child, read no socket. The selector is the parent's, so it is left unchanged."""
         self.close()
 
     def __del__(self) -> None:

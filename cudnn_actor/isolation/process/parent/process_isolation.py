@@ -39,7 +39,7 @@ _BEATS_PER_HANG = 8
 
 
 class _Life(NamedTuple):
-    """What one life of the service has, beside its monitors."""
+    """The objects of one life of the service, except its monitors."""
 
     state: ServiceState
     generations: GenerationTable
@@ -80,11 +80,12 @@ class ProcessIsolation:
         """The present life or the last one; None before the first."""
         self._monitor: WorkerMonitor | None = None
         self._remove_plans: weakref.finalize[..., Any] | None = None
-        """Removes the plans' directory, when called or when this object is collected; None for none."""
+        """A finalizer that removes the plans' directory, when it is called or this object is collected; None
+        for none."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child there is no worker: it belongs to the parent."""
+        """In a forked child, drop the worker: it belongs to the parent."""
         self._monitor = None
 
     @property
@@ -201,7 +202,7 @@ class ProcessIsolation:
 
     @property
     def standby(self) -> StandbyState:
-        """What the standby is doing, according to the source of workers."""
+        """The state of the standby, according to the source of workers."""
         life = self._life
         return StandbyState.NONE if life is None else life.source.standby_state(self._dispatcher.host)
 
@@ -239,7 +240,7 @@ class ProcessIsolation:
             return
         with dispatcher.held() as host:
             life.source.close(host)
-            host.recovery.retire()  # what was to run again never will: the closed mailbox answers it
+            host.recovery.retire()  # requests that were to run again never will: the mailbox answers
             host.close()
             life.generations.close()
         life.builders.close()

@@ -20,7 +20,7 @@ class RecentPlans:
     kept
         Whether plans are noted at all: only if there is a standby.
     nbytes
-        About the most bytes that the requests which run them may keep in memory.
+        The most bytes, approximately, that the requests which run these plans may keep in memory.
     """
 
     def __init__(self, *, kept: bool, nbytes: int) -> None:

@@ -131,7 +131,7 @@ class Sender:
         self._runs.add(deployed.number)
 
     def forget_run(self, deployed: Deployed) -> None:
-        """Have the worker drop the run of a model's graph, which has ended, if it keeps it."""
+        """Let the worker drop the run of a model's graph that has ended, if it keeps it."""
         if deployed.number in self._runs:
             assert self.workers.serving is not None
             self.flush()  # requests that name it go first
@@ -208,7 +208,7 @@ class Sender:
             self._queue(request)
 
     def _make_way(self, request: WorkerRequest) -> None:
-        """Send what must go before a request. May be repeated. Raises `MemoryError`."""
+        """Send the frames that must precede a request. May be repeated. Raises `MemoryError`."""
         if not self.graphs.knows(request.request):
             self.graphs.send(request.request.graph)
         if request.run is not None:
@@ -256,13 +256,14 @@ class Sender:
             self._sending = None
 
     def forget_worker(self) -> None:
-        """Drop what was meant for the worker, and what it knew: it has ended, or another serves now."""
+        """Drop the frames for the worker, and the records of what it knows, because it has ended, or another
+        one serves."""
         self._unsent.clear()
         self._sending = None
         self.graphs.clear()
         self._runs.clear()
 
-    # What a request holds.
+    # The buffers that a request holds.
 
     def discharge(self, request: WorkerRequest, *, end_ref: bool) -> None:
         """Give back a request's blocks. `end_ref`: also free the buffer that no caller will receive.

@@ -53,7 +53,7 @@ class ServiceArenas:
         self.workers.serving.send(CreateArena(number, nbytes))
 
     def import_from(self, number: int, nbytes: int, descriptor: int) -> None:
-        """Have the worker map another service's arena. It answers with `ArenaImported` or `ArenaRefused`.
+        """Let the worker map another service's arena. It answers with `ArenaImported` or `ArenaRefused`.
 
         No other worker maps it, and this process does not: only the worker reads it. Raises `OSError` if no
         descriptor is left to send it.
@@ -63,7 +63,8 @@ class ServiceArenas:
         self.workers.serving.send(ImportArena(number, nbytes), (descriptor,))
 
     def drop_import(self, number: int) -> None:
-        """Have the worker unmap it. After that worker's end, the memory table knows no import any more."""
+        """Let the worker unmap an imported arena. After that worker's end, the memory table knows no import
+        any more."""
         if self.workers.serving is not None:
             self.workers.serving.send(UnmapArena(number))
 
@@ -98,7 +99,7 @@ class ServiceArenas:
             self.mapped.clear()
 
     def _own(self, number: int, nbytes: int) -> None:
-        """Take over an arena that the worker has made, and have it mapped everywhere else.
+        """Take over an arena that the worker has made, and let all other processes map it.
 
         If the service's memory has been closed meanwhile, the first waiting allocation fails.
         """

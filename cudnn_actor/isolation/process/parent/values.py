@@ -110,7 +110,7 @@ class Values:
         return False
 
     def _is_heavy_run(self, message: RunModel) -> bool:
-        """Whether a run of a model copies so much before it is sent. What is copied late does not count."""
+        """Whether a run of a model copies many bytes before it is sent. Late copies do not count."""
         if not message.arrays:
             return False
         arrays = message.arrays.values()
@@ -122,8 +122,8 @@ class Values:
     def prepared_upload(self, envelope: Envelope) -> WorkerRequest | None:
         """An upload ready to be dispatched by the fast path; None if it must take the slow one.
 
-        Changes nothing but the piece of staging memory that it fills: the caller takes that in its step, as
-        the last of `Staging.pieces`. Raises what is wrong with the message.
+        Changes only the piece of staging memory that it fills. The caller takes that in its step, as the last
+        of `Staging.pieces`. Raises an error if the message is not valid.
         """
         message: Upload = envelope.message
         if self.arenas is not None:
@@ -159,9 +159,11 @@ class Values:
         return Staged(block.segment, block.offset, behind)
 
     def prepared_download(self, envelope: Envelope) -> WorkerRequest | None:
-        """A download that fits a piece, likewise: the caller takes the last of `Staging.pieces` in its step.
+        """A download that fits into a piece, ready to be dispatched by the fast path; None if it must take
+        the slow one.
 
-        Changes nothing. Raises what is wrong with the message.
+        The caller takes the last of `Staging.pieces` in its step. Changes nothing. Raises an error if the
+        message is not valid.
         """
         message: Download = envelope.message
         pieces = self.staging.pieces
@@ -177,8 +179,7 @@ class Values:
         return request
 
     def result_of_copy(self, request: WorkerRequest, done: Done) -> BufferRef | Receipt | np.ndarray | None:
-        """What the caller of a copy that has finished receives; None if that needs the slow path. Changes
-        nothing."""
+        """The result of a finished copy for its caller; None if it needs the slow path. Changes nothing."""
         if self.checksums is not None:
             return None
         if type(request.message) is Download:
@@ -196,7 +197,7 @@ class Values:
             return None
 
     def result_of_upload(self, request: WorkerRequest, done: Done) -> BufferRef | Receipt:
-        """What the caller of an upload that has finished receives. Changes nothing."""
+        """The result of a finished upload for its caller. Changes nothing."""
         if request.ref is not None:
             return request.ref
         return request.receipt(self.broker.state.generation, done.plan, done.started_ns, done.run_us)
@@ -204,8 +205,8 @@ class Values:
     def write(self, request: WorkerRequest) -> None:
         """Write an array to a buffer: in this process, or in the worker through staging memory.
 
-        Raises what is wrong with the array, `OutOfMemory`, `OutOfDescriptors`, `MemoryError`. The caller then
-        discharges the request.
+        Raises an error if the array is not valid, `OutOfMemory`, `OutOfDescriptors`, `MemoryError`. The
+        caller then discharges the request.
         """
         (slot,) = request.slots
         data, envelope, broker = request.message.data, request.envelope, self.broker
@@ -237,7 +238,8 @@ class Values:
         self.sender.dispatch(request)
 
     def read(self, request: WorkerRequest) -> None:
-        """Read a buffer's values, likewise."""
+        """Read a buffer's values: in this process, or in the worker through staging memory. Raises as
+        `write`."""
         (slot,) = request.slots
         envelope = request.envelope
         if self._goes_here(request):
@@ -253,7 +255,7 @@ class Values:
         self.sender.dispatch(request)
 
     def result(self, request: WorkerRequest, done: Done) -> Any:
-        """What the caller of a finished request receives: a reference, an array, or a receipt.
+        """The result of a finished request for its caller: a reference, an array, or a receipt.
 
         Raises `MemoryError` if this process has no room for the array.
         """
@@ -274,7 +276,8 @@ class Values:
     def _goes_here(self, request: WorkerRequest) -> bool:
         """Whether values are copied straight into the buffer, or out of it, in this process.
 
-        Not if the request has a fault, which is injected in the worker, in the request's turn.
+        They are not if the request has a fault, because that is injected in the worker, in the request's
+        turn.
         """
         return self.arenas is not None and not request.slots[0].users and request.fault is None
 

@@ -24,7 +24,8 @@ log = Log("cudnn_actor")
 
 
 def verification(host: WorkerHost) -> Iterator[tuple[Slot, bytes, Block | None]]:
-    """For each buffer to check: its slot, the encoded message that makes a worker copy it, the copy's block.
+    """Yield, for each buffer to check, its slot, the encoded message by which a worker copies it, and the
+    copy's block.
 
     If this process has the buffer mapped itself, the message is empty and the block is None. `compare` frees
     the block. Raises `OutOfMemory`.
@@ -42,7 +43,7 @@ def verification(host: WorkerHost) -> Iterator[tuple[Slot, bytes, Block | None]]
 
 
 def compare(host: WorkerHost, slot: Slot, block: Block | None) -> None:
-    """Mark a buffer as torn if its values are not those that were uploaded."""
+    """Mark a buffer as torn if its values differ from the uploaded ones."""
     assert host.checksums is not None
     spec = slot.spec
     values: np.ndarray

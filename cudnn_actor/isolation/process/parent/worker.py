@@ -109,7 +109,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The worker's process id."""
         return self.child.pid
 
     def send(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
@@ -180,7 +180,7 @@ class WakeEvent:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: close the event, because the waiter is a thread of the parent."""
+        """In a forked child, close the event, because the waiter is a thread of the parent."""
         self.close()
 
     def wake(self) -> None:

@@ -10,12 +10,12 @@ part                what it does
 `values`            copies host data into buffers and out of them
 `models`            sends runs of models, and makes their results
 `arenas`            has arenas made, and mapped in every worker
-`recovery`          decides at a worker's end what becomes of its requests and their memory
+`recovery`          takes over, at a worker's end, its requests and their memory
 `workers`           knows the worker that serves, the one that starts, and the standby
 `recent`            knows the plans with which a standby is warmed
 ==================  ==================================================================================
 
-There is one caller at a time: whoever uses the host or one of its parts holds the host
+There is one caller at a time: a thread that uses the host or one of its parts holds the host
 (`dispatcher.Dispatcher` makes sure of that). The host knows no threads, loops or processes, and does no I/O
 itself, so its behaviour is a function of the calls made to it.
 """
@@ -234,7 +234,7 @@ class WorkerHost:
         self.arenas.create(number, nbytes)
 
     def import_arena(self, number: int, nbytes: int, descriptor: int) -> None:
-        """Have the worker map another service's arena."""
+        """Let the worker map another service's arena."""
         self.arenas.import_from(number, nbytes, descriptor)
 
     def drop_import(self, number: int) -> None:
@@ -246,7 +246,7 @@ class WorkerHost:
         self.arenas.drop(number)
 
     def forget(self, message: Forget) -> None:
-        """Have every worker drop graphs and plans."""
+        """Let every worker drop graphs and plans."""
         self.sender.graphs.forget(message.identities)
         if message.plans:
             self.recent.forget(message.plans)
@@ -254,7 +254,7 @@ class WorkerHost:
             self.workers.tell_all(ForgetPlans(sorted(message.plans)))
 
     def clear_plans(self) -> None:
-        """Have a standby drop its plans, and forget which ones have run lately."""
+        """Let a standby drop its plans, and forget which plans have run lately."""
         plans = sorted(self.recent.plans)
         self.recent.forget(plans)
         self.in_flight.forget_all_plans()
@@ -271,7 +271,7 @@ class WorkerHost:
         return self.staging.lend(spec.dims, spec.dtype.numpy)
 
     def forget_deployed(self, deployed: Deployed) -> None:
-        """Have the worker drop the run of a model's graph, and free what is kept for it here."""
+        """Let the worker drop the run of a model's graph, and free its staging memory here."""
         self.sender.forget_run(deployed)
         self.models.forget(deployed)
 

@@ -78,7 +78,7 @@ class _Lost(NamedTuple):
 
 
 class WorkerSource:
-    """See the module's docstring. Used by successive monitors' threads, one at a time.
+    """The source of workers: see the module's docstring. Successive monitors' threads use it, one at a time.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ class WorkerSource:
             worker.ask(body)
 
     def standby_state(self, host: WorkerHost) -> StandbyState:
-        """What the standby is doing. The host need not be held: any thread, and it may be out of date at
+        """The state of the standby. Any thread may ask, without the host; the answer may be out of date at
         once."""
         worker = self.standby
         if not self._keeps_standby:
@@ -347,7 +347,7 @@ class WorkerSource:
     # Dying workers.
 
     def let_die(self, worker: Worker, pending: PendingReclaim) -> None:
-        """Kill a worker, and do not wait for its end. `pending` is what it may still write."""
+        """Kill a worker, and do not wait for its end. `pending`: the memory that it may still write."""
         worker.child.signal(signal.SIGKILL)
         worker.channel.close()
         self.dying.append(Dead(worker, pending))

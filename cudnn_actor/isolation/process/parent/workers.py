@@ -51,14 +51,14 @@ class Workers:
         """The `Dying` frame of the serving or starting worker; None if it has sent none."""
 
     def attach(self, worker: WorkerEnd) -> None:
-        """Have a worker serve, which has every arena and segment mapped."""
+        """Let a worker serve. It must have mapped every arena and segment."""
         self.serving = worker
         self.starting = None
         self.last_word = None
         self.stopping = False
 
     def detach(self) -> None:
-        """Have no worker serve, because the one that did has ended."""
+        """Note that no worker serves, because the serving one has ended."""
         self.serving = None
         self.arena_asked_s = None
         self.last_word = None  # it must not be attributed to the next worker
@@ -77,7 +77,7 @@ class Workers:
     def have_mapped(
         self, frame: FromParent, descriptor: int, undo: FromParent, *, maker: WorkerEnd | None = None
     ) -> None:
-        """Have every worker map an arena or segment, except the worker that has made it.
+        """Let every worker map an arena or segment, except the worker that has made it.
 
         If this raises `OSError`, none of them has it mapped.
         """
