@@ -73,7 +73,7 @@ class ActorObserver(Protocol):
 
 
 class Counters:
-    """What an actor has done. Only its thread writes; any thread may read."""
+    """The counts of an actor. Only its thread writes them; any thread may read them."""
 
     __slots__ = ("expired", "failed", "finished", "withdrawn")
 

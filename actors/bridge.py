@@ -214,7 +214,8 @@ class LoopBridge:
 
 
 def _forget_parent() -> None:
-    """In a forked child: the loops belong to the parent. Waking one would write to the parent's socket."""
+    """In a forked child, forget the loops, which belong to the parent. Waking one would write to the parent's
+    socket."""
     _pending.clear()
     _bridges.clear()
     _current.bridge = None

@@ -162,7 +162,7 @@ class _ForkedRef(MailboxRef):
 
 
 def _forget_registered() -> None:
-    """In a forked child: remove our actors, which do not run here, and replace pykka's lock, which another
+    """In a forked child, remove our actors, which do not run here, and replace pykka's lock, which another
     thread may have held."""
     registry = pykka.ActorRegistry
     registry._actor_refs_lock = threading.RLock()

@@ -396,7 +396,7 @@ def _of_memory(
     workspace: bool,
     ulimit: str,
 ) -> str:
-    """What does not fit, why, and what to do: the text of an `OutOfMemory`."""
+    """The text of an `OutOfMemory`: the buffer that does not fit, why, and the fix."""
     what = f"a workspace of {requested:,} bytes" if workspace else f"{requested:,} bytes"
     option = "workspace_limit" if workspace else "memory_limit"
     less = "send less at once (a smaller batch)"

@@ -37,7 +37,7 @@ _COUNTED = tuple(sorted(message.__name__ for message in get_args(Message) if not
 
 
 class Fault(enum.StrEnum):
-    """What goes wrong."""
+    """A kind of fault."""
 
     REJECT_BUILD = "reject build"
     """The plan cannot be built: the reply is `UnsupportedGraph`. No effect on a message without a plan; and
@@ -151,7 +151,7 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which faults are injected into a service, and when: `spawn(faults=...)`. Each method returns a new
+    """A plan of the faults that are injected into a service: `spawn(faults=...)`. Each method returns a new
     plan.
 
     Parameters

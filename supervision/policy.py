@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Strategy(enum.StrEnum):
-    """Which children are restarted when one fails."""
+    """The choice of the children that are restarted when one fails."""
 
     ONE_FOR_ONE = "one_for_one"
     ONE_FOR_ALL = "one_for_all"
@@ -67,7 +67,8 @@ class RestartIntensity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return (*recent, now) if len(recent) < self.max_restarts else None
 
     def exceeded(self) -> str:
-        """What a failure that is not admitted was: "at the 4th failure within 60 s (max_restarts=3)"."""
+        """The text about a failure that is over the limit: "at the 4th failure within 60 s
+        (max_restarts=3)"."""
         number = self.max_restarts + 1
         ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
         return (

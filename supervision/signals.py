@@ -42,7 +42,7 @@ _SHUTDOWN = ExitReason.shutdown("asked to stop")
 
 
 class TimerKind(enum.StrEnum):
-    """What a timer waits for."""
+    """The purpose of a timer."""
 
     READINESS = "readiness"
     BACKOFF = "backoff"
@@ -54,7 +54,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _OfChild(_Record, frozen=True, kw_only=True):
-    """About one incarnation of a child."""
+    """A signal about one incarnation of a child."""
 
     child: str
     incarnation: int

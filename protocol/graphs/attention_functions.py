@@ -389,14 +389,15 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         return distance
 
     def _hidden(self, attention: Attention[Any], shift: int | Tensor, wide: DType) -> Tensor:
-        """What is added to the scores of all keys: ALiBi's, and -inf for what is outside the window."""
+        """The numbers that are added to the scores of all keys: ALiBi's, and -inf for keys outside the
+        window."""
         distance = self._distance(attention, shift)
         slopes, inside = attention.slopes, self._inside(attention, distance)
         added: Any = 0.0 if slopes is None else self._alibi(slopes, distance, wide)
         return added if inside is None else self.astype(self.where(inside, added, -math.inf), wide)
 
     def _alibi(self, slopes: Sequence[float], distance: Tensor, wide: DType) -> Tensor:
-        """What ALiBi adds to the scores of all keys."""
+        """The numbers that ALiBi adds to the scores of all keys."""
         numbers = [self.full((1, 1, 1, 1), -slope, wide) for slope in slopes]
         return self.concatenate(numbers, axis=1) * self.astype(self.abs(distance), wide)
 

@@ -1,4 +1,4 @@
-"""What an engine does with a graph: the answer to an `Explain`."""
+"""The explanation of how an engine runs a graph: the answer to an `Explain`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST_TAG = 32
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What tuning measured.
+    """The measurements of tuning.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What tuning a plan has gained, and how long it took. The pieces say what it changed.
+    """The gain of tuning a plan, and how long it took. The pieces say what has changed.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return f"<Explanation of {plan}: {_count(self._operations, 'operation')} in {pieces}, {steps}{took}>"
 
     def _repr_html_(self) -> str:
-        """What notebooks show: a table of the pieces, as `str` gives it, but with a row for each."""
+        """The HTML that notebooks show: a table of the pieces, as `str` gives it, but with a row for each."""
         timed = any(piece.time is not None for piece in self.pieces)
         rows = []
         for number, piece in sorted(enumerate(self.pieces), key=_slowest_first):

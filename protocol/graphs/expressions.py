@@ -29,7 +29,7 @@ Axes = int | Sequence[int] | None
 
 
 class Made(NamedTuple):
-    """What is known of a tensor while the graph is built.
+    """The record of a tensor while the graph is built.
 
     `spec` has the dtype that it has where it is stored. `role`: bound for an input. `label`: for people.
     `kept`: it has that dtype wherever it is read, since the user asked for it.
@@ -80,12 +80,12 @@ class Tensor:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Its dims."""
+        """The tensor's dims."""
         return self._made.spec.dims
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its dims, by NumPy's name."""
+        """The tensor's dims, under NumPy's name."""
         return self.dims
 
     @property
@@ -185,12 +185,13 @@ class Tensor:
 
     @check_spelling
     def reshape(self, *dims: int | Sequence[int]) -> Tensor:
-        """With other dims, as NumPy's `reshape`; one of them may be -1."""
+        """The tensor with other dims, as by NumPy's `reshape`; one of them may be -1."""
         return self.builder.reshape(self, _flat(dims))
 
     @check_spelling
     def transpose(self, *axes: int | Sequence[int]) -> Tensor:
-        """With its axes in another order; without any, reversed. As NumPy's `transpose`."""
+        """The tensor with its axes in another order, or reversed if none is given, as by NumPy's
+        `transpose`."""
         return self.builder.transpose(self, _flat(axes) or None)
 
     # Reductions.
@@ -241,7 +242,7 @@ class Tensor:
 
     @property
     def T(self) -> Tensor:  # noqa: N802 - as in NumPy
-        """With its axes reversed."""
+        """The tensor with its axes reversed."""
         return self.transpose()
 
 

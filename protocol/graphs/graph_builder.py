@@ -209,7 +209,7 @@ class GraphBuilder(AttentionFunctions, RecurrentFunctions):
 
 
 def _several(given: Any) -> list[Any]:
-    """What is given as a sequence, or alone."""
+    """The elements of a sequence, or a single object as one element."""
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
 
 

@@ -149,7 +149,7 @@ class Recorder:
         *,
         as_stored: bool = True,
     ) -> Any:
-        """What `add` makes of operands, computed in a type. Raises `InvalidRequest`, also as `add` does.
+        """The result of `add` for operands, computed in a type. Raises `InvalidRequest`, also as `add` does.
 
         `as_stored`: whether operands are read as they are stored, and not as between functions of elements.
         """
@@ -174,7 +174,7 @@ class Recorder:
         return y if y.dtype is dtype else self._converted(y, dtype, kept=True)
 
     def _label(self, operation: Operation[Any]) -> str:
-        """What an operation is that is added now, for people: "relu at model.py:12"."""
+        """The name of the operation that is added now, for people: "relu at model.py:12"."""
         return self._gradient_of or f"{operation.title} at {self.place or _line()}"
 
     def _operands(self, operation: Operation[Any]) -> dict[str, int]:

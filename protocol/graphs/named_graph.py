@@ -148,7 +148,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @functools.cached_property
     def footprint(self) -> int:
-        """About how many bytes of host memory the graph takes, `encoded` included."""
+        """The bytes of host memory, approximately, that the graph takes, including `encoded`."""
         return self.body.footprint + _COPIES * len(self.encoded)
 
     @classmethod
@@ -249,7 +249,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return pictures.svg(self, self._own(explanation))
 
     def _repr_svg_(self) -> str:
-        """What notebooks show: the picture, of a large graph of its first operations."""
+        """The SVG that notebooks show: the graph's picture; for a large graph, that of its first
+        operations."""
         return pictures.svg(self, most=_MOST_DRAWN)
 
     def _own(self, explanation: Explanation | None) -> Explanation | None:

@@ -301,7 +301,7 @@ class OperationGraph(
 
     @property
     def footprint(self) -> int:
-        """About how many bytes of host memory the graph takes."""
+        """The bytes of host memory, approximately, that the graph takes."""
         return _GRAPH_BYTES * (1 + len(self.tensors) + len(self.operations))
 
     def digest(self) -> str:

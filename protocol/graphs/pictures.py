@@ -46,7 +46,7 @@ class _Edge(NamedTuple):
 
 
 def _nodes_and_edges(graph: Graph) -> tuple[list[_Node], list[_Edge]]:
-    """What a picture of a graph shows; each node after those that lead to it."""
+    """The nodes and edges of a graph's picture. Each node comes after those that lead to it."""
     body = graph.body
     nodes = [
         _Node(("in", number), _show(port.name), is_port=True) for number, port in enumerate(graph.inputs)
@@ -110,7 +110,7 @@ def _show(name: str) -> str:
 
 
 def _head(number: int, piece: PieceOfPlan) -> str:
-    """What runs a piece, and how long it takes if that was measured."""
+    """The text about a piece: the engine that runs it, and its time if that was measured."""
     took = "" if piece.time is None else f", {piece.time.us:,.1f} us"
     return f"{number}: {' + '.join(dict.fromkeys(piece.steps))}{took}"
 
@@ -212,12 +212,12 @@ class _Box(NamedTuple):
 
     @property
     def width(self) -> float:
-        """Its width, in pixels."""
+        """The width, in pixels."""
         return _LETTER * max(len(f"{bold} {plain}".strip()) for bold, plain in self.rows) + 2 * _PAD
 
     @property
     def height(self) -> float:
-        """Its height, in pixels."""
+        """The height, in pixels."""
         return _ROW * len(self.rows) + _PAD
 
     def elements(self, x: float, y: float) -> Iterator[str]:

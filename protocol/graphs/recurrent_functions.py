@@ -29,7 +29,7 @@ _PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 
 
 class _Options(NamedTuple):
-    """What the three functions share: see `RecurrentFunctions.lstm`."""
+    """The options of all three functions: see `RecurrentFunctions.lstm`."""
 
     bidirectional: bool
     batch_first: bool

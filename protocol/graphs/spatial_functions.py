@@ -317,7 +317,7 @@ def affine_places(numbers: Any, *, align_corners: bool) -> Any:
 
 
 def affine_map(g: MovementFunctions, theta: Tensor, places: Sequence[Tensor]) -> Tensor:
-    """What matrices make of the places of an image's elements, of which there is a tensor for each dim."""
+    """The places of an image's elements, transformed by matrices. `places` has a tensor for each dim."""
     rank = len(places)
     matrix = g.reshape(theta, (theta.dims[0], *[1] * rank, rank, rank + 1))
     grid = matrix[..., rank]

@@ -8,7 +8,7 @@ __all__ = ["StepKind"]
 
 
 class StepKind(enum.Enum):
-    """What is launched: its name, with `{}` for what differs from step to step, and its colour."""
+    """A kind of step: its name, with `{}` for the part that differs from step to step, and its colour."""
 
     CUDNN = ("cuDNN {}", "#dcebfa")
     """An engine of cuDNN, and its settings."""

@@ -94,7 +94,8 @@ def _bars(begin: float, us: float, row_us: float, rows: int) -> Iterator[_Bar]:
 
 
 def _kind(piece: PieceOfPlan) -> str:
-    """What runs a piece, without a library's number of it: "cuDNN", "cuBLASLt + generated kernel"."""
+    """The engines that run a piece, without the numbers of libraries' plans: "cuDNN", "cuBLASLt + generated
+    kernel"."""
     names = (step.partition(" eng")[0] for step in piece.steps)
     return " + ".join(dict.fromkeys(names)) or "nothing"
 

@@ -34,7 +34,7 @@ _MORE = 1.005
 
 
 class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a device can do at most.
+    """The greatest speeds of a device.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PlanTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an engine has measured of a plan.
+    """The times of a plan that an engine has measured.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ Answer = TypeVar("Answer", covariant=True)  # noqa: PLC0105 - the name that a re
 
 
 class AnyMessage(Record, Generic[Answer], tag=True):
-    """What all messages but operations have in common: frozen, keyword-only, each class its own type.
+    """The base of all messages except operations: frozen, keyword-only, each class its own type.
 
     `Answer` is what answers it, for type-checkers.
 

@@ -70,7 +70,7 @@ def no_plan(field: str, given: object) -> InvalidRequest:
 
 
 def kind_of(given: object) -> Words:
-    """What an object is, for people: the name of its class; its own if it is a class."""
+    """The kind of an object, for people: the name of its class; the object's own name if it is a class."""
     return Words(given.__name__ if isinstance(given, type) else type(given).__name__)
 
 

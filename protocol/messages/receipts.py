@@ -36,7 +36,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class PlanCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a plan cache without a message. The parameters are as in `PlanStatistics`."""
+    """The counts of a plan cache that are known without a message. The parameters are as in
+    `PlanStatistics`."""
 
     size: int = 0
     hits: int = 0
@@ -77,7 +78,8 @@ class PlanStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a process keeps of messages and graphs, so that they are not checked and lowered again.
+    """The counts of a process's cache of messages and graphs, by which they are not checked and lowered
+    again.
 
     Parameters
     ----------
@@ -148,7 +150,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     converted_bytes: int = 0
 
     def _repr_html_(self) -> str:
-        """What notebooks show: a table of the counters."""
+        """The HTML that notebooks show: a table of the counters."""
         return record_table("Statistics", self)
 
     __repr__ = short_repr

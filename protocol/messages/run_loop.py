@@ -141,9 +141,8 @@ class Loop(Record, dict=True):
         return tuple(port.name for port in self.body.outputs if port.name not in carried)
 
     def specs(self, turns: int) -> dict[str, TensorSpec]:
-        """What the buffers are for a loop of that many turns, by the names of the body's ports.
-
-        Those of rows may have any strides; all others are as the ports. Raises `InvalidRequest`.
+        """The specs of the buffers for a loop of `turns` turns, by the names of the body's ports. Buffers
+        with rows may have any strides; all others have their ports' specs. Raises `InvalidRequest`.
         """
         require_whole("turns", turns, 0, MOST_TURNS)
         rows = {*self.scanned, *self.stacked}
@@ -167,7 +166,7 @@ class Loop(Record, dict=True):
 
     @property
     def scratch(self) -> TensorSpec:
-        """What `RunLoop.scratch` must be, at least. It does not depend on the number of turns."""
+        """The least spec of `RunLoop.scratch`. It does not depend on the number of turns."""
         ends = [place.offset + place.spec.nbytes for place in self.working.values()]
         return TensorSpec.packed((max(ends, default=0),), DType.UINT8)
 

@@ -1,4 +1,4 @@
-"""What is asked of the service itself: whether it answers, its counters, the end of what was sent."""
+"""Messages to the service itself: whether it answers, its counters, the end of earlier requests."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class _Attention(Operation[T]):
         )
 
     def effective_scale(self, features: int) -> float:
-        """What the scores are multiplied with, for queries of that many features."""
+        """The factor of the scores, for queries of `features` features."""
         return 1 / math.sqrt(features) if self.scale is None else self.scale
 
     def _check_inputs(self, specs: Specs) -> None:
@@ -225,7 +225,7 @@ class _Attention(Operation[T]):
                     )
 
     def _scores(self, xp: Any, values: Mapping[str, Array], piece: Piece) -> tuple[Array, Array]:
-        """Some of the scores, and which of them are seen."""
+        """A part of the scores, and which of its keys are visible."""
         b, h, g, r = piece
         q, k = values["q"][b, h, r], values["k"][b, g]
         scores = _by_group(q, k.shape[1]) @ k.swapaxes(2, 3)
@@ -245,7 +245,7 @@ class _Attention(Operation[T]):
         return scores, seen
 
     def _added_scores(self, xp: Any, values: Mapping[str, Array], piece: Piece) -> Any:
-        """What is added to some of the scores: the bias, and ALiBi's."""
+        """The numbers that are added to a part of the scores: the bias, and ALiBi's."""
         b, h, _, r = piece
         added: Any = 0.0
         if "bias" in values:
@@ -260,7 +260,7 @@ class _Attention(Operation[T]):
         return added
 
     def _factors(self, xp: Any, values: Mapping[str, Array], piece: Piece) -> Any:
-        """What some of the weights are multiplied with: 0 where they are dropped.
+        """The factors of a part of the weights: 0 where they are dropped.
 
         Weights are numbered in the order of the scores, of dims (B, H, S, L): those that are kept are the
         ones where `RandomBernoulli` of these dims gives 1, with the probability 1 - dropout.

@@ -1,4 +1,4 @@
-"""What an operation is: the tensors that it reads and writes, and its parameters.
+"""The base of operations: the tensors that an operation reads and writes, and its parameters.
 
 An operation is defined once, as one class, generic in what its operands are:
 numbers of tensors as a node of a graph, `BufferRef`s as a message. Everything
@@ -249,7 +249,7 @@ class Operation(Record, Generic[T], tag=True):
 
     @property
     def title(self) -> str:
-        """What labels call it: its kind; functions of elements and reductions by their mode."""
+        """The operation's name in labels: its kind, or the mode of a function of elements or a reduction."""
         return self.kind
 
     @property
@@ -380,7 +380,7 @@ class Operation(Record, Generic[T], tag=True):
         raise NotImplementedError
 
     def work(self, specs: Specs) -> int:
-        """About how many steps `evaluate` takes, from the specs of all operands.
+        """The steps that `evaluate` takes, approximately, from the specs of all operands.
 
         Where that is too much, a check of a plan evaluates a part of the outputs: see `needs`.
 

@@ -106,7 +106,7 @@ def require_field(message: object, name: str, value: object, expected: type) -> 
 
 
 def _missing(message: object, name: str) -> str:
-    """What to do about an operand that is left out."""
+    """The fix for an operand that is left out."""
     if isinstance(message, Operation):
         if name in message.outputs:
             return "allocate it: await gpu.empty(dims), or use await gpu.apply(operation)"

@@ -119,7 +119,7 @@ def _larger(d: _Value, a: _Value, b: _Value) -> Sequence[_Value]:
 
 
 def _relu(d: _Value, x: _Value, slope: float, lower: float, upper: float) -> _Value:
-    """Of NaN it is d, as in PyTorch."""
+    """The gradient of relu. At NaN it is d, as in PyTorch."""
     found = (x <= lower).select(d * slope if slope else 0.0, d)
     if math.isinf(upper):
         return found
@@ -128,7 +128,7 @@ def _relu(d: _Value, x: _Value, slope: float, lower: float, upper: float) -> _Va
 
 
 def _clip(d: _Value, x: _Value, lower: float, upper: float) -> _Value:
-    """At a bound it is d; of NaN 0. As in PyTorch."""
+    """The gradient of clip. At a bound it is d, and at NaN 0, as in PyTorch."""
     if math.isinf(lower) and math.isinf(upper):
         return d
     above, below = x >= lower, x <= upper

@@ -41,7 +41,7 @@ FARTHEST = 2.0**30
 
 
 class GridPadding(enum.StrEnum):
-    """What lies outside of an image."""
+    """The values outside of an image."""
 
     ZEROS = "zeros"
     BORDER = "border"

@@ -30,7 +30,7 @@ _ALL = slice(None)
 
 
 class _Grouped(Operation[T]):
-    """What both share: rows of tokens in groups, one for each expert."""
+    """The base of both operations: rows of tokens in groups, one for each expert."""
 
     def _check_dims(self, specs: Specs, matrix: str, rank: int) -> None:
         """Check the ranks and dtypes of the inputs. `matrix`: the input of that rank beside the tokens."""

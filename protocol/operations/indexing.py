@@ -297,7 +297,7 @@ class GatherND(Gathering[T], tag=True):
 
 
 class ScatterReduction(enum.StrEnum):
-    """What becomes of an element of x that updates are written to."""
+    """How an element of x and the updates to it are combined."""
 
     NONE = "none"
     """It is the update. Of several, the last, in the order of the updates' indices."""

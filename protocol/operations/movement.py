@@ -278,7 +278,7 @@ class Pad(Movement[T], tag=True):
 
 
 class PadMode(enum.StrEnum):
-    """Which elements of x lie around it, by NumPy's names. Of an axis with elements a b c:"""
+    """The elements of x that are placed around it, by NumPy's names. Of an axis with elements a b c:"""
 
     EDGE = "edge"
     """a a | a b c | c c: the outermost one."""

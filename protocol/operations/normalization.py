@@ -103,7 +103,7 @@ def magnitude_of_mean(xp: Any, x: Array, axes: tuple[int, ...]) -> Array:
 
 
 class Norm(Operation[T]):
-    """What all norms share: results like x, and weights of x's dtype or of the wide one."""
+    """The base of all norms: results like x, and weights of x's dtype or of the wide one."""
 
     def _statistics(self, x: TensorSpec) -> TensorSpec:
         """The spec of a number for each group of elements that are normalised together."""
@@ -146,7 +146,7 @@ class NormBackward(Norm[T]):
 
 
 class _RowNorm(Norm[T]):
-    """What the norms of rows share.
+    """The base of norms of rows.
 
     Parameters
     ----------

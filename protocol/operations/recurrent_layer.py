@@ -1,4 +1,4 @@
-"""What a recurrent layer and its gradients share: what a step computes, and which operands fit together."""
+"""The base of a recurrent layer and its gradients: the computation of a step, and checks of operands."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ __all__ = ["KEPT", "LayerSizes", "RecurrentLayer", "RecurrentMode", "walk"]
 
 
 class RecurrentMode(enum.StrEnum):
-    """What a step computes.
-
-    For each gate, "input" is its rows of `x @ w_ih.T + bias[0]`, and "state" those of `h @ w_hh.T + bias[1]`.
+    """The computation of a step. For each gate, "input" is its rows of `x @ w_ih.T + bias[0]`, and "state"
+    those of `h @ w_hh.T + bias[1]`.
     """
 
     RELU = "relu"
@@ -94,7 +93,7 @@ def walk(steps: int, direction: int) -> list[_Step]:
 
 
 class RecurrentLayer(Operation[T]):
-    """What the three share: the mode and the lengths, and which operands fit together."""
+    """The base of the three operations: the mode, the lengths, and checks of operands."""
 
     slack = 4.0
     mode: RecurrentMode

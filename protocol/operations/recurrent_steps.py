@@ -64,10 +64,9 @@ class CellFunction(enum.StrEnum):
 
 
 class RecurrentCell(enum.StrEnum):
-    """What a step computes.
-
-    For each gate, "input" is its part of `x`, and "state" its rows of `h @ w.T + bias`. f, g and k are the
-    functions of a direction in the order of `RecurrentSteps.activations`.
+    """The computation of a step. For each gate, "input" is its part of `x`, and "state" its rows of
+    `h @ w.T + bias`. f, g and k are the functions of a direction in the order of
+    `RecurrentSteps.activations`.
     """
 
     PLAIN = "plain"
@@ -139,7 +138,7 @@ _USUAL = {
 
 
 class _Own(NamedTuple):
-    """What a direction has: its weights, its bias, and its peepholes or None."""
+    """The parameters of a direction: its weights, its bias, and its peepholes or None."""
 
     w: Array
     bias: Array

@@ -39,7 +39,7 @@ __all__ = ["ArgReduction", "Cumulative", "Reduction", "ReductionMode"]
 
 
 class ReductionMode(enum.StrEnum):
-    """What becomes of the elements of a group: a function of all of them, in any order.
+    """The function of all elements of a group, in any order.
 
     NaN among them gives NaN. Of no elements, the result is what changes nothing: 0 for a sum, 1 for a
     product, infinity or the dtype's own limit for the smallest; the mean is NaN.
@@ -83,7 +83,7 @@ _FAR = 120.0
 
 
 class _Reducing(Operation[T]):
-    """What all three share: a mode, and a result that is exact if x is of integers."""
+    """The base of the three operations: a mode, and a result that is exact if x has integers."""
 
     inputs = ("x",)
     outputs = ("y",)
@@ -213,7 +213,7 @@ class Reduction(_Reducing[T], tag=True):
         return {"x": values * 2.0 ** -(-(-excess // 2) if squares else excess)}
 
     def of_nothing(self, specs: Specs) -> Mapping[str, float | str] | None:
-        """What changes nothing, in y's dtype. Every group of an x without elements is empty."""
+        """The neutral element, in y's dtype. Every group of an x without elements is empty."""
         return None if specs["x"].size else {"y": _of_nothing(self.mode, specs["y"].dtype)}
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:

@@ -55,9 +55,8 @@ class ResampleMode(enum.StrEnum):
 
 
 class Coordinates(enum.StrEnum):
-    """Which place along a dim of x an element of y is, in ONNX's words.
-
-    Of the place i in y, where `scale` is the ratio of sizes, or as it is given.
+    """The place along a dim of x of an element of y, in ONNX's words. For the place i in y, where `scale` is
+    the ratio of sizes, or as it is given.
     """
 
     HALF_PIXEL = "half_pixel"
@@ -77,7 +76,7 @@ class Coordinates(enum.StrEnum):
 
 
 class NearestRounding(enum.StrEnum):
-    """Which of two neighbours is the nearest."""
+    """The choice of the nearest of two neighbours."""
 
     ROUND_PREFER_FLOOR = "round_prefer_floor"
     """In the middle the first."""

@@ -1,4 +1,5 @@
-"""What recurrent layers keep for their gradients, as bytes that only the engine that wrote them understands.
+"""The reserves that recurrent layers keep for their gradients, as bytes that only the engine that wrote them
+understands.
 
 A reserve is a tensor whose numbers are defined (`Recurrent`), or a buffer of bytes: uint8, of one dim. The
 CPU engines write the numbers of that tensor to the bytes. CUDA writes what libcudnn keeps, of which only the

@@ -1,1 +1,1 @@
-"""What the other parts use: dtypes, tensors, buffers, parameters of convolutions, and checks."""
+"""The types that the other parts use: dtypes, tensors, buffers, parameters of convolutions, and checks."""

@@ -45,7 +45,7 @@ DEFAULTS = {
 
 
 class Epilogue(Parameters):
-    """What is applied to alpha * conv(x, w) + beta * y + bias before it is stored.
+    """The function of alpha * conv(x, w) + beta * y + bias that is stored.
 
     Parameters
     ----------

@@ -1,4 +1,5 @@
-"""What other libraries call the functions of a `GraphBuilder` and the attributes of its tensors."""
+"""The names that other libraries have for the functions of a `GraphBuilder` and the attributes of its
+tensors."""
 
 from __future__ import annotations
 

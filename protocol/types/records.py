@@ -57,7 +57,7 @@ class Parameters(Record, cache_hash=True, gc=False):
 
 
 def _problem(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments, and how to mend it; None if they fit the fields."""
+    """The problem with the arguments, and its fix; None if they fit the fields."""
     name, parameters = cls.__name__, inspect.signature(cls).parameters
     if not parameters:
         return f"{name} has no fields: write {name}()"

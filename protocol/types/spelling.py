@@ -61,7 +61,7 @@ def check_spelling(function: Callable[P, R]) -> Callable[P, R]:
 def _problem(
     error: TypeError, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
-    """What is wrong with arguments that a method does not have; None for any other error."""
+    """The problem with arguments that a method does not have; None for any other error."""
     if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised inside of it
         return None
     parameters = list(inspect.signature(method).parameters.values())[1:]
