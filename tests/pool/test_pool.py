@@ -281,7 +281,7 @@ async def test_with_fewer_members_than_min_ready_the_pool_stops_and_says_so_to_w
 
 async def test_closing_waits_for_what_has_begun_and_removes_the_sockets() -> None:
     pool = await spawn_pool(["cpu"])
-    folder = pool._folder
+    folder = pool._folder.path
     assert folder.exists()
     task = pool.submit(product(), x=some(4, 8), w=np.eye(8, dtype=np.float32))
     await asyncio.sleep(0)
