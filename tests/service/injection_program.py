@@ -59,7 +59,8 @@ class Injector:
         """The files of ours that it has been in."""
         self._at = 0
         self._functions = functions_in(*(folders or _OURS))
-        self._looks: dict[CodeType, frozenset[int]] = {}
+        self._looks: dict[int, frozenset[int]] = {}
+        """By the identity of the code, all of which lives as long as its module."""
 
     def armed(self, at: int) -> contextlib.AbstractContextManager[None]:
         """Have it raise at the `at`-th place, on this thread, while in the block."""
@@ -67,8 +68,11 @@ class Injector:
         return instructions(self._functions, self._step)
 
     def _step(self, code: CodeType, offset: int) -> None:
-        self.files.add(Path(code.co_filename).name)
-        if offset in self._behind(code):
+        looks = self._looks.get(id(code))
+        if looks is None:
+            looks = self._looks[id(code)] = self._behind(code)
+            self.files.add(Path(code.co_filename).name)
+        if offset in looks:
             self.places += 1
             if self.places == self._at:
                 self.where = f"{code.co_qualname}:{offset}"
@@ -76,16 +80,14 @@ class Injector:
 
     def _behind(self, code: CodeType) -> frozenset[int]:
         """Offsets of the instructions before which the interpreter has looked at signals."""
-        if code not in self._looks:
-            found, last = set(), None
-            for step in dis.get_instructions(code):
-                if last is not None and (last.opname.startswith("CALL") or last.opname == "RESUME"):
-                    found.add(step.offset)
-                if "JUMP_BACKWARD" in step.opname and isinstance(step.argval, int):
-                    found.add(step.argval)
-                last = step
-            self._looks[code] = frozenset(found)
-        return self._looks[code]
+        found, last = set(), None
+        for step in dis.get_instructions(code):
+            if last is not None and (last.opname.startswith("CALL") or last.opname == "RESUME"):
+                found.add(step.offset)
+            if "JUMP_BACKWARD" in step.opname and isinstance(step.argval, int):
+                found.add(step.argval)
+            last = step
+        return frozenset(found)
 
 
 def grown(x: BufferRef, w: BufferRef, y: BufferRef, buffers: int) -> Compute:
