@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -106,12 +108,20 @@ class Machine:
 
     def compile(self, name: str, code: str, **values: int) -> None:
         """Make a library of C code."""
-        compiler = shutil.which("cc")
-        if compiler is None:
-            pytest.skip("there is no C compiler to make a driver with")
-        defines = [f"-D{key}={value}" for key, value in values.items()]
-        command = [compiler, "-shared", "-fPIC", "-w", *defines, "-x", "c", "-", "-o", str(self.lib / name)]
+        (self.lib / name).write_bytes(_library(code, *sorted(values.items())))
+
+
+@functools.cache
+def _library(code: str, *values: tuple[str, int]) -> bytes:
+    """The library that C code makes, with these values of its names."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler to make a driver with")
+    defines = [f"-D{key}={value}" for key, value in values]
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        command = [compiler, "-shared", "-fPIC", "-w", *defines, "-x", "c", "-", "-o", file.name]
         subprocess.run(command, input=code, text=True, check=True)
+        return Path(file.name).read_bytes()
 
 
 def _place_of(name: str) -> Path | None:
