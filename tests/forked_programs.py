@@ -43,15 +43,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from .program_server import LONGEST_ORDER, NUMBER, Order
+from .program_server import LONGEST_ORDER, NUMBER, STARTING, Order
+from .whole import WHOLE
 
 __all__ = ["STARTING", "Program", "end_server", "run", "server_descriptors"]
 
-STARTING: Final = (
-    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "TZ"),
-    *("OPENBLAS_", "OMP_", "GOTO_", "MKL_", "NPY_"),
-)
-"""How the names of variables begin that are read when a process starts, or NumPy is imported."""
 _READ_LATER: Final = {"PYTHONBREAKPOINT"}
 """Variables with such a name that are read when they are used. Ray sets this one."""
 
@@ -129,6 +125,10 @@ class Program:
         The working directory, and the environment. None for pytest's own.
     start_new_session
         Whether it leads a session of its own.
+    spare
+        Whether its first forkserver is a fork too, which costs no interpreter's imports: for programs with
+        process isolation whose test is not of how that starts. See `spare_process`. In `make test-all`,
+        none is.
 
     Raises
     ------
@@ -149,6 +149,7 @@ class Program:
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
+        spare: bool = False,
     ) -> None:
         environment = dict(os.environ if env is None else env)
         _refuse_at_the_start(environment)
@@ -163,7 +164,14 @@ class Program:
             self._report, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.callback(report.close)
             numbers = [0, 1, 2, *pass_fds]
-            order = Order(self.args, environment, os.path.abspath(cwd or "."), numbers, start_new_session)
+            order = Order(
+                self.args,
+                environment,
+                os.path.abspath(cwd or "."),
+                numbers,
+                start_new_session,
+                spare and not WHOLE,
+            )
             _SERVER.order(order, [*given, report.fileno(), *pass_fds])
         self.pid = self._told()
         if self.pid < 0:

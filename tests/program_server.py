@@ -36,15 +36,23 @@ import types
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-__all__ = ["LONGEST_ORDER", "MOST_DESCRIPTORS", "NUMBER"]
+from .spare_process import fork_spare
+
+__all__ = ["LONGEST_ORDER", "MOST_DESCRIPTORS", "NUMBER", "STARTING"]
 
 LONGEST_ORDER = 200_000
 """Bytes of JSON. A socket's buffer, by default, is a little larger."""
 MOST_DESCRIPTORS = 64
 NUMBER = struct.Struct("i")
 """What a report consists of."""
+
+STARTING: Final = (
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "TZ"),
+    *("OPENBLAS_", "OMP_", "GOTO_", "MKL_", "NPY_"),
+)
+"""How the names of variables begin that are read when a process starts, or NumPy is imported."""
 
 _PRELOADED = (
     "cudnn_actor",
@@ -67,6 +75,8 @@ class Order(NamedTuple):
     numbers: list[int]
     """Those that the given descriptors are to have in the program; the first are 0, 1 and 2."""
     new_session: bool
+    spare: bool
+    """Whether a spare process becomes its first forkserver: see `spare_process`."""
 
 
 class _Server:
@@ -157,9 +167,9 @@ def _run(order: Order, descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(order.environment)
     importlib.import_module("numpy.random").seed()  # Python's own generator seeds itself
-    buffered = not sys.stdout.write_through  # type: ignore[union-attr]
-    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
-        _open_anew(stream, number, buffered=buffered)
+    _open_all_anew()
+    if order.spare:
+        fork_spare(_have_anew, STARTING)
     sys.orig_argv[:] = [sys.executable, *order.words]
     kind, what, arguments = _with_its_options(order.words)
     main = types.ModuleType("__main__")
@@ -191,6 +201,18 @@ def _have_only(wanted: Mapping[int, int]) -> None:
                 os.close(int(name))
             except OSError:  # that of the listing
                 continue
+
+
+def _have_anew(wanted: dict[int, int]) -> None:
+    """Have only these descriptors, and standard streams that nobody has used."""
+    _have_only(wanted)
+    _open_all_anew()
+
+
+def _open_all_anew() -> None:
+    buffered = not sys.stdout.write_through  # type: ignore[union-attr]
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        _open_anew(stream, number, buffered=buffered)
 
 
 def _open_anew(stream: Any, number: int, *, buffered: bool) -> None:
@@ -241,9 +263,11 @@ def _filter_warnings(setting: str) -> None:
 def _prepare() -> socket.socket:
     """Import the modules, and let a fork share them. Returns the server's socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to pytest's whole group
+    gc.disable()
     for name in _PRELOADED:
         importlib.import_module(name)
     gc.collect()
+    gc.enable()
     gc.freeze()  # a program's collector does not touch these pages, which would copy them
     return socket.socket(fileno=int(sys.argv[1]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -17,6 +18,7 @@ import pytest
 
 from .forked_programs import Program, run
 from .patience import PATIENCE_S
+from .whole import WHOLE
 
 Ran = subprocess.CompletedProcess[str]
 Runs = Callable[..., Ran]
@@ -250,3 +252,51 @@ def test_programs_draw_random_numbers_of_their_own() -> None:
 def test_a_program_computes_on_several_threads() -> None:
     text = "import numpy as n; x = n.ones((512, 512), 'f4'); print((x @ x).sum())"
     assert run(["-c", text]).stdout == new(["-c", text]).stdout
+
+
+FORKSERVER = (
+    LOOK.replace("print(json.dumps({", "found = ({").replace("}))", "})")
+    + """
+found |= {"argv": [word for word in sys.argv if not word.isdigit()]}
+found |= {name: found[name] == os.getpid() for name in ("group", "session")}
+found["parent"] = os.getppid() == int(os.environ["PROGRAM"])
+with open("/proc/self/comm") as file:
+    found["comm"] = file.read()
+print(json.dumps(found))
+"""
+)
+STARTS_FORKSERVERS = """
+import os, sys
+from cudnn_actor.processes.launching import Launcher
+os.environ["PROGRAM"] = str(os.getpid())
+os.chdir(sys.argv[1])
+sys.path.insert(1, sys.argv[1])
+for _ in range(2):
+    launcher = Launcher(("looks",))
+    with open("/dev/null") as file:
+        child = launcher.launch("os:isatty", [file.fileno()])
+    launcher.close()
+"""
+
+
+@pytest.mark.skipif(WHOLE, reason="all forkservers are executed")
+def test_a_spare_process_becomes_what_an_executed_forkserver_is(tmp_path: Path) -> None:
+    """The second forkserver of the same program is executed."""
+    (tmp_path / "looks.py").write_text(FORKSERVER)
+    done = run(["-c", STARTS_FORKSERVERS, tmp_path], spare=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    spare, executed = map(json.loads, done.stdout.splitlines())
+    assert executed["parent"]
+    assert spare.pop("orig_argv") != executed.pop("orig_argv"), "both were executed"
+    assert spare == executed, {name: spare[name] for name in executed if spare[name] != executed[name]}
+
+
+def test_a_spare_process_that_is_not_needed_ends_with_its_program() -> None:
+    program = "import os; print(open(f'/proc/self/task/{os.getpid()}/children').read())"
+    done = run(["-W", "error", "-W", "ignore:unclosed file", "-c", program], spare=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    for spare in map(int, done.stdout.split()):
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(spare)
+            with os.fdopen(pidfd) as process:
+                assert select.select([process], [], [], PATIENCE_S)[0]

@@ -21,7 +21,15 @@ from typing import TypeGuard
 
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["OTHER_VERSION", "VERSION", "environment", "find_python", "python_command", "start_module"]
+__all__ = [
+    "OTHER_VERSION",
+    "VERSION",
+    "environment",
+    "find_python",
+    "python_command",
+    "search_path",
+    "start_module",
+]
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _FLAGS = ("-X", "faulthandler")
@@ -69,7 +77,7 @@ def python_command(
     InvalidRequest
         There is no Python: see `find_python`.
     """
-    first = [] if getattr(sys, "frozen", False) else list(_search_path())
+    first = [] if getattr(sys, "frozen", False) else list(search_path())
     preamble = _PREAMBLE.format(version=VERSION, other_version=OTHER_VERSION, first=ascii(first))
     return [find_python(executable), *flags, "-c", preamble + program, *arguments]
 
@@ -107,7 +115,7 @@ def start_module(
         raise
 
 
-def _search_path() -> Iterator[str]:
+def search_path() -> Iterator[str]:
     """The entries of `sys.path` that can be folders, absolute. Python ignores those that are not text, too.
 
     A relative entry means another folder after a change of the working directory. This process has imported

@@ -117,7 +117,7 @@ def test_the_command_lets_others_attach(tmp_path: Path) -> None:
     file.write_bytes(image_model().SerializeToString())
     command = ["-m", "cudnn_actor.cli", "serve", "--device", "cpu", "--http", "0", "--grpc", "0"]
     words = [*command, "--socket", f"{tmp_path}/s", str(file)]
-    with Program(words, stdout=subprocess.PIPE) as process:
+    with Program(words, stdout=subprocess.PIPE, spare=True) as process:
         try:
             assert process.stdout.readline().startswith("serving: ")
             path = process.stdout.readline().removeprefix("attachable: ").strip()

@@ -412,7 +412,9 @@ def test_what_a_handle_has_given_keeps_it() -> None:
 
 
 def test_wherever_a_handler_may_raise_in_a_call_nothing_is_left() -> None:
-    done = forked_programs.run(["-m", "tests.blocking.interrupted_program"], cwd=ROOT, timeout=PATIENCE_S)
+    done = forked_programs.run(
+        ["-m", "tests.blocking.interrupted_program"], cwd=ROOT, timeout=PATIENCE_S, spare=True
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
     assert found.pop("waits") > 10

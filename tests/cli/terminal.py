@@ -21,7 +21,7 @@ CLONE = Path(__file__).resolve().parents[2]
 
 def cudnn_actor(*words: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a forked process."""
-    return forked("-m", "cudnn_actor.cli", *words)
+    return forked("-m", "cudnn_actor.cli", *words, spare=True)
 
 
 def cudnn_actor_here(*words: str) -> subprocess.CompletedProcess[str]:
@@ -35,9 +35,9 @@ def cudnn_actor_here(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(words, status, output.getvalue(), errors.getvalue())
 
 
-def forked(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a program, which may rely on what `forked_programs` says."""
-    return run(["-W", "error", *words], timeout=PATIENCE_S)
+def forked(*words: str, spare: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a program, which may rely on what `forked_programs` says, also of a `spare` process."""
+    return run(["-W", "error", *words], timeout=PATIENCE_S, spare=spare)
 
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:

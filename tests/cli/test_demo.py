@@ -224,12 +224,12 @@ def test_without_matplotlib_the_demo_says_what_to_install() -> None:
 
 @pytest.mark.parametrize("words", [("demo", "--help"), ("doctor",)])
 def test_the_rest_needs_no_matplotlib(words: tuple[str, ...]) -> None:
-    assert forked("-c", WITHOUT_MATPLOTLIB, *words).returncode == 0
+    assert forked("-c", WITHOUT_MATPLOTLIB, *words, spare=True).returncode == 0
 
 
 def test_an_interrupt_ends_the_demo_quietly(tmp_path: Path) -> None:
     program = ["-u", "-c", INTERRUPTIBLE, "demo", "--out", str(tmp_path / "out.png")]
-    with Program(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as demo:
+    with Program(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, spare=True) as demo:
         assert demo.stdout is not None
         assert demo.stdout.readline().startswith("cudnn-actor demo")
         demo.send_signal(signal.SIGINT)

@@ -29,7 +29,7 @@ def run(*words: str) -> str:
         command = [sys.executable, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     else:
-        done = forked_programs.run(words, timeout=PATIENCE_S)
+        done = forked_programs.run(words, timeout=PATIENCE_S, spare=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     said = done.stderr.splitlines()
     assert all(

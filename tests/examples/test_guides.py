@@ -57,7 +57,7 @@ def test_the_two_programs_of_the_page_of_processes_meet(
     owners_and_clients = iter(programs(ROOT / "docs/processes.md"))
     for owner, client in zip(owners_and_clients, owners_and_clients, strict=True):  # a model's file, a model
         words = ["-W", "error", "-c", owner]
-        with Program(words, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        with Program(words, stdout=subprocess.PIPE, cwd=tmp_path, spare=True) as process:
             try:
                 assert process.stdout.readline() == "serving\n"
                 assert printed_here(client, tmp_path).splitlines() == said(client)

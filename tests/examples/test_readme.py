@@ -197,7 +197,7 @@ def printed(program: str, tmp_path: Path, *, new: bool = False) -> str:
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=tmp_path
         )
     else:
-        done = run(words, timeout=PATIENCE_S, cwd=tmp_path)
+        done = run(words, timeout=PATIENCE_S, cwd=tmp_path, spare=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -127,7 +127,7 @@ def survivors_of_a_killed_process(setup: Setup) -> str:
     """Kill a process with a service. Wait for the processes that it started: "nothing" if all end. Blocks."""
     words = ["-c", PROGRAM, setup.device, setup.isolation]
     pipe = subprocess.PIPE
-    with Program(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
+    with Program(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, spare=True) as process:
         worker = json.loads(process.stderr.readline())
         started = descendants(process.pid)
         assert (worker in started) == setup.in_process

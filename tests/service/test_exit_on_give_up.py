@@ -49,7 +49,7 @@ def ends(isolation: str, *program: str) -> tuple[int, str, str]:
     """Run a program whose service gives up; its status and output, once its worker has gone as well."""
     script = "\n".join(textwrap.dedent(part) for part in (START, *program))
     pipe = subprocess.PIPE
-    process = Program(["-c", script, isolation], stdin=pipe, stdout=pipe, stderr=pipe)
+    process = Program(["-c", script, isolation], stdin=pipe, stdout=pipe, stderr=pipe, spare=True)
     try:
         pid = ""
         while not pid:

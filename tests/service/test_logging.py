@@ -60,7 +60,7 @@ OPTIONS = {
 
 def run(options: str, configuration: str = "") -> subprocess.CompletedProcess[str]:
     code = PROGRAM.format(options=options, configuration=configuration)
-    done = forked_programs.run(["-W", "error", "-c", code], timeout=PATIENCE_S)
+    done = forked_programs.run(["-W", "error", "-c", code], timeout=PATIENCE_S, spare=True)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -25,7 +25,7 @@ from .stopped_program import HANG_AFTER_S
 def test_time_in_which_the_watchdog_did_not_run_does_not_count(isolation: str, standby: int) -> None:
     words = ["-m", "tests.service.stopped_program", isolation, str(standby)]
     pipe = subprocess.PIPE
-    with Program(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
+    with Program(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, spare=True) as process:
         try:
             assert heard(process) == "in work"
             processes = [process.pid, *descendants(process.pid)]

@@ -59,7 +59,7 @@ def running(
     `program`: what the interpreter runs. `options` are those of `Program`.
     """
     command = [*program, "serve", *words, "--device", "cpu"]
-    with Program(command, stdout=subprocess.PIPE, **options) as process:
+    with Program(command, stdout=subprocess.PIPE, spare=True, **options) as process:
         try:
             said = process.stdout.readline().removeprefix("serving: ").strip()
             assert said, f"it has ended with {process.wait(PATIENCE_S)}"
