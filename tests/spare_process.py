@@ -6,7 +6,8 @@ path, environment, working directory, descriptors, and a session of its own. Wha
 
 - modules have been imported already: those of `program_server`, and what they do in an import was done there;
 - until then, it is a child of the program that does nothing, and ends when the program has ended;
-- `/proc` and `sys.orig_argv` show the command of the server of programs, and `/proc` its environment.
+- `/proc` and `sys.orig_argv` show the command of the server of programs, and `/proc` its environment: who
+  finds the processes of a program by what stands there, as `cudnn-actor chaos` does, does not find this one.
 
 Only one is there: a second forkserver is executed, and so is one whose interpreter, or a variable that an
 interpreter reads at its start, is not the program's.

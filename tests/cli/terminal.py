@@ -19,9 +19,9 @@ CLONE = Path(__file__).resolve().parents[2]
 """Where this runs from: what is missing is installed from there."""
 
 
-def cudnn_actor(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a forked process."""
-    return forked("-m", "cudnn_actor.cli", *words, spare=True)
+def cudnn_actor(*words: str, spare: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command in a forked process; `spare` is not for `chaos`, which would not find its forkserver."""
+    return forked("-m", "cudnn_actor.cli", *words, spare=spare)
 
 
 def cudnn_actor_here(*words: str) -> subprocess.CompletedProcess[str]:

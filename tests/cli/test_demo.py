@@ -57,7 +57,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
     def make(folder: Path) -> None:
         Image.fromarray(scene()).save(folder / "photo.png")
-        done = cudnn_actor("demo", str(folder / "photo.png"), "--out", str(folder / "picture.png"))
+        done = cudnn_actor(
+            "demo", str(folder / "photo.png"), "--out", str(folder / "picture.png"), spare=True
+        )
         assert (done.returncode, done.stderr) == (0, "")
         (folder / "printed").write_text(done.stdout)
 
@@ -196,7 +198,9 @@ def test_an_image_that_cannot_be_used_is_told_with_why(
 
 @pytest.mark.parametrize(("make", "words"), [(text, "Pillow can read"), (blank, "no detail to learn from")])
 def test_a_bad_image_is_one_line(make: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
-    done = cudnn_actor("demo", str(make(tmp_path / "image.png")), "--out", str(tmp_path / "out.png"))
+    done = cudnn_actor(
+        "demo", str(make(tmp_path / "image.png")), "--out", str(tmp_path / "out.png"), spare=True
+    )
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
