@@ -135,8 +135,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         else is written to its buffer; a buffer whose checksum differs counts as torn. Uploads and restarts
         take longer.
     on_give_up
-        What happens when a service that was ready gives up, besides `ServiceStopped` for all requests.
-        "raise": the `async with` body is cancelled, and raises `ServiceStopped` too. "exit": this process
+        What happens, in addition to `ServiceStopped` for all requests, when a service that was ready gives
+        up. "raise": the `async with` body is cancelled, and raises `ServiceStopped` too. "exit": this process
         gets SIGTERM, and ends with status 70 if it is still running after 30 s. A callable: it gets the
         `Escalated` event, on the supervisor's thread; the service's end is reported when it returns.
 

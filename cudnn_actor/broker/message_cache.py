@@ -57,8 +57,8 @@ class CachedMessage(msgspec.Struct, eq=False, weakref=True):
     Messages are immutable, so only the end of a buffer can make a cached piece wrong. Each piece that depends
     on buffers carries the epoch (`MemoryTable.epoch`, which changes when a buffer ends, and which no other
     table of the process has), and is valid while the table still has that epoch. The epoch is read before the
-    piece is computed. So if a buffer ends in between, the piece carries an old epoch and is computed anew; it
-    never carries a new epoch with old contents.
+    piece is computed. So if a buffer ends in between, the piece carries an old epoch and is computed again;
+    it never carries a new epoch with old contents.
     """
 
     message: Compute

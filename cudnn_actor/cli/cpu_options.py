@@ -19,7 +19,7 @@ def add_cpu_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads",
         type=whole_number(least=1, most=MOST_THREADS),
         metavar="N",
-        help="compute on so many threads; as many as may run here unless given",
+        help="how many threads compute; by default, as many as may run here",
     )
     group.add_argument(
         "--onnx-runtime",

@@ -5,7 +5,7 @@ its own.
 compute with that (`Engine.expect`), so it must be told before they are written. A device reads them in the
 order of enqueued work, at the first run after a write. Why no run ever computes with old weights:
 
-- A write that goes through the runner is noted first (`note_writes`), and the next run is prepared anew. The
+- A write that goes through the runner is noted first (`note_writes`), and the next run is prepared again. The
   runner has one thread, so nothing comes in between. Every method of it that writes to a buffer says so.
 - The parent of a worker maps the arenas, too. It writes straight into a buffer only if nothing holds that
   (`isolation.process.parent.values`), and a graph holds its buffers as long as it can be run

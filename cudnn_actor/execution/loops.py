@@ -3,8 +3,8 @@
 A carried value lies in two places, the buffer of its output and a part of the loop's scratch buffer. A turn
 reads it in one and writes it in the other, so the turns alternate between two sets of buffers, which the
 engine expects: on CUDA each is captured once. Rows are copied from and to fixed places, because a graph that
-was captured runs at its own addresses alone, and on the CPU, too, a copy costs less than to bind a plan anew.
-A row's place is free again when the next row is copied there, because the engine works in order.
+was captured runs at its own addresses alone, and on the CPU, too, a copy costs less than binding a plan
+again. A row's place is free again when the next row is copied there, because the engine works in order.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ class KeptGraphs:
     def trim(self, *, at_least: int = 0) -> bool:
         """Give back places of idle graphs, the least recently used first, until the rest is within the limit.
 
-        At least `at_least` bytes are given back, if there are so many. Returns whether any were. The caller
-        must hold no lock.
+        At least `at_least` bytes are given back, if idle graphs have them. Returns whether any were. The
+        caller must hold no lock.
 
         A graph with runs in flight keeps its places, and they count towards the limit.
         """

@@ -218,7 +218,8 @@ class Ports:
     def random_state(self, seed: float | None, count: int) -> Tensor:
         """A state of random numbers for a node that draws `count` of them, from its own seed or the model's.
 
-        The seed and the number of the first element are an input of the graph, which each run sets anew.
+        The seed and the number of the first element are an input of the graph, which each run sets to new
+        values.
         """
         if seed is None and self._file.random is None:
             raise Refused(operators.UNSEEDED)

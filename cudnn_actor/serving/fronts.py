@@ -515,7 +515,7 @@ class FrontAdministration(OwnAdministration):
         return await super().statistics(name, version)
 
     async def load(self, name: str) -> None:
-        """Load a model anew."""
+        """Load a model again from its file."""
         await super().load(name)
         await self._fronts.published()
 

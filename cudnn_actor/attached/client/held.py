@@ -88,4 +88,4 @@ class HeldBuffers:
         """Do nothing: the service's process counts the work."""
 
     def release_all(self, slots: Sequence[Slot]) -> None:
-        """Do nothing, likewise."""
+        """Do nothing, as in `hold_all`."""

@@ -265,7 +265,7 @@ class ServedSocket:
             return _refused(f"user {uid}", "is not the user of the service", "run it as the same user"), pid
         if len(self._sessions) >= self._most_clients:
             bound = f"clients={self._most_clients}"
-            return _refused(bound, "so many are attached already", "close one, or serve with more"), pid
+            return _refused(bound, "is how many are attached already", "close one, or serve with more"), pid
         return None, pid
 
     def welcome(self, session: Session) -> None:

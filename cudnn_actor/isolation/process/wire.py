@@ -142,7 +142,8 @@ class InjectFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RunPlaced(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """A `RunModel`: a run whose inputs are copied to their places first, and whose outputs from theirs.
+    """A `RunModel`: a run whose inputs are first copied to their places, and whose outputs are then copied
+    from their places.
 
     Parameters
     ----------

@@ -463,7 +463,7 @@ class CudnnActor(Actor):
             log.warning("staging.not_unpinned", error=str(error))
 
     def _close_staging(self) -> None:
-        """Forget the memory that was lent; callers' arrays keep theirs. The engine has unpinned it."""
+        """Forget the memory that was lent; callers' arrays keep their memory. The engine has unpinned it."""
         staging, self._staging = self._staging, None
         if staging is not None:
             staging.close()

@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole_number(1),
         default=_DEFAULTS.problems,
         metavar="COUNT",
-        help="compute only so many of the load's problems, drawn by the seed: for short runs; default: all",
+        help="compute only this many of the load's problems, drawn by the seed: for short runs; default: all",
     )
     parser.add_argument(
         "--seed", type=whole_number(), default=0, help="determines programs, faults and pauses (%(default)s)"

@@ -1,9 +1,9 @@
 """Callers in attached processes: of the service by its socket, and of another server that is killed.
 
 A client of this process, on an event loop of its own, runs the programs of all others, and its answers are
-judged like theirs. Two processes of `attached_program` are killed by the injector: a client, which holds
-buffers and sends requests all the time, and a server with a service of its own. Its caller here finds each
-request ended, by a right answer or by `ServiceStopped`, and attaches to the next one.
+judged like their answers. Two processes of `attached_program` are killed by the injector: a client, which
+holds buffers and sends requests all the time, and a server with a service of its own. Its caller here finds
+each request ended, by a right answer or by `ServiceStopped`, and attaches to the next one.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ async def _use(path: str) -> None:
                 found = await _convolve(gpu, values, weight)
             except ServiceStopped:
                 return await _stay()
-            except CudnnActorError:  # an injected fault: it is typed, and the next turn begins anew
+            except CudnnActorError:  # an injected fault: it is typed, and the next turn begins again
                 continue
             if not np.array_equal(found, expected):
                 print("another result:", repr(found).replace("\n", " "), flush=True)

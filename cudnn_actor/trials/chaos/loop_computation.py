@@ -21,7 +21,7 @@ Specs = Mapping[str, TensorSpec]
 
 @dataclass(frozen=True, eq=False)
 class LoopComputation:
-    """A loop of so many turns, at least one, whose ports and scratch buffer are the tensors of a problem.
+    """A loop of `turns` turns, at least one, whose ports and scratch buffer are the tensors of a problem.
 
     The scratch buffer counts as an output, so that the bytes of a torn one are judged, too. Its values are
     multiples of 256 bytes, so it has no gaps.

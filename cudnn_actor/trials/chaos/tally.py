@@ -265,7 +265,7 @@ class Tally:
         return Stall(sent.sender, sent.task, sent.burst, request, sent.at_s, self._waited_s(sent))
 
     def excuse(self, seconds: float) -> None:
-        """Excuse so many seconds for all requests: nothing ran, or the service waited on purpose."""
+        """Excuse this many seconds for all requests: nothing ran, or the service waited on purpose."""
         with self._lock:
             self._excused_s += seconds
 

@@ -181,7 +181,7 @@ def bursts(settings: Settings, number: int) -> Iterator[tuple[Step, ...]]:
 
 
 def problems_of(settings: Settings) -> Sequence[int]:
-    """The numbers of the problems that are run, in order: the engine's, or so many as the settings say.
+    """The numbers of the problems that are run, in order: the engine's, or as many as the settings say.
 
     The large one is among them if anything is uploaded.
     """

@@ -101,7 +101,8 @@ class BorrowedTable:
                 slot.binding = None
 
     def _seat(self, ref: BufferRef, field: str) -> Slot:
-        """The slot of a reference, made anew if it had another generation. Raises as `resolve` does."""
+        """The slot of a reference. A new slot object is made if the slot had another generation. Raises as
+        `resolve` does."""
         generation, arena, offset, nbytes = self._view.at(ref.slot)
         if generation != ref.generation or not generation:
             inside = 0 <= ref.slot < self._view.capacity

@@ -363,7 +363,7 @@ class Dispatcher(Mailbox):
         """Start the next message. Returns whether much was copied for it, or is to be copied late.
 
         A run that needs more staging memory waits for the large copies before it. Else all that wait would
-        take theirs at once, where the worker gives it back about as soon as it is filled.
+        take their memory at once, where the worker gives it back about as soon as it is filled.
         """
         heavy, copies = False, self.host.sender.copies
         for envelope in self.take(1, 0.0):
