@@ -187,9 +187,11 @@ async def _load(call: Call, callers: int, seconds: float) -> list[Request]:
     until, found = time.perf_counter() + seconds, list[Request]()
 
     async def caller() -> None:
-        while (began := time.perf_counter()) < until:
+        began = time.perf_counter()
+        while began < until or not found:
             member = await call()
             found.append(Request(began, time.perf_counter(), member))
+            began = time.perf_counter()
 
     await asyncio.gather(*(caller() for _ in range(callers)))
     return found

@@ -35,25 +35,25 @@ class OwnFolder:
         self._remove_left()
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=self._prefix))
-            self._lock = _locked(self.path)
-            if self._lock is not None:
-                forks.watch(self)
-                return
+            lock = _locked(self.path)
+            if lock is not None:
+                break
             # Another process has found it between the two lines above, takes it for one that was left, and
             # removes it.
+        self._lock = lock
+        self._unlock = forks.finalize(self, os.close, lock)  # of one that is lost, which the next one removes
+        forks.watch(self)
 
     def remove(self) -> None:
         """Remove it with all that lies there. Blocks for the file system. Idempotent."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
+        if self._unlock.alive:
             shutil.rmtree(self.path, ignore_errors=True)
-            os.close(lock)  # last: as long as it is there, nobody else removes it
+            self._unlock()  # last: until then, nobody else removes it
 
     def forget_parent(self) -> None:
         """In a forked child: leave the folder to the parent."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
+        if self._unlock.detach() is not None:
+            os.close(self._lock)
 
     def _remove_left(self) -> None:
         for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*"):

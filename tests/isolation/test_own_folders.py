@@ -75,6 +75,13 @@ def test_what_a_killed_process_has_left_goes_when_the_next_one_makes_a_folder(te
         alive.communicate()
 
 
+def test_a_folder_that_nobody_has_any_more_goes_with_the_next_one(temporary: Path) -> None:
+    lost = OwnFolder("test").path
+    assert lost.exists()
+    OwnFolder("test").remove()
+    assert not list(temporary.iterdir())
+
+
 def test_what_no_process_has_locked_stays(temporary: Path) -> None:
     elsewhere = temporary / "elsewhere"
     elsewhere.mkdir()
