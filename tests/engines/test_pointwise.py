@@ -75,7 +75,7 @@ def test_the_oracle_has_every_function() -> None:
     assert set(FLOATS) | set(INTEGERS) == set(PointwiseMode)
 
 
-@pytest.mark.parametrize("mode", OF_FLOATS)
+@in_one_test("mode", OF_FLOATS)
 def test_functions_of_floats(bench: Workbench, mode: PointwiseMode) -> None:
     operands = columns(mode, VALUES + FAR, DType.FLOAT64)
     given = PARAMETERS.get(mode, {}).values()
@@ -87,7 +87,7 @@ def test_functions_of_floats(bench: Workbench, mode: PointwiseMode) -> None:
         np.testing.assert_array_equal(got, np.array(wanted, np.float64))
 
 
-@pytest.mark.parametrize("mode", OF_INTEGERS)
+@in_one_test("mode", OF_INTEGERS)
 def test_functions_of_integers_are_exact(bench: Workbench, mode: PointwiseMode) -> None:
     operands = columns(mode, WHOLE, DType.INT64)
     given = PARAMETERS.get(mode, {}).values()
@@ -98,7 +98,7 @@ def test_functions_of_integers_are_exact(bench: Workbench, mode: PointwiseMode) 
     assert run(bench, mode, operands, DType.FLOAT32).tolist() == np.array(wanted).astype(np.float32).tolist()
 
 
-@pytest.mark.parametrize("mode", OF_INTEGERS)
+@in_one_test("mode", OF_INTEGERS)
 def test_functions_of_uint64_are_exact(bench: Workbench, mode: PointwiseMode) -> None:
     operands = columns(mode, UNSIGNED, DType.UINT64)
     given = PARAMETERS.get(mode, {}).values()
@@ -109,8 +109,7 @@ def test_functions_of_uint64_are_exact(bench: Workbench, mode: PointwiseMode) ->
         assert run(bench, mode, operands, DType.INT64).tolist() == np.minimum(wanted, MOST).tolist()
 
 
-@pytest.mark.parametrize("mode", OF_INTEGERS)
-@in_one_test("dtype", NARROW, ids=str)
+@in_one_test("mode, dtype", [*itertools.product(OF_INTEGERS, NARROW)], ids=str)
 def test_integers_saturate_where_bits_are_cut_off(
     bench: Workbench, mode: PointwiseMode, dtype: DType
 ) -> None:
@@ -127,7 +126,7 @@ def test_integers_saturate_where_bits_are_cut_off(
     np.testing.assert_array_equal(run(bench, mode, operands, dtype), wanted)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in OF_FLOATS if mode not in OF_INTEGERS])
+@in_one_test("mode", [mode for mode in OF_FLOATS if mode not in OF_INTEGERS])
 def test_functions_that_give_no_integers_convert_them(bench: Workbench, mode: PointwiseMode) -> None:
     operands = columns(mode, (-3, 0, 1, 2, 5), DType.INT8)
     given = PARAMETERS.get(mode, {}).values()
