@@ -20,6 +20,7 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
 )
 
+from ..in_one_test import in_one_test
 from .shared_memory import shared_memory
 from .test_contract_shared import settle
 from .workbench import Workbench, spread
@@ -41,14 +42,14 @@ DIMS = [
     (4, 3, 5, 4, 3, 2, 5, 3),
 ]
 SPECS = [
-    pytest.param(spec, id=f"{spec.dtype}-{spec.dims}-{layout}".replace(" ", ""))
+    spec
     for number, dims in enumerate(DIMS)
     for layout in Layout
     if layout is not Layout.NHWC or 3 <= len(dims) <= 5
     for dtype in [list(DType)[number % len(DType)]]
     for spec in [spread(dims, dtype) if layout is Layout.STRIDED else TensorSpec.packed(dims, dtype, layout)]
 ]
-each_spec = pytest.mark.parametrize("spec", SPECS)
+each_spec = in_one_test("spec", SPECS, ids=lambda spec: f"{spec}, strides {spec.strides}")
 
 
 def values_of(spec: TensorSpec) -> np.ndarray:
@@ -69,9 +70,8 @@ def test_values_are_written_copied_filled_and_read(bench: Workbench, spec: Tenso
     assert (bench.read(src) == 1).all()
 
 
-@pytest.mark.pairwise
-@each_spec
 @pytest.mark.parametrize("pinned", [False, True], ids=["unpinned", "pinned"])
+@each_spec
 def test_values_go_to_shared_memory_and_come_from_there(
     bench: Workbench, spec: TensorSpec, pinned: bool
 ) -> None:

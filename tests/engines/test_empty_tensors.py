@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.messages.messages import ConvBwdFilter, ConvFwd
 from cudnn_actor.protocol.types.dtypes import DTypeLike
 
+from ..in_one_test import in_one_test
 from .workbench import Workbench
 
 Dims = tuple[int, ...]
@@ -161,7 +163,7 @@ CASES: dict[str, Case] = {
     ),
     "the sum of nothing": Case(lambda g, a, b: (a @ b).sum(axis=0), [(0, 4), (4, 3)], [((3,), 0)]),
 }
-each_case = pytest.mark.parametrize("name", CASES)
+each_case = in_one_test("name", CASES)
 
 
 def several(results: Any) -> list[Tensor]:
@@ -187,9 +189,7 @@ def run(bench: Workbench, graph: Graph) -> dict[str, np.ndarray]:
     return {port.name: found[port.uid] for port in graph.outputs if port.uid is not None}
 
 
-@pytest.mark.pairwise
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@each_case
+@in_one_test("name, dtype", [*itertools.product(CASES, ("float32", "bfloat16"))])
 def test_results_of_nothing(bench: Workbench, name: str, dtype: str) -> None:
     case = CASES[name]
     g, _, results = built(case, dtype)  # type: ignore[arg-type]
