@@ -30,15 +30,19 @@ from cudnn_actor.engines.cuda.checking.evaluated_reference import (
 )
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.checking.self_check_memory import CheckedTensor, Findings, draw_array
+from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
+from cudnn_actor.engines.cuda.kernels.expressions import Constant
 from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.planning.compiler import compile_plan
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.planning.tuning import tune
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import OperationStep
+from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep, OperationStep, Recipe
 from cudnn_actor.protocol import (
     AttentionBackward,
     BatchNormTraining,
+    ConvolutionBackwardFilter,
+    ConvSpec,
     Cumulative,
     DType,
     GraphBuilder,
@@ -437,4 +441,22 @@ def test_integers_of_64_bits_are_compared_exactly(sabotage: Sabotage) -> None:
     (step,) = plan.recipe.steps
     recipe = msgspec.structs.replace(plan.recipe, steps=(sabotage(step),))
     assert "it computes 92233720368547758" in (check.fault(CudaPlan(recipe, ())) or "")
+    check.close()
+
+
+def test_a_result_of_few_elements_is_computed_from_several_draws() -> None:
+    """Of the first draw, both sums of this gradient are 0, and so is what a wrong plan writes."""
+    conv = ConvSpec(pre_padding=(2, 3), post_padding=(2, 3), stride=(3, 2), dilation=(3, 1))
+    x = GraphTensor(uid=0, dims=(1, 1, 32, 1), strides=(1, 1, 10, 9), dtype=DType.FLOAT32)
+    dy = GraphTensor(uid=1, dims=(1, 1, 11, 3), strides=(37, 1, 1, 12), dtype=DType.FLOAT32)
+    dw = GraphTensor(uid=2, dims=(1, 1, 2, 3), strides=(2, 2, 1, 2), dtype=DType.FLOAT32)
+    operation = ConvolutionBackwardFilter(conv=conv, x=0, dy=1, dw=2)
+    graph = OperationGraph(tensors=(x, dy, dw), operations=(operation,))
+    zeros = elementwise(Constant(0.0), DType.FLOAT32, dw.dims, [dw.strides])
+    step = KernelStep(zeros, (Buffer(2),))
+    plan = CudaPlan(Recipe(tag="zeros", steps=(step,), scratch=0, buffers=3, scalars=0), ())
+    check = SelfCheck(graph, BuildContext(None, Stream()))
+    assert check._fault(plan) is None, "the first draw does not tell: the test needs another graph"
+    assert "of its results are wrong" in str(check.fault(plan))
+    assert check._fault(plan) is None, "the next plan has the first draw again"
     check.close()

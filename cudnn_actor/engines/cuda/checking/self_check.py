@@ -6,7 +6,8 @@ that reach mostly into padding (cuDNN 9.19). No list of such cases is complete,
 so every plan runs once on known numbers: small integers, whose sums every type
 holds, or those that an operation asks for (`Operation.samples`). Outputs and
 workspace are filled with NaN beforehand, and have guard bytes before and after
-them.
+them. Results of few elements are computed from several draws of numbers: of one
+draw, they may by chance be the same in wrong places.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,6 +42,9 @@ log = Log("cudnn_actor")
 V = TypeVar("V")
 _MOST_KEPT = 256 << 20
 """The most bytes that stay in a shared pool between two checks: others need the device's memory, too."""
+_FEW, _DRAWS_OF_FEW = 64, 4
+"""A result with fewer elements is computed from this many draws. The two sums of a filter's gradient were 0 for
+the first draw, so a plan passed that wrote them to wrong places (cuDNN 9.19, on an H200)."""
 _Said = Callable[[Callable[[int], int], list[float]], dict[int, V]]
 
 
@@ -106,7 +111,7 @@ class SelfCheck:
                     uid: CheckedTensor(self._pool, graph.tensor(uid), seed)
                     for seed, uid in enumerate(graph.bound)
                 }
-                self._put_samples()
+                self._put_samples(len(graph.bound))  # seeds below are the tensors' own
                 self._sums = self._input_sums()
         except libraries().cupy.cuda.memory.OutOfMemoryError as error:
             self._pool.free_all_blocks()
@@ -115,6 +120,8 @@ class SelfCheck:
             before: uid for uid in graph.results if (before := graph.tensor(uid).overwrites) is not None
         }
         """Uid of a tensor that a result overwrites → uid of that result. Both are bound to one buffer."""
+        few = any(0 < math.prod(graph.tensor(uid).dims) < _FEW for uid in graph.results)
+        self._more_draws = range(1, _DRAWS_OF_FEW if few else 1)
         self.pointers = [self._tensors[self._overwritten.get(uid, uid)].pointer for uid in graph.bound]
 
     @functools.cached_property
@@ -137,11 +144,21 @@ class SelfCheck:
             tensor.add_up(int(sums.data.ptr) + sums.itemsize * number)
         return np.asarray(cupy.asnumpy(sums)).tolist()  # type: ignore[no-any-return]
 
-    def _put_samples(self) -> None:
-        """Give the graph's inputs the values that its operations ask for."""
+    def _draw(self, draw: int) -> None:
+        """Give the inputs the values of a draw, which is 0 at first, and restore the guards. Blocks."""
+        count = len(self._tensors)
+        first = 2 * count * draw  # as many seeds for tensors, and for samples
+        with self._working():
+            for seed, tensor in enumerate(self._tensors.values(), first):
+                tensor.fill(seed)
+            self._put_samples(first + count)
+            self._sums = self._input_sums()
+
+    def _put_samples(self, first: int) -> None:
+        """Give the graph's inputs the values that its operations ask for. `first`: its draws' first seed."""
         graph = self._graph
         place = None if graph.samples_of_each else self._place
-        seeds = itertools.count(len(graph.bound))  # those below are the tensors' own
+        seeds = itertools.count(first)
 
         def draw(spec: TensorSpec) -> Any:
             assert place is not None, "only other samples are drawn"
@@ -179,11 +196,12 @@ class SelfCheck:
             return "its self-check killed an earlier process"
         with journal.trying(plan.tag):
             fault = self._fault(plan)
-        if fault is not None:
-            with self._working():
-                for tensor in self._tensors.values():
-                    tensor.fill()  # it may have written anywhere: the next plan must not be blamed for that
-                self._put_samples()
+            for draw in self._more_draws:
+                if fault is None:
+                    self._draw(draw)
+                    fault = self._fault(plan)
+        if self._more_draws or fault is not None:
+            self._draw(0)  # a wrong plan may have written anywhere: the next plan must not be blamed for that
         return fault
 
     def _fault(self, plan: CudaPlan) -> str | None:

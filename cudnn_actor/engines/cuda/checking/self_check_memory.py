@@ -104,11 +104,11 @@ class CheckedTensor(Guarded):
     def __init__(self, pool: Any, tensor: GraphTensor, seed: int) -> None:
         super().__init__(pool, tensor.spec.nbytes, 1 + seed)
         self._tensor = tensor
-        self._seed = seed
-        self.fill()
+        self.fill(seed)
 
-    def fill(self) -> None:
-        """Restore the initial values and the guards."""
+    def fill(self, seed: int) -> None:
+        """Draw the numbers of a seed, and restore the guards."""
+        self._seed = seed
         self.guard()
         dtype = self._tensor.dtype
         _draw(self.pointer, dtype, self.nbytes // dtype.itemsize, self._seed)
