@@ -43,8 +43,8 @@ V = TypeVar("V")
 _MOST_KEPT = 256 << 20
 """The most bytes that stay in a shared pool between two checks: others need the device's memory, too."""
 _FEW, _DRAWS_OF_FEW = 64, 4
-"""A result with fewer elements is computed from this many draws. The two sums of a filter's gradient were 0 for
-the first draw, so a plan passed that wrote them to wrong places (cuDNN 9.19, on an H200)."""
+"""A result with fewer elements is computed from this many draws. The two sums of a filter's gradient were 0
+for the first draw, so a plan passed that wrote them to wrong places (cuDNN 9.19, on an H200)."""
 _Said = Callable[[Callable[[int], int], list[float]], dict[int, V]]
 
 
