@@ -45,7 +45,7 @@ it is rounded, a value may be off by
 | dq | scale · sum of ((1 + r) f + (r + (w(N) + 4) u) \\|S\\|) \\|k\\| + max(1, scale) · t · sum of \\|k\\| |
 | dk | the same with q in the place of k; where heads share keys, also h |
 | dv | sum of p ((1 + r) e + r + (w(N) + 4) u) \\|dy\\| + t · sum of \\|dy\\|; also h |
-| dbias | sum of (1 + r) f + ((3 + w(N)) r + (w(N) + 4) u) \\|S\\| + t (2 + \\|S / p\\|) |
+| dbias | sum of (1 + r) f + ((3 + w(N)) r + (w(N) + 4) u) \\|S\\| + max(1, 1 / scale) · t (2 + \\|S / p\\|) |
 """
 
 PLAIN, CAUSAL, GROUPED, SCALED = "plain", "causal", "grouped heads", "scale"
@@ -302,9 +302,11 @@ def _backward(operation: AttentionBackward[str], values: Exact, specs: Specs) ->
     if "dbias" in specs:
         summed = tuple(axis for axis in range(3) if specs["dbias"].dims[axis] == 1)
         terms = math.prod(p.shape[axis] for axis in summed)
-        # cuDNN multiplies weights that are rounded, and adds up in the operands' type.
+        # cuDNN multiplies weights that are rounded, and adds up in the operands' type. It rounds S times scale: 28
+        # small gradients on an H200 (cuDNN 9.19) were multiples of the smallest number divided by scale.
         rounded = (3 + walk(terms)) * r + _sum(terms, values) + 4
-        each = (1 + u * r) * f + rounded * size + some * (2 + np.abs(of_weights))
+        smallest = some / min(scale, 1.0) if scale else some
+        each = (1 + u * r) * f + rounded * size + smallest * (2 + np.abs(of_weights))
         found["dbias"] = each.sum(axis=summed, keepdims=True)
     return found
 
