@@ -302,8 +302,8 @@ def _backward(operation: AttentionBackward[str], values: Exact, specs: Specs) ->
     if "dbias" in specs:
         summed = tuple(axis for axis in range(3) if specs["dbias"].dims[axis] == 1)
         terms = math.prod(p.shape[axis] for axis in summed)
-        # cuDNN multiplies weights that are rounded, and adds up in the operands' type. It rounds S times scale: on
-        # an H200 (cuDNN 9.19), 28 small gradients were multiples of the smallest number divided by scale.
+        # cuDNN multiplies weights that are rounded, and adds up in the operands' type. It rounds S·scale:
+        # 28 small gradients on an H200 (cuDNN 9.19), were multiples of the smallest number divided by scale.
         rounded = (3 + walk(terms)) * r + _sum(terms, values) + 4
         smallest = some / min(scale, 1.0) if scale else some
         each = (1 + u * r) * f + rounded * size + smallest * (2 + np.abs(of_weights))
