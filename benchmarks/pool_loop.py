@@ -146,7 +146,7 @@ def main() -> None:
         yield from attempted("loop", lambda: asyncio.run(measured(args)))
 
     known = {name: value for name, value in vars(args).items() if name != "out"}
-    keep(rows(), sheet, args.out, "pool-loop", asked=known)
+    keep(rows(), sheet, args.out, "pool_loop", asked=known)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def found_by(name: str, words: str, tmp_path: Path) -> list[dict[str, Any]]:
 
 def rows_of(name: str, folder: Path) -> list[dict[str, Any]]:
     """The rows of the one record in a folder."""
-    (written,) = folder.glob(f"{name.replace('_', '-')}-*.json")
+    (written,) = folder.glob(f"{name}-*.json")
     rows: list[dict[str, Any]] = json.loads(written.read_text())["found"]
     return rows
 
