@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -16,6 +17,8 @@ __all__ = ["OwnFolder"]
 
 _LOCK = "in-use"
 """The file in each folder on which its process holds a lock, which ends with it, however that ends."""
+_WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
+"""What `flock` says on a file system that has no such locks: Lustre has them only if it is mounted so."""
 
 
 class OwnFolder:
@@ -23,6 +26,8 @@ class OwnFolder:
 
     Making one removes folders for the same purpose whose processes have ended without removing them. It
     blocks for the file system. Raises `OSError`.
+
+    A folder on a file system without locks is not removed by others, and removes none.
 
     Parameters
     ----------
@@ -33,15 +38,23 @@ class OwnFolder:
     def __init__(self, purpose: str) -> None:
         self._prefix = f"cudnn-actor-{purpose}-"
         self._remove_left()
+        lock: int | None = None
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=self._prefix))
-            lock = _locked(self.path)
+            try:
+                lock = _locked(self.path)
+            except OSError as error:
+                if error.errno not in _WITHOUT_LOCKS:
+                    shutil.rmtree(self.path, ignore_errors=True)
+                    raise
+                (self.path / _LOCK).unlink()  # else a process that can lock it may take the folder for left
+                break
             if lock is not None:
                 break
             # Another process has found it between the two lines above, takes it for one that was left, and
             # removes it.
         self._lock = lock
-        self._unlock = forks.finalize(self, os.close, lock)  # of one that is lost, which the next one removes
+        self._unlock = forks.finalize(self, _close, lock)  # of one that is lost, which the next one removes
         forks.watch(self)
 
     def remove(self) -> None:
@@ -53,7 +66,7 @@ class OwnFolder:
     def forget_parent(self) -> None:
         """In a forked child: leave the folder to the parent."""
         if self._unlock.detach() is not None:
-            os.close(self._lock)
+            _close(self._lock)
 
     def _remove_left(self) -> None:
         for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*"):
@@ -66,9 +79,18 @@ class OwnFolder:
                         os.close(lock)
 
 
+def _close(lock: int | None) -> None:
+    """Close the descriptor of a lock, if there is one."""
+    if lock is not None:
+        os.close(lock)
+
+
 def _locked(folder: Path) -> int | None:
     """A descriptor of a folder's lock, which this process holds now; None if another process holds it, or
-    has removed the folder."""
+    has removed the folder.
+
+    Raises `OSError`, also on a file system without locks.
+    """
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileNotFoundError:

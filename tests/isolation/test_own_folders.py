@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -109,3 +111,32 @@ def test_a_forked_child_that_lives_on_does_not_keep_the_folder(temporary: Path) 
         assert not left.exists()
         os.close(writing)
         os.close(reading)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_will_do(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no locks")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(fcntl, "flock", refuse)
+        folder = OwnFolder("test")
+    (folder.path / "file").touch()
+    OwnFolder("test").remove()  # another process, which can lock it after all
+    assert (folder.path / "file").exists()
+    folder.remove()
+    assert not list(temporary.iterdir())
+
+
+def test_a_folder_that_cannot_be_locked_does_not_stay(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="too many"):
+        OwnFolder("test")
+    assert not list(temporary.iterdir())
