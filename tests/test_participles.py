@@ -40,11 +40,11 @@ MOST = {
     "cudnn_actor/pool": 20,
     "cudnn_actor/processes": 3,
     "cudnn_actor/ray": 9,
-    "cudnn_actor/service": 9,
+    "cudnn_actor/service": 8,
     "cudnn_actor/serving": 19,
     "cudnn_actor/testing": 5,
     "cudnn_actor/trials": 2,
-    "protocol": 49,
+    "protocol": 47,
     "supervision": 8,
 }
 """How many functions of each room are named by a bare participle. Whoever renames one lowers its number."""
@@ -71,6 +71,9 @@ def participles() -> dict[str, list[str]]:
     return found
 
 
-def test_no_room_has_more_functions_that_are_named_by_a_bare_participle() -> None:
-    more = {room: names for room, names in participles().items() if len(names) > MOST.get(room, 0)}
-    assert not more, "name them by what they do, or by what they return"
+def test_as_many_functions_of_each_room_as_are_listed_are_named_by_a_bare_participle() -> None:
+    """No more: name them by what they do, or by what they return. With fewer, the next one would pass."""
+    found = participles()
+    others = {room: names for room, names in found.items() if len(names) != MOST.get(room)}
+    assert not others
+    assert found.keys() == MOST.keys()

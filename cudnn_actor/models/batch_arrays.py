@@ -42,20 +42,22 @@ def divided(
     parts: list[dict[str, np.ndarray]] = [{} for _ in counts]
     for name, whole in results.items():
         releases = whole.size > _LOCKED_ELEMENTS * len(whole)
-        copied = _copied_locked if locked and releases and whole.flags.c_contiguous else _copied
+        copied = (
+            _copies_with_the_lock if locked and releases and whole.flags.c_contiguous else _copies_of_parts
+        )
         for part, each in zip(parts, copied(whole, counts, size), strict=True):
             part[name] = each
     return parts
 
 
-def _copied(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
+def _copies_of_parts(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
     end = 0
     for count in counts:
         begin, end = end, end + count
         yield whole if count == size else whole[begin:end].copy()
 
 
-def _copied_locked(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
+def _copies_with_the_lock(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
     """The same, of C-contiguous arrays, by copies of bytes, which Python makes itself."""
     content, dims, dtype = whole.reshape(-1).view(np.uint8).data, whole.shape[1:], whole.dtype
     row, end = whole.nbytes // len(whole), 0

@@ -1,4 +1,7 @@
-"""Dynamic batching: requests of one or a few samples each, which run together."""
+"""Dynamic batching: requests of one or a few samples each, which run together.
+
+The file is long because a batch's whole way is one class: how it forms, waits, runs, and is handed out.
+"""
 
 from __future__ import annotations
 
@@ -506,7 +509,7 @@ class BatchedModel:
         ended."""
         began_ns, assembled_ns, ran_ns = moments
         counts = [each.samples for each in requests]
-        parts = await self._divided(results, counts, size)
+        parts = await self._divide(results, counts, size)
         waited_ns = 0
         for request, result in zip(requests, parts, strict=True):
             request.batch = None
@@ -525,7 +528,7 @@ class BatchedModel:
             )
             self.on_batch(times)
 
-    async def _divided(
+    async def _divide(
         self, results: Mapping[str, np.ndarray], counts: Sequence[int], size: int
     ) -> list[dict[str, np.ndarray]]:
         """The outputs of each request. See `batch_arrays.divided`."""

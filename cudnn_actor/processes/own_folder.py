@@ -42,7 +42,7 @@ class OwnFolder:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=self._prefix))
             try:
-                lock = _locked(self.path)
+                lock = _take_lock(self.path)
             except OSError as error:
                 if error.errno not in _WITHOUT_LOCKS:
                     shutil.rmtree(self.path, ignore_errors=True)
@@ -73,7 +73,7 @@ class OwnFolder:
             with contextlib.suppress(OSError):  # its process, or another one that looks, has removed it
                 found = path.lstat()
                 if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and (path / _LOCK).exists():
-                    lock = _locked(path)
+                    lock = _take_lock(path)
                     if lock is not None:
                         shutil.rmtree(path, ignore_errors=True)
                         os.close(lock)
@@ -85,7 +85,7 @@ def _close(lock: int | None) -> None:
         os.close(lock)
 
 
-def _locked(folder: Path) -> int | None:
+def _take_lock(folder: Path) -> int | None:
     """A descriptor of a folder's lock, which this process holds now; None if another process holds it, or
     has removed the folder.
 

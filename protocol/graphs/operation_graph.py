@@ -253,10 +253,10 @@ class OperationGraph(
     @functools.cached_property
     def samples_of_each(self) -> bool:
         """Whether each element of `samples` follows from the number drawn in its place alone."""
-        return all(operation.samples_of_each for operation in self._sampled)
+        return all(operation.samples_of_each for operation in self._readers_of_inputs)
 
     @property
-    def _sampled(self) -> Iterator[Node]:
+    def _readers_of_inputs(self) -> Iterator[Node]:
         """The operations that read inputs of the graph."""
         inputs = {uid for uid in self.bound if uid not in self.written}
         return (operation for operation in self.operations if not inputs.isdisjoint(operation.reads))
@@ -269,7 +269,7 @@ class OperationGraph(
         `numbers`: all that may be drawn; then it is `OfNumbers` where that says all.
         """
         found: dict[int, Any] = {}
-        for operation in self._sampled:
+        for operation in self._readers_of_inputs:
             operands = dict(operation.named())
             specs = {name: self.tensor(uid).spec for name, uid in operands.items()}
             if numbers is not None and operation.samples_of_each:
@@ -317,7 +317,7 @@ class OperationGraph(
     def _digest(self) -> str:
         uids = self.canonical_uids
         operations = tuple(
-            (_encoded(op), tuple(uids[u] for u in op.reads), tuple(uids[u] for u in op.writes))
+            (_encode_attributes(op), tuple(uids[u] for u in op.reads), tuple(uids[u] for u in op.writes))
             for op in self.operations
         )
         tensors = tuple(self._meaning(self.tensor(uid)) for uid in uids)
@@ -335,7 +335,7 @@ _known: dict[Hashable, Encoded] = {}
 """The encodings of operations' attributes. Any thread changes it, in one step each."""
 
 
-def _encoded(operation: Node) -> Encoded:
+def _encode_attributes(operation: Node) -> Encoded:
     """An operation's attributes. Those of a network's operations are a few different ones."""
     attributes = operation.attributes()
     try:

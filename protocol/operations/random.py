@@ -161,10 +161,10 @@ class Randomness(Operation[T]):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         dims = specs["y"].dims
         count = math.prod(dims)
-        drawn = self._drawn(xp, lambda draw=0: words(xp, values["state"], 0, count, draw))
+        drawn = self._numbers_of(xp, lambda draw=0: words(xp, values["state"], 0, count, draw))
         return {"y": drawn.reshape(dims)}
 
-    def _drawn(self, xp: Any, word: Callable[..., Array]) -> Array:
+    def _numbers_of(self, xp: Any, word: Callable[..., Array]) -> Array:
         """The numbers, from the elements' words: `word()`, and `word(1)` where these have too few bits."""
         raise NotImplementedError
 
@@ -233,7 +233,7 @@ class RandomUniform(_Floats[T], tag=True):
                 fix="use a larger range, within that of the dtype",
             )
 
-    def _drawn(self, xp: Any, word: Callable[..., Array]) -> Array:
+    def _numbers_of(self, xp: Any, word: Callable[..., Array]) -> Array:
         if self.dtype is DType.FLOAT64:
             unit = (word() << 21 | word(1) >> 11).astype(xp.float64) * 2.0**-53
         else:
@@ -268,7 +268,7 @@ class RandomNormal(_Floats[T], tag=True):
                 field="deviation", value=self.deviation, problem="is below 0", fix="use its magnitude"
             )
 
-    def _drawn(self, xp: Any, word: Callable[..., Array]) -> Array:
+    def _numbers_of(self, xp: Any, word: Callable[..., Array]) -> Array:
         if self.dtype is DType.FLOAT64:
             unit = ((word() << 20 | word(1) >> 12).astype(xp.float64) + 0.5) * 2.0**-52
         else:
@@ -322,7 +322,7 @@ class RandomBernoulli(Randomness[T], tag=True):
     def _check_parameters(self) -> None:
         require_fraction("probability", self.probability)
 
-    def _drawn(self, xp: Any, word: Callable[..., Array]) -> Array:
+    def _numbers_of(self, xp: Any, word: Callable[..., Array]) -> Array:
         return (word() < keeping(self.probability)).astype(xp.int64)
 
 
@@ -370,7 +370,7 @@ class RandomIntegers(Randomness[T], tag=True):
                 fix="use a larger one",
             )
 
-    def _drawn(self, xp: Any, word: Callable[..., Array]) -> Array:
+    def _numbers_of(self, xp: Any, word: Callable[..., Array]) -> Array:
         upper, lower = word(), word(1)
         high, low = divmod(self.high - self.low, 1 << 32)
         carried = upper * low + (lower * low >> 32)

@@ -318,7 +318,7 @@ def test_a_range_keeps_its_ends_when_it_is_rounded() -> None:
     operation = ask(RandomUniform, dtype=DType.FLOAT16, low=1.0, high=2.0)
     assert isinstance(operation, RandomUniform)
     assert operation.limits() == (1.0, 2 - 2**-10)
-    ends = operation._drawn(np, lambda draw=0: np.array([0, (1 << 32) - 1], np.uint64))
+    ends = operation._numbers_of(np, lambda draw=0: np.array([0, (1 << 32) - 1], np.uint64))
     assert ends.tolist() == [1.0, 2 - 2**-10]
 
 

@@ -456,7 +456,7 @@ def test_a_result_of_few_elements_is_computed_from_several_draws() -> None:
     step = KernelStep(zeros, (Buffer(2),))
     plan = CudaPlan(Recipe(tag="zeros", steps=(step,), scratch=0, buffers=3, scalars=0), ())
     check = SelfCheck(graph, BuildContext(None, Stream()))
-    assert check._fault(plan) is None, "the first draw does not tell: the test needs another graph"
+    assert check.fault_of_draw(plan) is None, "the first draw does not tell: the test needs another graph"
     assert "of its results are wrong" in str(check.fault(plan))
-    assert check._fault(plan) is None, "the next plan has the first draw again"
+    assert check.fault_of_draw(plan) is None, "the next plan has the first draw again"
     check.close()

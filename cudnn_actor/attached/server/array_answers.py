@@ -85,7 +85,7 @@ class ArrayAnswers:
         elif needed > _LONG_COPY_BYTES:
             self._in_task(self._give_from_a_thread(asked, arrays))
         else:
-            self._end_request(asked, self._placed(asked, arrays))
+            self._end_request(asked, self._place(asked, arrays))
 
     def take_room(self, frame: Room, asked: Asked | None) -> None:
         """Answer a request whose arrays have waited for room. Raises `BadFrame` if there is none."""
@@ -101,9 +101,9 @@ class ArrayAnswers:
         self.give(asked, arrays)
 
     async def _give_from_a_thread(self, asked: Asked, arrays: NamedArrays) -> None:
-        self._end_request(asked, await in_own_thread(self._placed, asked, arrays))
+        self._end_request(asked, await in_own_thread(self._place, asked, arrays))
 
-    def _placed(self, asked: Asked, arrays: NamedArrays) -> Answer:
+    def _place(self, asked: Asked, arrays: NamedArrays) -> Answer:
         """Copy arrays to the client's memory, and return the answer that names their places. Any thread."""
         assert asked.room is not None
         try:

@@ -195,17 +195,17 @@ class SelfCheck:
         if journal.may_kill(plan.tag):
             return "its self-check killed an earlier process"
         with journal.trying(plan.tag):
-            fault = self._fault(plan)
+            fault = self.fault_of_draw(plan)
             for draw in self._more_draws:
                 if fault is None:
                     self._draw(draw)
-                    fault = self._fault(plan)
+                    fault = self.fault_of_draw(plan)
         if self._more_draws or fault is not None:
             self._draw(0)  # a wrong plan may have written anywhere: the next plan must not be blamed for that
         return fault
 
-    def _fault(self, plan: CudaPlan) -> str | None:
-        """Run a plan on the tensors and judge the results."""
+    def fault_of_draw(self, plan: CudaPlan) -> str | None:
+        """Run a plan on the inputs of the present draw, and judge the results. None if it passes. Blocks."""
         with self._working():
             for uid in self._graph.results:
                 self._tensors[uid].poison()
