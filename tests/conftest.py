@@ -62,18 +62,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if WHOLE or any("[" in word for word in config.args):
         return
     left_out: set[pytest.Item] = set()
-    for engine, cases in _products(items):
-        together = 1 if engine == "exact" else 2
+    for together, cases in _products(items):
         run = covering([tuple(case.callspec.params.values()) for case in cases], together=together)
         left_out |= {*cases} - {cases[place] for place in run}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
 
-def _products(items: list[pytest.Item]) -> Iterable[tuple[object, list[pytest.Function]]]:
+def _products(items: list[pytest.Item]) -> Iterable[tuple[int, list[pytest.Function]]]:
     """The cases of each test with the marker `pairwise`, for each engine, without those for a GPU.
 
-    What is wrong in one engine alone, for two certain values, would need a combination of three.
+    With each, how many values together are run: of what the engine in float64 evaluates, one. What is wrong
+    in one engine alone, for two certain values, would need a combination of three.
     """
     found: dict[tuple[object, str, object], list[pytest.Function]] = {}
     for item in items:
@@ -81,7 +81,15 @@ def _products(items: list[pytest.Item]) -> Iterable[tuple[object, list[pytest.Fu
             assert isinstance(item, pytest.Function)
             engine = item.callspec.params.get("new_engine")
             found.setdefault((item.parent, item.originalname, engine), []).append(item)
-    return [(engine, cases) for (_, _, engine), cases in found.items()]
+    return [
+        (1 if engine == "exact" and not _pairs_of_exact(cases[0]) else 2, cases)
+        for (_, _, engine), cases in found.items()
+    ]
+
+
+def _pairs_of_exact(case: pytest.Function) -> bool:
+    marker = case.get_closest_marker("pairwise")
+    return marker is not None and marker.kwargs.get("of_exact", False)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

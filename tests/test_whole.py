@@ -41,6 +41,12 @@ def test_product_for_each_engine(a, b, new_engine): pass
 @pytest.mark.parametrize("new_engine", ["exact"])
 def test_product_for_the_engine_that_evaluates_definitions(a, b, new_engine): pass
 
+@pytest.mark.pairwise(of_exact=True)
+@pytest.mark.parametrize("a", [0, 1])
+@pytest.mark.parametrize("b", [0, 1])
+@pytest.mark.parametrize("new_engine", ["exact"])
+def test_product_that_this_engine_computes_in_another_way(a, b, new_engine): pass
+
 @pytest.mark.parametrize("a", [0, 1, 2])
 @pytest.mark.parametrize("b", [0, 1, 2])
 def test_without_the_marker(a, b): pass
@@ -95,8 +101,8 @@ def test_true_is_not_1_and_what_has_no_hash_is_compared_by_identity() -> None:
 @pytest.mark.parametrize(
     ("environment", "name", "run"),
     [
-        ({"TEST_ALL": ""}, "", 10 + 18 + 3 + 9),
-        ({"TEST_ALL": "1"}, "", 27 + 18 + 6 + 9),
+        ({"TEST_ALL": ""}, "", 10 + 18 + 3 + 4 + 9),
+        ({"TEST_ALL": "1"}, "", 27 + 18 + 6 + 4 + 9),
         ({"TEST_ALL": ""}, "::test_product[2-2-1]", 1),
     ],
     ids=["a part", "all", "a case that is named"],

@@ -6,9 +6,13 @@ interactions and implications for software testing", IEEE Trans. Softw. Eng. 30 
 the marker `pairwise`, `make test` runs a part of the cases, which has each pair of values of two parameters,
 for each engine. Of the engine that computes in float64, this part has each value of a parameter: that engine
 evaluates an operation's definition, whatever the dtypes and layouts are, and rounds the result. The code of
-the fast plans depends on them: of these, each pair is run. Of random problems of engines, and of rounds of a
-race, it runs a third. Other examples of hypothesis are three times as many in `make test-all`: they take
-little, and a state machine with a third of them missed what it is there to find.
+the fast plans depends on them: of these, each pair is run. So it is of convolutions and chains of pointwise
+operations, which the engine in float64 computes tile by tile, and of how it rounds: the marker of these tests
+is `pairwise(of_exact=True)`.
+
+Of random problems of engines, and of rounds of a race, it runs a third. Other examples of hypothesis are three
+times as many in `make test-all`: they take little, and a state machine with a third of them missed what it is
+there to find.
 
 `make test-gpu` runs all cases, too. `TEST_ALL=1 pytest tests/memory` runs all of one folder.
 """

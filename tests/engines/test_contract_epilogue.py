@@ -39,7 +39,7 @@ def activate(bench: Workbench, values: np.ndarray, epilogue: Epilogue) -> np.nda
     return bench.run(ConvFwd(x=bench.place(values), w=bench.place(unit), y=y, conv=ONE, epilogue=epilogue))
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_every_activation_matches_its_formula(bench: Workbench, activation: Activation, dtype: DType) -> None:
@@ -83,7 +83,7 @@ def test_alpha_beta_bias_and_activation_come_in_this_order(bench: Workbench) -> 
     assert_close(got, np.tanh(1.5 * convolved - 0.5 * before + bias.reshape(1, 4, 1, 1)))
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("alpha", [1.0, -2.0, 0.0])
 @pytest.mark.parametrize("beta", [1.0, 0.25, 0.0])
 @pytest.mark.parametrize("dtype", FLOATS)

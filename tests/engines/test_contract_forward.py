@@ -24,14 +24,14 @@ def packed(problem: Problem, dtype: DType, layout: Layout) -> tuple[TensorSpec, 
     return x, w, y
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 def test_every_kind_of_convolution_matches_scipy(bench: Workbench, name: str, layout: Layout) -> None:
     check_forward(bench, PROBLEMS[name], packed(PROBLEMS[name], DType.FLOAT32, layout))
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["one_dimensional", "padded", "three_dimensional", "depthwise"])
 def test_every_float_dtype_matches_scipy(bench: Workbench, name: str, dtype: DType) -> None:

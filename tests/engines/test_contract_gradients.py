@@ -41,7 +41,7 @@ class Gradients:
         return self.bench.run(ConvBwdFilter(x=x, dy=dy, dw=dw, conv=self.problem.conv))
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 def test_the_gradients_are_adjoint_to_the_convolution(bench: Workbench, name: str, layout: Layout) -> None:
@@ -81,7 +81,7 @@ def test_backward_filter_matches_central_differences(bench: Workbench, name: str
     assert_close(g.backward_filter(), central_differences(g, g.w))
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["one_dimensional", "strided", "three_dimensional", "depthwise"])
 def test_both_gradients_match_a_direct_sum_in_every_dtype(bench: Workbench, name: str, dtype: DType) -> None:

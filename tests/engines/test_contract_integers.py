@@ -13,7 +13,7 @@ ONE = ConvSpec.symmetric(2)
 BYTES = [DType.INT8, DType.UINT8]
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("dtype", BYTES)
 def test_integer_convolutions_are_exact(bench: Workbench, name: str, dtype: DType) -> None:

@@ -49,7 +49,7 @@ def least_workspace(bench: Workbench, message: Compute) -> int:
     return refusal.value.requested
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_with_less_workspace_computes_the_same(bench: Workbench, name: str, kind: str) -> None:
@@ -84,7 +84,7 @@ def test_a_workspace_that_nothing_fits_in_is_refused(bench: Workbench, kind: str
     assert refusal.value.limit == least - 1
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["padded", "mostly_padding", "strided", "strided_past_the_filter"])
 def test_what_the_workspace_held_does_not_leak(bench: Workbench, kind: str, name: str) -> None:

@@ -153,7 +153,7 @@ def test_identity_rounds_once(bench: Workbench, dtype: DType) -> None:
     np.testing.assert_array_equal(got[[0, 1, 2, 4, 5, 6, 7, 8, 9]].astype(np.float64), np.delete(wanted, 3))
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("read", [DType.FLOAT64, DType.FLOAT32])
 @pytest.mark.parametrize("dtype", [*INTS, DType.UINT64])
 def test_identity_rounds_to_even_and_saturates(bench: Workbench, dtype: DType, read: DType) -> None:
@@ -171,7 +171,7 @@ def test_an_int64_is_rounded_to_float32_once(bench: Workbench) -> None:
     assert run(bench, PointwiseMode.IDENTITY, (x,), DType.FLOAT32).item() == 2.0**62 + 2.0**39
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
@@ -393,7 +393,7 @@ def test_bits_of_bools_are_truth_values(bench: Workbench) -> None:
     assert run(bench, PointwiseMode.BITWISE_XOR, (x, ~x), DType.BOOL).tolist() == [True, True]
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("mode", [PointwiseMode.ELU, PointwiseMode.SELU, PointwiseMode.CELU])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_the_sign_of_zero_is_kept(bench: Workbench, mode: PointwiseMode, dtype: DType) -> None:
