@@ -38,6 +38,7 @@ from ..patience import PATIENCE_S
 
 __all__ = [
     "CUPY",
+    "KEPT",
     "PATHS",
     "PREAMBLE",
     "compile_for",
@@ -179,9 +180,10 @@ _APART = "-fno-gnu-unique"
 """Else libraries share what a kernel has as shared memory."""
 PATHS: list[pytest.TempPathFactory] = []
 """Of this process; the folder's `conftest` puts it here."""
-_KEPT = Path(__file__).resolve().parents[2] / "build" / "kernels-of-tests"
+KEPT = Path(__file__).resolve().parents[2] / "build" / "kernels-of-tests"
 """Libraries by the hash of all that they are compiled from. `make clean` removes them."""
 _KEPT_FOR_S = 7 * 24 * 3600.0
+_DIGEST_BYTES = hashlib.sha256().digest_size
 _made: dict[str, tuple[ctypes.CDLL, int]] = {}
 """Of each source that was compiled: the library, and its number there."""
 
@@ -190,7 +192,7 @@ def library(code: str) -> ctypes.CDLL:
     """Some C++, with what CUDA has besides. Skips the test if there is no compiler.
 
     It is compiled once in a run of pytest, whichever of its processes needs it first, and not at all if an
-    earlier run has compiled it and left it in `_KEPT`.
+    earlier run has compiled it and left it in `KEPT`.
     """
     compiler = shutil.which("g++")
     if compiler is None:
@@ -225,28 +227,41 @@ def _version_of(compiler: str) -> str:
 
 
 def _kept(name: str, into: Path) -> bool:
-    """Whether an earlier run has left a library, which is then copied to `into`."""
+    """Whether an earlier run has left a library as it was made. It is then copied to `into`."""
+    file = KEPT / f"{name}.so"
     try:
-        os.utime(_KEPT / f"{name}.so")
-        shutil.copyfile(_KEPT / f"{name}.so", into)
+        content = file.read_bytes()
     except OSError:
         return False
+    with contextlib.suppress(OSError):  # another user's: it is used, too
+        os.utime(file)
+    library, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    if hashlib.sha256(library).digest() != digest:
+        return False
+    into.write_bytes(library)
     return True
 
 
 def _keep(name: str, library: Path) -> None:
-    """Leave a library for runs to come. Another run may do the same at the same time: it is there, or not."""
-    with contextlib.suppress(OSError):  # where nothing can be left, each run compiles
-        _KEPT.mkdir(parents=True, exist_ok=True)
-        own = _KEPT / f"{name}.{os.getpid()}"
-        shutil.copyfile(library, own)
-        own.replace(_KEPT / f"{name}.so")
+    """Leave a library for runs to come. Another run may do the same at the same time: it is there, or not.
+
+    Its digest is behind it: where the machine stops meanwhile, a file may have its name before its content.
+    """
+    own = KEPT / f"{name}.{os.getpid()}"
+    try:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        content = library.read_bytes()
+        own.write_bytes(content + hashlib.sha256(content).digest())
+        own.replace(KEPT / f"{name}.so")
+    except OSError:  # where nothing can be left, each run compiles
+        with contextlib.suppress(OSError):
+            own.unlink()
 
 
 def forget_unused() -> None:
     """Remove the libraries that no run has used for a week: sources change, and some are drawn at random."""
     with contextlib.suppress(OSError):
-        for each in _KEPT.iterdir():
+        for each in KEPT.iterdir():
             if each.stat().st_mtime < time.time() - _KEPT_FOR_S:
                 each.unlink(missing_ok=True)
 
