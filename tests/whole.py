@@ -10,9 +10,9 @@ the fast plans depends on them: of these, each pair is run. So it is of convolut
 operations, which the engine in float64 computes tile by tile, and of how it rounds: the marker of these tests
 is `pairwise(of_exact=True)`.
 
-Of random problems of engines, and of rounds of a race, it runs a third. Other examples of hypothesis are three
-times as many in `make test-all`: they take little, and a state machine with a third of them missed what it is
-there to find.
+Of random problems of engines, and of rounds of a race, it runs a third; and of the random problems that must
+show a mistake, a third have to. Other examples of hypothesis are three times as many in `make test-all`: they
+take little, and a state machine with a third of them missed what it is there to find.
 
 `make test-gpu` runs all cases, too. `TEST_ALL=1 pytest tests/memory` runs all of one folder.
 """

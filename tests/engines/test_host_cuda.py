@@ -26,7 +26,7 @@ class Runs:
         self._made: Path | None = None
         self._run = subprocess.run
         monkeypatch.setattr(host_cuda, "KEPT", folder / "build" / "kept")
-        monkeypatch.setattr(host_cuda.subprocess, "run", self._compile)
+        monkeypatch.setattr(subprocess, "run", self._compile)
 
     def _compile(self, command: list[str], **options: Any) -> Any:
         if "-v" in command:
