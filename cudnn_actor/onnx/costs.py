@@ -192,7 +192,7 @@ def _gemm(call: _Call) -> int:
 
 
 def _summands(call: _Call) -> int:
-    """The summands of an element of a product of matrices."""
+    """The steps of a product of matrices, each of whose elements is a sum."""
     elements = _BOUNDS[call.node.op_type][0](call)
     return 2 * elements * max(call.given(0).shape, default=1)
 

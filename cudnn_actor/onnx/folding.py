@@ -183,7 +183,7 @@ def misfit(
     *,
     ranks_alone: bool = False,
 ) -> str:
-    """The reason for which ONNX finds that the dims of a node's inputs do not fit its operator; empty if it
+    """The contradiction that ONNX finds between the dims of a node's inputs and its operator; empty if it
     finds none.
 
     `ranks_alone`: whether ONNX is told only the ranks of computed values, not their dims.

@@ -53,7 +53,11 @@ class Constants:
         with the results."""
 
     def folded(self, view: Node, opsets: Mapping[str, int]) -> Sequence[Value | None] | None:
-        """The results of a node whose inputs are all constants; None if one is not. Raises `Declined`."""
+        """The results of a node whose inputs are all constants. Raises `Declined`.
+
+        None if an input is no constant, or if the node draws random numbers, or has a handler or a body and
+        cannot be computed now.
+        """
         if view.schema.node_determinism == defs.OpSchema.NodeDeterminism.NonDeterministic:
             return None
         if not all(value is None or value.fixed for value in view.inputs):

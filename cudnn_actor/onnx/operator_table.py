@@ -36,8 +36,8 @@ UNSEEDED = (
 
 
 def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Any], Any]:
-    """Decorate the handler of these operators. It counts from a version of the domain on, until another
-    handler's begins."""
+    """Decorate the handler of these operators. It handles them from version `since` of the domain on, up to
+    the version at which another handler begins."""
 
     def decorate(handler: Any) -> Any:
         for name in names:

@@ -177,7 +177,7 @@ class Precision:
         return array if dtype is None or _floating(DType.of(array.dtype)) is None else rounded(array, dtype)
 
     def _source(self, value: Value | None) -> Value | None:
-        """The value of a result before it was rounded; None if it was not rounded."""
+        """The value of a result before it was rounded; the value itself if it was not."""
         return self._sources[id(value)][1] if id(value) in self._sources else value
 
     def _wide(self, values: _Inputs, since: int = 0) -> list[Value | None]:
