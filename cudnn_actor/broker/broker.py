@@ -170,7 +170,8 @@ class Broker(Generic[W]):
         Raises
         ------
         CudnnActorError, TypeError, OSError, MemoryError
-            The message is not valid. It has not begun; the caller must `refuse` it.
+            The message is not valid, or there is no memory or no descriptor for it. It has not begun; the
+            caller must `refuse` it.
         """
         if envelope.future is not None and envelope.is_unawaited:
             self.withdraw(envelope)

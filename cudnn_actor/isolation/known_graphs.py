@@ -165,7 +165,7 @@ class SentGraphs:
             self._drop(next(iter(self._nbytes)))
 
     def forget(self, identities: Collection[str]) -> None:
-        """Have these graphs forgotten, if the other side keeps them."""
+        """Let the other side forget these graphs, if it keeps them."""
         for identity in tuple(self._nbytes):
             if identity in identities:
                 self._drop(identity)

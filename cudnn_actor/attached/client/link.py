@@ -220,7 +220,7 @@ class Link(Mailbox):
             self._loop.call_soon_threadsafe(what, *arguments)
 
     def waiting_elsewhere(self) -> int:
-        """How many requests the service's process has."""
+        """0: requests that the service's process has do not count, as the window bounds them."""
         return 0
 
     def withdraw(self, number: int, expired: bool) -> None:

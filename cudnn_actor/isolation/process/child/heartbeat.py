@@ -96,7 +96,7 @@ class Heartbeat:
 
 
 def end_with(parent: int) -> None:
-    """Have this process end when its parent does, by watching the parent's pidfd.
+    """Let this process end when its parent does, by watching the parent's pidfd.
 
     This is the second safeguard. The first is the lifeline: the kernel kills a worker whose lifeline is cut.
     But a process that was forked from the parent without Python's knowledge may hold a copy of the parent's

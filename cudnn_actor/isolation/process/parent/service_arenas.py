@@ -77,7 +77,7 @@ class ServiceArenas:
     def take(self, frame: ArenaMade | ArenaImported | ArenaRefused) -> None:
         """Handle the worker's answer to `CreateArena` or `ImportArena`. Raises `Violation`.
 
-        Behind this call, the caller starts the allocations that wait for the arena. If this process has no
+        After this call, the caller starts the allocations that wait for the arena. If this process has no
         room for it, the first of them fails.
         """
         wanted = self.broker.arenas.wanted

@@ -205,8 +205,8 @@ class Values:
     def write(self, request: WorkerRequest) -> None:
         """Write an array to a buffer: in this process, or in the worker through staging memory.
 
-        Raises an error if the array is not valid, `OutOfMemory`, `OutOfDescriptors`, `MemoryError`. The
-        caller then discharges the request.
+        Raises `OutOfMemory`, `OutOfDescriptors` or `MemoryError`, and an error of the array if that is not
+        valid. The caller then discharges the request.
         """
         (slot,) = request.slots
         data, envelope, broker = request.message.data, request.envelope, self.broker

@@ -238,7 +238,7 @@ class WorkerHost:
         self.arenas.import_from(number, nbytes, descriptor)
 
     def drop_import(self, number: int) -> None:
-        """Have the worker unmap it."""
+        """Let the worker unmap an imported arena."""
         self.arenas.drop_import(number)
 
     def drop_arena(self, number: int) -> None:

@@ -94,11 +94,11 @@ class Workers:
             told.append(worker)
 
     def map_segment(self, number: int, nbytes: int, descriptor: int) -> None:
-        """Have every worker map a new segment of staging memory. Raises as `have_mapped`."""
+        """Let every worker map a new segment of staging memory. Raises as `have_mapped`."""
         self.have_mapped(MapStage(number, nbytes), descriptor, UnmapStage(number))
 
     def unmap_segment(self, number: int) -> None:
-        """Have every worker unmap a segment."""
+        """Let every worker unmap a segment."""
         self.tell_all(UnmapStage(number))
 
     def _all(self) -> list[WorkerEnd]:
