@@ -34,10 +34,10 @@ def assemble(parts: Sequence[Mapping[str, np.ndarray]], batch: Mapping[str, np.n
 def divided(
     results: Mapping[str, np.ndarray], counts: Sequence[int], size: int, *, locked: bool = False
 ) -> list[dict[str, np.ndarray]]:
-    """The outputs of each request: arrays of its own, which keep no other's alive.
+    """The outputs of each request, as arrays of its own. They keep no other request's outputs alive.
 
-    NumPy releases the interpreter's lock while it copies more than 500 elements. If other threads want it,
-    a thread gets it back later than a short copy takes. `locked`: keep the lock.
+    NumPy releases the interpreter's lock while it copies more than 500 elements. If other threads want the
+    lock, getting it back takes longer than a short copy. `locked`: whether to keep the lock.
     """
     parts: list[dict[str, np.ndarray]] = [{} for _ in counts]
     for name, whole in results.items():
@@ -58,7 +58,8 @@ def _copies_of_parts(whole: np.ndarray, counts: Sequence[int], size: int) -> Ite
 
 
 def _copies_with_the_lock(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
-    """The same, of C-contiguous arrays, by copies of bytes, which Python makes itself."""
+    """Yield the same as `_copies_of_parts`, for a C-contiguous array, without releasing the interpreter's lock:
+    Python itself copies the bytes."""
     content, dims, dtype = whole.reshape(-1).view(np.uint8).data, whole.shape[1:], whole.dtype
     row, end = whole.nbytes // len(whole), 0
     for count in counts:

@@ -45,7 +45,8 @@ class Batch:
     requests
         The requests that the batch runs.
     taken
-        How many requests were taken for the batch, with those that were withdrawn before it began.
+        How many requests were taken for the batch, including those that were withdrawn, or whose `timeout`
+        passed, before it began.
     """
 
     def __init__(self, requests: Sequence[Request], taken: int) -> None:

@@ -80,7 +80,7 @@ class Batchable(Features, Protocol):
 class BatchedModel:
     """A model that runs requests of many tasks together. `CudnnRef.batched` makes it; use it in `async with`.
 
-    Every method runs on the event loop that entered it. So nothing else runs between two `await`s of a
+    Every method runs on the event loop that entered it. So no other method runs between two `await`s of a
     method.
 
     Parameters

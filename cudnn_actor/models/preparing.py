@@ -154,7 +154,7 @@ class Preparing:
                 return built
 
     async def _warm_steps(self, steps: Sequence[Step], deadline: Deadline, tune: Tune, *, soon: bool) -> int:
-        """Have the service build the plans of the graphs and bodies. Each run allocates the cells."""
+        """Let the service build the plans of the graphs and bodies. Each run allocates the cells."""
         built = 0
         for step in steps:
             message = Warm(graphs=(step.graph,), tune=tune, soon=soon)

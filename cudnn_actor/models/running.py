@@ -1,4 +1,4 @@
-"""Runs of a model's graphs: what a run sends, and what becomes of its answer."""
+"""Runs a model's graphs: sends the messages of a run, and returns the outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Running:
     gpu
         The `CudnnRef` of the service.
     keeping, preparing
-        What the model keeps, and what makes its graphs ready.
+        The model's graphs and weights, and the object that makes the graphs ready.
     """
 
     def __init__(self, gpu: Any, keeping: Keeping, preparing: Preparing) -> None:
@@ -44,10 +44,10 @@ class Running:
     ) -> dict[str, Any] | None:
         """Run the graph that the service has for arrays of these specs. Raises as `run`.
 
-        None if there is more to do than that: then nothing has run, and `run` does it.
+        None if that is not enough, for example because no such graph is deployed. Then call `run`.
 
-        What nearly all runs come to, without the layers around `run`: each coroutine that awaits another one
-        is gone through once more when the answer is there.
+        Nearly all runs take this way, which has fewer layers than `run`: when an answer arrives, Python goes
+        through each coroutine that awaits another one.
         """
         keeping = self._keeping
         try:

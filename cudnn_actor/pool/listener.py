@@ -1,4 +1,4 @@
-"""What is told of what happens to a member of a pool."""
+"""The listener to the changes and events of a pool's members."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ class Numbered(Protocol):
 
     @property
     def number(self) -> int:
-        """Its number in the pool, from 0."""
+        """The member's number in the pool, from 0."""
 
     @property
     def name(self) -> str:
-        """Its name in log lines and events."""
+        """The member's name in log lines and events."""
 
 
 class Listener(Protocol[M_contra]):
-    """What the pool does with what happens to a member."""
+    """The object that a member tells of its changes and events."""
 
     async def prepare(self, member: M_contra, /) -> None:
-        """Make a member that has just started ready for requests. Raises `CudnnActorError`."""
+        """Prepare a member that has just started for requests. Raises `CudnnActorError`."""
 
     def up(self, member: M_contra, /) -> None:
-        """Take note that a member may get requests."""
+        """Note that a member may get requests."""
 
     def pauses(self, member: M_contra, /) -> None:
-        """Take note that the worker of a member restarts, which will run what the member has."""
+        """Note that a member's worker restarts. The new worker will run the member's requests."""
 
     def lost(self, member: M_contra, /) -> None:
-        """Take note that a member has ended, or cannot be reached, with all that it had."""
+        """Note that a member has ended or cannot be reached, and that its requests and buffers are lost."""
 
     def given_up(self, member: M_contra, /) -> None:
-        """Take note that a member is not started again."""
+        """Note that a member is not started again."""
 
     def happened(self, event: LifecycleEvent, /) -> None:
-        """Take note of an event."""
+        """Note an event."""

@@ -1,4 +1,4 @@
-"""What follows for a pool from what happens to its members: the same for `Pool` and `RayPool`."""
+"""Carries out, for `Pool` and `RayPool`, the consequences of changes of the members."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ M = TypeVar("M", bound=Numbered)
 
 
 class Membership(Generic[M]):
-    """The listener of all members of a pool: it says who gets requests, and keeps the events.
+    """The listener of all members of a pool: it decides which members get requests, and keeps the events.
 
     Parameters
     ----------
     name
-        The pool's.
+        The pool's name.
     members
-        How many there are.
+        How many members the pool has.
     dispatching
-        Where the pool's requests are.
+        The dispatching, which has the pool's requests.
     log
-        Where the log lines of events go.
+        The log for the lines of events.
     prepare
-        Makes on a member that has just started what all members have. Raises `CudnnActorError`.
+        A function that makes the pool's models and buffers on a member that has just started. It raises
+        `CudnnActorError`.
     on_lost
-        Called with a member that was lost, before others get what it had.
+        This is called with a member that was lost, before others get its requests.
     on_given_up
-        Called with a member that is not started again, and with how many members remain.
+        This is called with a member that is not started again, and with the number of members that remain.
     """
 
     def __init__(
@@ -80,23 +81,23 @@ class Membership(Generic[M]):
         """How many members have been up, and were not given up."""
         return self._members - len(self._unsettled | {member.number for member in self._given_up})
 
-    # What happens: see `listener.Listener`.
+    # The methods of `listener.Listener`.
 
     async def prepare(self, member: M) -> None:
-        """Make on a member that has just started what all members have."""
+        """Make the pool's models and buffers on a member that has just started."""
         await self._prepare(member)
 
     def up(self, member: M) -> None:
-        """Give a member requests."""
+        """Let a member get requests."""
         self._dispatching.up(member.number)
         self._settle(member)
 
     def pauses(self, member: M) -> None:
-        """Give a member nothing new while its worker restarts."""
+        """Give a member no new requests while its worker restarts."""
         self._dispatching.pause(member.number)
 
     def lost(self, member: M) -> None:
-        """Give what a member had to others."""
+        """Give the requests of a lost member to others."""
         if self._on_lost is not None:
             self._on_lost(member)
         self._dispatching.lost(member.number)
@@ -109,7 +110,7 @@ class Membership(Generic[M]):
         self._on_given_up(member, self.remaining)
 
     def happened(self, event: LifecycleEvent) -> None:
-        """Keep an event, tell whoever follows the events, and write its log line."""
+        """Keep an event, let it reach the iterators of `events.follow`, and write its log line."""
         event = stamped(event, self._name, Clock())
         self.events.append(event)
         log_event(self._log, event)

@@ -81,7 +81,7 @@ class Routing:
         How many members there are, at least 1. They are numbered from 0, and are up at first.
     choose
         The function that chooses the member that gets a request among the members that are up. None for
-        `least_of(CHOICES)`.
+        `least_time_of(CHOICES)`.
     seed
         The seed of the random generator for `choose`.
     max_losses

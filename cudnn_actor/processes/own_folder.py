@@ -1,4 +1,4 @@
-"""Temporary folders of one process. Those that killed processes have left are removed by the next one."""
+"""Temporary folders of one process. The next process removes folders that killed processes have left."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class OwnFolder:
-    """A new folder among those for temporary files, of this user alone.
+    """A new temporary folder, which only this user can read.
 
-    Making one removes folders for the same purpose whose processes have ended without removing them. It
-    blocks for the file system. Raises `OSError`.
+    The constructor also removes this user's folders for the same purpose whose processes have ended without
+    removing them. It blocks for the file system, and raises `OSError`.
 
     A folder on a file system without locks is not removed by others, and removes none.
 
     Parameters
     ----------
     purpose
-        A word of its name.
+        A word for the folder's name.
     """
 
     def __init__(self, purpose: str) -> None:
@@ -58,13 +58,13 @@ class OwnFolder:
         forks.watch(self)
 
     def remove(self) -> None:
-        """Remove it with all that lies there. Blocks for the file system. Idempotent."""
+        """Remove the folder with everything in it. Blocks for the file system. Idempotent."""
         if self._unlock.alive:
             shutil.rmtree(self.path, ignore_errors=True)
             self._unlock()  # last: until then, nobody else removes it
 
     def forget_parent(self) -> None:
-        """In a forked child: leave the folder to the parent."""
+        """In a forked child, leave the folder to the parent."""
         if self._unlock.detach() is not None:
             _close(self._lock)
 

@@ -50,8 +50,8 @@ def deployment(
         The deployment's name, and that of its replicas' services.
     max_batch, max_delay_us
         The most samples in a batch, and the most microseconds that a request waits for other requests, unless
-        the most batches run. With `max_batch` None, each request runs by itself; so it does with a model that
-        cannot be batched.
+        as many batches run as may run at a time. With `max_batch` None, each request runs by itself; so does
+        each request for a model that cannot be batched.
     num_gpus, num_cpus, runtime_env
         The resources of a node that a replica takes, and Ray's environment for it. With `num_gpus=0` it runs
         on the CPU.

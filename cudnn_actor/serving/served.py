@@ -27,7 +27,7 @@ PLATFORM = "cudnn_actor"
 class Served:
     """A version of a model that answers requests. `load` makes it.
 
-    All methods run on one event loop. So nothing else runs between two `await`s of a method.
+    All methods run on one event loop. So no other method runs between two `await`s of a method.
 
     Parameters
     ----------
