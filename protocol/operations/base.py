@@ -137,9 +137,11 @@ _WHOLE = frozenset((int,))
 
 @functools.lru_cache(1 << 12, typed=True)
 def _spec(dims: tuple[int, ...], strides: tuple[int, ...], dtype: DType, alignment: int) -> TensorSpec:
-    """See `GraphTensor.spec`. Making one checks it, and a graph's tensors have few different ones.
+    """See `GraphTensor.spec`. It is cached because a spec is checked when it is made, and the tensors of a
+    graph have few different ones.
 
-    `typed`, and called for ints alone: else True would find what 1 has made, and a str what a `DType` has.
+    The cache is `typed`, and this is called only with ints. Otherwise True would get the spec of 1, and a str
+    that of a `DType`.
     """
     return TensorSpec(dims=dims, strides=strides, dtype=dtype, alignment=alignment)
 
@@ -166,7 +168,7 @@ def needed_of_leading(
 def needed_of_lines(
     specs: Specs, wanted: Mapping[str, Region], reduced: Iterable[int], names: Sequence[str]
 ) -> dict[str, Region] | None:
-    """What `needed_of_leading` gives where these dims of the inputs, from 0, are reduced, and no others."""
+    """The result of `needed_of_leading` if exactly these dims of the inputs, from 0, are reduced."""
     first = min(reduced, default=max(specs[name].rank for name in names))
     return needed_of_leading(specs, wanted, first, names)
 
@@ -174,7 +176,7 @@ def needed_of_lines(
 def needed_along(
     specs: Specs, wanted: Mapping[str, Region], axis: int, names: Iterable[str]
 ) -> dict[str, Region] | None:
-    """What `Operation.needs` gives where each line along a dim of these inputs, from 0, is computed apart.
+    """The result of `Operation.needs` if each line along a dim of these inputs, from 0, is computed alone.
 
     None if a part of a line is wanted, or other lines of one output than of another.
     """
@@ -353,7 +355,7 @@ class Operation(Record, Generic[T], tag=True):
     def samples_of_each(self) -> bool:
         """Whether each element of `samples` follows from the number drawn in its place alone.
 
-        Then `samples` takes draws of any dims. So it is where there are no samples.
+        Then `samples` takes draws of any dims. It is True if there are no samples, too.
         """
         return type(self).samples is Operation.samples
 

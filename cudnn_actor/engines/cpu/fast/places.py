@@ -89,7 +89,7 @@ class NamedPlaces:
         return self._recording_of_places[0].nbytes
 
     def bind(self, memory: Scratch) -> BoundPlaces:
-        """What names these places, in this memory."""
+        """The calls and arrays that find these places, in this memory."""
         recording, given, at = self._recording_of_places
         calls, array = recording.on(memory.take((recording.nbytes,), np.uint8), {})
         found = tuple(array(one) if isinstance(one, Recorded) else one for one in at)

@@ -148,7 +148,7 @@ class _Levels:
         return self.join.calls(one, other, self._at(into, slice(0, self._length)), self.memory)
 
     def values_ahead(self, ahead: int) -> list[Array]:
-        """The values that lie `ahead` elements behind the first ones of windows of one length."""
+        """The values `ahead` elements after the first ones of the windows, which all have one length."""
         first, axis = ahead * self.axis.dilation, self.axis
         return self._at(
             self._arrays[0], slice(first, first + (axis.count - 1) * axis.stride + 1, axis.stride)

@@ -159,7 +159,7 @@ class _Walk:
             np.add(gates, self._own["bias"][rows], gates)
 
     def _apply(self, number: int, first: int, stop: int) -> None:
-        """Put the function of this number in the place of what these gates are computed from."""
+        """Clip the inputs of the gates `first:stop`, and apply the function with this number to them."""
         values, clip = self._each[:, first:stop], self._node.clip
         if clip is not None:
             np.maximum(values, -clip, out=values)

@@ -312,7 +312,7 @@ class Resampled:
 
 
 def _sum_along(along: Along, axis: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
-    """The sums along one axis of arrays that are contiguous, as NumPy's `take` wants them."""
+    """Calls that compute the sums along one axis. The arrays are contiguous, as NumPy's `take` wants them."""
     if along.weights is None:
         yield partial(x.take, along.places[0], axis, y, "clip")
         return

@@ -176,7 +176,7 @@ class _Block:
             yield from self._take(line, wanted)
 
     def _take(self, x: Array, places: Array) -> Iterator[Call]:
-        """The elements in these places."""
+        """Calls that take the elements in these places."""
         if self._values.flags.c_contiguous:
             yield partial(x.take, places, None, self._values, "clip")
             return

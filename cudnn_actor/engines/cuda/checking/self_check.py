@@ -126,7 +126,7 @@ class SelfCheck:
 
     @functools.cached_property
     def _place(self) -> Place:
-        """Where results are evaluated, looked for when something is: that takes a part of a check's time."""
+        """The place where results are evaluated. It is found when it is first needed: that takes time."""
         return self._given_place or self.context.place(self._graph)
 
     @contextlib.contextmanager

@@ -114,7 +114,7 @@ class CheckedTensor(Guarded):
         _draw(self.pointer, dtype, self.nbytes // dtype.itemsize, self._seed)
 
     def fill_with(self, numbers: np.ndarray) -> None:
-        """Replace the values: each of `NUMBERS` by what stands in its place in `numbers`."""
+        """Replace the values: each of `NUMBERS` by the number at the same index of `numbers`."""
         dtype = self._tensor.dtype
         count = self.nbytes // dtype.itemsize
         enqueue("fill", count, (self.pointer, dtype.itemsize, *_bits_of(numbers, dtype), count, self._seed))

@@ -28,7 +28,7 @@ _ROWS = range(128, 257)
 
 
 class Names(Protocol):
-    """The names of candidates, in cuDNN's order: a list, or what asks cuDNN for each."""
+    """The names of candidates, in cuDNN's order: a list, or an object that asks cuDNN for each."""
 
     def __len__(self) -> int: ...
 
@@ -38,8 +38,8 @@ class Names(Protocol):
 def rank(graph: OperationGraph, names: Names, first: int = 0) -> list[int]:
     """The indices from `first` on of cuDNN's candidates, in the order in which they are to be tried.
 
-    The candidates that the graph's numerics prefer are the first. Where the order is cuDNN's, no name is
-    looked at.
+    The candidates that the graph's numerics prefer are the first. If the order is cuDNN's, no name is
+    asked for.
     """
     wanted = _first(graph)
     indices = range(first, len(names))

@@ -1,15 +1,14 @@
-"""In a CUDA graph, an edge that a kernel waits for in the place of a barrier in front of it.
+"""Full edges of a captured CUDA graph, in place of barriers between two kernels.
 
-A kernel that may begin before the one in front of it has ended gets a programmatic edge when it is captured:
-the kernel in front allows it to begin. A barrier (`barriers`) stands in between: a kernel of its own, which
-takes about a microsecond. Here a node stands there that does nothing, not even a launch. Only kernels allow
-others to begin early, so both edges of that node are full ones: what is behind it begins when what is in
-front of it has ended.
+A kernel that may begin before the kernel in front of it has ended gets a programmatic edge when it is
+captured: the kernel in front allows it to begin. A barrier (`barriers`) prevents that. It is a kernel, too,
+and takes about a microsecond. An empty node, which launches nothing, can take its place. Only kernels allow
+others to begin early, so both edges of an empty node are full edges: the kernel after the node begins when
+the kernel in front of the node has ended.
 
-That is as strong as a barrier, which waits for the same node. But whether a driver and cuDNN keep to it is
-seen in runs alone. So barriers are left out only with versions of both for which at least `LEAST_REPLAYS`
-replays were compared, bit for bit, with those of a graph with barriers, and none differed
-(`benchmarks.full_edges`).
+This orders the two kernels as strictly as a barrier does. But only runs can show whether a driver and cuDNN
+obey it. So barriers are replaced only with versions of both for which at least `LEAST_REPLAYS` replays were
+compared, bit for bit, with those of a graph with barriers, and none differed (`benchmarks.full_edges`).
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#programmatic-dependent-launch-and-synchronization
 """
 
@@ -29,8 +28,8 @@ LEAST_REPLAYS = 10_000
 
 
 class Versions(NamedTuple):
-    """What decides: the versions of cuDNN, as 91900, and of CUDA in the driver, as 13000; and the device's
-    compute capability, as "90"."""
+    """The versions of cuDNN, such as 91900, and of CUDA in the driver, such as 13000; and the device's
+    compute capability, such as "90"."""
 
     cudnn: int
     driver: int
@@ -44,7 +43,7 @@ _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 
 
 def versions() -> Versions:
-    """Those of this process."""
+    """The versions in this process, and the capability of the current device."""
     loaded = libraries()
     return Versions(
         int(loaded.cudnn.backend_version()),
@@ -54,12 +53,12 @@ def versions() -> Versions:
 
 
 def are_proved() -> bool:
-    """Whether edges may stand in the place of barriers on the current device."""
+    """Whether edges may replace barriers on the current device."""
     return bool(PROVED) and versions() in PROVED
 
 
 def wait_by_edge(stream: Any) -> None:
-    """Have what is captured next on a stream that is being captured wait for the end of all before it.
+    """Let the next work that is captured on a stream wait for the end of the work that was captured before.
 
     Raises `EngineFailure`.
     """
@@ -84,5 +83,5 @@ def wait_by_edge(stream: Any) -> None:
 
 @functools.cache
 def driver() -> Any:
-    """The driver's library. These calls keep the interpreter's lock: each is short."""
+    """The driver's library. Its calls keep the interpreter's lock, because each is short."""
     return ctypes.PyDLL("libcuda.so.1")

@@ -37,8 +37,8 @@ class CudaPlan:
         self.recipe = recipe
         self.graphs = graphs
         self.runs: dict[Hashable, tuple[Any, Any]] = {} if runs is None else runs
-        """What enqueues a step's kernel, product or graph, by thread, handle and that, each with the handle.
-        Programs add to it: equal steps of a plan, and of its halves, share what is made for them."""
+        """The functions that enqueue steps, by thread, handle and the step's kernel, product or graph, each
+        with the handle. Programs add to them: equal steps of a plan, and of its halves, share a function."""
         self.tag = recipe.tag
         self.workspace = recipe.workspace
         self.checked = recipe.checked

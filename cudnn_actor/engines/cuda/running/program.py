@@ -145,11 +145,11 @@ def _behind_barrier(run: _Step, stream: Any, waiting: _Waiting) -> _Step:
 
 
 class _Shared:
-    """What enqueues steps: made once for equal steps, by one thread for one handle.
+    """The functions that enqueue steps. One thread makes them for one handle, once for equal steps.
 
     Products are compared by value. Kernels and operations are the same only if they are one object: of two
-    that compare equal, one may have 0.0 where the other has -0.0. Each is kept beside the handle, whose
-    number nothing else has as long as it lives; steps and graphs live as long as their plan.
+    that compare equal, one may have 0.0 where the other has -0.0. Each function is kept with the handle, so
+    that no other object gets the handle's `id`; steps and graphs live as long as their plan.
     """
 
     def __init__(self, known: dict[Hashable, tuple[Any, Any]], handle: Any) -> None:
