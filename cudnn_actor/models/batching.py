@@ -80,8 +80,7 @@ class Batchable(Features, Protocol):
 class BatchedModel:
     """A model that runs requests of many tasks together. `CudnnRef.batched` makes it; use it in `async with`.
 
-    Every method runs on the event loop that entered it. So no other method runs between two `await`s of a
-    method.
+    Every method runs on the event loop that entered it, so no other method runs between two `await`s.
 
     Parameters
     ----------
@@ -268,8 +267,7 @@ class BatchedModel:
         try:
             return await request.future
         except BaseException:
-            # The task was cancelled, or closed with its loop. If an error is the answer, nothing is left to
-            # do.
+            # The task was cancelled, or closed with its loop. If an error is the answer, this does nothing.
             with tolerating_closed(request.future.get_loop()):
                 request.future.cancel()
                 self._withdraw(request)
@@ -505,8 +503,7 @@ class BatchedModel:
         size: int,
         moments: tuple[int, int, int],
     ) -> None:
-        """Answer requests that ran together. `moments`: when the batch began, when its run began, and when it
-        ended."""
+        """Answer requests that ran together. `moments`: when the batch began, its run began, and that ended."""
         began_ns, assembled_ns, ran_ns = moments
         counts = [each.samples for each in requests]
         parts = await self._divide(results, counts, size)
@@ -541,10 +538,8 @@ class BatchedModel:
     ) -> tuple[dict[str, np.ndarray], int]:
         """Assemble a batch in memory that the device reads without another copy, and run it.
 
-        Returns the outputs, and when the run began.
-
-        Another batch gets the memory only if this one was answered: a run that nobody waits for may still
-        read it.
+        Returns the outputs, and when the run began. Another batch gets the memory only if this one was
+        answered: a run that nobody waits for may still read it.
         """
         unused = self._memory.setdefault(group, [])
         memory = (
@@ -567,8 +562,7 @@ class BatchedModel:
     ) -> None:
         self._counts["divided"] += 1
         samples = sum(each.samples for each in requests)
-        # An `OutcomeUnknown` tells its sender to send the request again. This endpoint is the sender, and
-        # does so.
+        # An `OutcomeUnknown` tells the sender to send the request again. The sender is this endpoint.
         why = f"a crash ended it ({error.cause})" if isinstance(error, OutcomeUnknown) else str(error)
         then = "its requests run one by one"
         with speaking_for(self._name):
@@ -584,8 +578,7 @@ class BatchedModel:
                     self._fail([request], failure)
 
     def _leave_out(self, group: Hashable, size: int, error: CudnnActorError) -> bool:
-        """Form no more batches of a size whose graph the service refuses. Returns False if the size was left
-        out before."""
+        """Form no more batches of a size that the service refuses. Returns False if it was left out before."""
         if size not in self._forming.sizes(group):
             return False
         with speaking_for(self._name):
