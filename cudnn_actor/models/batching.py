@@ -503,7 +503,7 @@ class BatchedModel:
         size: int,
         moments: tuple[int, int, int],
     ) -> None:
-        """Answer requests that ran together. `moments`: when the batch and its run began, and it ended."""
+        """Answer requests that ran together. `moments`: when the batch and its run began, and the run ended."""
         began_ns, assembled_ns, ran_ns = moments
         counts = [each.samples for each in requests]
         parts = await self._divide(results, counts, size)
@@ -578,7 +578,7 @@ class BatchedModel:
                     self._fail([request], failure)
 
     def _leave_out(self, group: Hashable, size: int, error: CudnnActorError) -> bool:
-        """Form no more batches of a size that the service refuses. Returns False if none were formed."""
+        """Form no more batches of a size that the service refuses. Returns False if that was so before."""
         if size not in self._forming.sizes(group):
             return False
         with speaking_for(self._name):
