@@ -503,7 +503,7 @@ class BatchedModel:
         size: int,
         moments: tuple[int, int, int],
     ) -> None:
-        """Answer requests that ran together. `moments`: when the batch and its run began, and the run ended."""
+        """Answer the requests of a batch. `moments`: when batch and run began, and when the run ended."""
         began_ns, assembled_ns, ran_ns = moments
         counts = [each.samples for each in requests]
         parts = await self._divide(results, counts, size)
