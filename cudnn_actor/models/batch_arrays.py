@@ -58,8 +58,10 @@ def _copies_of_parts(whole: np.ndarray, counts: Sequence[int], size: int) -> Ite
 
 
 def _copies_with_the_lock(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
-    """Yield the same as `_copies_of_parts`, for a C-contiguous array, without releasing the interpreter's lock:
-    Python itself copies the bytes."""
+    """Yield the same as `_copies_of_parts`, for a C-contiguous array, without releasing the interpreter's lock.
+
+    Python itself copies the bytes.
+    """
     content, dims, dtype = whole.reshape(-1).view(np.uint8).data, whole.shape[1:], whole.dtype
     row, end = whole.nbytes // len(whole), 0
     for count in counts:
