@@ -170,21 +170,19 @@ import sys
 from cudnn_actor.cli import main
 sys.exit(main(["doctor", "--json", "--device", "cpu"]))
 """
-DOCTOR = """
-import sys
+IN_A_THREAD = """
 import cudnn_actor.cli.diagnosis as diagnosis
-from cudnn_actor.cli import main
 bounded = diagnosis._run_bounded
 diagnosis._run_bounded = lambda device, isolation: bounded(device, "thread")
-sys.exit(main(["doctor", "--json"]))
 """
+DOCTOR = ("" if WHOLE else IN_A_THREAD) + ON_THE_CPU.replace(', "--device", "cpu"', "")
 
 
 def doctor(machine: Machine, program: str = DOCTOR, **environment: str) -> tuple[int, dict[str, Any]]:
     """What the doctor finds on a machine, and its exit status.
 
-    `DOCTOR` tries the service in a thread for both isolations, since a process takes a new interpreter. How
-    it tries that, the tests show that run the command.
+    Except in `make test-all`, `DOCTOR` tries the service in a thread for both isolations, since a process
+    takes a new interpreter. How it tries that, the tests show that run the command.
     """
     done = machine.run("-c", program, **environment)
     return done.returncode, json.loads(done.stdout)
