@@ -58,7 +58,7 @@ def _copies_of_parts(whole: np.ndarray, counts: Sequence[int], size: int) -> Ite
 
 
 def _copies_with_the_lock(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
-    """Yield the same as `_copies_of_parts`, for a C-contiguous array, without releasing the interpreter's lock.
+    """Yield the same as `_copies_of_parts`, for C-contiguous arrays, and keep the interpreter's lock.
 
     Python itself copies the bytes.
     """
