@@ -86,7 +86,7 @@ DIMS: list[tuple[tuple[int, ...], int, tuple[int, ...]]] = [
 each_dims = pytest.mark.parametrize(("x", "axis", "indices"), DIMS)
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @each_dims
 @pytest.mark.parametrize("gaps", [False, True])
 def test_gather_is_numpys_take(
@@ -116,7 +116,7 @@ def test_samples_may_have_indices_of_their_own(bench: Workbench, batch: int, axi
         np.testing.assert_array_equal(got[place], np.take(x[place], at[place], axis - batch))
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize(
     ("x", "axis", "indices"),
@@ -134,7 +134,7 @@ def test_elements_are_those_along_an_axis(
     np.testing.assert_array_equal(got, reference("GatherElements", [array[part], at], axis=positive))
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize(
     ("x", "indices", "batch"),
@@ -262,7 +262,7 @@ def whole(dims: tuple[int, ...], seed: int, dtype: DType = DType.FLOAT32) -> np.
     return np.random.default_rng(seed).integers(-3, 4, dims).astype(dtype.numpy)
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @each_reduction
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize("dims", DIMS)
@@ -281,7 +281,7 @@ def test_slices_are_written_one_after_the_other(
     np.testing.assert_array_equal(got, one_by_one(given["x"], places, reduction))
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @each_reduction
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize("dims", [((5, 4, 6), 1, (2, 9, 5)), ((5, 3), -1, (5, 6)), ((7,), 0, (20,))])
@@ -320,7 +320,7 @@ def test_scatters_are_onnxs(bench: Workbench, reduction: ScatterReduction) -> No
     np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @each_reduction
 @pytest.mark.parametrize(
     ("x", "indices", "batch"),
@@ -342,7 +342,7 @@ def test_writes_out_of_range_go_to_the_nearest_place(bench: Workbench) -> None:
     np.testing.assert_array_equal(got, given["updates"][[1, 2, 0]])
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @each_reduction
 @pytest.mark.parametrize(
     ("dtype", "values"),

@@ -212,7 +212,7 @@ def test_modes_are_numpys(mode: PadMode, data: st.DataObject) -> None:
     np.testing.assert_array_equal(computed(graph, {"x": x})["y"], np.pad(x, widths, mode))  # type: ignore[call-overload]
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DType)
 def test_modes_of_every_dtype(bench: Workbench, dtype: DType, mode: PadMode) -> None:
