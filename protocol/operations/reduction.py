@@ -206,9 +206,10 @@ class Reduction(_Reducing[T], tag=True):
                 return {"x": _Groups(xp, x, axes).factors(draw(x))}
             case ReductionMode.LOG_SUM_EXP:
                 return {"x": draw(x) + _TO_OVERFLOW.get(x.dtype, _FAR)}
-        # Sums of squares of many whole numbers are no float16.
+        # Sums of squares of many whole numbers are no float16. Integers as small as that would all be 0.
         squares = self.mode in (ReductionMode.SUM_OF_SQUARES, ReductionMode.L2)
-        excess = max(0, math.prod(x.dims[axis] for axis in axes).bit_length() - 11)
+        bits = math.prod(x.dims[axis] for axis in axes).bit_length()
+        excess = max(0, bits - 11) if x.dtype.is_floating else 0
         values = draw(x) + 4 if self.mode is ReductionMode.LOG_SUM else draw(x)
         return {"x": values * 2.0 ** -(-(-excess // 2) if squares else excess)}
 

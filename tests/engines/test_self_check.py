@@ -460,3 +460,17 @@ def test_a_result_of_few_elements_is_computed_from_several_draws() -> None:
     assert "of its results are wrong" in str(check.fault(plan))
     assert check.fault_of_draw(plan) is None, "the next plan has the first draw again"
     check.close()
+
+
+def test_a_long_sum_of_integers_is_no_sum_of_zeros() -> None:
+    """Numbers that are as small as those of float16 must be would all be rounded to 0."""
+    g = GraphBuilder()
+    graph = g.build(y=g.sum(g.input("x", (1 << 14,), DType.INT32))).body
+    assert fault(graph) is None
+    y = graph.tensor(graph.results[0])
+    zeros = elementwise(Constant(0.0), y.dtype, y.dims, [y.strides])
+    places = tuple(Buffer(place) for place, uid in enumerate(graph.bound) if uid == y.uid)
+    recipe = Recipe(tag="zeros", steps=(KernelStep(zeros, places),), scratch=0, buffers=2, scalars=0)
+    check = SelfCheck(graph, BuildContext(None, Stream()))
+    assert check.fault(CudaPlan(recipe, ())) is not None
+    check.close()
