@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from cudnn_actor.engines.cuda.checking.evaluated_reference import (
     OwnProducts,
     place_of,
 )
+from cudnn_actor.engines.cuda.checking.journal import Journal
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.checking.self_check_memory import CheckedTensor, Findings, draw_array
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
@@ -474,3 +476,26 @@ def test_a_long_sum_of_integers_is_no_sum_of_zeros() -> None:
     check = SelfCheck(graph, BuildContext(None, Stream()))
     assert check.fault(CudaPlan(recipe, ())) is not None
     check.close()
+
+
+def test_numbers_that_the_device_has_no_room_for_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.sum(g.input("x", (4, 6)), 1)).body
+    plan, path = compile_split(graph, None, None, choice=LAST), str(tmp_path / "journal")
+    check = SelfCheck(graph, BuildContext(None, Stream(), Journal(path)))
+    draw, drawn = check._draw, list[int]()
+
+    def draw_with_little_room(number: int) -> None:
+        drawn.append(number)
+        if number > 1:
+            raise MemoryError
+        draw(number)
+
+    monkeypatch.setattr(check, "_draw", draw_with_little_room)
+    assert check.fault(plan) is None
+    assert drawn == [1, 2, 0]
+    check.close()
+    for _ in range(2):
+        assert not Journal(path).may_kill(plan.tag)

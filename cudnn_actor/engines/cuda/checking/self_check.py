@@ -154,6 +154,18 @@ class SelfCheck:
             self._put_samples(first + count)
             self._sums = self._input_sums()
 
+    def _can_draw(self, draw: int, plan: str) -> bool:
+        """Draw as `_draw`. Returns False if the device has no room for it: what was checked has to do.
+
+        An exception would leave the check of the plan open in the journal, as if it had killed the process.
+        """
+        try:
+            self._draw(draw)
+        except libraries().cupy.cuda.memory.OutOfMemoryError:
+            log.warning("plan.unchecked", plan=plan, reason="no room on the device for other numbers")
+            return False
+        return True
+
     def _put_samples(self, first: int) -> None:
         """Give the graph's inputs the values that its operations ask for. `first`: its draws' first seed."""
         graph = self._graph
@@ -197,9 +209,9 @@ class SelfCheck:
         with journal.trying(plan.tag):
             fault = self.fault_of_draw(plan)
             for draw in self._more_draws:
-                if fault is None:
-                    self._draw(draw)
-                    fault = self.fault_of_draw(plan)
+                if fault is not None or not self._can_draw(draw, plan.tag):
+                    break
+                fault = self.fault_of_draw(plan)
         if self._more_draws or fault is not None:
             self._draw(0)  # a wrong plan may have written anywhere: the next plan must not be blamed for that
         return fault
