@@ -485,17 +485,17 @@ def test_numbers_that_the_device_has_no_room_for_are_left_out(
     graph = g.build(y=g.sum(g.input("x", (4, 6)), 1)).body
     plan, path = compile_split(graph, None, None, choice=LAST), str(tmp_path / "journal")
     check = SelfCheck(graph, BuildContext(None, Stream(), Journal(path)))
-    draw, drawn = check._draw, list[int]()
+    fill, seeds = CheckedTensor.fill, list[int]()
 
-    def draw_with_little_room(number: int) -> None:
-        drawn.append(number)
-        if number > 1:
+    def fill_with_little_room(tensor: CheckedTensor, seed: int) -> None:
+        seeds.append(seed)
+        if seed >= 8:  # of the draw behind the next one: two tensors, and their samples, for each
             raise MemoryError
-        draw(number)
+        fill(tensor, seed)
 
-    monkeypatch.setattr(check, "_draw", draw_with_little_room)
+    monkeypatch.setattr(CheckedTensor, "fill", fill_with_little_room)
     assert check.fault(plan) is None
-    assert drawn == [1, 2, 0]
+    assert seeds == [4, 5, 8, 0, 1], "at last, the first draw again"
     check.close()
     for _ in range(2):
         assert not Journal(path).may_kill(plan.tag)
