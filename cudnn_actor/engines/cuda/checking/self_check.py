@@ -120,6 +120,8 @@ class SelfCheck:
             before: uid for uid in graph.results if (before := graph.tensor(uid).overwrites) is not None
         }
         """Uid of a tensor that a result overwrites → uid of that result. Both are bound to one buffer."""
+        self._drawn: int | None = 0
+        """The draw of which the tensors have the values; None if they may have others."""
         few = any(0 < math.prod(graph.tensor(uid).dims) < _FEW for uid in graph.results)
         self._more_draws = range(1, _DRAWS_OF_FEW if few else 1)
         self.pointers = [self._tensors[self._overwritten.get(uid, uid)].pointer for uid in graph.bound]
@@ -148,11 +150,13 @@ class SelfCheck:
         """Give the inputs the values of a draw, which is 0 at first, and restore the guards. Blocks."""
         count = len(self._tensors)
         first = 2 * count * draw  # as many seeds for tensors, and for samples
+        self._drawn = None
         with self._working():
             for seed, tensor in enumerate(self._tensors.values(), first):
                 tensor.fill(seed)
             self._put_samples(first + count)
             self._sums = self._input_sums()
+        self._drawn = draw
 
     def _can_draw(self, draw: int, plan: str) -> bool:
         """Draw as `_draw`. Returns False if the device has no room for it: what was checked has to do.
@@ -201,19 +205,22 @@ class SelfCheck:
     def fault(self, plan: CudaPlan) -> str | None:
         """What is wrong with a plan; None if it passes. Blocks for milliseconds.
 
-        If there is no reference for the graph, only NaN and the guards are checked.
+        If there is no reference for the graph, only NaN and the guards are checked. Raises `MemoryError` if
+        the inputs' values are to be drawn again, since another plan may have written there, without room.
         """
         journal = self.context.journal
         if journal.may_kill(plan.tag):
             return "its self-check killed an earlier process"
+        if self._drawn != 0:
+            self._draw(0)
         with journal.trying(plan.tag):
             fault = self.fault_of_draw(plan)
             for draw in self._more_draws:
                 if fault is not None or not self._can_draw(draw, plan.tag):
                     break
                 fault = self.fault_of_draw(plan)
-        if self._more_draws or fault is not None:
-            self._draw(0)  # a wrong plan may have written anywhere: the next plan must not be blamed for that
+        if fault is not None:
+            self._drawn = None  # it may have written anywhere: the next plan must not be blamed for that
         return fault
 
     def fault_of_draw(self, plan: CudaPlan) -> str | None:
