@@ -80,7 +80,7 @@ class Batchable(Features, Protocol):
 class BatchedModel:
     """A model that runs requests of many tasks together. `CudnnRef.batched` makes it; use it in `async with`.
 
-    Every method runs on the event loop that entered it, so no other method runs between two `await`s.
+    Every method runs on the event loop that entered it, so none runs between two awaits of another.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ def deployment(
     Returns
     -------
     ray.serve.Deployment
-        Its method `.options(...)` sets Serve's other options. `.bind()` makes an application of it, as above.
+        Its method `.options(...)` sets Serve's other options. Bound, as above, it is an application.
 
     Raises
     ------

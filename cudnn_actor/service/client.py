@@ -127,7 +127,7 @@ class CudnnRef(Requests):
 
         Calls are `compute(graph, x=x, w=w)`, `compute(MaxPool, x=x, window=window)` or
         `compute(ConvFwd, x=x, w=w)`. All buffers that a call allocates are freed at its end, also if it fails
-        or is cancelled. Upload arrays that are used again, such as weights, and give their `BufferRef`s:
+        or is cancelled. Upload arrays that are used again, such as weights, and give the `BufferRef` of each:
         these buffers stay.
 
         Parameters
