@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -89,6 +90,13 @@ def test_batched_clients_are_measured_beside_fixed_batches(tmp_path: Path) -> No
     assert "of the best fixed" in printed
 
 
+@pytest.fixture(scope="module")
+def clients_of_servers() -> None:
+    """The imports of the benchmark's clients, before a test begins: what they open stays open."""
+    importlib.import_module("tests.serving.servers")
+
+
+@pytest.mark.usefixtures("clients_of_servers")
 def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
     words = "--network small --clients 4 --max-batch 2 --rounds 1 --seconds 0.05"
     rows = found_by("serving", words, tmp_path)

@@ -31,9 +31,21 @@ __all__ = [
     "write_square",
 ]
 
+
+def _begin_grpc() -> asyncio.AbstractEventLoop:
+    """Have gRPC begin on an event loop, which it wants to exist, and which stays: gRPC wakes it up."""
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> None:
+        grpc.aio.init_grpc_aio()
+
+    loop.run_until_complete(begin())
+    return loop
+
+
 # What these have open, they have for as long as the process lives: tritonclient's loop over HTTP, and what
 # looks after the shared memory that it makes; and gRPC's thread, whose end an event loop would wait for.
-grpc.aio.init_grpc_aio()
+_GRPC_LOOP = _begin_grpc()
 resource_tracker.ensure_running()
 gevent.get_hub().loop.update_now()
 
