@@ -253,7 +253,12 @@ async def test_a_loop_gives_what_onnx_runtime_gives(
 
 
 async def _live(gpu: CudnnRef) -> int:
-    """How many buffers there are, once those are freed that nobody waits for."""
+    """How many buffers there are, once those are freed that nobody waits for.
+
+    By the first `drain`, a request whose caller has left is answered, and a message that frees its buffer has
+    been sent. By the second, that message is answered.
+    """
+    await gpu.drain()
     await gpu.drain()
     return (await gpu.statistics()).live_buffers
 
