@@ -32,6 +32,7 @@ from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, WARP, Launch, power_o
 from cudnn_actor.engines.cuda.kernels.reduction_code import LARGEST, over_lanes
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.remembering import remember
 from cudnn_actor.protocol.operations import (
     Convolution,
     ConvolutionBackwardData,
@@ -52,15 +53,9 @@ _LEAST_SAMPLES, _MOST_SAMPLES = 512, 1 << 17
 _RANK = 5
 
 
+@remember(1 << 7)
 def references_of(graph: OperationGraph) -> References:
     """The references of a graph. A build asks for them twice, and their sources take a while to make."""
-    return _references_of(graph, graph.digest())
-
-
-@functools.lru_cache(1 << 7)
-def _references_of(graph: OperationGraph, digest: str) -> References:
-    """See `references_of`. `digest`: the graph's, which tells 0.0 from -0.0."""
-    del digest
     return References(graph)
 
 

@@ -9,7 +9,6 @@ a narrower type than the result is converted before, by a kernel of our own.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import KernelStep, ProductStep, Scratch, Step, align
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.remembering import remember
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
     GraphTensor,
@@ -65,13 +65,12 @@ def product_of(graph: OperationGraph) -> GraphProduct | None:
 
     It is none where cuBLASLt has no epilogue for what follows, or does not take what lies as the tensors do.
     """
-    return _product_of(graph, graph.digest()) if isinstance(graph.operations[0], MatMul) else None
+    return _product_of(graph) if isinstance(graph.operations[0], MatMul) else None
 
 
-@functools.lru_cache(_MOST_KNOWN)
-def _product_of(graph: OperationGraph, digest: str) -> GraphProduct | None:
-    """See `product_of`. `digest`: the graph's, which tells 0.0 from -0.0."""
-    del digest
+@remember(_MOST_KNOWN)
+def _product_of(graph: OperationGraph) -> GraphProduct | None:
+    """The product of a graph that begins with a matrix product: see `product_of`."""
     found = _meaning(graph)
     if found is None:
         return None

@@ -30,7 +30,6 @@ that it is with 8 channels (see `widening`).
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -46,6 +45,7 @@ from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, place
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import KernelStep, OperationStep, Scratch, Source, Step, align
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.remembering import remember
 from cudnn_actor.protocol.operations import (
     ConvolutionForward,
     GraphTensor,
@@ -196,16 +196,15 @@ def as_product(graph: OperationGraph) -> Rearranged | None:
     Rows have the order that the filters have in memory, so that those need no copy. Windows of one pixel may
     need none either. None if windows share elements, or if pixels of a result do not lie as rows of a matrix.
     """
+    return None if _convolution(graph) is None else _as_product(graph)
+
+
+@remember(_MOST_KNOWN)
+def _as_product(graph: OperationGraph) -> Rearranged | None:
+    """The product of a graph's one convolution: see `as_product`."""
     found = _convolution(graph)
-    return None if found is None else _as_product(graph, graph.digest(), *found)
-
-
-@functools.lru_cache(_MOST_KNOWN)
-def _as_product(
-    graph: OperationGraph, digest: str, operation: ConvolutionForward[int], x: GraphTensor
-) -> Rearranged | None:
-    """See `as_product`. `digest`: the graph's, which tells 0.0 from -0.0."""
-    del digest
+    assert found is not None
+    operation, x = found
     conv, w, y = operation.conv, graph.tensor(operation.w), graph.tensor(operation.y)
     if any(map(int.__lt__, conv.stride, w.dims[2:])) or any((*conv.pre_padding, *conv.post_padding)):
         return None
