@@ -18,6 +18,8 @@ SECONDS = float(os.environ.get("CUDNN_ACTOR_SOAK", "20"))
 def test_nothing_is_wrong_lost_or_left_behind_by_mixed_traffic(seed: int, isolation: str) -> None:
     command = [sys.executable, "-m", "tests.gpu.soak", "--seconds", str(SECONDS), "--seed", str(seed)]
     command += ["--isolation", isolation]
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        command.append("--beside-others")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout)  # noqa: T201 - what it did, in one line, and what went wrong
     assert done.returncode == 0, done.stdout + done.stderr
