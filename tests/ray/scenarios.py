@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.ray_calls import measured
 from cudnn_actor import GraphBuilder
 from cudnn_actor.errors import (
     DeadlineExceeded,
@@ -373,6 +374,13 @@ async def the_example_is_answered_by_serve(cluster: Any) -> None:
     assert said == ["answered by the handle: 20", "answered over HTTP: [12.0, 16.0]"]
 
 
+async def a_request_is_measured_beside_a_call_of_an_empty_actor(cluster: Any) -> None:
+    rows = await measured(rounds=1, count=2)
+    assert [row["rows"] for row in rows] == [32, 1024]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["pool"] / (row["actor"] + row["in process"]), abs=0.01)
+
+
 _TOGETHER = (
     replicas_and_workers_are_killed_under_load,
     a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one,
@@ -383,6 +391,7 @@ _TOGETHER = (
     a_replica_is_sent_no_more_than_it_may_have,
     replicas_that_ray_gives_up_are_told_of_and_the_last_ends_the_pool,
     a_pool_that_cannot_start_says_why,
+    a_request_is_measured_beside_a_call_of_an_empty_actor,
 )
 """Those that run at a time: each has pools of its own, and most of the time waits for Ray's processes."""
 _ALONE = (
