@@ -60,7 +60,7 @@ class OwnFolder:
     def remove(self) -> None:
         """Remove the folder with everything in it. Blocks for the file system. Idempotent."""
         if self._unlock.alive:
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
             self._unlock()  # last: until then, nobody else removes it
 
     def forget_parent(self) -> None:
@@ -75,7 +75,7 @@ class OwnFolder:
                 if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and (path / _LOCK).exists():
                     lock = _take_lock(path)
                     if lock is not None:
-                        shutil.rmtree(path, ignore_errors=True)
+                        _remove(path)
                         os.close(lock)
 
 
@@ -83,6 +83,28 @@ def _close(lock: int | None) -> None:
     """Close the descriptor of a lock, if there is one."""
     if lock is not None:
         os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder whose lock this process holds. If some of it stays, the next process finds it.
+
+    The file with the lock goes last: other processes remove only a folder that has one. Another process may
+    still make a file meanwhile, such as the socket of a pool's member. Then the file is made again, and
+    nobody has locked it.
+    """
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != _LOCK:
+                with contextlib.suppress(OSError):  # whoever made it may remove it at the same time
+                    os.unlink(entry.path)
+        if os.listdir(folder) in ([], [_LOCK]):
+            (folder / _LOCK).unlink(missing_ok=True)
+            try:
+                folder.rmdir()
+            except OSError:
+                (folder / _LOCK).touch(0o600)
 
 
 def _take_lock(folder: Path) -> int | None:

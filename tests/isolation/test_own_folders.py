@@ -37,6 +37,16 @@ folder.remove()
 assert not folder.path.exists()
 """
 
+ENDS = """
+import os
+from cudnn_actor.processes.own_folder import OwnFolder
+folder = OwnFolder("test")
+for name in ("a", "b", "z"):
+    (folder.path / name).touch()
+os.unlink = lambda path: os._exit(0)
+folder.remove()
+"""
+
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -94,6 +104,34 @@ def test_what_no_process_has_locked_stays(temporary: Path) -> None:
     before = {*temporary.rglob("*")}
     OwnFolder("test").remove()
     assert {*temporary.rglob("*")} == before
+
+
+def test_a_folder_in_which_another_process_makes_a_file_meanwhile_goes_with_the_next_one(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = OwnFolder("test")
+    unlink = Path.unlink
+
+    def unlink_late(path: Path, *, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        (folder.path / "a member's socket").touch()
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "unlink", unlink_late)
+        folder.remove()
+    assert {each.name for each in folder.path.iterdir()} == {"in-use", "a member's socket"}
+    OwnFolder("test").remove()
+    assert not list(temporary.iterdir())
+
+
+def test_a_process_that_ends_while_it_removes_its_folder_leaves_the_rest_to_the_next_one(
+    temporary: Path,
+) -> None:
+    run(["-c", ENDS], check=True)
+    (left,) = temporary.iterdir()
+    assert "in-use" in {each.name for each in left.iterdir()}
+    OwnFolder("test").remove()
+    assert not list(temporary.iterdir())
 
 
 def test_a_forked_child_leaves_the_folder_to_its_parent(temporary: Path) -> None:
