@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["assemble", "batch_specs", "divided", "total_nbytes"]
+__all__ = ["Gather", "assemble", "batch_specs", "concatenate", "divided", "total_nbytes"]
+
+Gather = Callable[[Sequence[np.ndarray], np.ndarray], object]
+"""A function that copies arrays, one after another along the leading dim, into one array, and fills it."""
 
 _LOCKED_ELEMENTS = 500
 """NumPy keeps the interpreter's lock while it copies so many elements."""
@@ -19,7 +22,16 @@ def batch_specs(part: Mapping[str, np.ndarray], size: int) -> dict[str, TensorSp
     return {name: TensorSpec.packed((size, *one.shape[1:]), one.dtype) for name, one in part.items()}
 
 
-def assemble(parts: Sequence[Mapping[str, np.ndarray]], batch: Mapping[str, np.ndarray]) -> None:
+def concatenate(arrays: Sequence[np.ndarray], whole: np.ndarray) -> None:
+    """Copy arrays, one after another along the leading dim, into another one: a `Gather`."""
+    np.concatenate(arrays, out=whole)
+
+
+def assemble(
+    parts: Sequence[Mapping[str, np.ndarray]],
+    batch: Mapping[str, np.ndarray],
+    gather: Gather = concatenate,
+) -> None:
     """Fill a batch with the samples of all requests, one after another, copied once.
 
     The rows behind the samples are copies of the last sample. So no row computes values that no request asked
@@ -28,7 +40,7 @@ def assemble(parts: Sequence[Mapping[str, np.ndarray]], batch: Mapping[str, np.n
     for name, whole in batch.items():
         given = [part[name] for part in parts]
         given += [given[-1][-1:]] * (len(whole) - sum(map(len, given)))
-        np.concatenate(given, out=whole)
+        gather(given, whole)
 
 
 def divided(

@@ -17,7 +17,14 @@ from cudnn_actor.actors.deadline import require_timeout
 from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
 from cudnn_actor.actors.kept_threads import KeptThreads
 from cudnn_actor.actors.logs import Log, speaking_for
-from cudnn_actor.models.batch_arrays import assemble, batch_specs, divided, total_nbytes
+from cudnn_actor.models.batch_arrays import (
+    Gather,
+    assemble,
+    batch_specs,
+    concatenate,
+    divided,
+    total_nbytes,
+)
 from cudnn_actor.models.batch_records import BatchStatistics, BatchTimes
 from cudnn_actor.models.batch_requests import Batch, Given, Request
 from cudnn_actor.models.batch_rules import BatchRules
@@ -98,6 +105,8 @@ class BatchedModel:
         Seconds that entering the `async with` block may take.
     devices
         How many devices run batches.
+    gather
+        The function that copies the inputs of a batch which is put together on a thread.
     """
 
     def __init__(
@@ -110,6 +119,7 @@ class BatchedModel:
         name: str | None,
         timeout: float | None,
         devices: int = 1,
+        gather: Gather = concatenate,
     ) -> None:
         require_timeout(timeout)
         self._model = model
@@ -118,6 +128,7 @@ class BatchedModel:
         self._note_batch = note_batch
         self._name = name
         self._timeout = timeout
+        self._gather = gather
         self._forming: FormingBatches[Request] = FormingBatches(
             rules.sizes,
             rules.max_delay_us / 1e6,
@@ -549,7 +560,7 @@ class BatchedModel:
         if total_nbytes([batch]) <= _ON_LOOP_BYTES:
             assemble(parts, batch)
         else:
-            await self._copying.run(assemble, parts, batch)
+            await self._copying.run(assemble, parts, batch, self._gather)
         assembled_ns = time.perf_counter_ns()
         async with self._turns:
             results = await self._model.run_checked(batch, Deadline(), **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -13,6 +14,7 @@ import pytest
 from cudnn_actor import CudnnRef
 from cudnn_actor.attached.client.shared_segments import (
     ToShare,
+    gather_at_once,
     place_in_shared,
     shared_arrays,
     shared_copies,
@@ -80,6 +82,78 @@ def test_an_array_that_cannot_be_computed_leaves_nothing() -> None:
         shared_copies([ToShare(spec, lambda: np.zeros(4, np.float32)), ToShare(spec, fails)])
     gc.collect()
     assert descriptors() == before
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many arrays each call of the system has written."""
+    counts, write = list[int](), os.pwritev
+
+    def noting(descriptor: int, arrays: list[memoryview], at: int) -> int:
+        counts.append(len(arrays))
+        return write(descriptor, arrays, at)
+
+    monkeypatch.setattr(os, "pwritev", noting)
+    return counts
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
+@pytest.mark.parametrize("dims", [(), (3,), (2, 5)])
+def test_arrays_are_gathered_by_one_call_of_the_system(
+    dtype: str, dims: tuple[int, ...], calls: list[int]
+) -> None:
+    _, whole, behind = shared_arrays([TensorSpec.packed((9, *dims), dtype)] * 3)
+    values = np.arange(whole.size).reshape(whole.shape).astype(whole.dtype)
+    values.flags.writeable = False
+    gather_at_once([values[:1], values[1:4], values[4:]], whole)
+    np.testing.assert_array_equal(whole, values)
+    gather_at_once([values[8:], values[:1], values[:1]], whole[4:7])
+    np.testing.assert_array_equal(whole, values[[0, 1, 2, 3, 8, 0, 0, 7, 8]])
+    assert not behind.any()
+    assert calls == [3, 3]
+
+
+def test_more_arrays_than_a_call_writes_are_gathered_by_several(calls: list[int]) -> None:
+    (whole,) = shared_arrays([TensorSpec.packed((2500,), "int32")])
+    values = np.arange(2500, dtype=np.int32)
+    gather_at_once([values[n : n + 1] for n in range(2500)], whole)
+    np.testing.assert_array_equal(whole, values)
+    assert calls == [1024, 1024, 452]
+
+
+def test_arrays_that_the_system_cannot_write_are_gathered_by_numpy(calls: list[int]) -> None:
+    (whole,) = shared_arrays([TensorSpec.packed((4, 3), "float32")])
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    turned, halves = values.T.copy().T, values.astype(np.float16)
+    for given, into in (
+        ([turned[:2], values[2:]], whole),  # not C-contiguous
+        ([halves[:2], values[2:]], whole),  # another dtype
+        ([values[:2], values[2:]], np.empty((4, 3), np.float32)),  # not in shared memory
+        ([values[:1], values[1:2]], whole.reshape(2, 6)[:, :3]),  # neither, in part
+    ):
+        into[...] = -1
+        gather_at_once(given, into)
+        np.testing.assert_array_equal(into, values[: len(into)])
+    gather_at_once([values[:0], values[:0]], whole[:0])
+    with pytest.raises(ValueError, match="wrong shape"):
+        gather_at_once([values[:2]], whole)
+    assert not calls
+
+
+@pytest.mark.parametrize("written", [None, 7])
+def test_where_the_system_refuses_or_writes_a_part_numpy_gathers(
+    written: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(_descriptor: int, _arrays: list[memoryview], _at: int) -> int:
+        if written is None:
+            raise OSError(errno.ENOSYS, "not implemented")
+        return written
+
+    monkeypatch.setattr(os, "pwritev", refusing)
+    (whole,) = shared_arrays([TensorSpec.packed((4, 3), "float32")])
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    gather_at_once([values[:2], values[2:]], whole)
+    np.testing.assert_array_equal(whole, values)
 
 
 async def test_a_service_reads_them_where_they_lie(client: CudnnRef) -> None:

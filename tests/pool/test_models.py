@@ -228,6 +228,30 @@ async def test_batches_run_on_all_members_and_survive_their_ends(pool: Pool, log
     assert sizes == [2, 2]  # 1 and 2 samples, also on members that were started anew
 
 
+@pytest.mark.parametrize(("members", "calls"), [(1, []), (2, [4])])
+async def test_the_system_puts_large_batches_of_several_members_together(
+    members: int, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, write, length = list[int](), os.pwritev, 1 << 18
+
+    def noting(descriptor: int, arrays: list[memoryview], at: int) -> int:
+        counts.append(len(arrays))
+        return write(descriptor, arrays, at)
+
+    monkeypatch.setattr(os, "pwritev", noting)
+    row = {"w": np.ones((length, 1), np.float32)}
+    sums = model_of(
+        [node("MatMul", "x w", "y")], {"x": (FLOAT, ["N", length])}, {"y": (FLOAT, ["N", 1])}, row
+    )
+    async with spawn_pool(["cpu"] * members) as pool:
+        model = await pool.load(sums)
+        async with pool.batched(model, max_batch=4, sizes=[4]) as endpoint:
+            given = [np.full((1, length), number, np.float32) for number in range(3)]
+            answers = await asyncio.gather(*(endpoint(x=each) for each in given))
+    assert [float(each["y"][0, 0]) for each in answers] == [0.0, length, 2 * length]
+    assert counts == calls, "three samples, and a row to reach the size"
+
+
 async def test_a_batch_that_is_lost_twice_is_divided(pool: Pool, logs: list[EventDict]) -> None:
     model = await pool.load(layers(WEIGHTS[0]))
     pids = [member.pid or 0 for member in pool.statistics().members]
