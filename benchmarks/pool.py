@@ -16,9 +16,11 @@ Callers send one request after the other: a small convolution of buffers that ea
   process is what limits the rate. `cores` is the same of all its threads, in sum.
 - `collected_ms`: the longest pause of the garbage collector meanwhile. With `--freeze`, `gc.freeze()` is
   called when the pools are warm: the collector then passes over what lives since then.
-- `batch`: samples in a batch, on average; `assembled_ms`, `ran_ms`, `divided_ms`: see `BatchTimes`.
+- `batch`: samples in a batch, on average; `assembled_ms`, `ran_ms`, `divided_ms`: see `BatchTimes`;
+  `waited_ms`: how long a sample waited for its batch, on average; `assembled_p99_ms`, `ran_p99_ms`: the 99th
+  percentiles of batches.
 - "80 % load": requests begin at random moments, `asked_per_s`: 0.8 times what the pool answered in a second
-  before.
+  before. `late_p99_ms`: from such a moment until the request is sent. `p99_ms` includes it.
 - "killed": with all members, one is killed by SIGKILL in turn. `slowest_ms` is the longest request of those
   that were answered within a second after a kill, the median and the maximum of the kills; `others_ms` the
   same of those that the killed member never had; `before_ms` the same of all within 0.3 s before it;
@@ -95,11 +97,13 @@ class Way(NamedTuple):
 
 
 class Request(NamedTuple):
-    """When a request was sent and answered, in seconds; and the member that had it first, if it is known."""
+    """When a request was to be sent and was answered, in seconds; the member that had it first, if it is
+    known; and how late it was sent, in seconds."""
 
     began: float
     ended: float
     member: str | None = None
+    late: float = 0.0
 
 
 async def _ask(pool: Pool, asked: Asked, model: PoolModel | None) -> Ask:
@@ -209,8 +213,9 @@ async def _open_load(call: Call, per_s: float, seconds: float) -> list[Request]:
     loop, found = asyncio.get_running_loop(), list[Request]()
 
     async def one(due_s: float) -> None:
+        late = time.perf_counter() - due_s
         await call()
-        found.append(Request(due_s, time.perf_counter()))
+        found.append(Request(due_s, time.perf_counter(), late=late))
 
     def start(moments: list[float]) -> None:
         for moment in moments:
@@ -237,6 +242,7 @@ def _figures(found: list[Request]) -> dict[str, float]:
         "per_s": len(found) / span_s,
         "p50_ms": float(np.percentile(took_ms, 50)),
         "p99_ms": float(np.percentile(took_ms, 99)),
+        "late_p99_ms": 1e3 * float(np.percentile([each.late for each in found], 99)),
     }
 
 
@@ -272,11 +278,22 @@ async def _measured(way: Way, load: Awaitable[list[Request]]) -> dict[str, float
         "cores": (time.process_time() - process) / took,
     }
     if way.batches:
-        figures["batch"] = statistics.fmean(each.samples for each in way.batches)
-        for name in ("assembled", "ran", "divided"):
-            figures[f"{name}_ms"] = 1e-6 * statistics.fmean(
-                getattr(each, f"{name}_ns") for each in way.batches
-            )
+        figures |= _of_batches(way.batches)
+    return figures
+
+
+def _of_batches(batches: list[BatchTimes]) -> dict[str, float]:
+    """The samples and the times of batches."""
+    samples = sum(each.samples for each in batches)
+    figures = {
+        "batch": samples / len(batches),
+        "waited_ms": 1e-6 * sum(each.waited_ns for each in batches) / samples,
+    }
+    for name in ("assembled", "ran", "divided"):
+        took_ms = [1e-6 * getattr(each, f"{name}_ns") for each in batches]
+        figures[f"{name}_ms"] = statistics.fmean(took_ms)
+        if name != "divided":
+            figures[f"{name}_p99_ms"] = float(np.percentile(took_ms, 99))
     return figures
 
 

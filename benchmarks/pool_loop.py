@@ -6,6 +6,12 @@ The members run on the CPU engine, each in a process of its own. The model is a 
 picture and a product with (3, 1000) weights. Callers send one picture after the other. It needs more cores
 than members.
 
+With `--ran-ms`, the members are processes that keep each batch for so long, as a GPU does, and read nothing
+of it. It then needs cores for the event loop and for the threads that copy. ResNet-50 in bfloat16 on H200 is
+about this:
+
+    python -m benchmarks.pool_loop --members 2 --dtype float16 --ran-ms 3
+
 - `per_s`: samples a second, the median of the rounds. Where the members have cores of their own, it is what
   one event loop can do.
 - `loop_us`: what the thread of the event loop computes for a sample; `all_us`: all threads of this process,
@@ -18,16 +24,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import gc
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from rich.table import Table
 
 from cudnn_actor.models import BatchedModel
@@ -35,22 +43,27 @@ from cudnn_actor.models.batch_records import BatchTimes
 from cudnn_actor.pool import spawn_pool
 
 from .recording import Row, attempted, keep
+from .timed_members import GATHERS, timed_endpoint
 
 __all__ = ["main"]
 
 _SCORES = 1000
 
 
-def means(image: int) -> onnx.ModelProto:
+def means(image: int, dtype: str) -> onnx.ModelProto:
     """A model of pictures of (N, 3, image, image)."""
-    weights = np.random.default_rng(0).standard_normal((3, _SCORES)).astype(np.float32)
+    weights = np.random.default_rng(0).standard_normal((3, _SCORES)).astype(dtype)
     nodes = [
         helper.make_node("GlobalAveragePool", ["image"], ["pooled"]),
         helper.make_node("Flatten", ["pooled"], ["flat"]),
         helper.make_node("MatMul", ["flat", "weights"], ["scores"]),
     ]
-    given = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 3, image, image])
-    made = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", _SCORES])
+    given = helper.make_tensor_value_info(
+        "image", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), ["N", 3, image, image]
+    )
+    made = helper.make_tensor_value_info(
+        "scores", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), ["N", _SCORES]
+    )
     initializer = [numpy_helper.from_array(weights, "weights")]
     graph = helper.make_graph(nodes, "means", [given], [made], initializer=initializer)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -60,15 +73,31 @@ async def measured(args: argparse.Namespace) -> list[Row]:
     """The one row."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "means.onnx"
-        onnx.save(means(args.image), path)
-        async with spawn_pool(["cpu"] * args.members) as pool:
-            model = await pool.load(path)
-            in_flight = 2 * args.members
-            async with pool.batched(model, max_batch=args.batch, in_flight=in_flight) as endpoint:
-                await load(endpoint, args.image, args.callers, args.seconds / 4)
-                rounds = [await one_round(endpoint, args) for _ in range(args.rounds)]
+        onnx.save(means(args.image, args.dtype), path)
+        async with endpoint_of(path, args) as endpoint:
+            await load(endpoint, args, args.seconds / 4)
+            gc.collect()
+            gc.freeze()
+            rounds = [await one_round(endpoint, args) for _ in range(args.rounds)]
+            gc.unfreeze()
     row: Row = {name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]}
     return [{"members": args.members, "callers": args.callers, **row}]
+
+
+@contextlib.asynccontextmanager
+async def endpoint_of(path: Path, args: argparse.Namespace) -> AsyncIterator[BatchedModel]:
+    """Batches of the model, on members that compute it, or on those that only keep them for `--ran-ms`."""
+    if args.ran_ms is not None:
+        seconds = args.ran_ms / 1000
+        gather = None if args.gather is None else GATHERS[args.gather]
+        timed = timed_endpoint(path, args.members, seconds, batch=args.batch, gather=gather)
+        async with timed as endpoint:
+            yield endpoint
+        return
+    async with spawn_pool(["cpu"] * args.members) as pool:
+        model = await pool.load(path)
+        async with pool.batched(model, max_batch=args.batch, in_flight=2 * args.members) as endpoint:
+            yield endpoint
 
 
 async def one_round(endpoint: BatchedModel, args: argparse.Namespace) -> dict[str, float]:
@@ -77,7 +106,7 @@ async def one_round(endpoint: BatchedModel, args: argparse.Namespace) -> dict[st
     endpoint.on_batch = batches.append
     began, thread, switched = time.perf_counter(), time.thread_time(), _switches()
     process = time.process_time()
-    answered = await load(endpoint, args.image, args.callers, args.seconds)
+    answered = await load(endpoint, args, args.seconds)
     took, thread, process = (
         time.perf_counter() - began,
         time.thread_time() - thread,
@@ -104,18 +133,21 @@ def _switches() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-async def load(endpoint: BatchedModel, image: int, callers: int, seconds: float) -> int:
+async def load(endpoint: BatchedModel, args: argparse.Namespace, seconds: float) -> int:
     """How many samples are answered in so many seconds."""
     until, answered = time.perf_counter() + seconds, 0
 
     async def caller() -> None:
         nonlocal answered
-        given = {"image": np.zeros((1, 3, image, image), np.float32)}
+        given = {"image": np.zeros((1, 3, args.image, args.image), args.dtype)}
         while time.perf_counter() < until:
             await endpoint(given)
             answered += 1
+            computed = time.perf_counter() + 1e-6 * args.busy_us
+            while time.perf_counter() < computed:
+                pass
 
-    await asyncio.gather(*(caller() for _ in range(callers)))
+    await asyncio.gather(*(caller() for _ in range(args.callers)))
     return answered
 
 
@@ -135,6 +167,12 @@ def main() -> None:
     )
     parser.add_argument("--members", type=int, default=2)
     parser.add_argument("--image", type=int, default=224, help="rows and columns of a picture")
+    parser.add_argument("--dtype", default="float32", help="of a picture")
+    parser.add_argument("--ran-ms", type=float, help="how long a member keeps a batch, and computes nothing")
+    parser.add_argument(
+        "--gather", choices=GATHERS, help="with --ran-ms: what copies the pictures of a batch"
+    )
+    parser.add_argument("--busy-us", type=float, default=0.0, help="what a caller computes for each answer")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--callers", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=2.0)
