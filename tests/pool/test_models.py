@@ -228,10 +228,11 @@ async def test_batches_run_on_all_members_and_survive_their_ends(pool: Pool, log
     assert sizes == [2, 2]  # 1 and 2 samples, also on members that were started anew
 
 
-@pytest.mark.parametrize(("members", "calls"), [(1, []), (2, [4])])
-async def test_the_system_puts_large_batches_of_several_members_together(
-    members: int, calls: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("members", "processors", "calls"), [(1, 8, []), (2, 7, []), (2, 8, [4])])
+async def test_the_system_puts_large_batches_of_several_members_together_where_processors_are_spare(
+    members: int, processors: int, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(processors))
     counts, write, length = list[int](), os.pwritev, 1 << 18
 
     def noting(descriptor: int, arrays: list[memoryview], at: int) -> int:
