@@ -89,8 +89,7 @@ async def endpoint_of(path: Path, args: argparse.Namespace) -> AsyncIterator[Bat
     """Batches of the model, on members that compute it, or on those that only keep them for `--ran-ms`."""
     if args.ran_ms is not None:
         seconds = args.ran_ms / 1000
-        gather = None if args.gather is None else GATHERS[args.gather]
-        timed = timed_endpoint(path, args.members, seconds, batch=args.batch, gather=gather)
+        timed = timed_endpoint(path, args.members, seconds, batch=args.batch, gather=GATHERS[args.gather])
         async with timed as endpoint:
             yield endpoint
         return
@@ -170,7 +169,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="of a picture")
     parser.add_argument("--ran-ms", type=float, help="how long a member keeps a batch, and computes nothing")
     parser.add_argument(
-        "--gather", choices=GATHERS, help="with --ran-ms: what copies the pictures of a batch"
+        "--gather",
+        choices=GATHERS,
+        default="system",
+        help="with --ran-ms: what copies the pictures of a batch",
     )
     parser.add_argument("--busy-us", type=float, default=0.0, help="what a caller computes for each answer")
     parser.add_argument("--batch", type=int, default=32)

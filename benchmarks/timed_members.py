@@ -110,10 +110,10 @@ def _rest(feature: Feature) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def timed_endpoint(
-    path: Any, members: int, ran_s: float, *, batch: int, gather: Gather | None = None
+    path: Any, members: int, ran_s: float, *, batch: int, gather: Gather
 ) -> AsyncIterator[BatchedModel]:
     """Batches of a model, as a pool of so many members forms them, of which each runs for `ran_s`. `gather`:
-    the function that copies pictures; None for the pool's."""
+    the function that copies pictures."""
     source = OnnxModel(path)
     dispatching = Dispatching(members)
     timed = [_Member(ran_s) for _ in range(members)]
@@ -138,7 +138,7 @@ async def timed_endpoint(
             name=None,
             timeout=None,
             devices=members,
-            gather=gather or GATHERS["system" if members > 1 else "numpy"],
+            gather=gather,
         ) as endpoint:
             yield endpoint
     finally:

@@ -112,8 +112,9 @@ def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
     assert all(row["requests_per_s"] > 0 for row in rows)
 
 
-def test_the_caller_of_a_pool_is_measured(tmp_path: Path) -> None:
-    words = "--members 1 --image 8 --batch 2 --callers 4 --rounds 1 --seconds 0.05"
+@pytest.mark.parametrize("members", ["", " --ran-ms 1 --dtype float16 --busy-us 1"])
+def test_the_caller_of_a_pool_is_measured(tmp_path: Path, members: str) -> None:
+    words = "--members 1 --image 8 --batch 2 --callers 4 --rounds 1 --seconds 0.05" + members
     (row,) = found_by("pool_loop", words, tmp_path)
     assert min(row["per_s"], row["loop_us"], row["batch"]) > 0
 
