@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import subprocess
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
@@ -43,16 +42,25 @@ with socket.socket(fileno=int(sys.argv[1])) as given:
 
 
 class _Member:
-    """A process that answers each byte after the given time, and the futures of those answers."""
+    """A process that answers each byte after a given time, and the futures of those answers."""
 
-    def __init__(self, seconds: float) -> None:
-        self._own, others = socket.socketpair()
-        with others:
-            arguments = [sys.executable, "-c", _PROGRAM, str(others.fileno()), str(seconds)]
-            self._process = subprocess.Popen(arguments, pass_fds=[others.fileno()])
+    def __init__(self, process: asyncio.subprocess.Process, own: socket.socket) -> None:
+        self._process, self._own = process, own
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._own, self._answer)
+        self._loop.add_reader(own, self._answer)
+
+    @classmethod
+    async def start(cls, seconds: float) -> _Member:
+        """A member that keeps each batch for so long."""
+        own, others = socket.socketpair()
+        with others:
+            arguments = ["-c", _PROGRAM, str(others.fileno()), str(seconds)]
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, pass_fds=[others.fileno()]
+            )
+        own.setblocking(False)
+        return cls(process, own)
 
     def run(self) -> asyncio.Future[None]:
         """A future that is done once the member has kept a batch for its time."""
@@ -67,11 +75,11 @@ class _Member:
             if not done.done():
                 done.set_result(None)
 
-    def close(self) -> None:
-        """End the process. Blocks until it has ended."""
+    async def aclose(self) -> None:
+        """End the process, and wait until it has ended."""
         self._loop.remove_reader(self._own)
         self._own.close()
-        self._process.wait()
+        await self._process.wait()
 
 
 class _TimedModel(Everywhere):
@@ -114,10 +122,13 @@ async def timed_endpoint(
 ) -> AsyncIterator[BatchedModel]:
     """Batches of a model, as a pool of so many members forms them, of which each runs for `ran_s`. `gather`:
     the function that copies pictures."""
-    source = OnnxModel(path)
+    source = await asyncio.to_thread(OnnxModel, path)
     dispatching = Dispatching(members)
-    timed = [_Member(ran_s) for _ in range(members)]
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        timed = list[_Member]()
+        for _ in range(members):
+            timed.append(await _Member.start(ran_s))
+            stack.push_async_callback(timed[-1].aclose)
         for member in range(members):
             dispatching.up(member)
         rules = BatchRules.of(
@@ -141,6 +152,3 @@ async def timed_endpoint(
             gather=gather,
         ) as endpoint:
             yield endpoint
-    finally:
-        for each in timed:
-            each.close()
