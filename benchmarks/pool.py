@@ -19,8 +19,9 @@ Callers send one request after the other: a small convolution of buffers that ea
 - `batch`: samples in a batch, on average; `assembled_ms`, `ran_ms`, `divided_ms`: see `BatchTimes`;
   `waited_ms`: how long a sample waited for its batch, on average; `assembled_p99_ms`, `ran_p99_ms`: the 99th
   percentiles of batches.
-- "80 % load": requests begin at random moments, `asked_per_s`: 0.8 times what the pool answered in a second
-  before. `late_p99_ms`: from such a moment until the request is sent. `p99_ms` includes it.
+- "80 % load": requests begin at random moments, which another process tells, `asked_per_s`: 0.8 times what
+  the pool answered in a second before. `late_p99_ms`: from such a moment until the request is sent; `p99_ms`
+  includes it.
 - "killed": with all members, one is killed by SIGKILL in turn. `slowest_ms` is the longest request of those
   that were answered within a second after a kill, the median and the maximum of the kills; `others_ms` the
   same of those that the killed member never had; `before_ms` the same of all within 0.3 s before it;
@@ -34,7 +35,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import bisect
 import contextlib
 import functools
 import gc
@@ -57,6 +57,7 @@ from cudnn_actor.pool import MemberState, Pool, PoolBuffer, PoolModel, spawn_poo
 from cudnn_actor.supervision import Restarted
 
 from .gpu.setting import gpu_versions
+from .open_load import Request, other_process
 from .recording import Row, keep
 
 __all__ = ["Asked", "main", "rows", "sheet", "versions_of"]
@@ -94,16 +95,6 @@ class Way(NamedTuple):
 
     call: Call
     batches: list[BatchTimes]
-
-
-class Request(NamedTuple):
-    """When a request was to be sent and was answered, in seconds; the member that had it first, if it is
-    known; and how late it was sent, in seconds."""
-
-    began: float
-    ended: float
-    member: str | None = None
-    late: float = 0.0
 
 
 async def _ask(pool: Pool, asked: Asked, model: PoolModel | None) -> Ask:
@@ -201,40 +192,6 @@ async def _load(call: Call, callers: int, seconds: float) -> list[Request]:
     return found
 
 
-async def _open_load(call: Call, per_s: float, seconds: float) -> list[Request]:
-    """The requests of so many seconds, which begin at random moments, whatever has been answered.
-
-    A thread wakes the loop for them: a timer of the loop is a millisecond coarse, and a loop that spins takes
-    the interpreter from the threads that copy.
-    """
-    count = max(1, round(per_s * seconds))
-    waits = np.random.default_rng(0).exponential(1 / per_s, count)
-    due = (time.perf_counter() + np.cumsum(waits)).tolist()
-    loop, found = asyncio.get_running_loop(), list[Request]()
-
-    async def one(due_s: float) -> None:
-        late = time.perf_counter() - due_s
-        await call()
-        found.append(Request(due_s, time.perf_counter(), late=late))
-
-    def start(moments: list[float]) -> None:
-        for moment in moments:
-            tasks.create_task(one(moment))
-
-    def wake() -> None:
-        at = 0
-        while at < count:
-            time.sleep(max(0.0, due[at] - time.perf_counter()))
-            until = bisect.bisect(due, time.perf_counter(), at)
-            if until > at:
-                loop.call_soon_threadsafe(start, due[at:until])
-                at = until
-
-    async with asyncio.TaskGroup() as tasks:
-        await asyncio.to_thread(wake)
-    return found
-
-
 def _figures(found: list[Request]) -> dict[str, float]:
     took_ms = np.array([1e3 * (each.ended - each.began) for each in found])
     span_s = max(each.ended for each in found) - min(each.began for each in found)
@@ -267,10 +224,10 @@ def _collections() -> Iterator[list[float]]:
 async def _measured(way: Way, load: Awaitable[list[Request]]) -> dict[str, float]:
     """The figures of a load that is awaited here, what this process computed meanwhile, and its batches."""
     way.batches.clear()
-    began, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
+    thread, process = time.thread_time(), time.process_time()
     with _collections() as pauses:
         found = await load
-    took = time.perf_counter() - began
+    took = max(each.ended for each in found) - min(each.began for each in found)
     figures = {
         **_figures(found),
         "collected_ms": max(pauses),
@@ -381,12 +338,13 @@ async def _at_load(asked: Asked, ways: dict[str, Way]) -> AsyncIterator[Row]:
     async def as_task(call: Call) -> None:
         await asyncio.ensure_future(call())
 
-    for _ in range(asked.rounds):
-        for name, way in ways.items():
-            load = _load(functools.partial(as_task, way.call), max(asked.callers), asked.seconds)
-            asked_per_s = _LOAD * _figures(await load)["per_s"]
-            figures = await _measured(way, _open_load(way.call, asked_per_s, asked.seconds))
-            rounds[name].append({"asked_per_s": asked_per_s, **figures})
+    async with other_process() as open_load:
+        for _ in range(asked.rounds):
+            for name, way in ways.items():
+                load = _load(functools.partial(as_task, way.call), max(asked.callers), asked.seconds)
+                asked_per_s = _LOAD * _figures(await load)["per_s"]
+                figures = await _measured(way, open_load(way.call, asked_per_s, asked.seconds))
+                rounds[name].append({"asked_per_s": asked_per_s, **figures})
     for name, found in rounds.items():
         yield {"what": f"{name}, 80 % load", **_medians(found)}
 

@@ -97,10 +97,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.BOOL, DType.INT64])
 @pytest.mark.parametrize("dims", [(), (3,), (2, 5)])
 def test_arrays_are_gathered_by_one_call_of_the_system(
-    dtype: str, dims: tuple[int, ...], calls: list[int]
+    dtype: DType, dims: tuple[int, ...], calls: list[int]
 ) -> None:
     _, whole, behind = shared_arrays([TensorSpec.packed((9, *dims), dtype)] * 3)
     values = np.arange(whole.size).reshape(whole.shape).astype(whole.dtype)
@@ -125,12 +125,13 @@ def test_arrays_that_the_system_cannot_write_are_gathered_by_numpy(calls: list[i
     (whole,) = shared_arrays([TensorSpec.packed((4, 3), "float32")])
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
     turned, halves = values.T.copy().T, values.astype(np.float16)
-    for given, into in (
+    cases: list[tuple[list[np.ndarray], np.ndarray]] = [
         ([turned[:2], values[2:]], whole),  # not C-contiguous
         ([halves[:2], values[2:]], whole),  # another dtype
         ([values[:2], values[2:]], np.empty((4, 3), np.float32)),  # not in shared memory
-        ([values[:1], values[1:2]], whole.reshape(2, 6)[:, :3]),  # neither, in part
-    ):
+        ([values[:1], values[1:2]], whole.reshape(2, 6)[:, :3]),  # into what is not C-contiguous
+    ]
+    for given, into in cases:
         into[...] = -1
         gather_at_once(given, into)
         np.testing.assert_array_equal(into, values[: len(into)])
