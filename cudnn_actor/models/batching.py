@@ -106,7 +106,7 @@ class BatchedModel:
     devices
         How many devices run batches.
     gather
-        The function that copies the inputs of a batch which is put together on a thread.
+        The function that copies the inputs of a batch which is put together on a thread; None for NumPy's.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class BatchedModel:
         name: str | None,
         timeout: float | None,
         devices: int = 1,
-        gather: Gather = concatenate,
+        gather: Gather | None = None,
     ) -> None:
         require_timeout(timeout)
         self._model = model
@@ -128,7 +128,7 @@ class BatchedModel:
         self._note_batch = note_batch
         self._name = name
         self._timeout = timeout
-        self._gather = gather
+        self._gather = gather or concatenate
         self._forming: FormingBatches[Request] = FormingBatches(
             rules.sizes,
             rules.max_delay_us / 1e6,

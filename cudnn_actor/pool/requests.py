@@ -17,7 +17,7 @@ from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.client.shared_segments import ToShare, gather_at_once, shared_copies
 from cudnn_actor.models import BatchedModel
-from cudnn_actor.models.batch_arrays import Gather, concatenate
+from cudnn_actor.models.batch_arrays import Gather
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.inputs import named_once
 from cudnn_actor.models.sizes import Sizes
@@ -57,13 +57,13 @@ _PROCESSORS = 4
 """With fewer processors for each member, batches are copied in the way that takes less of their time."""
 
 
-def _gather(members: int) -> Gather:
-    """The function that copies the inputs of large batches.
+def _gather(members: int) -> Gather | None:
+    """The function that copies the inputs of large batches; None for NumPy's.
 
     With one member, the interpreter's lock is mostly free, and NumPy's copy takes half of the processor time.
     """
     spare = len(os.sched_getaffinity(0)) >= _PROCESSORS * members
-    return gather_at_once if members > 1 and spare else concatenate
+    return gather_at_once if members > 1 and spare else None
 
 
 class PoolRequests:
