@@ -124,10 +124,10 @@ def test_more_arrays_than_a_call_writes_are_gathered_by_several(calls: list[int]
 def test_arrays_that_the_system_cannot_write_are_gathered_by_numpy(calls: list[int]) -> None:
     (whole,) = shared_arrays([TensorSpec.packed((4, 3), "float32")])
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
-    turned, halves = values.T.copy().T, values.astype(np.float16)
+    turned, whole_numbers = values.T.copy().T, values.astype(np.int32)
     cases: list[tuple[list[np.ndarray], np.ndarray]] = [
         ([turned[:2], values[2:]], whole),  # not C-contiguous
-        ([halves[:2], values[2:]], whole),  # another dtype
+        ([whole_numbers[:2], values[2:]], whole),  # another dtype
         ([values[:2], values[2:]], np.empty((4, 3), np.float32)),  # not in shared memory
         ([values[:1], values[1:2]], whole.reshape(2, 6)[:, :3]),  # into what is not C-contiguous
     ]
