@@ -116,6 +116,10 @@ def test_a_function_of_cublas_is_called_as_its_header_declares_it(name: str) -> 
     assert libcublas.PROTOTYPES[name] == tuple(map(ctype, function.parameters))
 
 
+_PYTHON_API = 4
+"""`FUNCFLAG_PYTHONAPI` of ctypes: a call keeps the interpreter's lock."""
+
+
 def lt_header() -> str:
     return (include_folder("nvidia.cu13") / "cublasLt.h").read_text(encoding="utf-8")
 
@@ -152,6 +156,17 @@ def test_the_installed_cublaslt_takes_every_description_of_a_product(child: Chil
         asked.append(found.product)
     assert child.call(descriptions, asked) == len(asked)
     assert child.call(lt_error_without_a_device) == "CUBLAS_STATUS_NOT_INITIALIZED: cublasLtCreate"
+
+
+def test_descriptions_of_products_keep_the_interpreters_lock(child: Child) -> None:
+    kept = child.call(functions_that_keep_the_lock)
+    assert sorted(kept) == sorted(name for name in libcublaslt.PROTOTYPES if name in libcublaslt.DESCRIBING)
+    assert len(kept) == 9
+
+
+def functions_that_keep_the_lock() -> list[str]:
+    library = libcublaslt.libcublaslt()
+    return [name for name in libcublaslt.PROTOTYPES if getattr(library, name)._flags_ & _PYTHON_API]
 
 
 def descriptions(asked: list[LtProduct]) -> int:

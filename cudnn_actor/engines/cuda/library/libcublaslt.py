@@ -21,6 +21,7 @@ from cudnn_actor.engines.cuda.library.libcublas import of_thread
 
 __all__ = [
     "ALGORITHM_BYTES",
+    "DESCRIBING",
     "PROTOTYPES",
     "Attribute",
     "Described",
@@ -50,6 +51,13 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cublasLtMatmul": (*(c_void_p,) * 14, c_size_t, c_void_p),
 }
 """Each function's arguments. Handles, descriptors and pointers to anything are `c_void_p`, enums `c_int`."""
+DESCRIBING = frozenset(
+    f"cublasLt{kind}{how}"
+    for kind in ("MatmulDesc", "MatrixLayout", "MatmulPreference")
+    for how in ("Create", "SetAttribute", "Destroy")
+)
+"""The functions that only write to a descriptor, which takes less than a microsecond: they keep the
+interpreter's lock. A call that releases it may have to wait for 5 ms until another thread gives it back."""
 
 
 class Attribute(enum.IntEnum):
@@ -109,7 +117,8 @@ def libcublaslt() -> Any:
     """The library that cuBLAS is made of. Raises `EngineFailure` if there is none."""
     try:
         pathfinder: Any = importlib.import_module("cuda.pathfinder")  # CuPy's own way to find it
-        library = ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path)
+        path = pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path
+        library, keeping_lock = ctypes.CDLL(path), ctypes.PyDLL(path)
     except (ImportError, RuntimeError, OSError) as error:
         raise EngineFailure("CUBLAS_STATUS_NOT_INITIALIZED", f"cuBLASLt cannot be loaded: {error}") from error
     library.cublasLtGetVersion.restype = c_size_t
@@ -122,8 +131,9 @@ def libcublaslt() -> Any:
         return status
 
     for name, arguments in PROTOTYPES.items():
-        function = getattr(library, name)
+        function = getattr(keeping_lock if name in DESCRIBING else library, name)
         function.argtypes, function.restype, function.errcheck = arguments, c_int, check
+        setattr(library, name, function)
     return library
 
 
@@ -143,7 +153,7 @@ class Described:
         self.pointer = c_void_p()
         self._set = getattr(library, f"cublasLt{kind}SetAttribute")
         getattr(library, f"cublasLt{kind}Create")(ctypes.byref(self.pointer), *arguments)
-        destroy = ctypes.CFUNCTYPE(c_int, c_void_p)((f"cublasLt{kind}Destroy", library))
+        destroy = ctypes.PYFUNCTYPE(c_int, c_void_p)((f"cublasLt{kind}Destroy", library))
         weakref.finalize(self, destroy, self.pointer).atexit = False
 
     def set(self, attribute: int, value: Any) -> None:
