@@ -20,6 +20,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, REFUSED
 from cudnn_actor.engines.cuda.planning.ahead import compiling_ahead
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_piece, in_pieces
+from cudnn_actor.engines.cuda.planning.loading_ahead import loading_ahead
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.tuning import tune
 from cudnn_actor.engines.cuda.running.loading import load, load_plan
@@ -165,7 +166,8 @@ class CudaBuilder(PieceByPiece):
                 return build(graph)
             different = {piece.graph.digest(): piece.graph for piece in parts.pieces}
             missing = [piece for digest, piece in different.items() if (digest, limit) not in self._pieces]
-            with compiling_ahead(missing, limit, context.place, soon=effort == "soon"):
+            loading = loading_ahead(missing if effort == "soon" else (), limit)
+            with compiling_ahead(missing, limit, context.place, soon=effort == "soon"), loading:
                 plan = in_pieces(graph, parts, limit, build_and_tell)
         self._rehearsals.ask(missing)
         return plan

@@ -34,11 +34,11 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["GraphProduct", "compile_product", "product_of"]
+__all__ = ["WORKSPACE_BYTES", "GraphProduct", "compile_product", "product_of"]
 
 _MOST_KNOWN = 256
 """The most graphs whose products are remembered: a build asks for each several times."""
-_WORKSPACE_BYTES = 32 << 20
+WORKSPACE_BYTES = 32 << 20
 """The bytes of workspace that NVIDIA recommends for Hopper and later."""
 
 
@@ -159,7 +159,7 @@ def compile_product(
     """
     if isinstance(handle, AbsentDevice):
         raise Refused("cuBLASLt chooses algorithms for the device that is there")
-    most = _WORKSPACE_BYTES if limit is None else min(limit, _WORKSPACE_BYTES)
+    most = WORKSPACE_BYTES if limit is None else min(limit, WORKSPACE_BYTES)
     try:
         chosen = next(itertools.islice(of.product.with_algorithms(most, choice + 1), choice, None), None)
     except EngineFailure as failure:
