@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -36,7 +36,7 @@ def convolution(size: int, pad: int) -> OperationGraph:
 
 
 class CuBlasLt:
-    """In the place of cuBLASLt, of CuPy's stream, and of the driver. A run is captured if the stream is capturing.
+    """In the place of cuBLASLt, of CuPy's stream, and of the driver.
 
     `captured` has what was captured, as (rows of the result, addresses, thread). `asked`: set with each
     question for an algorithm. `may_answer`: the first answer waits for it.
@@ -77,6 +77,11 @@ class CuBlasLt:
         self.done.release()
 
 
+def called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that a class can have as a method: it gets the object."""
+    return lambda *given: function(*given)  # noqa: PLW0108 - a bound method would not get it
+
+
 @pytest.fixture
 def cublaslt(monkeypatch: pytest.MonkeyPatch) -> CuBlasLt:
     library, cupy = CuBlasLt(), MagicMock()
@@ -87,8 +92,8 @@ def cublaslt(monkeypatch: pytest.MonkeyPatch) -> CuBlasLt:
     driver.cuThreadExchangeStreamCaptureMode.return_value = (0, 0)
     for name, module in (("cupy", cupy), ("runtime", MagicMock()), ("driver", driver)):
         monkeypatch.setitem(vars(libraries.libraries()), name, module)
-    monkeypatch.setattr(LtProduct, "with_algorithms", lambda *given: library.with_algorithms(*given))
-    monkeypatch.setattr(LtProduct, "run", lambda of: library.run_of(of))
+    monkeypatch.setattr(LtProduct, "with_algorithms", called(library.with_algorithms))
+    monkeypatch.setattr(LtProduct, "run", called(library.run_of))
     return library
 
 

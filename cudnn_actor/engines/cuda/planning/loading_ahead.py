@@ -1,8 +1,8 @@
-"""Loads the kernels of products by cuBLASLt on another thread, before the pieces that they are for are built.
+"""Loads the kernels of cuBLASLt's products on another thread, before the pieces with the products are built.
 
-cuBLASLt loads a kernel when it is first launched, or captured, which takes some 3 ms, and a network of another
-size has some twenty such (ResNet-50, H100). The interpreter's lock is not held meanwhile. A kernel that is
-missed here is loaded by the self-check.
+cuBLASLt loads a kernel when it is first launched, or captured. That takes some 3 ms, and a network of another
+size has some twenty such kernels (ResNet-50, H100). The interpreter's lock is not held meanwhile. A kernel
+that is missed here is loaded by the self-check.
 """
 
 from __future__ import annotations
