@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -131,6 +131,22 @@ def test_each_element_is_that_of_the_definition(name: str, kind: str, layout: La
     assert wanted.tolist() == data.wanted.tolist()
     assert got.tolist() == data.result.tolist()
     assert np.all(uncertainty <= 1e-4 * (1 + np.abs(wanted)))
+
+
+def test_other_sizes_share_a_source_and_other_numbers_and_dtypes_do_not() -> None:
+    """Sources are kept: what compares equal must not find another's."""
+
+    def source(number: float, samples: int = 2, dtype: Literal["float32", "bfloat16"] = "float32") -> str:
+        g = GraphBuilder()
+        x, w = g.input("x", (samples, 4, 5, 5), dtype), g.input("w", (3, 4, 3, 3), dtype)
+        graph = g.build(y=g.conv(x, w) * number).body
+        return Reference(graph, *graph.results).source
+
+    one = source(1.0)
+    assert one == source(1.0, samples=7)
+    others = [source(number) for number in (0.0, -0.0, 2.0)] + [source(1.0, dtype="bfloat16")]
+    assert len({one, *others}) == 1 + len(others)
+    assert others[:3] == [source(number) for number in (0.0, -0.0, 2.0)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, compare_on_device, rounding, some
@@ -51,6 +52,9 @@ _MOST_PRODUCTS = 1 << 29
 """The most products summed up for one reference: a few milliseconds of work."""
 _LEAST_SAMPLES, _MOST_SAMPLES = 512, 1 << 17
 _RANK = 5
+_MOST_SOURCES = 1 << 8
+_sources: dict[Hashable, str] = {}
+"""The sources of kernels by what they follow from. Any thread changes it, in one step each."""
 
 
 @remember(1 << 7)
@@ -227,7 +231,22 @@ class Reference:
         return x, w, y
 
     def _source(self, value: Value) -> str:
-        """The kernel that computes a value at sampled elements, in CUDA C++."""
+        """The kernel that computes a value at sampled elements, in CUDA C++.
+
+        Sizes are no part of it, and those of a network are a few different ones. Bytes tell 0.0 from -0.0.
+        """
+        dtypes = tuple(self._graph.tensor(uid).dtype for uid in (self.result, *self._names))
+        steps = msgspec.msgpack.encode((value, self._body, self._roundings))
+        key = type(self._convolution), dtypes, len(self._graph.scalars), steps
+        source = _sources.get(key)
+        if source is None:
+            if len(_sources) >= _MOST_SOURCES:
+                _sources.clear()
+            source = _sources[key] = self._generated_source(value)
+        return source
+
+    def _generated_source(self, value: Value) -> str:
+        """The kernel's source."""
         out = self._graph.tensor(self.result)
         operands = [self._graph.tensor(uid) for uid in self._names]
         pointers = [f"const {C_TYPES[t.dtype]}* in{i}" for i, t in enumerate(operands)]
