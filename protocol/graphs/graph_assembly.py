@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.base import tensor_of
 from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
@@ -151,14 +153,19 @@ class GraphAssembly:
         """Whether a result of an operation may have a dtype."""
         specs = {n: self._made[uid].spec for n, uid in operation.named() if uid < len(self._made)}
         inputs = {
-            n: msgspec.structs.replace(specs[n], dtype=self._declared[uid])
-            for n, uid in operation.named(operation.inputs)
+            n: _with_dtype(specs[n], self._declared[uid]) for n, uid in operation.named(operation.inputs)
         }
         try:
-            operation.check(specs | inputs | {name: msgspec.structs.replace(specs[name], dtype=dtype)})
+            operation.check(specs | inputs | {name: _with_dtype(specs[name], dtype)})
         except InvalidRequest:
             return False
         return True
+
+
+@functools.lru_cache(1 << 10)
+def _with_dtype(spec: TensorSpec, dtype: DType) -> TensorSpec:
+    """The spec with another dtype. Making one checks it, and a network's tensors have few different ones."""
+    return msgspec.structs.replace(spec, dtype=dtype)
 
 
 def _without_chains(operations: Sequence[Node]) -> list[Node]:

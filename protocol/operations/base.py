@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import msgspec
 
 from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.types.checks import as_index, check_result
+from cudnn_actor.protocol.types.checks import are_ints, as_index, check_result
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.records import Record
@@ -122,7 +123,7 @@ class GraphTensor(Record):
     def spec(self) -> TensorSpec:
         """The spec that a buffer must have to be bound to the tensor. Raises `InvalidRequest`."""
         dims, strides = self.dims, self.strides
-        if type(dims) is type(strides) is tuple and _WHOLE.issuperset(map(type, (*dims, *strides))):
+        if are_ints(dims) and are_ints(strides):
             return _spec(dims, strides, self.dtype, self.alignment)
         return TensorSpec(dims=dims, strides=strides, dtype=self.dtype, alignment=self.alignment)
 
@@ -130,9 +131,6 @@ class GraphTensor(Record):
         """Everything that defines the tensor, except its name and uids."""
         meaning = (self.dims, self.strides, self.dtype, self.role, self.alignment)
         return meaning if self.value is None else (*meaning, self.value)
-
-
-_WHOLE = frozenset((int,))
 
 
 @functools.lru_cache(1 << 12, typed=True)
@@ -190,6 +188,12 @@ def tensor_of(uid: int, spec: TensorSpec, **fields: Any) -> GraphTensor:
     """A graph's tensor of that number, whose buffer has this spec. `fields`: its other fields."""
     of_spec: dict[str, Any] = {name: getattr(spec, name) for name in spec.__struct_fields__}
     return GraphTensor(uid=uid, **(of_spec | fields))
+
+
+@functools.cache
+def _getter(fields: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that gives the values of at least two fields."""
+    return operator.attrgetter(*fields)
 
 
 @functools.lru_cache(256)
@@ -269,9 +273,13 @@ class Operation(Record, Generic[T], tag=True):
             (only,) = fields
             value = getattr(self, only)
             return value if isinstance(value, tuple) else () if value is None else (value,)
+        if not fields:
+            return ()
+        values: tuple[Any, ...] = _getter(fields)(self)
+        if are_ints(values):  # a node of a graph that leaves none out
+            return values  # type: ignore[return-value]
         found: list[T] = []
-        for name in fields:
-            value = getattr(self, name)
+        for value in values:
             if isinstance(value, tuple):
                 found += value
             elif value is not None:

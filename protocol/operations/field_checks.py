@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import functools
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -74,13 +75,30 @@ def check_inputs(message: Operation[BufferRef]) -> Operation[BufferRef]:
 def check_parameters(operation: Operation[Any]) -> Operation[Any]:
     """The operation, with each parameter exactly of its declared type. Raises `InvalidRequest`."""
     changes: dict[str, Any] = {}
-    for name, kind in _field_types(type(operation)).items():
-        if name in operation.inputs or name in operation.outputs:
-            continue
+    for name, kind, exact in _parameters(type(operation)):
         value = getattr(operation, name)
-        if type(value) is not kind:
+        if type(value) not in exact:
             changes[name] = _parameter(operation, name, value, kind)
     return msgspec.structs.replace(operation, **changes)
+
+
+@functools.cache
+def _parameters(of: type[Operation[Any]]) -> list[tuple[str, Any, frozenset[Any]]]:
+    """The parameters of an operation: the name, the declared type, and the types of values that fit as they
+    are: the type itself, or those of a union whose values nothing converts."""
+    operands = {*of.inputs, *of.outputs}
+    return [
+        (name, kind, frozenset({kind} | ({*get_args(kind)} & _UNCHANGED if _is_union(kind) else set())))
+        for name, kind in _field_types(of).items()
+        if name not in operands
+    ]
+
+
+_UNCHANGED = {float, bool, str, type(None)}
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
 
 
 def require_field(message: object, name: str, value: object, expected: type) -> None:

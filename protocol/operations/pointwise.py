@@ -68,6 +68,8 @@ class Pointwise(Operation[T], tag=True):
         Raises `InvalidRequest` for one that the mode cannot have.
         """
         found = dict(FUNCTIONS[self.mode].parameters)
+        if self.parameter is self.lower is self.upper is None:
+            return found
         for name in _FIELDS:
             value = getattr(self, name)
             if value is None:

@@ -85,6 +85,8 @@ class DType(enum.StrEnum):
         """The member for a NumPy dtype, a name or a member; None if there is none."""
         if dtype is None:  # NumPy would take None for float64
             return None
+        if type(dtype) is cls:
+            return dtype
         try:
             return _BY_NUMPY.get(np.dtype(dtype))  # type: ignore[call-overload]
         except (TypeError, ValueError, SyntaxError):  # NumPy parses strings and may raise SyntaxError

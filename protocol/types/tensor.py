@@ -11,12 +11,12 @@ import enum
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeGuard
 
 import numpy as np
 
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.types.checks import as_index, did_you_mean, is_whole, require_awaited
+from cudnn_actor.protocol.types.checks import are_ints, as_index, did_you_mean, is_whole, require_awaited
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.records import Parameters
 
@@ -71,6 +71,12 @@ def packed_strides(dims: Sequence[int], layout: LayoutLike = Layout.NCHW) -> tup
     determine strides, and for NHWC outside ranks 3-5.
     """
     layout = _layout(layout)
+    # The strides of NumPy's numbers are not ints: they must not share an entry with those of ints.
+    return _cached_strides(dims, layout) if are_ints(dims) else _strides(dims, layout)
+
+
+def _strides(dims: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """See `packed_strides`."""
     rank = len(dims)
     order: Iterable[int] = range(rank)
     if layout is Layout.STRIDED:
@@ -95,6 +101,9 @@ def packed_strides(dims: Sequence[int], layout: LayoutLike = Layout.NCHW) -> tup
         strides[axis] = step
         step *= max(dims[axis], 1)
     return tuple(strides)
+
+
+_cached_strides = functools.lru_cache(_MOST_PACKED)(_strides)
 
 
 class TensorSpec(Parameters):
@@ -254,6 +263,8 @@ def settled_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
 
 def whole_numbers(field: str, values: object) -> tuple[int, ...]:
     """Whole numbers as a tuple of ints: NumPy's are accepted, floats and strings are not."""
+    if are_ints(values):
+        return values
     try:
         return tuple(as_index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError:
@@ -268,8 +279,13 @@ def whole_numbers(field: str, values: object) -> tuple[int, ...]:
         ) from None
 
 
+def _are_whole(numbers: object) -> TypeGuard[tuple[int, ...]]:
+    """Whether numbers are a tuple of whole numbers."""
+    return are_ints(numbers) or (isinstance(numbers, tuple) and all(map(is_whole, numbers)))
+
+
 def _check_dims(dims: object) -> None:
-    if not isinstance(dims, tuple) or len(dims) > MAX_RANK or not all(map(is_whole, dims)):
+    if not _are_whole(dims) or len(dims) > MAX_RANK:
         raise InvalidRequest(
             field="dims",
             value=dims,
@@ -287,7 +303,7 @@ def _check_dims(dims: object) -> None:
 
 
 def _check_strides(dims: tuple[int, ...], strides: object) -> None:
-    if not isinstance(strides, tuple) or len(strides) != len(dims) or not all(map(is_whole, strides)):
+    if not _are_whole(strides) or len(strides) != len(dims):
         raise InvalidRequest(
             field="strides",
             value=strides,
@@ -361,6 +377,8 @@ def _misspelt(dtype: object) -> str:
 
 
 def _layout(layout: str) -> Layout:
+    if type(layout) is Layout:
+        return layout
     try:
         return Layout(layout)
     except ValueError:

@@ -31,6 +31,14 @@ def test_packed_strides_are_those_that_numpy_gives(dims: tuple[int, ...]) -> Non
     assert packed_strides(dims, "NHWC") == channels_last(filled).strides
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_strides_of_ints_are_ints_also_after_those_of_numpys_numbers(layout: LayoutName) -> None:
+    """They are kept, and both kinds of dims are equal."""
+    dims = 11, 13, 17
+    packed_strides(tuple(map(np.int64, dims)), layout)
+    assert {*map(type, packed_strides(dims, layout))} == {int}
+
+
 @given(OF_ANY_RANK, st.sampled_from(DType))
 def test_a_tensor_has_none_to_eight_dims_of_any_size(dims: tuple[int, ...], dtype: DType) -> None:
     array = np.zeros(dims, dtype.numpy)
