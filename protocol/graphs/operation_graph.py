@@ -19,6 +19,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.canonical import Encoded, blake, canonical_bytes
 from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, TensorRole
 from cudnn_actor.protocol.operations.base import Array
+from cudnn_actor.protocol.types.checks import are_ints
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -317,19 +318,20 @@ class OperationGraph(
     def _digest(self) -> str:
         uids = self.canonical_uids
         operations = tuple(
-            (_encode_attributes(op), tuple(uids[u] for u in op.reads), tuple(uids[u] for u in op.writes))
+            (_encode_attributes(op), _encoded_uids(uids, op.reads), _encoded_uids(uids, op.writes))
             for op in self.operations
         )
         tensors = tuple(self._meaning(self.tensor(uid)) for uid in uids)
         return blake(canonical_bytes(("graph/4", tensors, operations, self.numerics)))
 
-    def _meaning(self, tensor: GraphTensor) -> tuple[object, ...]:
+    def _meaning(self, tensor: GraphTensor) -> object:
         before = None if tensor.overwrites is None else self.canonical_uids[tensor.overwrites]
-        dims, strides, *others = tensor.meaning()
-        return (_encoded_numbers(dims), _encoded_numbers(strides), *others, before)
+        dims, strides = tensor.dims, tensor.strides
+        if tensor.value is None and are_ints(dims) and are_ints(strides):
+            return _encoded_tensor((dims, strides), tensor.dtype, tensor.role, tensor.alignment, before)
+        return (*tensor.meaning(), before)
 
 
-_WHOLE = frozenset((int,))
 _MOST_KNOWN = 1 << 12
 _known: dict[Hashable, Encoded] = {}
 """The encodings of operations' attributes. Any thread changes it, in one step each."""
@@ -352,11 +354,24 @@ def _encode_attributes(operation: Node) -> Encoded:
     return found
 
 
-def _encoded_numbers(numbers: object) -> object:
-    """Dims or strides, encoded if they are whole numbers."""
-    if type(numbers) is tuple and _WHOLE.issuperset(map(type, numbers)):
-        return _encoded_whole(numbers)
-    return numbers
+@functools.lru_cache(_MOST_KNOWN, typed=True)
+def _encoded_tensor(
+    lies: tuple[tuple[int, ...], tuple[int, ...]],
+    dtype: object,
+    role: object,
+    alignment: object,
+    before: object,
+) -> Encoded:
+    """A tensor that is no constant, encoded. `lies`: its dims and strides, which are ints.
+
+    `typed`: True must not get the encoding of 1, nor a str that of a `DType`.
+    """
+    return Encoded(canonical_bytes((*lies, dtype, role, alignment, before)))
+
+
+def _encoded_uids(numbers: Mapping[int, int], uids: Sequence[int]) -> Encoded:
+    """The canonical numbers of tensors, encoded."""
+    return _encoded_whole(tuple([numbers[uid] for uid in uids]))
 
 
 @functools.lru_cache(_MOST_KNOWN)

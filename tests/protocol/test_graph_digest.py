@@ -236,3 +236,22 @@ def test_attributes_and_dims_that_are_equal_have_the_digests_of_what_they_are() 
     found = [digest(lower=lower, upper=4.0) for lower in (0.0, -0.0, 1.0, 1, True)]
     assert len({*found}) == len(found)
     assert found == [digest(lower=lower, upper=4.0) for lower in (0.0, -0.0, 1.0, 1, True)]
+
+
+def test_tensors_that_are_equal_have_the_digests_of_what_they_are() -> None:
+    """Their encodings are kept, too."""
+
+    def digest(**of: object) -> str:
+        fields = {"dims": (1, 2), "strides": (2, 1), "dtype": DType.FLOAT32, "alignment": 1, **of}
+        tensors = tuple(GraphTensor(uid=uid, **fields) for uid in (0, 1))  # type: ignore[arg-type]
+        identity = Pointwise(mode=PointwiseMode.IDENTITY, operands=(0,), result=1)
+        return OperationGraph(tensors=tensors, operations=(identity,)).digest()
+
+    changes: tuple[dict[str, object], ...] = (
+        *({"alignment": alignment} for alignment in (1, True, 1.0)),
+        *({"dims": dims} for dims in ((True, 2), (1.0, 2))),
+        *({"strides": strides} for strides in ((2, True), (2.0, 1))),
+    )
+    found = [digest(**of) for of in changes]
+    assert len({*found}) == len(found)
+    assert found == [digest(**of) for of in changes]
