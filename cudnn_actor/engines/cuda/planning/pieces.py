@@ -155,6 +155,8 @@ class View:
     def exceeds(self, operation: Node, pieces: Iterable[Draft]) -> bool:
         """Whether a piece of these pieces and an operation would exceed 64 operations or 24 tensors."""
         operations = _all_operations(operation, pieces)
+        if sum(len(op.reads) + len(op.writes) for op in operations) <= _MOST_TENSORS:  # as of most pieces
+            return False
         computed = {uid for op in operations for uid in op.writes}
         inputs = {uid for op in operations for uid in op.reads} - computed
         tensors = sum(self.tensor(uid).role is not TensorRole.CONSTANT for uid in inputs)
