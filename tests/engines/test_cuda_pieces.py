@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,36 @@ def test_a_death_is_held_against_a_plan_for_four_processes_and_two_for_good(tmp_
     assert [Journal(path).may_kill("unlucky") for _ in range(4)] == [True, True, True, False]
     assert not die_of("deadly")
     assert all(Journal(path).may_kill("deadly") for _ in range(9))
+
+
+def test_a_journal_whose_file_is_removed_meanwhile_begins_another(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(str(path))
+    with journal.trying("harmless"):
+        pass
+    path.unlink()
+    with pytest.raises(RuntimeError), journal.trying("deadly"):
+        raise RuntimeError
+    assert Journal(str(path)).may_kill("deadly")
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_a_journal_that_is_closed_or_dropped_has_no_file_open(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "journal"
+
+    def open_files() -> int:
+        return sum(os.path.realpath(f"/proc/self/fd/{fd}") == str(path) for fd in os.listdir("/proc/self/fd"))
+
+    journal: Journal | None = Journal(str(path))
+    assert journal is not None
+    for _ in range(2):
+        with journal.trying("harmless"):
+            assert open_files() == 1
+    if how == "closed":
+        journal.close()
+    else:
+        journal = None
+    assert open_files() == 0
 
 
 def test_no_journal_remembers_nothing() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +37,8 @@ class Journal:
     def __init__(self, path: str | None) -> None:
         self._path = None if path is None else Path(path)
         self._killed: set[str] | None = None
+        self._file: tuple[int, weakref.finalize[..., Journal]] | None = None
+        """The open file: its descriptor, and what closes it."""
 
     def may_kill(self, plan: str) -> bool:
         """Whether the plan with that tag must not run, because its self-check may have killed a process."""
@@ -52,8 +56,26 @@ class Journal:
 
     def _note(self, what: str, plan: str) -> None:
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{what} {plan}\n")
+            os.write(self._opened(self._path), f"{what} {plan}\n".encode())
+
+    def _opened(self, path: Path) -> int:
+        """The file's descriptor. It stays open: a build of a network notes dozens of checks.
+
+        It is opened anew if the file has been removed, as files in folders for temporary ones may be.
+        """
+        if self._file is not None and not os.fstat(self._file[0]).st_nlink:
+            self.close()
+        if self._file is None:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._file = descriptor, weakref.finalize(self, os.close, descriptor)
+        return self._file[0]
+
+    def close(self) -> None:
+        """Close the file. A check that is noted later opens it anew. Safe to call twice."""
+        file, self._file = self._file, None
+        if file is not None:
+            _, close = file
+            close()
 
     def _killers(self) -> set[str]:
         if self._path is None or not self._path.exists():

@@ -105,6 +105,7 @@ class CudaBuilder(PieceByPiece):
     def close(self) -> None:
         """Destroy the handle. Safe to call twice."""
         self._rehearsals.close()
+        self._journal.close()
         context, self._context = self._context, None
         self._pieces.clear()
         self._loaded.clear()
