@@ -56,10 +56,10 @@ class Journal:
 
     def _note(self, what: str, plan: str) -> None:
         if self._path is not None:
-            os.write(self._opened(self._path), f"{what} {plan}\n".encode())
+            os.write(self._open_file(self._path), f"{what} {plan}\n".encode())
 
-    def _opened(self, path: Path) -> int:
-        """The file's descriptor. It stays open: a build of a network notes dozens of checks.
+    def _open_file(self, path: Path) -> int:
+        """Returns the file's descriptor. It stays open: a build of a network notes dozens of checks.
 
         It is opened anew if the file has been removed, as files in folders for temporary ones may be.
         """
