@@ -247,11 +247,8 @@ def test_tensors_that_are_equal_have_the_digests_of_what_they_are() -> None:
         identity = Pointwise(mode=PointwiseMode.IDENTITY, operands=(0,), result=1)
         return OperationGraph(tensors=tensors, operations=(identity,)).digest()
 
-    changes: tuple[dict[str, object], ...] = (
-        *({"alignment": alignment} for alignment in (1, True, 1.0)),
-        *({"dims": dims} for dims in ((True, 2), (1.0, 2))),
-        *({"strides": strides} for strides in ((2, True), (2.0, 1))),
-    )
+    changes: list[dict[str, object]] = [{"alignment": 1}, {"alignment": True}, {"alignment": 1.0}]
+    changes += [{"dims": (True, 2)}, {"dims": (1.0, 2)}, {"strides": (2, True)}, {"strides": (2.0, 1)}]
     found = [digest(**of) for of in changes]
     assert len({*found}) == len(found)
     assert found == [digest(**of) for of in changes]

@@ -35,7 +35,8 @@ def test_packed_strides_are_those_that_numpy_gives(dims: tuple[int, ...]) -> Non
 def test_strides_of_ints_are_ints_also_after_those_of_numpys_numbers(layout: LayoutName) -> None:
     """They are kept, and both kinds of dims are equal."""
     dims = 11, 13, 17
-    packed_strides(tuple(map(np.int64, dims)), layout)
+    numbers: Any = tuple(np.int64(size) for size in dims)
+    packed_strides(numbers, layout)
     assert {*map(type, packed_strides(dims, layout))} == {int}
 
 
