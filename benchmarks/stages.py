@@ -9,6 +9,8 @@ Networks are files as of `benchmarks.models`, for one sample. A row for each net
   NumPy: p50 and p90. `over_us` is the p50 of the former, less `device_us`.
 - `per_s`: samples a second in runs of `--batch` samples, with one, two and three in flight, from NumPy and
   from `gpu.staging`.
+- `floor_us`, in process isolation: what a request to a plain process costs beside such a run, the least that
+  any second process costs here. Each way is named by who sleeps: see `second_process`.
 - `stages_us`, in process isolation: when a request on the device reaches each stage, since it was asked; the
   median of the requests. A stamp takes about a microsecond, so these requests are slower than the others.
 """
@@ -43,11 +45,12 @@ from tests.onnx.networks.recipes import inputs_of, read
 
 from .gpu.setting import gpu_versions
 from .recording import Row, attempted, keep
+from .second_process import request_floors
 from .stages_side import STAMPS, stamped_caller
 
-__all__ = ["main", "stages_of"]
+__all__ = ["NETWORKS", "main", "on_device", "request_us", "stages_of", "stamped_service"]
 
-_SMALL = Path(__file__).parents[1] / "tests" / "onnx" / "networks" / "data"
+NETWORKS = Path(__file__).parents[1] / "tests" / "onnx" / "networks" / "data"
 _SIDE = "benchmarks.stages_side"
 _WARM = 20
 _IN_FLIGHT = (1, 2, 3)
@@ -57,7 +60,7 @@ Isolation = Literal["thread", "process"]
 Arrays = dict[str, np.ndarray]
 
 
-async def _us(call: Callable[[], Awaitable[object]], runs: int) -> dict[str, float]:
+async def request_us(call: Callable[[], Awaitable[object]], runs: int) -> dict[str, float]:
     """Percentiles of requests, one at a time."""
     took = []
     for _ in range(_WARM + runs):
@@ -68,7 +71,7 @@ async def _us(call: Callable[[], Awaitable[object]], runs: int) -> dict[str, flo
     return {"p50": round(statistics.median(took) * 1e6, 1), "p90": round(took[runs * 9 // 10] * 1e6, 1)}
 
 
-async def _on_device(gpu: CudnnRef, model: Model, inputs: Arrays) -> RunModel:
+async def on_device(gpu: CudnnRef, model: Model, inputs: Arrays) -> RunModel:
     """A run with its inputs and outputs on the device."""
     given = {name: await gpu.upload(array) for name, array in inputs.items()}
     outputs = await gpu.run(model, given, keep=[each.name for each in model.outputs])
@@ -106,16 +109,17 @@ async def _costs(path: str, isolation: Isolation, given: argparse.Namespace, sto
     inputs, many = inputs_of(proto, 1), inputs_of(proto, given.batch)
     async with spawn(device=given.device, isolation=isolation, plan_store=store, hang_after_s=600.0) as gpu:
         model = await gpu.load(path)
-        message = await _on_device(gpu, model, inputs)
-        request = await _us(lambda: gpu.ask(message), given.runs)
-        host = await _us(lambda: gpu.run(model, inputs), given.runs)
-        device_us = (await model.explain(inputs, measure=True)).run_us
+        message = await on_device(gpu, model, inputs)
+        request = await request_us(lambda: gpu.ask(message), given.runs)
+        host = await request_us(lambda: gpu.run(model, inputs), given.runs)
+        explained = await model.explain(inputs, measure=True)
+        device_us = explained.run_us
         await gpu.run(model, many)
         per_s = await _per_s(gpu, model, many, given.batch, given.seconds)
         device_many_us = (await model.explain(many, measure=True)).run_us
     assert device_us is not None
     assert device_many_us is not None
-    return {
+    row: Row = {
         "network": Path(path).stem.split(".")[0],
         "isolation": isolation,
         "device_us": round(device_us, 1),
@@ -126,21 +130,28 @@ async def _costs(path: str, isolation: Isolation, given: argparse.Namespace, sto
         "device_per_s": round(given.batch / device_many_us * 1e6, 1),
         "per_s": per_s,
     }
+    if isolation == "process":
+        row["floor_us"] = await request_floors(given.device, len(explained.pieces), device_us, given.runs)
+    return row
 
 
-async def _stamped(path: str, given: argparse.Namespace, store: Path, folder: Path) -> None:
-    """Send requests whose stamps are in `STAMPS` and, once this has returned, in the folder."""
+def stamped_service(given: argparse.Namespace, store: Path, folder: Path) -> CudnnService:
+    """A service whose worker writes its stamps to a file in the folder when it ends."""
     options = make_options(
         {"device": given.device, "isolation": "process", "plan_store": store, "hang_after_s": 600.0}
     )
     engine = choose_engine(given.device, apart=True)
     assert engine.worker is not None
     made = WorkerEngine(f"{_SIDE}:engine", (str(folder), engine.worker.make, *engine.worker.arguments))
-    service = CudnnService(options, engine=engine._replace(worker=made))
+    return CudnnService(options, engine=engine._replace(worker=made))
+
+
+async def _stamped(path: str, given: argparse.Namespace, store: Path, folder: Path) -> None:
+    """Send requests whose stamps are in `STAMPS` and, once this has returned, in the folder."""
     with stamped_caller():
-        async with Spawning(service) as gpu:
+        async with Spawning(stamped_service(given, store, folder)) as gpu:
             model = await gpu.load(path)
-            message = await _on_device(gpu, model, inputs_of(onnx.load(path), 1))
+            message = await on_device(gpu, model, inputs_of(onnx.load(path), 1))
             for number in range(_WARM + given.runs):
                 if number == _WARM:
                     STAMPS.clear()
@@ -206,12 +217,15 @@ def sheet(found: list[Row]) -> Table:
         if "stages_us" in row:
             stages = "; ".join(f"{name} {at:,.0f}" for name, at in row["stages_us"].items())
             table.add_row("", "", "", "", "", "", stages)
+        if "floor_us" in row:
+            floors = ((name, each["p50"]) for name, each in row["floor_us"].items() if name != "device_us")
+            table.add_row("", "floor", "", "", "", "", "; ".join(f"{way}: {us:,.0f}" for way, us in floors))
     return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stages", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=_SMALL, help="with NETWORK.OPSET.onnx")
+    parser.add_argument("--folder", type=Path, default=NETWORKS, help="with NETWORK.OPSET.onnx")
     parser.add_argument("--networks", nargs="+", default=["resnet50", "vit"])
     parser.add_argument("--opset", type=int, default=20)
     parser.add_argument(

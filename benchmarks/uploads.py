@@ -6,16 +6,21 @@ Needs PyTorch on a GPU; with `--device cpu` only the service's own ways are time
 of the rounds. "Pageable" is memory as NumPy allocates it. "Pipelined" rounds have many copies. Of ours, from
 `gpu.staging`, four are in flight at any time. PyTorch's, from pinned memory, are all enqueued at once: that
 is the bandwidth of the link.
+
+In process isolation, "floor" is what the least design with a second process takes to overwrite an
+array: a plain process is woken up, has its device copy the array, part by part, as this process copies it to
+memory that both map, and answers (`second_process`). In "floor, polls" that process is awake already.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +34,8 @@ from cudnn_actor.protocol import DType
 
 from .gpu.setting import gpu_versions, torch
 from .recording import Row, attempted, keep
+from .second_process import Other, other_process
+from .second_process_side import POLLS, SLEEPS
 
 __all__ = ["RATIOS", "main"]
 
@@ -48,8 +55,10 @@ RATIOS = {
     "up again": ("upload again", "pageable up again"),
     "staging": ("staging, pipelined", "pinned, pipelined"),
     "down": ("download", "pageable down"),
+    "floor": ("floor", "pageable up again"),
+    "floor, polls": ("floor, polls", "pageable up again"),
 }
-"""Ratio → our way and PyTorch's way, which it compares."""
+"""Ratio → our way, or the least design's, and PyTorch's way, which it compares."""
 
 
 def _each(nbytes: int) -> int:
@@ -140,11 +149,41 @@ async def _timed(way: Way) -> float:
     return time.perf_counter() - begin
 
 
-async def _measured(gpu: CudnnRef, mebibytes: int, on_gpu: bool, seconds: float) -> dict[str, float]:
-    """GB/s of each way: the median of the rounds, each of which goes through all ways."""
-    values = np.random.default_rng(0).standard_normal(mebibytes << 18, dtype=np.float32)
-    ours = _Ours(gpu, values)
-    ways = {**await ours.prepare(), **(_Theirs(values).ways() if on_gpu else {})}
+async def _nothing() -> None:
+    """Before a round, and behind it, in ways that need nothing."""
+
+
+class _Least:
+    """The ways of the least design with a second process."""
+
+    def __init__(self, other: Other, values: np.ndarray) -> None:
+        self._other, self._values = other, values
+
+    def ways(self) -> Mapping[str, tuple[Way, int]]:
+        """The ways, and how many arrays each moves."""
+        return dict.fromkeys(("floor", "floor, polls"), (lambda: self._other.upload(self._values), 1))
+
+    def before(self) -> Mapping[str, Way]:
+        """What goes before each way: how the process waits for the request."""
+        tell = self._other.ask["sleeps"]
+        return {"floor": lambda: tell(SLEEPS), "floor, polls": lambda: tell(POLLS)}
+
+    async def sleep(self) -> None:
+        """Let the process sleep, so that it takes no time from other ways."""
+        await self._other.ask["sleeps"](SLEEPS)
+
+
+async def _measured(
+    ways: Mapping[str, tuple[Way, int]],
+    nbytes: int,
+    seconds: float,
+    before: Mapping[str, Way],
+    behind: Sequence[Way],
+) -> dict[str, float]:
+    """GB/s of each way: the median of the rounds, each of which goes through all ways.
+
+    `before` goes before some ways, and `behind` behind each round. Neither is timed.
+    """
     took: dict[str, list[float]] = {name: [] for name in ways}
     for way, _ in ways.values():  # a first time, which is not counted
         await way()
@@ -153,14 +192,26 @@ async def _measured(gpu: CudnnRef, mebibytes: int, on_gpu: bool, seconds: float)
     while rounds < _LEAST_ROUNDS or time.monotonic() < end:
         rounds += 1
         for name, (way, count) in ways.items():
-            took[name].append(values.nbytes * count / 1e9 / await _timed(way))
-        await ours.free()
+            await before.get(name, _nothing)()
+            took[name].append(nbytes * count / 1e9 / await _timed(way))
+        for call in behind:
+            await call()
     return {name: round(statistics.median(each), 3) for name, each in took.items()}
 
 
 async def _found(device: str, isolation: Isolation, mebibytes: int, seconds: float) -> Row:
-    async with spawn(device=device, isolation=isolation) as gpu:
-        gb_per_s = await _measured(gpu, mebibytes, device != "cpu", seconds)
+    values = np.random.default_rng(0).standard_normal(mebibytes << 18, dtype=np.float32)
+    async with contextlib.AsyncExitStack() as ends:
+        ours = _Ours(await ends.enter_async_context(spawn(device=device, isolation=isolation)), values)
+        ways = {**await ours.prepare(), **(_Theirs(values).ways() if device != "cpu" else {})}
+        before, behind = dict[str, Way](), [ours.free]
+        if isolation == "process":
+            other = await ends.enter_async_context(other_process(device, nbytes=values.nbytes))
+            least = _Least(other, values)
+            ways.update(least.ways())
+            before.update(least.before())
+            behind.append(least.sleep)
+        gb_per_s = await _measured(ways, values.nbytes, seconds, before, behind)
     ratios = {
         name: round(gb_per_s[ours] / gb_per_s[theirs], 3)
         for name, (ours, theirs) in RATIOS.items()
@@ -186,11 +237,11 @@ def sheet(found: list[Row]) -> Table:
     table = Table(title="Arrays to the device and back, GB/s")
     table.add_column("isolation")
     table.add_column("MiB", justify="right")
-    names = list(found[0]["gb_per_s"]) if found else []
+    names = list(dict.fromkeys(name for row in found for name in row["gb_per_s"]))
     for name in (*names, *(f"{name}, ×" for name in RATIOS)):
         table.add_column(name, justify="right")
     for row in found:
-        rates = (f"{row['gb_per_s'][name]:.2f}" for name in names)
+        rates = (f"{row['gb_per_s'][name]:.2f}" if name in row["gb_per_s"] else "" for name in names)
         ratios: Iterator[Any] = (row["ratios"].get(name, "") for name in RATIOS)
         table.add_row(row["isolation"], str(row["MiB"]), *rates, *map(str, ratios))
     return table

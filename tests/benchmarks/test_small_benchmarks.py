@@ -16,6 +16,7 @@ from rich.table import Table
 
 from benchmarks import building, floor, two_gpus
 from benchmarks.against import environment
+from benchmarks.placement import placements
 from benchmarks.recording import Row, attempted, keep
 from benchmarks.stages import stages_of
 from cudnn_actor.engines.cuda.planning.partition import cut
@@ -155,12 +156,36 @@ def test_requests_of_models_are_taken_apart_stage_by_stage(tmp_path: Path) -> No
         }
         assert min(row["device_us"], row["device_per_s"], *row["per_s"].values()) > 0
         assert all(row[way]["p90"] >= row[way]["p50"] > 0 for way in ("request_us", "numpy_us"))
-    assert "stages_us" not in thread
+    assert not {"stages_us", "floor_us"} & thread.keys()
+    floors = process["floor_us"]
+    assert floors.pop("device_us") > 0
+    callers, others = ("sleeps", "polls", "loop"), ("sleeps", "polls")
+    assert floors.keys() == {f"{caller}, {other}" for caller in callers for other in others}
     stages = list(process["stages_us"])
     expected = ["checked", "in the mailbox", "request encoded", "worker: request read", "worker: run begins"]
     expected += ["worker: run enqueued", "worker: answer made", "worker: answer encoded", "answer read"]
     assert [each for each in stages if each in expected] == expected
     assert stages[-1] == "next asked"
+
+
+def test_uploads_are_timed_beside_the_least_design(tmp_path: Path) -> None:
+    process, thread = found_by("uploads", "--device cpu --mebibytes 1 --seconds 0", tmp_path)
+    ours = {"upload", "upload again", "staging", "staging, pipelined", "download"}
+    assert process["gb_per_s"].keys() == ours | {"floor", "floor, polls"}
+    assert thread["gb_per_s"].keys() == ours
+    assert min(process["gb_per_s"].values()) > 0
+
+
+def test_requests_are_taken_apart_for_each_placement_on_cores(tmp_path: Path) -> None:
+    words = "--device cpu --networks whisper_encoder --runs 5 --services 2"
+    found = found_by("placement", words, tmp_path)
+    assert {row["service"] for row in found} == {1, 2}
+    assert [row["placement"] for row in found if row["service"] == 1][:2] == ["free", "free"]
+    for row in found:
+        assert row["request_us"]["p50"] > 0
+        assert row["numpy_us"]["p50"] > 0
+        assert sum(row["caller"]["cpus"].values()) == sum(row["worker"]["cpus"].values()) == 10
+        assert "worker: request read" in row["stages_us"]
 
 
 def test_turns_of_loops_are_timed_beside_their_bodies(tmp_path: Path) -> None:
@@ -184,6 +209,18 @@ def test_counting_is_timed_beside_requests_that_are_not_counted(tmp_path: Path) 
     found = found_by("metrics_cost", words, tmp_path)
     assert [row["isolation"] for row in found] == ["thread", "process"]
     assert all(min(row["counting_us"], row["without_us"], row["scrape_us"]) > 0 for row in found)
+
+
+def test_two_threads_are_placed_on_one_core_on_two_and_on_two_nodes() -> None:
+    cores, nodes = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2}, {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1}
+    assert placements([0, 1, 2, 3, 4, 5], cores, nodes) == {
+        "one core": (0, 1),
+        "two cores": (0, 2),
+        "two nodes": (0, 4),
+        "two nodes, exchanged": (4, 0),
+    }
+    assert placements([0, 2], cores, nodes) == {"two cores": (0, 2)}
+    assert placements([3], cores, nodes) == {}
 
 
 def test_stages_are_medians_of_the_requests_that_reach_them() -> None:
