@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,8 @@ from cudnn_actor.isolation.process.wire import (
 )
 from cudnn_actor.messages import Ping
 from cudnn_actor.processes.channel import Channel, channel_pair
+
+from ..patience import PATIENCE_S
 
 Ends = tuple[Inbox, Channel]
 
@@ -55,6 +60,37 @@ def test_each_request_is_taken_whenever_it_comes(ends: Ends) -> None:
                 sent.result()
             assert [task.number for task in inbox.take(64)] == [number]
             sent.result()
+
+
+class Selects:
+    """Stands in for the module `select`: notes the timeouts, and says when it is about to sleep."""
+
+    def __init__(self) -> None:
+        self.timeouts: list[float | None] = []
+        self.sleeps = threading.Event()
+
+    def select(self, *arguments: Any) -> Any:
+        self.timeouts.append(arguments[3] if len(arguments) > 3 else None)
+        if self.timeouts[-1] is None:
+            self.sleeps.set()
+        return select.select(*arguments)
+
+
+def test_a_worker_that_looks_does_so_after_each_request_and_then_sleeps(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox, parent = ends
+    first = []
+    with ThreadPoolExecutor(1) as threads:
+        for number in range(4):
+            selects = Selects()
+            monkeypatch.setattr("cudnn_actor.isolation.process.child.inbox.select", selects)
+            taken = threads.submit(inbox.take, 64)
+            assert selects.sleeps.wait(PATIENCE_S)
+            first.append(selects.timeouts[0])
+            send(parent, number)
+            assert [task.number for task in taken.result(PATIENCE_S)] == [number]
+    assert first == [0.0 if inbox.looks else None] * 4
 
 
 def test_a_copy_that_comes_again_is_not_decoded_again(ends: Ends) -> None:
