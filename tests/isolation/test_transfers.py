@@ -97,6 +97,19 @@ async def test_many_downloads_at_once_give_each_its_own_values_and_keep_no_piece
             assert len(set(staging.pieces)) == len(staging.pieces) == PIECES  # though the arrays are kept
 
 
+async def test_values_for_a_new_small_buffer_go_by_a_piece_which_comes_back_with_the_answer() -> None:
+    async with workers(host_arenas=False) as (gpu, _):
+        mailbox: Any = service_behind(gpu).state.mailbox
+        staging = mailbox.host.staging
+        values = np.random.default_rng(0).integers(0, 256, PIECE_BYTES, np.uint8)
+        for _ in range(PIECES + 1):
+            ref = await gpu.upload(values)
+            assert len(staging.pieces) == PIECES
+            assert not staging.has_ended
+            np.testing.assert_array_equal(await gpu.download(ref), values)
+            np.invert(values, out=values)
+
+
 @pytest.mark.parametrize("direction", ["upload", "download"])
 @pytest.mark.parametrize("more", [0, 1])
 async def test_up_to_a_mebibyte_is_copied_without_another_thread(

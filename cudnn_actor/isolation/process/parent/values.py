@@ -297,10 +297,7 @@ class Values:
         if at is not None:
             staged = Staged(*at)
         else:
-            if data.nbytes <= PIECE_BYTES:
-                self.staging.stock()  # for those that follow
-            nbytes = round_up(packed_nbytes(spec), NOTE_BYTES) + NOTE_BYTES
-            request.blocks = (block,) = (self.staging.take(nbytes),)
+            request.blocks = (block,) = (self._block_for(packed_nbytes(spec)),)
             staged = self._fill(request, block, spec, data)
         ref = request.message.dst if request.ref is None else request.ref
         request.body = encode_message(WriteStaged(dst=ref, values=staged))
@@ -308,6 +305,18 @@ class Values:
         if self.checksums is not None:
             there = self.staging.array_at(staged.segment, staged.offset, spec.dims, spec.dtype.numpy)
             request.sum = self.checksums.of(slot, there)
+
+    def _block_for(self, nbytes: int) -> Block:
+        """A block for values on their way to a device, and for the words behind them.
+
+        A piece, if there is one for so many bytes: it goes back in the step that completes its request,
+        without the monitor's thread, and may still be in the cache. Raises as `Staging.take`.
+        """
+        if nbytes <= PIECE_BYTES:
+            self.staging.stock()
+            if self.staging.pieces:
+                return self.staging.pieces.pop()
+        return self.staging.take(round_up(nbytes, NOTE_BYTES) + NOTE_BYTES)
 
     def _upload_receipt(self, request: WorkerRequest) -> Receipt:
         """The receipt for an upload that this process has copied, from its start until now."""
