@@ -4,7 +4,8 @@
 
 Several services, one after the other. Each serves requests for one sample, one at a time: twice where the
 system puts the caller's thread and the worker's, then with both pinned: to two threads of one core, to two
-cores of one node of memory, to two nodes, as far as the machine has them. A row for each of these:
+cores of one node of memory, to two nodes, as far as the machine has them. The first service then goes through
+the processors: the worker on each in turn, and the caller on the one half of them further. A row for each:
 
 - `request_us`, `numpy_us`: with inputs and outputs on the device, and from NumPy to NumPy.
 - `caller`, `worker`: of the thread that sends, and of the worker's main thread: `cpus`, on which processor it
@@ -44,13 +45,16 @@ from .recording import Row, attempted, keep
 from .stages import NETWORKS, on_device, request_us, stages_of, stamped_service
 from .stages_side import STAMPS, stamped_caller
 
-__all__ = ["main", "placements"]
+__all__ = ["main", "placements", "sweep"]
 
 _CPUS, _NODES = Path("/sys/devices/system/cpu"), Path("/sys/devices/system/node")
 _PACE = 200
 _FAULTS, _PROCESSOR = 9, 38
 """Fields of /proc/PID/stat, from 0."""
-_FREE = "free"
+_FREE, _SWEEP = "free", "sweep"
+_MOST_SWEPT = 16
+_FEWER = 4
+"""By how much fewer requests each processor gets."""
 Pair = tuple[int, int]
 
 
@@ -70,6 +74,13 @@ def placements(cpus: Sequence[int], cores: Mapping[int, int], nodes: Mapping[int
     if "two nodes" in found:
         found["two nodes, exchanged"] = (found["two nodes"][1], found["two nodes"][0])
     return found
+
+
+def sweep(cpus: Sequence[int]) -> list[Pair]:
+    """Processors for the caller and for the worker, which comes to each, or to `_MOST_SWEPT` of them."""
+    count = len(cpus)
+    step = -(-count // _MOST_SWEPT)
+    return [(cpus[(at + count // 2) % count], cpus[at]) for at in range(0, count, step) if count > 1]
 
 
 def _machine() -> dict[str, Pair]:
@@ -159,7 +170,7 @@ async def _phase(gpu: CudnnRef, model: Model, inputs: Any, message: Any, runs: i
 
 
 async def _served(
-    path: str, given: argparse.Namespace, store: Path, folder: Path
+    path: str, given: argparse.Namespace, store: Path, folder: Path, *, sweeps: bool
 ) -> tuple[list[Row], list[Pair]]:
     """The rows of one service, and when the requests of each were sent."""
     free = os.sched_getaffinity(0)
@@ -171,11 +182,13 @@ async def _served(
         worker = gpu.worker_pid
         assert worker is not None
         try:
-            for name, pair in [(_FREE, None), (_FREE, None), *_machine().items()]:
+            swept = [(_SWEEP, pair) for pair in sweep(sorted(free)) if sweeps]
+            for name, pair in [(_FREE, None), (_FREE, None), *_machine().items(), *swept]:
                 if pair is not None:
                     os.sched_setaffinity(0, {pair[0]})
                     os.sched_setaffinity(worker, {pair[1]})
-                row, between = await _phase(gpu, model, inputs, message, given.runs)
+                runs = -(-given.runs // _FEWER) if name == _SWEEP else given.runs
+                row, between = await _phase(gpu, model, inputs, message, runs)
                 found.append({"placement": name, "pinned": pair, **row})
                 times.append(between)
         finally:
@@ -188,7 +201,7 @@ def _of(path: Path, number: int, given: argparse.Namespace, store: Path) -> Iter
         folder, file = Path(name), str(Path(name) / path.name)
         onnx.save(read(path), file)
         STAMPS.clear()
-        found, times = asyncio.run(_served(file, given, store, folder))
+        found, times = asyncio.run(_served(file, given, store, folder, sweeps=number == 1))
         of_worker = [each for one in folder.glob("*.json") for each in json.loads(one.read_text())]
         stamps = sorted((*map(tuple, of_worker), *STAMPS))
         for row, (begin, end) in zip(found, times, strict=True):

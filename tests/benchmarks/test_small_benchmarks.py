@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks import building, floor, two_gpus
 from benchmarks.against import environment
-from benchmarks.placement import placements
+from benchmarks.placement import placements, sweep
 from benchmarks.recording import Row, attempted, keep
 from benchmarks.stages import stages_of
 from cudnn_actor.engines.cuda.planning.partition import cut
@@ -184,7 +184,8 @@ def test_requests_are_taken_apart_for_each_placement_on_cores(tmp_path: Path) ->
     for row in found:
         assert row["request_us"]["p50"] > 0
         assert row["numpy_us"]["p50"] > 0
-        assert sum(row["caller"]["cpus"].values()) == sum(row["worker"]["cpus"].values()) == 10
+        runs = 2 if row["placement"] == "sweep" else 5
+        assert sum(row["caller"]["cpus"].values()) == sum(row["worker"]["cpus"].values()) == 2 * runs
         assert "worker: request read" in row["stages_us"]
 
 
@@ -221,6 +222,9 @@ def test_two_threads_are_placed_on_one_core_on_two_and_on_two_nodes() -> None:
     }
     assert placements([0, 2], cores, nodes) == {"two cores": (0, 2)}
     assert placements([3], cores, nodes) == {}
+    assert sweep([0, 2, 4, 6]) == [(4, 0), (6, 2), (0, 4), (2, 6)]
+    assert len(sweep(range(64))) == 16
+    assert sweep([3]) == []
 
 
 def test_stages_are_medians_of_the_requests_that_reach_them() -> None:
