@@ -19,6 +19,7 @@ from cudnn_actor.messages import Download, Message, Ping, Upload
 from cudnn_actor.models import Feature
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol import DType
+from tests.service.rigs import in_thread
 
 from ..inside import service_behind
 from .crash_rigs import workers
@@ -133,6 +134,32 @@ async def test_up_to_a_mebibyte_is_copied_without_another_thread(
             await gpu.ask(message)
         assert (set(senders) == {threading.get_ident()}) == (not more)
         np.testing.assert_array_equal(await gpu.download(ref), values)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_loop_on_a_thread_uploads_up_to_a_mebibyte_to_a_new_buffer_by_itself(
+    monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """On the main thread, where a signal handler may raise, another thread makes new buffers."""
+    senders: list[int] = []
+    sending = Channel.send
+
+    def send(channel: Channel, frame: Any, *rest: Any) -> None:
+        if isinstance(frame, Requests):
+            senders.append(threading.get_ident())
+        sending(channel, frame, *rest)
+
+    async def upload() -> None:
+        async with workers(host_arenas=False) as (gpu, _):
+            await gpu.upload(values)  # from now on there are arenas and staging memory for it
+            with monkeypatch.context() as patch:
+                patch.setattr(Channel, "send", send)
+                ref = await gpu.upload(values)
+            assert (set(senders) == {threading.get_ident()}) == (not more)
+            np.testing.assert_array_equal(await gpu.download(ref), values)
+
+    values = np.random.default_rng(0).integers(0, 256, PIECE_BYTES + more, np.uint8)
+    await in_thread(lambda: asyncio.run(upload()))
 
 
 @pytest.mark.parametrize("cores", [2, 4, 64])

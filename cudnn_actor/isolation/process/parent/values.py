@@ -86,8 +86,10 @@ class Values:
             return False
         match message:
             case Upload(data=data) | Allocate(data=data):
-                heavy: bool = getattr(data, "nbytes", 0) > HEAVY_BYTES
-                return heavy and (self.arenas is not None or self.staging.locate(data) is None)
+                is_device = self.arenas is None
+                most = PIECE_BYTES if is_device and may_be_late(data) else HEAVY_BYTES
+                heavy: bool = getattr(data, "nbytes", 0) > most
+                return heavy and not (is_device and self.staging.locate(data) is not None)
             case Download(src=src):
                 spec = getattr(src, "spec", None)
                 return (
