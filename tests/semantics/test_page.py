@@ -234,9 +234,11 @@ NUMBERS = [
     f"Once a standby has lived for {PAUSES.reset_after_s:g} s, and been ready, the delays start anew",
     f"One that is not ready in {ProcessIsolation.ready_within_s:g} s is ended, and counts as dead",
     f"a start fails, or is not ready in {ThreadIsolation.ready_within_s:g} s",
-    f"{THREAD_BACKOFF.initial_s * 1e3:g} ms, times {THREAD_BACKOFF.factor:g} for each failure in a row",
-    f"in a row, at most {THREAD_BACKOFF.cap_s:g} s",
-    f"The delays start anew: on a thread after a stable {THREAD_BACKOFF.reset_after_s:g} s",
+    f"first {PROCESS_BACKOFF.initial_s * 1e3:g} ms, times {PROCESS_BACKOFF.factor:g} for each further failure, "
+    f"at most {PROCESS_BACKOFF.cap_s:g} s",
+    f"{THREAD_BACKOFF.initial_s * 1e3:g} ms, times {THREAD_BACKOFF.factor:g} for each failure in a row, "
+    f"at most {THREAD_BACKOFF.cap_s:g} s",
+    f"The delays start anew after a stable {THREAD_BACKOFF.reset_after_s:g} s",
     f"whose sizes are multiples of {ARENA_STEP >> 20} MiB",
     f"Arenas are taken in steps of {ARENA_STEP >> 20} MiB",
     f"if it is still running after {giving_up.EXIT_WITHIN_S:g} s",
@@ -261,7 +263,7 @@ def test_the_numbers_in_words_are_those_of_the_code() -> None:
         "the page says: the first at once, then twice as long each time"
     )
     assert (PROCESS_BACKOFF.at_once, PROCESS_BACKOFF.reset_after_s) == (1, 0.0), (
-        "the page says: they start anew whenever the actor becomes ready"
+        "the page says: at once for the first failure in a row, which ends when the actor becomes ready"
     )
     assert THREAD_BACKOFF.jitter == PROCESS_BACKOFF.jitter == 0.25, "the page says: up to a quarter less"
 
