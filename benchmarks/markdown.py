@@ -10,6 +10,7 @@ import argparse
 import itertools
 import re
 import statistics
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,12 @@ __all__ = [
     "row",
     "rule",
     "update",
+    "wrapped",
 ]
 
 BEGIN, END = "<!-- isolation: begin -->", "<!-- isolation: end -->"
 _GPU_BEGINS = "<!-- gpu: begin -->"
+_WIDTH = 120
 
 
 def lines(report: Report, profile: dict[str, Any]) -> Iterator[str]:
@@ -198,7 +201,12 @@ def as_markdown(sheet: Sheet) -> Iterator[str]:
         yield from row(*cells)
     yield ""
     if sheet.note:
-        yield from (sheet.note, "")
+        yield from (*wrapped(sheet.note), "")
+
+
+def wrapped(text: str) -> list[str]:
+    """The lines of a paragraph."""
+    return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def row(*cells: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ import msgspec
 from benchmarks.gpu.plot import draw
 from benchmarks.gpu.report import Platform, Report, sheets
 from benchmarks.gpu.sheet import as_markdown
-from benchmarks.markdown import exchange
+from benchmarks.markdown import exchange, wrapped
 
 __all__ = ["named_in", "section", "update"]
 
@@ -31,7 +31,7 @@ def section(report: Report, name: str) -> str:
 
 def _lines(report: Report, name: str) -> Iterator[str]:
     yield from (f"## On a GPU{_isolations(report)}", "")
-    yield from (f"{_NAMED}{name}` on {report.date[:10]}: {_platform(report.platform)}.", "")
+    yield from (*wrapped(f"{_NAMED}{name}` on {report.date[:10]}: {_platform(report.platform)}."), "")
     yield from (f"![throughput of small convolutions, and ResNet-50's beside PyTorch's]({_PLOT})", "")
     yield from ("```", "python -m benchmarks.gpu --out DIR", "```", "")
     for sheet in sheets(report):

@@ -257,9 +257,9 @@ def sheets(found: Recovery) -> Iterator[Sheet]:
             ("", "times", "p50 ms", "p90", "max", "aimed at: p50 ms"),
             tuple(rows),
             "SIGKILL: from the signal to the receipt of a convolution that is sent at once. Illegal access, "
-            "hang: from sending the request whose kernel does it to the receipts of a convolution behind it, "
-            f"and of its own second run; reported: from the event Restarting, behind the worker's last "
-            f"word, to the first of the two. hang_after_s={_HANG_S:.0f}.",
+            "hang: from when the request is sent whose kernel does this, to the receipts of a convolution "
+            "behind it, and of its own second run. Reported: from the event Restarting, which follows the "
+            f"worker's last message, to the first of these two receipts. hang_after_s={_HANG_S:.0f}.",
         )
     if found.start_s:
         starts = (

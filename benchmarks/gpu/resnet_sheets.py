@@ -80,11 +80,11 @@ def _alone(found: Resnet) -> Sheet:
         "ResNet-50's 23 convolutions, µs of the device in sum",
         ("", "heur.", "tuned", "PyTorch", "gain", "tuned gain", "TFLOP/s", "ceiling"),
         tuple(rows),
-        "bf16 lies in NHWC, f32 in NCHW. Each is captured in a CUDA graph, so this is without the host's "
-        "share; PyTorch has benchmark=True. Gain: PyTorch's time over ours, of what both can run; aimed at "
-        "with N=32: fwd 1.05, dgrad and wgrad 1.3; elsewhere 1. TFLOP/s and the fraction of the ceiling "
-        "(products or memory, whichever bounds each one) are the tuned plans' where all were tuned. The "
-        "first convolution's 3 channels are given to both as they are.",
+        "bf16 lies in NHWC, f32 in NCHW. Each convolution is captured in a CUDA graph, so the host's time is "
+        "not included. PyTorch has benchmark=True. Gain: PyTorch's time over ours, for the convolutions that "
+        "both can run. The aim with N=32 is 1.05 for fwd, 1.3 for dgrad and wgrad, and 1 elsewhere. TFLOP/s "
+        "and ceiling (the fraction of what products or memory allow, whichever bounds a convolution) are of "
+        "the tuned plans if all were tuned. The first convolution has 3 channels in both.",
     )
 
 
@@ -102,9 +102,9 @@ def _called(found: Resnet) -> Sheet:
         "The same as they are called, µs in sum",
         ("", "actor", "heuristic", "tuned", "PyTorch", "gain, actor", "gain"),
         tuple(rows),
-        "Actor: requests submitted at once to the service, until the last reply, heuristic plans. The "
-        "others: calls in a loop, between the device's events. Where a convolution is shorter than its call, "
-        "this is the host's time, on either side.",
+        "Actor: heuristic plans, requests that are submitted to the service all at once, until the last "
+        "reply. The others: calls in a loop, timed by events of the device. If a convolution takes less time "
+        "than its call, this is the host's time, in ours and in PyTorch's.",
     )
 
 

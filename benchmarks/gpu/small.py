@@ -184,8 +184,9 @@ def sheets(small: Small) -> Iterator[Sheet]:
         "Small convolution, through the actor",
         columns,
         tuple(cells for row in small.requests for cells in _request_rows(row)),
-        "Latencies of one request at a time; thousands of requests a second by requests in flight; CPU time "
-        f"of the two threads for each request, 64 in flight.{_WORKER_NOTE if _in(small, 'process') else ''}",
+        "p50 and p99: the latency of one request at a time. k/s: thousands of requests a second, by requests "
+        "in flight. CPU: the time of each thread that a request takes, with 64 in flight."
+        f"{_WORKER_NOTE if _in(small, 'process') else ''}",
     )
     yield Sheet(
         "The same convolution, called on this thread",
@@ -295,7 +296,7 @@ def _p50(timings: list[Timing]) -> list[float]:
     return [timing.p50_us for timing in timings]
 
 
-_WORKER_NOTE = " In process isolation the other one is the whole worker process."
+_WORKER_NOTE = " In process isolation, the second time is that of the whole worker process."
 _WAYS: tuple[tuple[str, Callable[[Requests], dict[int, list[float]]]], ...] = (
     ("ask", lambda row: row.ask_per_s),
     ("submit", lambda row: row.submit_per_s),

@@ -128,7 +128,7 @@ def sheets(found: Transfers) -> Iterator[Sheet]:
         "Transfers, GB/s",
         ("", "upload", "PyTorch", "pinned", "ratio", "download", "PyTorch", "pinned", "ratio"),
         tuple(rows),
-        "The host's array is a NumPy one, C-contiguous in N, C, H, W, and the buffer new; NHWC is turned on "
-        "the way. PyTorch: `from_numpy(a).cuda()` and `.cpu()`; pinned: the same out of and into pinned "
-        "memory, which the caller would have to have. Ratio: ours over PyTorch's.",
+        "The array on the host is a NumPy array, C-contiguous in N, C, H, W. The buffer is new. NHWC: the "
+        "values are put into that order on the way. PyTorch: `from_numpy(a).cuda()` and `.cpu()`. Pinned: "
+        "the same from and to pinned memory, which the caller would have to have. Ratio: ours over PyTorch's.",
     )

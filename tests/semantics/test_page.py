@@ -234,8 +234,8 @@ NUMBERS = [
     f"Once a standby has lived for {PAUSES.reset_after_s:g} s, and been ready, the delays start anew",
     f"One that is not ready in {ProcessIsolation.ready_within_s:g} s is ended, and counts as dead",
     f"a start fails, or is not ready in {ThreadIsolation.ready_within_s:g} s",
-    f"first {PROCESS_BACKOFF.initial_s * 1e3:g} ms, times {PROCESS_BACKOFF.factor:g} for each further failure, "
-    f"at most {PROCESS_BACKOFF.cap_s:g} s",
+    f"first {PROCESS_BACKOFF.initial_s * 1e3:g} ms, times {PROCESS_BACKOFF.factor:g} for each further "
+    f"failure, at most {PROCESS_BACKOFF.cap_s:g} s",
     f"{THREAD_BACKOFF.initial_s * 1e3:g} ms, times {THREAD_BACKOFF.factor:g} for each failure in a row, "
     f"at most {THREAD_BACKOFF.cap_s:g} s",
     f"The delays start anew after a stable {THREAD_BACKOFF.reset_after_s:g} s",

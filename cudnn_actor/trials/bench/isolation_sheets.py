@@ -58,9 +58,10 @@ def _side_by_side(loop: str, rows: list[Side]) -> Sheet:
         f"Isolations side by side, {loop}",
         ("request", "p50 µs", "p99 µs", *rates, "CPU µs: loop", "worker"),
         tuple(cells),
-        "Latencies of one request at a time; thousands of requests a second by requests in flight; CPU time "
-        "of the loop's thread, and of the actor's thread or of the whole worker process, for each request, "
-        "64 in flight. A ratio is the median of the rounds' own, process over thread.",
+        "p50 and p99: the latency of one request at a time. 8, 64 and 256: thousands of requests a second, "
+        "with so many in flight. CPU: the time that a request takes, with 64 in flight, of the loop's "
+        "thread, and of the actor's thread or of the whole worker process. A ratio is process over thread, "
+        "the median of the ratios of the rounds.",
     )
 
 
@@ -121,7 +122,7 @@ def _moves(moves: Moves) -> Sheet:
         ("", "GB/s", "of np.copyto's", "median ms", "least"),
         tuple(rows),
         "Into a new buffer of an arena that has been used before, and out of it. The fraction is the median "
-        "of the rounds' own.",
+        "of the fractions of the rounds.",
     )
 
 
@@ -142,8 +143,8 @@ def _recovery(found: dict[str, list[float]]) -> Sheet:
         "From a worker's end to the next finished request",
         ("", "times", "p50 ms", "p90", "max", "aimed at: p50 ms"),
         tuple(rows),
-        "SIGKILL: from the signal to the receipt of a request that is sent at once. Sticky error: from "
-        "sending the request that it strikes to the receipt of its second run.",
+        "SIGKILL: from the signal to the receipt of a request that is sent at once. Sticky error: from when "
+        "the failing request is sent to the receipt of its second run.",
     )
 
 
