@@ -130,5 +130,6 @@ def sheets(found: Transfers) -> Iterator[Sheet]:
         tuple(rows),
         "The array on the host is a NumPy array, C-contiguous in N, C, H, W. The buffer is new. NHWC: the "
         "values are put into that order on the way. PyTorch: `from_numpy(a).cuda()` and `.cpu()`. Pinned: "
-        "the same from and to pinned memory, which the caller would have to have. Ratio: ours over PyTorch's.",
+        "the same from and to pinned memory, which the caller would have to have. Ratio: ours over "
+        "PyTorch's.",
     )
