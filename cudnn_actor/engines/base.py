@@ -91,7 +91,7 @@ def blamed(error: BaseException) -> tuple[int, ...]:
 
 
 def no_progress() -> None:
-    """What is called on progress that nobody watches."""
+    """Do nothing: the `on_progress` of a run whose progress nobody watches."""
 
 
 class ContextDead(Crash):
@@ -125,10 +125,11 @@ class Plan(Protocol):
 
 
 Effort = Literal["soon", "best", "behind"]
-"""Which plan a build is to give, and when.
+"""The plan that a build gives, and when it is built.
 
 "soon": a plan as quickly as possible, which may be provisional. "best": the preferred plan. "behind": the
-preferred plan, after all builds that somebody waits for."""
+preferred plan, after all builds for which requests wait.
+"""
 
 
 class BuilderAccess(Protocol):
@@ -153,7 +154,7 @@ class Builder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """What exported plans depend on: library version and kind of device. Set by `open`."""
+        """The library version and the kind of device, on which exported plans depend. Set by `open`."""
 
     def open(self) -> None:
         """Take a library handle of the builder's own. Raises `EngineFailure`. Blocks."""
@@ -229,21 +230,20 @@ class RunAnywhere(ABC):
 
     @abstractmethod
     def may_pay(self, nbytes: int) -> bool:
-        """Whether `instead` may give any for a run whose inputs and outputs have `nbytes` bytes together."""
+        """Whether `instead` may give arrays for a run whose inputs and outputs have `nbytes` bytes
+        together."""
 
     @abstractmethod
     def instead(
         self, sources: Sequence[tuple[int, Binding]], targets: Sequence[tuple[int, Binding | None]]
     ) -> dict[int, Binding]:
-        """Which arrays a run can read and write in place of the buffers that were expected, by their places.
+        """The arrays that a run can read and write in place of the buffers that were expected, by the places
+        of these buffers.
 
-        Arrays on the host, or bindings. Those that are not among them have to be copied.
+        These are arrays on the host, or bindings. All other sources and targets have to be copied.
 
-        Parameters
-        ----------
-        sources, targets
-            What a run reads its inputs from, and writes its outputs to, with their places among the buffers.
-            None for a new array.
+        Parameters ---------- sources, targets The arrays from which a run reads its inputs, and to which it
+        writes its outputs, with their places among the buffers. None for a new array.
         """
 
     @abstractmethod
@@ -379,7 +379,8 @@ class Engine(Protocol):
     def with_candidates(
         self, plan: Plan, explanation: Explanation, graph: OperationGraph, workspace_limit: int | None
     ) -> Explanation:
-        """What a plan of this graph says of itself, with the plans that may run each piece. Builds nothing.
+        """The explanation of a plan of this graph, with the plans that may run each piece as candidates.
+        Builds nothing.
 
         Blocks for as long as the library takes to name them. Raises `EngineFailure`, `StickyError`.
         """

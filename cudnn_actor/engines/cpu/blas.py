@@ -29,7 +29,7 @@ class _Setting:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.limits: dict[object, int] = {}
-        """By the run that has it."""
+        """A run → its limit."""
         self.before: list[int] = []
 
     def begin(self, run: object, count: int) -> None:
@@ -54,9 +54,10 @@ _setting = _Setting()
 
 @contextlib.contextmanager
 def threads_of_blas(count: int) -> Iterator[None]:
-    """Have BLAS use at most so many threads, in the whole process, while the body runs.
+    """Limit the threads of BLAS to `count`, in the whole process, while the body runs.
 
-    Of runs at the same time, the least counts. The last one to end sets what was set before the first began.
+    If several limits are set at the same time, the least one counts. The last body to end restores the
+    numbers of threads from before the first.
     """
     setting, run = _setting, object()  # a forked child has another one
     try:
@@ -67,7 +68,7 @@ def threads_of_blas(count: int) -> Iterator[None]:
 
 
 def _renew() -> None:
-    """In a forked child: the runs are the parent's, and their threads are not here."""
+    """Forget the runs in a forked child: they are the parent's, and their threads are not in the child."""
     global _setting
     former, _setting = _setting, _Setting()
     if former.limits:

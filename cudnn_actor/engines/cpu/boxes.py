@@ -11,7 +11,7 @@ from cudnn_actor.engines.cpu.scratch import Dims
 __all__ = ["Box", "box_dims", "boxes", "count_boxes", "largest_tile", "whole"]
 
 Box = tuple[slice, ...]
-"""One slice per dim, with explicit start and stop."""
+"""A box of a tensor: one slice per dim, with explicit start and stop."""
 
 
 def whole(dims: Dims) -> Box:

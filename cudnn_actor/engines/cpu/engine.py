@@ -47,8 +47,8 @@ log = Log("cudnn_actor")
 _Run = Callable[..., None]
 """A run of a plan on its buffers. It takes `on_progress` and `on_piece`."""
 _FOR_CONVERTED = 1 / 4
-"""Of the memory that would be free without them: the part in which weights are kept in float32. Those that do
-not fit are converted in each run."""
+"""The share of memory that weights in float32 may take, of the memory that would be free without them.
+Weights that do not fit are converted in each run."""
 _BLAS_ALONE = 1
 """Threads of BLAS where the engine runs products side by side."""
 
@@ -88,7 +88,7 @@ class CpuEngine:
         self._workspace = aligned_bytes(0)
         self._programs: WeakKeyDictionary[CpuPlan | EvaluatedPlan, Program | Evaluation] = WeakKeyDictionary()
         self._fast_programs: WeakKeyDictionary[FastPlan, BoundPrograms] = WeakKeyDictionary()
-        """They hold bindings."""
+        """The runs of plans on bound buffers. They keep these buffers' memory."""
         self._session_runs: WeakKeyDictionary[SessionPlan, SessionRun] = WeakKeyDictionary()
         """On any buffers. They hold bindings, too."""
         self._constants: WeakSet[Constants] = WeakSet()
@@ -190,7 +190,7 @@ class CpuEngine:
         return functools.partial(run, buffers)
 
     def keeps(self, _plan: Plan, constant: Collection[int]) -> frozenset[int]:
-        """All of these buffers: a session has them as its own, and weights of half types are converted."""
+        """All constant buffers: a session has them as its own, and weights of half types are converted."""
         return frozenset(constant)
 
     @property
@@ -259,7 +259,8 @@ class CpuEngine:
         return transfer.read(src, into)
 
     def fetch(self, src: np.ndarray, into: np.ndarray | None = None) -> Callable[[], np.ndarray]:
-        """What `read` gives, read at once. Raises `EngineFailure`."""
+        """A function that returns the result of `read`. The buffer is read at once. Raises
+        `EngineFailure`."""
         values = transfer.read(src, into)
         return lambda: values
 

@@ -113,7 +113,8 @@ class ConvGeometry:
         return Overlap(slice(offset, offset + stop - start), slice(start, stop))
 
     def meeting(self, axis: int, tap: int, inputs: Span, outputs: Span) -> tuple[slice, slice]:
-        """Which elements of two spans, of inputs and of outputs, meet in a tap, counted from the starts.
+        """The elements of two spans, of inputs and of outputs, that meet in a tap, counted from the starts of
+        the spans.
 
         Inputs do not count padding.
         """

@@ -1,4 +1,5 @@
-"""Which arrays of callers a run reads and writes where they lie, so that they need not be copied."""
+"""Finds the arrays of callers that a run can read and write where they lie, so that they need not be
+copied."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Arrays(dict[int, np.ndarray]):
         self.nbytes = 0
 
     def only(self, places: Iterable[int]) -> Arrays:
-        """Those at some places."""
+        """The arrays at some places."""
         chosen = Arrays()
         for place in places:
             if place in self:

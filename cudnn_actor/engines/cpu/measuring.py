@@ -1,4 +1,4 @@
-"""What plans are timed on, and how fast this machine copies."""
+"""The values on which plans are timed, and the speed at which this machine copies."""
 
 from __future__ import annotations
 

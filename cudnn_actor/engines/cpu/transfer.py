@@ -112,7 +112,8 @@ def _copy_together(dst: np.ndarray, src: np.ndarray, threads: int) -> None:
 
 
 _Share = Sequence[tuple[Sequence[int], np.ndarray, np.ndarray]]
-"""What one thread copies: the numbers of parts that lie side by side, where to, and where from."""
+"""The share of one thread: the numbers of parts that lie side by side, their destination, and their
+source."""
 
 
 def _share_out(shares: Sequence[_Share], note: Callable[[int], object]) -> None:
@@ -152,7 +153,7 @@ def _copy_share(share: _Share, note: Callable[[int], object]) -> None:
 
 
 def _help(share: _Share, note: Callable[[int], object], copying: threading.Lock) -> None:
-    """What a helper thread does: copy its share, and release a lock."""
+    """Copy a helper thread's share, and release a lock."""
     try:
         _copy_share(share, note)
     finally:

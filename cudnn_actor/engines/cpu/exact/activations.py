@@ -49,5 +49,5 @@ UNARY: dict[PointwiseMode, Unary] = {
         )
     },
 }
-"""Of the modes that fused graphs have most. That of RELU has neither a slope nor bounds."""
+"""The functions of the modes that are most frequent in fused graphs. RELU's is without slope and bounds."""
 BINARY: dict[PointwiseMode, np.ufunc] = {PointwiseMode.ADD: np.add, PointwiseMode.MUL: np.multiply}

@@ -20,7 +20,8 @@ from cudnn_actor.engines.cpu.scratch import Array, Dims, Scratch, footprint
 __all__ = ["Gather", "Scatter"]
 
 _MOST_TAPS = 128
-"""Whose parts of a box are kept. Those of larger filters are found in each run."""
+"""The most taps of a filter for which the parts of a box are kept. For larger filters, each run finds
+them."""
 
 
 class Gather:

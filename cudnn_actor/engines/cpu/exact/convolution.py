@@ -30,7 +30,7 @@ _MOST_OUTPUTS = 3
 
 
 class _Filtering:
-    """What forward and backward data share: the filter is kept, as one float64 matrix per group."""
+    """The base of forward and backward data. It keeps the filter as one float64 matrix per group."""
 
     accumulates: ClassVar[bool] = False
 
@@ -187,7 +187,7 @@ class BackwardFilter:
         return []
 
     def bind(self, box: Box, kept: Array, memory: Scratch) -> tuple[Array, list[Step]]:
-        """All of dw, summed over the boxes up to this one."""
+        """The steps of a box, and all of dw, summed over the boxes up to this one."""
         columns, steps = self._gather.bind(box, memory)
         gradient, loading = _load_gradient(self._geometry, self._dy, box[0], spans(box), memory)
         steps += loading

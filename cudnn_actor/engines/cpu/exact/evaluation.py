@@ -44,7 +44,7 @@ class NumPy:
 
 
 XP = NumPy()
-"""What the engine evaluates definitions with."""
+"""The array module with which the engine evaluates definitions."""
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,13 @@ __all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target", "View
 _MOST_BOUND_PARTS = 1 << 14
 """Plans with more parts bind them again in every run. A part that is kept takes about 1.3 KB."""
 _NARROW_BYTES = 8 << 10
-"""Of each array of a box. In shorter ones, NumPy takes longer for the call than for the elements."""
+"""The least bytes of each array of a box. With shorter arrays, NumPy takes longer for the call than for the
+elements."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a result is stored: an index among the values of a run."""
+    """The place of a result: its index among the values of a run."""
 
     index: int
     rounding: Rounding

@@ -91,7 +91,7 @@ def erf(x: Array) -> Array:
 
 
 def erfc_by_choice(x: Any) -> Any:
-    """What `erfc` gives, bit for bit, without selecting elements: each formula is computed of all of them.
+    """The same bits as `erfc`, without selecting elements: each formula is computed for all elements.
 
     So the calls do not depend on elements.
     """
@@ -104,7 +104,7 @@ def erfc_by_choice(x: Any) -> Any:
 
 
 def erf_by_choice(x: Any) -> Any:
-    """What `erf` gives, as `erfc_by_choice`."""
+    """The same bits as `erf`, computed like `erfc_by_choice`."""
     small = np.abs(x) <= _SMALL
     return np.where(small, _near_zero(np.where(small, x, 0)), 1 - erfc_by_choice(x))
 

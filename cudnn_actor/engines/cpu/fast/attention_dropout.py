@@ -30,7 +30,8 @@ def weight_numbers(q: Dims, keys: int, scratch: Scratch) -> Array:
 
 
 class _Draws(NamedTuple):
-    """What is recorded: from a state and the number of each row's first weight to the factors."""
+    """A recording of dropout: its inputs are a state and the number of each row's first weight, its result is
+    the factors."""
 
     recording: Recording
     state: Recorded
@@ -78,7 +79,7 @@ class Drawing:
         self._factors = array(draws.factors)
 
     def factors(self, numbers: Array, keys: range) -> Floats:
-        """What the weights of some keys are multiplied with, dims (rows, keys): 0 where they are dropped.
+        """The factors of the weights of some keys, dims (rows, keys): 0 for weights that are dropped.
 
         `numbers`: those of the rows' first weights, dims (heads..., rows, 1). The result is overwritten by
         the next one.

@@ -58,7 +58,7 @@ class Heads:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied with."""
+        """The factor of the scores."""
         return self.node.effective_scale(self.q[3])
 
     @property
@@ -87,13 +87,14 @@ class Heads:
         return drawing_bytes(self.extents, self.node.dropout, self.dtype)
 
     def drawing(self, operands: Operands, scratch: Scratch) -> Drawing | None:
-        """What draws a block's dropout in such scratch; None without dropout."""
+        """The drawing of a block's dropout, with its arrays in `scratch`; None without dropout."""
         if not self.node.dropout:
             return None
         return Drawing(self.extents, self.node.dropout, self.dtype, operands["state"], scratch)
 
     def operands_by_row(self, operands: Operands, scratch: Scratch) -> dict[str, Floats]:
-        """For each row the bias, the slopes, and the number of its first weight, where they are needed."""
+        """The operands that have a value for each row, by name: the bias, the slopes, and the number of the
+        row's first weight, as far as they are needed."""
         found = {}
         if self.node.dropout:
             found["numbers"] = self.by_group(weight_numbers(self.q, self.v[2], scratch))
@@ -105,7 +106,7 @@ class Heads:
         return found
 
     def visibility(self, operands: Operands, scratch: Scratch) -> Callable[[slice, slice], Visibility]:
-        """What gives the visibility of keys from some rows of some samples."""
+        """A function that returns the visibility of keys from some rows of some samples."""
         masks = Masks(self.node.bounds(self.q[2], self.v[2]), scratch)
         blocks = [
             range(each.start, each.stop) for (each,) in boxes_of_elements((self.v[2],), self.extents[2])

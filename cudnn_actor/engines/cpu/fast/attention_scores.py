@@ -19,7 +19,8 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Masks:
-    """Which scores are hidden by the bounds on what a position sees: the same for all blocks of an offset.
+    """The masks of scores that the bounds of a position's view hide. All blocks of the same offset have the
+    same mask.
 
     `bounds`: as `Attention.bounds` gives them. Masks are kept by `scratch`.
     """
@@ -184,7 +185,7 @@ class Scores:
             block.scores[..., keys - block.keys.start :] = -np.inf
 
     def factors(self, block: Block) -> Floats | None:
-        """What a block's weights are multiplied with, dims of its matrix; None without dropout."""
+        """The factors of a block's weights, with the dims of its matrix; None without dropout."""
         return None if self._drawing is None else self._drawing.factors(self._own["numbers"], block.keys)
 
     def drop(self, block: Block) -> None:

@@ -34,7 +34,8 @@ def block_elements(dims: Dims) -> int:
 def merged_axes(
     dims: Dims, arrays: Sequence[npt.NDArray[Any]], leading: int = 0
 ) -> tuple[Dims, list[npt.NDArray[Any]]]:
-    """The same elements with as few axes as possible, in the order that a leading array has in memory.
+    """Views of the same elements with as few axes as possible, in the order that a leading array has in
+    memory.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ _MOST_BYTES = 4 << 20
 AT_A_TIME = 8
 """On how many sets of buffers a plan of a small program may be expected to run at a time."""
 _BYTES_OF_CALL = 1 << 10
-"""What a call takes, about."""
+"""The memory that a bound call takes, about."""
 _MOST_SEEN = 1024
 """Sets of buffers that are known by their objects alone."""
 
@@ -71,6 +71,6 @@ def _nbytes(program: FastProgram) -> int:
 
 
 def _memory(buffer: npt.NDArray[Any]) -> object:
-    """Where a buffer's elements lie, and of what type they are."""
+    """A key of a buffer's memory: the place of its elements, and their type."""
     seen = buffer.__array_interface__
     return seen["data"][0], seen["shape"], seen["strides"], buffer.dtype

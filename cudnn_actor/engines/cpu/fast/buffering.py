@@ -20,7 +20,7 @@ BUFFERED = 1024
 
 @contextlib.contextmanager
 def with_small_buffers() -> Iterator[None]:
-    """Have NumPy's functions use buffers of at most so many elements in this thread, while the body runs."""
+    """Limit the buffers of NumPy's functions to so many elements, in this thread, while the body runs."""
     before = np.getbufsize()
     if before <= BUFFERED:
         yield

@@ -82,7 +82,7 @@ def _part_of(array: Array, region: Region) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class _Recorded:
-    """What is done with a part, and where its operands and results lie then."""
+    """The recorded evaluation of a part, with the recorded arrays of its operands and results."""
 
     recording: Recording
     inputs: Mapping[str, Recorded]
@@ -93,7 +93,7 @@ class _Recorded:
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """The same in a lane's memory."""
+    """The calls of a recorded evaluation, with its arrays in a lane's memory."""
 
     calls: Sequence[Call]
     inputs: Mapping[str, Array]
@@ -117,7 +117,8 @@ class ByDefinition:
 
     @functools.cached_property
     def _footprint(self) -> int:
-        """That of the largest part. What little some others at borders need beyond that, they keep."""
+        """The footprint of the largest part. Some parts at borders need a little more, and keep it for
+        themselves."""
         part = self.part(_box(self._extents(range(len(self.dims)))))
         assert part is not None, "`_extents` has asked for it"
         found = (
@@ -176,11 +177,11 @@ class ByDefinition:
 
     @functools.cached_property
     def _recordings(self) -> dict[tuple[object, bool], _Recorded | None]:
-        """What has been recorded. It serves every program of a plan."""
+        """The recordings so far, by part. All programs of a plan use them."""
         return {}
 
     def _recording_of(self, part: Part, channels_last: bool) -> _Recorded | None:
-        """What is done with such a part; None if it cannot be recorded, or takes too much memory."""
+        """The recorded evaluation of such a part; None if it cannot be recorded, or takes too much memory."""
         key = self._key(part), channels_last
         if key not in self._recordings:
             self._recordings[key] = self._record(part, channels_last)
@@ -339,7 +340,7 @@ def _round_result(recording: Recording, result: Any, dtype: DType) -> Recorded:
 
 
 def _calls(bound: _Bound, part: Part, given: Operands, into: Operands, box: Box) -> Iterator[Call]:
-    """What computes a part."""
+    """The calls that compute a part."""
     for name, array in bound.inputs.items():
         yield partial(np.copyto, array, given[name], "unsafe")
     for name, array in bound.moved.items():

@@ -206,7 +206,7 @@ class _Compiler:
         self._pieces.append(Piece(tuple(chain.numbers), StepKind.BLOCKS.named(), tuple(units)))
 
     def _write_ahead(self, chain: OpenChain, kept: Sequence[int]) -> dict[int, int]:
-        """Let the last piece write a result straight into the buffer that the chain behind it overwrites.
+        """Make the last piece write its result directly into the buffer that the chain behind it overwrites.
 
         That is done where it is possible. The result then takes no memory of its own, and has the layout of
         that buffer, so that the chain does not transpose it. That pays more than to compute the chain block

@@ -48,11 +48,11 @@ class Constants:
 
 
 class Converted:
-    """All weights that are kept in float32, for as long as a `Constants` has them."""
+    """The weights that are kept in float32, as long as a `Constants` has them."""
 
     def __init__(self) -> None:
         self._latest: WeakValueDictionary[object, npt.NDArray[Any]] = WeakValueDictionary()
-        """By the memory that they are converted from, and the strides that they have."""
+        """The converted weights, by the memory from which they are converted and by their strides."""
 
     def missing_bytes(
         self, plan: FastPlan, buffers: Sequence[npt.NDArray[Any]], constant: Collection[int]
@@ -115,7 +115,7 @@ def with_constants(
 
 
 def _convertible(plan: FastPlan, constant: Collection[int]) -> dict[int, Place]:
-    """Which of these buffers a run converts, by their places among the buffers: where it puts the values."""
+    """The number of each buffer that a run converts → the place to which it converts the values."""
     of_tensors = {place.number: place for place in plan.places}
     return {
         number: of_tensors[stored_number(buffer.number)]

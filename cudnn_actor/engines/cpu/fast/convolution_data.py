@@ -65,7 +65,7 @@ def backward_data(geometry: ConvGeometry, dtype: type) -> BackwardData | Backwar
 
 
 class _Bound(NamedTuple):
-    """What the blocks of a run have in common."""
+    """The arrays that all blocks of a run use."""
 
     dy: Floats
     dx: Floats
@@ -120,7 +120,8 @@ class BackwardData:
         return footprint(dims, itemsize=self._itemsize)
 
     def _cost(self, channels: int) -> Callable[[Dims], int]:
-        """What a tile costs: bytes of its columns, or a part of those of its sums or of dy, if more."""
+        """A function of a tile, which returns its cost: the bytes of its columns, or a part of the bytes of
+        its sums or of dy if that is more."""
 
         def cost(tile: Dims) -> int:
             tile = (tile[0], channels, *tile[2:])

@@ -44,7 +44,7 @@ _BLOCK_BYTES, _MOST_BLOCK_BYTES = 1 << 20, 4 << 20
 """Scratch of a block, and of one with few pixels: of fewer, a product reads the filter more than them."""
 _ENOUGH_BLOCKS = 8
 _CALLS_NS = 8000
-"""What the calls for a tap of a block take, which are made when they run."""
+"""The nanoseconds that the calls for a tap of a block take. They are made when they run."""
 _TAPS, _MOST_PARTS = 64, 10_000
 """Taps of a part, in each of which calls are made when it runs; and how many parts there are at most."""
 _FEWER = 4
@@ -59,7 +59,7 @@ def products_ns(geometry: ConvGeometry, pairs: int) -> float:
 
 
 class _Bound(NamedTuple):
-    """What the blocks of a run have in common. `filters`: (groups, filters of a group, channels, taps)."""
+    """The arrays that all blocks of a run use. `filters`: (groups, filters of a group, channels, taps)."""
 
     dy: Floats
     dx: Floats
@@ -172,7 +172,8 @@ class BackwardDataByTap:
                 yield from self._multiply(bound.by_pixel, dy, w, into, memory.fork())
 
     def _meeting(self, axis: int, place: np.integer[Any], span: Span) -> _Meeting:
-        """Which pixels of a box an axis' tap of this number, or an output, meets, and where."""
+        """The pixels of a box that meet an axis' tap or output of this number, and the outputs and taps that
+        they meet."""
         geometry = self._geometry
         number = int(place)
         if not self._by_output[axis]:

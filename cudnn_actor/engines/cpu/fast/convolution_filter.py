@@ -35,17 +35,17 @@ _PIXELS = 1024
 _COLUMN_BYTES, _MOST_COLUMN_BYTES = 2 << 20, 8 << 20
 """Columns of a block, and the most of one channel: of fewer pixels where filters are very large."""
 _MOST_BLOCKS = 10_000
-"""With more blocks, calls are not bound, but made when they run."""
+"""The most blocks whose calls are bound. With more blocks, calls are made when they run."""
 _GRADIENT = 16
 """How many times the bytes of columns a block's part of dy may have."""
 _ENOUGH_PARTS = 6
-"""With fewer parts of the channels, there are several sums of each."""
+"""The least parts of the channels with one sum each. With fewer parts, each has several sums."""
 _SUMS_BYTES = 1 << 20
 """Bytes of all sums of a part."""
 
 
 class _Bound(NamedTuple):
-    """What the parts of a run have in common. `depth_first`: products have the filters as columns."""
+    """The arrays that all parts of a run use. `depth_first`: products have the filters as columns."""
 
     x: Floats
     dy: Floats
@@ -88,7 +88,8 @@ class BackwardFilter:
             )
 
     def _cost(self, channels: int) -> Callable[[Dims], int]:
-        """What a tile costs: bytes of its columns, or a part of those of dy, where there are many filters."""
+        """A function of a tile, which returns its cost: the bytes of its columns, or a part of the bytes of
+        dy if there are many filters."""
 
         def cost(tile: Dims) -> int:
             return max(self._columns.nbytes(tile, channels), self._gradient_bytes(tile) // _GRADIENT)
@@ -231,7 +232,7 @@ def _blas_view(array: Floats) -> Floats | None:
 
 
 def _order_of_sums(rank: int, bound: _Bound) -> tuple[int, ...]:
-    """In which order the filters (1), the channels (2) and the taps of sums lie in memory."""
+    """The order in which the filters (1), the channels (2) and the taps of sums lie in memory."""
     taps = range(3, 3 + rank)
     if bound.depth_first:
         return (2, *taps, 1)

@@ -39,7 +39,7 @@ _COLUMN_BYTES = 1 << 19
 _MOST_COLUMN_BYTES = 4 << 20
 """Columns of a block with few pixels: then the filter is what a product reads most."""
 _ENOUGH_BLOCKS = 6
-"""With fewer blocks, each is split up between lanes."""
+"""The least blocks of which each lane computes whole ones. With fewer blocks, lanes share each block."""
 _LEAST_FILTERS = 64
 """Filters of a part of a product."""
 _LEAST_RUN = 16
@@ -155,7 +155,7 @@ class Forward:
 
 
 class _Bound(NamedTuple):
-    """What the blocks of a run have in common. Dims of `x`: images, groups, channels of a group, spatial."""
+    """The arrays that all blocks of a run use. Dims of `x`: images, groups, channels of a group, spatial."""
 
     x: Floats
     y: Floats

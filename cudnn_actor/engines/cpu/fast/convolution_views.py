@@ -80,7 +80,7 @@ def memory_order(rank: int, *, channels_last: bool) -> tuple[int, ...]:
 
 @functools.cache
 def _places(order: tuple[int, ...]) -> tuple[int, ...]:
-    """Where in an order each axis is."""
+    """The place of each axis in an order."""
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
@@ -180,7 +180,8 @@ def as_matrices(columns: Floats, taps_first: bool, rank: int) -> Floats | None:
 
 
 def images_joined(columns: Floats, results: Floats) -> tuple[Floats, Floats]:
-    """The same product with the pixels of all images side by side, if they lie so."""
+    """The operands and the results of a product with the pixels of all images side by side, if they lie so in
+    memory."""
     if len(columns) == 1:
         return columns, results
     one, other = (

@@ -27,7 +27,7 @@ from cudnn_actor.protocol.operations.base import Specs
 __all__ = ["ctc_loss"]
 
 _CELLS = 8192
-"""Of a block's row, about: a few times more than what calls of NumPy cost themselves."""
+"""The cells of a block's row, about. They take a few times longer than NumPy's calls themselves."""
 _MOST_SCORES = 16 << 20
 """Bytes of a block's numbers of a frame, unless those of one sample are more."""
 _FEW_CELLS = 2048
@@ -72,7 +72,7 @@ class _CTCLoss:
 
     @property
     def samples(self) -> int:
-        """Of a block, at most."""
+        """The most samples of a block."""
         _, samples, classes = self.dims
         most = min(_CELLS // self.width, _MOST_SCORES // (classes * self.dtype.itemsize))
         found = min(samples, max(1, most))
@@ -80,7 +80,7 @@ class _CTCLoss:
 
     @property
     def cells(self) -> int:
-        """Of a row."""
+        """The cells of a row."""
         return self.samples * self.width + _PADS
 
     @property
@@ -179,7 +179,7 @@ class _Block:
         self._spare = samples["spare"]
         self._totals, self._before = samples["totals"], samples["before"]
         self._missing = samples["missing"]
-        """What derivatives are where they are not computed: NaN, or 0."""
+        """The value of derivatives that are not computed: NaN or 0."""
         self._is_known, self._ended = samples["is_known"], samples["ended"]
         self._ends, self._scores = samples["ends"], samples["scores"]
         if kernel.with_slopes:

@@ -31,7 +31,7 @@ _CHANNELS = 2048
 
 
 class DepthwiseBlocks:
-    """What convolutions and gradients that have a filter for each channel have in common.
+    """The base of convolutions and gradients with a filter for each channel.
 
     Parameters
     ----------
@@ -54,7 +54,8 @@ class DepthwiseBlocks:
     def _taps_of_lanes(
         self, w: Floats, pixels: int, memories: Sequence[Scratch]
     ) -> tuple[list[Floats], list[list[Call]]]:
-        """For each lane: the filter as (taps, pixels, channels), once for each pixel, and its first calls."""
+        """The filter in each lane's memory as (taps, pixels, channels), repeated for each pixel, and each
+        lane's first calls."""
         source = np.moveaxis(w[:, 0], 0, -1)[..., None, :]
         dims = (*source.shape[:-2], pixels, source.shape[-1])
         taps = [memory.take(dims, self._dtype) for memory in memories]

@@ -135,7 +135,7 @@ class DepthwiseRows(ShiftedRows):
         yield from adding_up(terms, sums)
 
     def _phases(self, w: Floats) -> Iterator[_Phase]:
-        """For each phase of rows, the rows of the filter that meet them."""
+        """The phases of rows, each with the rows of the filter that meet them."""
         conv = self._geometry.conv
         across, stride = conv.dilation[-2], conv.stride[-2]
         period = stride // math.gcd(across, stride)

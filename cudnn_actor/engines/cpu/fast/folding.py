@@ -44,7 +44,7 @@ def store(total: Floats, into: Floats) -> None:
 
 
 class Fold(NamedTuple):
-    """What a line is reduced to.
+    """The function by which a line is reduced.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class _Blocks(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """What is reduced: x and y with their dims in an order."""
+    """The arrays of a reduction: x and y, with their dims in an order."""
 
     fold: Fold
     x: _Any

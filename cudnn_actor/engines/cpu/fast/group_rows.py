@@ -39,8 +39,7 @@ _FEW_ROWS, _MANY_CHANNELS = 4, 64
 _BLOCK_BYTES = 4 << 20
 """Shifted copies and products of a block, at most."""
 _ENOUGH_BLOCKS, _WINDOWS, _LEAST_BLOCK_BYTES = 8, 4, 1 << 18
-"""With fewer blocks, some lanes would have none. They are not made smaller than so many windows, nor
-than so many bytes."""
+"""The least blocks, so that each lane has one; and the least windows and bytes of a block."""
 
 
 class GroupRows(ShiftedRows):

@@ -111,7 +111,7 @@ class ImageArrays:
         self.matrices: list[Array] = []
 
     def showing(self, x: Array) -> Call:
-        """What has elements taken from these images of dims (N, C, spatial) from then on."""
+        """A call after which elements are taken from these images, of dims (N, C, spatial)."""
         if self.channels_last:
             found = [image.reshape(-1, x.shape[1]) for image in np.moveaxis(x, 1, -1)]
         else:

@@ -33,7 +33,8 @@ __all__ = ["Gathered", "GatheredElements", "GatheredLists", "gather", "gather_el
 
 Array = npt.NDArray[Any]
 _MOST_SAMPLES = 4096
-"""With indices of their own, each of which takes a call: more are gathered element by element."""
+"""The most samples with indices of their own, each of which takes a call. More samples are gathered element
+by element."""
 
 
 def gather(node: Node, specs: Specs) -> Gathered:
@@ -96,7 +97,8 @@ class Gathered:
         return [step_by_lane([wrapped]), deal(blocks, len(lanes), lambda call, _: call)]
 
     def _in_c_order(self, x: Array, y: Array) -> tuple[Gathered, Array, Array] | None:
-        """The same of x and y in C order, if they are in one other order, as where channels are last."""
+        """The gather of x and y in C order, if both are in another order, such as channels last. None
+        otherwise."""
         if x.flags.c_contiguous or x.ndim != y.ndim or self.samples != 1:
             return None
         order = sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]))

@@ -56,13 +56,13 @@ class Constant:
 
 @dataclass(frozen=True)
 class Value:
-    """Where a value is, and the dtype that its bits are read as."""
+    """A value: its place, and the dtype as which its bits are read."""
 
     base: Register | Outer | Constant
     dtype: AnyDType
 
     def bits(self, dtype: npt.DTypeLike) -> Value:
-        """The same bits, read as another dtype of the same size."""
+        """A value of the same bits, read as another dtype of the same size."""
         return Value(self.base, np.dtype(dtype))
 
 
@@ -135,7 +135,7 @@ def convert(x: npt.NDArray[Any], *, out: npt.NDArray[Any]) -> None:
 def simplify(
     instructions: Sequence[Instruction], stored: Container[Register], overwritten: Container[Hashable] = ()
 ) -> list[Instruction]:
-    """The same with fewer calls.
+    """The same computation with fewer calls.
 
     A product with 1 / (1 + exp(..)) becomes one division, and a minimum of a maximum, both with numbers, one
     call, where nothing else reads what lies between.
@@ -192,7 +192,7 @@ def _is_sigmoid(computed: Mapping[object, Instruction], division: Instruction) -
 def allocate_registers(
     instructions: Sequence[Instruction], homes: Mapping[Register, Hashable]
 ) -> tuple[dict[Register, int], int]:
-    """Which register file slot each value has, and how many slots there are.
+    """The register slot of each value, and the number of slots.
 
     A slot is free again when the last instruction that reads its value has begun: elementwise functions may
     write to what they read, where the elements have the same size. `homes`: values that need no slot.

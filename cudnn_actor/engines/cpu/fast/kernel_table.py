@@ -1,4 +1,4 @@
-"""Which kernel computes an operation."""
+"""Chooses the kernel that computes an operation."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ def most_calls(nbytes: int) -> int:
 
 
 BRIEF_NS = 60_000
-"""What takes no longer on one lane stays there: a second lane would take as long to begin and to end."""
+"""The nanoseconds below which work stays on one lane: a second lane would take as long to begin and to
+end."""
 
 
 COPY_NS = 0.45
@@ -116,12 +117,14 @@ class Calls:
 
 
 def step_by_lane(blocks: Sequence[Sequence[Call]]) -> Step:
-    """A step in which each lane makes its own calls, one after the other. Those without any are left out."""
+    """A step in which each lane makes its own calls, one after the other. Lanes without calls are left
+    out."""
     return tuple(calls[0] if len(calls) == 1 else Calls(calls) for calls in blocks if calls)
 
 
 def made_when_run(make: Callable[[], Iterable[Call]]) -> Call:
-    """One call for many: made in each run, and not kept, since binding them all would take long."""
+    """A call that makes and runs many calls in each run, and keeps none, since binding them all would take
+    long."""
 
     def call() -> None:
         for each in make():
@@ -136,7 +139,7 @@ def of_calls(call: Call) -> tuple[Call, ...]:
 
 
 def in_turn(calls: Sequence[Call]) -> Call:
-    """One call that makes several, one after the other."""
+    """A call that makes several calls, one after the other."""
     return calls[0] if len(calls) == 1 else Calls(calls)
 
 

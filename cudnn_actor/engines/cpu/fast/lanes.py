@@ -55,7 +55,8 @@ class _Work:
         self._done.release()
 
     def withdraw(self) -> bool:
-        """Have no member make the call. Returns whether none does, or has. Only the holder."""
+        """Take the call back from the members. Returns whether no member makes it or has made it. Only the
+        holder may call this."""
         return self._owner.setdefault("is", "holder") == "holder"
 
     def wait(self) -> None:
@@ -86,7 +87,8 @@ class _Member:
             self.started = True
 
     def end(self) -> Callable[[], None]:
-        """Have the thread end when it has made what it was given. Returns a function that waits for that."""
+        """End the thread once it has made the calls that it was given. Returns a function that waits for
+        that."""
         owner = self._owner.setdefault("is", None)  # none that runs later owns the queue
         self.given.put(None)
         return (lambda: None) if owner is None else owner.join
@@ -129,7 +131,8 @@ class _Team:
             wait()
 
     def grow(self, count: int) -> None:
-        """Have at least so many members. Only the holder of `busy`. It may be interrupted, and repeated."""
+        """Add members until there are `count`. Only the holder of `busy` may call this. It may be
+        interrupted, and repeated."""
         for number in range(len(self.members), count):
             self.members.append(_Member(f"cpu-lane-{number + 1}"))
         for member in self.members:
@@ -140,7 +143,7 @@ _team = _Team()
 
 
 def _renew() -> None:
-    """In a forked child: the threads are the parent's."""
+    """Forget the team in a forked child: its threads are the parent's."""
     global _team  # noqa: PLW0603 - of the process
     _team = _Team()
 
@@ -149,7 +152,7 @@ forks.call_in_child(_renew)
 
 
 class Lanes:
-    """So many lanes, the first of which is the caller's thread. The others' threads start at the first use.
+    """Lanes: the first is the caller's thread, and the threads of the others start at the first use.
 
     Used by one thread. Blocks while a step runs.
     """
@@ -205,7 +208,7 @@ class Lanes:
             raise failure
 
     def close(self) -> None:
-        """Let the threads end, if no other service uses them. Safe to call twice."""
+        """End the threads, if no other service uses them. Safe to call twice."""
         if self._team is not None:
             self._team.leave(self)
             self._team = None

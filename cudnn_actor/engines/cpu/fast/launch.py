@@ -24,7 +24,7 @@ _WAYS = 3
 """A run is in place with its inputs and outputs, or with its outputs alone, or with its inputs."""
 
 _Places = tuple[tuple[int, int], ...]
-"""Where arrays lie: places among the buffers, and addresses."""
+"""The addresses of arrays, each with its place among the buffers."""
 
 
 class FastLaunch(RunAnywhere):
@@ -51,10 +51,12 @@ class FastLaunch(RunAnywhere):
         self._in_place = InPlace(buffers, [buffers[place] for place in plan.places_written], _like(buffers))
         self._bound: LeastRecent[_Places, tuple[np.ndarray, ...]] = LeastRecent(most=AT_A_TIME, nbytes=0)
         self._noted = [deque[_Places](maxlen=AT_A_TIME) for _ in range(_WAYS)]
-        """Where the arrays of the last runs lay that were not in place in each way.
+        """The addresses of the arrays of the last runs that were not in place, for each way of being in
+        place.
 
-        No more are noted than can be bound. Else arrays that come round too seldom would be bound in each
-        run, and displace each other."""
+        No more are noted than can be bound. Otherwise, arrays that come again too seldom would be bound in
+        each run, and displace each other.
+        """
 
     @staticmethod
     def pays(plan: FastPlan, program: FastProgram) -> bool:
@@ -78,7 +80,8 @@ class FastLaunch(RunAnywhere):
         sources: Sequence[tuple[int, np.ndarray]],
         targets: Sequence[tuple[int, np.ndarray | None]],
     ) -> Arrays:
-        """See `RunAnywhere`: arrays that lie as the buffers do, and where such arrays have lain lately."""
+        """See `RunAnywhere`. The arrays have the layout of the buffers, and are at addresses at which such
+        arrays have been lately."""
         found = self._in_place.found(sources, targets)
         for ports, noted in zip((None, targets, sources), self._noted, strict=True):
             chosen = found if ports is None else found.only(place for place, _ in ports)

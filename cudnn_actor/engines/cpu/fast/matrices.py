@@ -32,11 +32,11 @@ _LEAST_SIZE = 128
 _MOST = 16
 """Blocks of a matrix, and of a batch."""
 _TILE = 16
-"""Blocks begin at multiples of that, as BLAS's own do."""
+"""Blocks begin at multiples of this, like BLAS's own blocks."""
 _ENOUGH, _LEAST_DEPTH, _MOST_SUMS = 4, 512, 1 << 20
-"""With fewer blocks than that, sums are cut, too: into parts of at least so many products.
+"""With fewer blocks than `_ENOUGH`, sums are cut, too: into parts of at least `_LEAST_DEPTH` products.
 
-The results of all parts have at most so many elements.
+The results of all parts have at most `_MOST_SUMS` elements.
 """
 _COPIED = 1 << 15
 """Elements that are copied at a time."""
@@ -133,7 +133,7 @@ def _product(block: _Block, lane: int) -> Call:
 
 
 def _of_one_matrix(product: _Block) -> _Block:
-    """The same product with a batch's rows below each other, where all are multiplied with one matrix."""
+    """The same product with a batch's rows below each other, if all are multiplied with one matrix."""
     a, b, y = product
     if math.prod(b.shape[:-2]) > 1 or y.ndim == 2 or a.shape[:-1] != y.shape[:-1]:
         return product

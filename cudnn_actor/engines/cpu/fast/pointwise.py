@@ -215,7 +215,8 @@ class Chain:
         return {key: part for key, part in largest.items() if part.ndim > 1 and _is_row(views[key])}
 
     def _code(self) -> tuple[list[_Argument], list[tuple[Function, list[int], int]]]:
-        """What instructions read and write; the instructions, with the numbers of inputs and outputs."""
+        """The operands and results of all instructions; and the instructions, with the numbers of their
+        operands and results."""
         arguments: dict[_Argument, int] = {}
         code = [
             (
@@ -312,7 +313,7 @@ class _Slot:
 
 
 _Argument = _Number | _Part | _Slot
-"""What an instruction reads or writes."""
+"""An operand or the result of an instruction."""
 _EXTREMES = (np.maximum, np.minimum)
 
 

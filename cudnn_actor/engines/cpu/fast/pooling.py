@@ -215,14 +215,14 @@ class Pooling:
             yield from self._in_slices(axis, axis.taps, dim, x, y)
 
     def _of_window(self, axis: Axis, number: int, dim: int, x: Array, y: Array) -> Call:
-        """One call for one window."""
+        """A call that reduces one window."""
         before = (slice(None),) * dim
         members = x[(*before, slice(axis.starts[number], axis.stops[number], axis.dilation))]
         one = y[(*before, slice(number, number + 1))]
         return partial(self.ufunc.reduce, members, axis=dim, out=one, keepdims=True)
 
     def _in_slices(self, axis: Axis, taps: Sequence[int], dim: int, x: Array, y: Array) -> Iterator[Call]:
-        """One call for each tap, on all windows that have an element there."""
+        """Calls for each tap, each on all windows that have an element at the tap."""
         before = (slice(None),) * dim
         found = [(axis.inside(tap), tap) for tap in taps]
         found.sort(key=lambda of: len(of[0]) < axis.count)  # those that all windows have go first

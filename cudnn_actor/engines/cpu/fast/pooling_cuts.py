@@ -54,7 +54,7 @@ class Cut:
 
     @cached_property
     def halves(self) -> tuple[Cut, ...]:
-        """With half of the windows, and with half of the elements, where there are several."""
+        """The cuts with half of the windows, and with half of the elements, if there are several."""
         found = []
         if self.windows > 1:
             found.append(Cut(self.axis, -(-self.windows // 2), self.taps))
@@ -84,7 +84,7 @@ class Cut:
         return [slice(at, min(at + self.windows, count)) for at in range(0, count, self.windows)]
 
     def pieces(self, block: slice) -> list[Piece]:
-        """What each part of a block's windows reads: none of those that have nothing but padding."""
+        """The pieces that the parts of a block's windows read. Parts that have only padding are left out."""
         return [self._whole(block)] if self.whole else [*self._parts(block)]
 
     def _whole(self, block: slice) -> Piece:
@@ -137,7 +137,7 @@ class Cuts:
 
     @property
     def _middle(self) -> Dims:
-        """What is left of that behind the first dim."""
+        """The dims of the part that is left after windows along the first dim are reduced."""
         return (1, self.channels, self.along[0].windows, *(cut.part.size for cut in self.along[1:]))
 
     @property
@@ -149,7 +149,7 @@ class Cuts:
         return {number: cut.part for number, cut in enumerate(self.along) if number}
 
     def halves(self) -> Iterator[Cuts]:
-        """With half of the channels, or with a half along one dim, where that is possible."""
+        """The cuts with half of the channels, and with a half along each dim, as far as that is possible."""
         if self.channels > 1:
             yield replace(self, channels=-(-self.channels // 2))
         for number, cut in enumerate(self.along):

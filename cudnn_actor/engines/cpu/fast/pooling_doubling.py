@@ -181,7 +181,8 @@ def _overlapping(levels: _Levels, y: Arrays) -> Iterator[Call]:
 
 
 def _side_by_side(levels: _Levels, y: Arrays) -> Iterator[Call]:
-    """One after the other, the bits of the shortest length; then the last elements of longer windows."""
+    """Calls that join the bits of the shortest length, one after the other, and then the last elements of
+    longer windows."""
     axis, done, begun = levels.axis, 0, False
     if axis.taps is None:
         calls, found = levels.take_values(axis.places_of_longer(levels.least))

@@ -69,7 +69,7 @@ class IndexedGradient:
 
     @property
     def _sum_dtype(self) -> np.dtype[Any]:
-        """What sums are: of small integers int64, which is rounded in the end."""
+        """The dtype of sums: int64 for small integers, which are rounded at the end."""
         return np.dtype(np.int64) if self.dtype.kind in "bi" or self.dtype.itemsize < 4 else self.dtype
 
     def _boxes(self) -> dict[tuple[int, int], list[Box]]:
@@ -121,7 +121,8 @@ class _Block:
         self._wrong, self._other = (memory.take(dy.shape, np.bool_) for _ in range(2))
 
     def calls(self, axes: Sequence[Axis], first: Array) -> Iterator[Call]:
-        """What adds them. `first`: the numbers of the channels' first elements."""
+        """Calls that add the gradients to their elements. `first`: the numbers of the channels' first
+        elements."""
         rest, wrong, places, terms = self._rest, self._wrong, self._places, self._terms
         strides = [stride // self._sums.itemsize for stride in self._sums.strides]
         yield partial(np.subtract, self._index, first, rest)

@@ -46,7 +46,7 @@ _CALLS = 20
 
 
 class BlockArrays(NamedTuple):
-    """Where a lane has what it computes blocks from, and their results.
+    """The arrays in a lane's memory from which it computes blocks, and those of the results.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def arrays_of(join: Join, dims: Dims, order: Dims, memory: Scratch) -> list[Arra
 def windows_reduced(
     join: Join, elements: list[Array], axes: Mapping[int, Axis], order: Dims, memory: Scratch
 ) -> tuple[list[Array], Iterator[Call]]:
-    """Where the results will be, and the calls that reduce windows along some spatial dims.
+    """The arrays of the results, and the calls that reduce windows along some spatial dims.
 
     `axes`: the windows along each of these dims. The results are in new arrays, or are the elements
     themselves if there is nothing to do.

@@ -1,4 +1,4 @@
-"""What windows are reduced to, and how two parts of a window are joined."""
+"""The numbers to which windows are reduced, and how two parts of a window are joined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Arrays", "ElementJoin", "FirstLargest", "Join", "ScaledSums", "power
 
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]
-"""What some parts of windows are reduced to: arrays of the same dims."""
+"""The numbers to which some parts of windows are reduced: arrays of the same dims."""
 _WIDE = np.dtype(np.float64)
 _KEY = np.dtype(np.int64)
 _EDGES = 3
@@ -33,7 +33,7 @@ class Join(Protocol):
 
     @property
     def neutral(self) -> Sequence[float | bool]:
-        """For each array, what a part without elements has."""
+        """The elements of each array for a part without elements."""
 
     @property
     def may_repeat(self) -> bool:
@@ -52,7 +52,7 @@ class Join(Protocol):
 
 @dataclass(frozen=True)
 class ElementJoin:
-    """One array, by a function of two elements: a maximum, or `numpy.add`."""
+    """Joins parts, each a single array, by a function of two elements: a maximum, or `numpy.add`."""
 
     ufunc: np.ufunc
     dtype: np.dtype[Any]

@@ -1,4 +1,4 @@
-"""What Lp pooling and its gradient do with elements and with windows, whatever joins them."""
+"""The functions of elements and of windows in Lp pooling and its gradient, whatever joins the windows."""
 
 from __future__ import annotations
 

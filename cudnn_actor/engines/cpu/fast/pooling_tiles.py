@@ -50,13 +50,14 @@ _CALLS = 300
 
 
 def bounded_pooling(x: Dims, y: Dims, axes: tuple[Axis, ...], join: Join) -> JoinedPooling | TiledPooling:
-    """What reduces windows of any size in bounded memory."""
+    """The pooling of windows of any size in bounded memory."""
     rows = JoinedPooling(x, y, axes, join)
     return rows if rows.fits() else TiledPooling(x, y, axes, join)
 
 
 def parts_joined(x: Dims, y: Dims, axes: tuple[Axis, ...], join: Join) -> JoinedPooling | TiledPooling:
-    """What reduces windows of which a row takes much memory. A block has several images if they are small."""
+    """The pooling of windows of which a row takes much memory. A block has several images if they are
+    small."""
     small = max(math.prod(x[2:]), math.prod(y[2:])) <= BLOCK_ELEMENTS
     return (JoinedPooling if small else TiledPooling)(x, y, axes, join)
 

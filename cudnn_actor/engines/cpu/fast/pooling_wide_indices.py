@@ -60,7 +60,7 @@ class WideIndexedPooling:
         last = is_channels_last(x)
         spatial = self.pooling.read_dims(channels_last=last)[2:]
         numbers = lanes[0].keep(spatial, _KEY)
-        """Those of the elements of a part at the beginning of an image."""
+        """The numbers of the elements of a part at the beginning of an image."""
         steps = [math.prod(x.shape[dim + 1 :]) for dim in range(2, x.ndim)]
         numbers[...] = sum(
             np.ix_(*(np.arange(size) * step for size, step in zip(spatial, steps, strict=True)))

@@ -171,9 +171,9 @@ def window_axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Axis
 
 
 def reversed_axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Axis, ...]:
-    """For each element of x along each spatial dim, the windows that it is in: as if it were a window of y.
+    """The windows that each element of x is in, along each spatial dim, as if the element were a window of y.
 
-    Of regular windows, y is spread: between two of them lie as many places as between the windows.
+    For regular windows, y is spread: between two elements of y lie as many places as between two windows.
     """
     return tuple(
         _reversed_axis(window, axis, size, count) if isinstance(window, Window) else _adaptive(count, size)
@@ -182,7 +182,7 @@ def reversed_axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Ax
 
 
 def in_windows(axis: Axis) -> npt.NDArray[np.bool_]:
-    """Which elements along a dim are in a window."""
+    """A mask of the elements along a dim that are in a window."""
     found = np.zeros(axis.size, np.bool_)
     if axis.taps is None or len(axis.taps) > axis.count:
         for start, stop in zip(axis.starts, axis.stops, strict=True):
@@ -250,7 +250,7 @@ class Spread(NamedTuple):
         return max(self.strides) > 1
 
     def part(self, read: Sequence[slice]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """Which elements of y lie in a part of it, and where in that.
+        """The elements of y that lie in a part of the spread y, and their places in the part.
 
         `read`: the part, along the first spatial dims; all of the others.
         """
@@ -266,7 +266,7 @@ def are_long(axes: Sequence[Axis]) -> bool:
 
 
 def counts_of(node: AvgPool[Any] | AvgPoolBackward[Any], axes: Sequence[Axis], dtype: np.dtype[Any]) -> Array:
-    """What sums are divided by, of dims that broadcast to the result's."""
+    """The divisors of sums, with dims that broadcast to those of the result."""
     if node.include_padding and isinstance(node.window, Window):
         return np.array(math.prod(node.window.size), dtype)
     counts = np.ones((1, 1, *[1] * len(axes)), np.int64)

@@ -27,7 +27,8 @@ __all__ = ["NotRecordable", "Recorded", "Recording", "full"]
 
 Array = npt.NDArray[Any]
 _MOST_INSTRUCTIONS = 5000
-"""Of one recording. Each has about 1 kB, takes 40 µs to be recorded, and 2 µs to be bound."""
+"""The most instructions of a recording. An instruction has about 1 kB, takes 40 µs to be recorded, and 2 µs
+to be bound."""
 
 
 class NotRecordable(Exception):
@@ -114,7 +115,7 @@ def _fill(value: Any) -> Maker:
 
 
 class Recording:
-    """What a definition does, as it is recorded: instructions, and the memory between them.
+    """The recorded steps of a definition: instructions, and the memory between them.
 
     Inputs are in the memory before the first instruction, and results behind the last one.
     """
@@ -170,7 +171,8 @@ class Recording:
         self._offsets = {number: found[roots.get(number, number)] for number in sizes}
 
     def _memory_to_reuse(self, first: Mapping[int, int], last: Mapping[int, int]) -> dict[int, int]:
-        """For results that are written over an input that nothing reads any more: whose place they get.
+        """The number of each result that is written over an input that nothing reads any more → the number of
+        that input.
 
         An elementwise function may write to what it reads, element by element.
         """
@@ -230,7 +232,8 @@ class Recording:
         return output
 
     def _operand(self, x: Any, dtype: np.dtype[Any]) -> Any:
-        """What a function reads, of the dtype that it computes in: NumPy would allocate for a conversion."""
+        """An operand in the dtype in which a function computes: NumPy would allocate memory for a
+        conversion."""
         if isinstance(x, Recorded):
             return x if x.dtype == dtype else x.astype(dtype)
         return np.asarray(x, dtype)
@@ -381,22 +384,22 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> Dims:
-        """Its dims."""
+        """The array's dims."""
         return self.view_.dims
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of its elements."""
+        """The dtype of its elements."""
         return self.view_.dtype
 
     @property
     def ndim(self) -> int:
-        """Its rank."""
+        """The number of its dims."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Its elements."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
     @property
@@ -462,7 +465,7 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         return found
 
     def view(self, dtype: npt.DTypeLike) -> Recorded:
-        """The same bits as another dtype of the same size."""
+        """A view of the same bits as another dtype of the same size."""
         if np.dtype(dtype).itemsize != self.dtype.itemsize:
             raise NotRecordable("bits of another size")
         own = self.view_
@@ -471,7 +474,7 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         )
 
     def reshape(self, *dims: Any) -> Recorded:
-        """The same elements in other dims: a view, or a copy where there is none."""
+        """An array of the same elements with other dims: a view, or a copy if there is no view."""
         wanted = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
         packed: Recorded = self._recording.pack(self)
         return packed._view_through(lambda array: array.reshape(wanted))
@@ -494,7 +497,7 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         return found
 
     def __pow__(self, power: Any) -> Any:
-        """With the shortcuts of NumPy's arrays."""
+        """A power, with the shortcuts of NumPy's arrays."""
         if type(power) in (int, float) and self.dtype.kind == "f":
             short = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal, 1: np.positive}.get(power)
             if short is not None:

@@ -92,7 +92,8 @@ class _Layer:
         return steps + [(partial(np.copyto, results[n], own),) for n, own in ends.items() if n in results]
 
     def _of_turn(self, walked: Operands, task: Task, turn: Turn) -> dict[str, Floats]:
-        """What a task reads and writes step by step, in the order in which it walks through a turn."""
+        """The arrays that a task reads and writes step by step, in the order in which it walks through a
+        turn."""
         way, some = task
         count, state = turn.times.stop - turn.times.start, self.sizes.state
         found = {
@@ -190,7 +191,7 @@ class _Walk:
             np.add(parts, self._bias, parts)
 
     def _hold(self, number: int, y: Floats, kept: Floats | None) -> None:
-        """Let sequences that do not have a step keep their state."""
+        """Keep the states of sequences that do not have a step."""
         assert self._outside is not None
         assert self._inside is not None
         outside, inside = self._outside[number], self._inside[number]

@@ -136,7 +136,7 @@ class _Walk:
                 self._hold(time, lengths, y)
 
     def _hold(self, time: int, lengths: Any, y: Floats) -> None:
-        """Let sequences that do not have a step keep their state."""
+        """Keep the states of sequences that do not have a step."""
         inside, outside = self._inside, self._outside
         np.greater(lengths[:, None], time, inside)
         np.logical_not(inside, outside)

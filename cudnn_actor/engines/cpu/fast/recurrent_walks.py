@@ -24,18 +24,19 @@ Mask = npt.NDArray[np.bool_]
 _LEAST_WORK = 1 << 20
 """Products of a step that a task has at least where a direction has several."""
 _LEAST_ROWS = 8
-"""Of so many tasks of a direction, each has that many times as many sequences at least.
+"""If a direction has n tasks, each has at least n times this many sequences.
 
-BLAS copies the weights for each product. So few tasks of many sequences take less time on one lane.
+BLAS copies the weights for each product. So on one lane, few tasks of many sequences take less time than
+many tasks of few sequences.
 """
 _MOST_TASKS = 8
-"""Of a direction."""
+"""The most tasks of a direction."""
 _MOST_BYTES, _MOST_STEPS = 4 << 20, 4096
 """Bytes of what a turn's steps compute the gates from, and steps: a turn takes some tenths of a second."""
 
 
 class Task(NamedTuple):
-    """One direction, and some of the sequences."""
+    """A direction, and some of the sequences."""
 
     way: int
     rows: slice
@@ -44,7 +45,7 @@ class Task(NamedTuple):
 class Turn(NamedTuple):
     """Steps that follow each other in a direction.
 
-    `times`: which they are. `backwards`: whether they are walked from the last to the first.
+    `times`: the numbers of the steps. `backwards`: whether they are walked from the last to the first.
     """
 
     times: slice
@@ -52,7 +53,7 @@ class Turn(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of a layer: directions, sequences, rows of the weights, elements of a state, and units."""
+    """The sizes of a layer: directions, sequences, rows of the weights, elements of a state, and units."""
 
     directions: int
     batch: int
@@ -68,7 +69,7 @@ class Sizes(NamedTuple):
 
     @property
     def tasks(self) -> list[Task]:
-        """Its tasks. They do not depend on the number of lanes, so the results do not either."""
+        """The layer's tasks. They do not depend on the number of lanes, so the results do not either."""
         work = self.batch * self.rows * self.state
         most = min(math.isqrt(self.batch // _LEAST_ROWS), work // _LEAST_WORK, _MOST_TASKS)
         count = 1 << max(1, most).bit_length() - 1
@@ -95,7 +96,7 @@ def turns(steps: int, most: int, way: int) -> list[Turn]:
 
 
 def in_order(array: npt.NDArray[Any], turn: Turn) -> npt.NDArray[Any]:
-    """What an array has for the steps of a turn, in the order in which they are walked."""
+    """The part of an array for the steps of a turn, in the order in which they are walked."""
     found = array[turn.times]
     return found[::-1] if turn.backwards else found
 

@@ -48,7 +48,7 @@ class _Reduction:
     folding: Folding
     keep_dims: bool
     dtype: DType
-    """That of y."""
+    """The dtype of y."""
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs."""
@@ -112,7 +112,7 @@ _FOLDS = {
 
 
 def _finish(mode: ReductionMode, length: int, narrow: Finish) -> Finish:
-    """What stores the results of lines of so many elements. `narrow`: how floats are stored."""
+    """A function that stores the results of lines of `length` elements. `narrow`: stores floats."""
 
     def store(total: _Any, y: _Any) -> None:
         if total.dtype.kind != "f":

@@ -272,7 +272,7 @@ class Resampled:
         return kept_along(self.taps, self._resized_axis(axis), range(start, stop), allocate)
 
     def _tap_finders(self, extents: Dims, memory: Scratch) -> list[FoundAlong]:
-        """For each axis, what finds the taps of blocks in the memory of a lane."""
+        """The objects that find the taps of blocks along each axis, in the memory of a lane."""
         found = [FoundAlong(self.taps, self._resized_axis(axis), extents[axis], memory) for axis in self.axes]
         for one in found:
             one.use(memory.fork())

@@ -50,7 +50,7 @@ class Resized(NamedTuple):
 
 
 class Along(NamedTuple):
-    """What elements of y along an axis read.
+    """The elements of x that elements of y read along an axis, with their weights.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ The arrays hold the taps once the calls have been made, until the calls for othe
 
 
 class TapsOf(Protocol):
-    """What elements of a result along an axis are sums of.
+    """The taps of which elements of a result are sums along an axis.
 
     From one element to the next, places never decrease, or never increase.
     """
@@ -103,13 +103,13 @@ class TapsOf(Protocol):
         """Whether some elements may lie outside of the operand."""
 
     def together(self, axis: int, count: int) -> int:
-        """Of how many elements, of `count`, taps are to be found at a time."""
+        """For how many of `count` elements taps are to be found at a time."""
 
     def nbytes(self, axis: int, count: int) -> int:
         """Bytes of scratch in which the taps of `count` elements are found."""
 
     def finder(self, axis: int, count: int, memory: Scratch) -> Find:
-        """What finds the taps of up to `count` elements at a time, in scratch memory."""
+        """A function that finds the taps of up to `count` elements at a time, in scratch memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,11 +160,11 @@ class NamedTaps:
 
     @functools.cached_property
     def _recordings(self) -> dict[tuple[int, int], tuple[Recording, Recorded, Sequence[Any]]]:
-        """What has been recorded, by axis and count: every program of a plan uses it."""
+        """The recordings so far, by axis and count. All programs of a plan use them."""
         return {}
 
     def _recording_of(self, axis: int, count: int) -> tuple[Recording, Recorded, Sequence[Any]]:
-        """What finds the taps of `count` elements, with its input and its results."""
+        """The recording that finds the taps of `count` elements, with its input and its results."""
         if (axis, count) not in self._recordings:
             recording = Recording()
             given = recording.new((count,), np.int64)
@@ -219,7 +219,7 @@ class HeldTaps:
 
 
 def kept_along(of: TapsOf, resized: Resized, part: range, allocate: Allocate) -> Along:
-    """What some elements of y along an axis read, in memory that is allocated."""
+    """The taps of some elements of y along an axis, in memory that is allocated."""
     taps = of.taps(resized.axis, np.arange(part.start, part.stop))
     reach = _reach(int(taps.places.min()), int(taps.places.max()), resized.x)
 
@@ -259,7 +259,7 @@ def found_bytes(of: TapsOf, resized: Resized, extent: int) -> int:
 
 
 class FoundAlong:
-    """What the elements of blocks of y along an axis read, found in scratch memory when it is asked for."""
+    """Finds the taps of blocks of y along an axis, in scratch memory, when they are asked for."""
 
     def __init__(self, of: TapsOf, resized: Resized, extent: int, memory: Scratch) -> None:
         """`extent`: the elements of a block. `memory`: for `found_bytes`."""

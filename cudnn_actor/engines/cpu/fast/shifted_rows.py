@@ -41,7 +41,8 @@ class ShiftedRows:
         return stop - start
 
     def _part_of_sums(self, product: Floats, row: Dims, dims: Dims) -> Floats:
-        """What a row of the filter adds to sums of these dims, of a product for all pixels of the copies.
+        """The part of a product for all pixels of the copies that a row of the filter adds to sums of these
+        dims.
 
         `row`: where in the copies the first row of y meets it.
         """
@@ -120,7 +121,8 @@ def adding_up(terms: Sequence[Floats], sums: Floats) -> Iterator[Call]:
 
 
 def _with_gaps(array: Floats) -> Floats:
-    """All from the first element of an array to its last, as one run, if that is little more than it has."""
+    """The memory from an array's first element to its last, as one run, if that is little more than the array
+    has."""
     steps = zip(array.shape, array.strides, strict=True)
     span = 1 + sum((size - 1) * step for size, step in steps) // array.itemsize
     if span > _MOST_SPAN * array.size:

@@ -134,7 +134,8 @@ class _Block:
         self._rows = x.shape[:-1]
 
     def calls(self, numbers: Array, starts: Callable[[Dims], Array]) -> Iterator[Call]:
-        """What sorts them. `numbers`: from 0 on. `starts`: where each of so many rows begins in a block."""
+        """Calls that sort the rows. `numbers`: from 0 on. `starts`: returns where each row begins in a block
+        of these dims."""
         of, memory, size, chunk = self._of, self._memory, self._x.shape[-1], len(numbers)
         k = of.k
         keys = memory.take((*self._rows, size if chunk == size else k + chunk), np.int64)
@@ -210,7 +211,7 @@ class _Block:
         yield partial(first.reshape(-1).take, second, None, keys, "clip")
 
     def _wide_keys(self, x: Array, spare: Array, nans: Array, keys: Array) -> Iterator[Call]:
-        """Whole numbers of int64, in the order in which elements are wanted."""
+        """Calls that make keys: numbers of int64, in the order in which elements are wanted."""
         if x.dtype.kind == "f":
             yield from bits_in_order(x, spare, nans, keys)
             yield partial(np.copyto, keys, spare.view(np.int64))

@@ -1,4 +1,4 @@
-"""What a fast plan consists of: kernels, exact evaluations, and changes between dtypes, on arrays by number.
+"""The units of a fast plan: kernels, exact evaluations, and changes between dtypes, on arrays by number.
 
 The arrays of a run have numbers: a tensor's uid for the values that kernels read and write, and
 `stored_number(uid)` for the buffer of a bound tensor of a small floating type, whose values a kernel

@@ -21,11 +21,12 @@ __all__ = ["Sessions", "fixed_or_none", "session_or_reason", "wants_session"]
 log = Log("cudnn_actor")
 
 Sessions = Literal["never", "where it pays", "wherever it can"]
-"""Which graphs ONNX Runtime runs, of those that it has all operations of."""
+"""The graphs that ONNX Runtime runs, if it has all of their operations."""
 _MANY_OPERATIONS = 16
 _MANY_MULTIPLICATIONS = 1 << 20
-"""That many operations, or multiplications, take a tenth of a millisecond. A session takes some milliseconds
-to be made, and each run of it some 10 us beside its work; NumPy takes 5 us for each operation."""
+"""A graph with so many operations, or multiplications, takes a tenth of a millisecond. A session takes some
+milliseconds to be made, and each run of it some 10 us beside its work; NumPy takes 5 us for each
+operation."""
 
 
 def wants_session(graph: OperationGraph, sessions: Sessions) -> bool:

@@ -154,7 +154,8 @@ def emit_attention(draft: Draft, operation: Attention[int]) -> None:
 
 
 def _mask(draft: Draft, operation: Attention[int]) -> tuple[str, str]:
-    """What is added to the scores, and which positions see nothing; empty for nothing and for none.
+    """The values that are added to the scores, and the mask of positions that see nothing; an empty name if
+    there are none.
 
     A position that sees nothing sees everything here, and its results are multiplied by 0, so that NaN stays
     NaN. The softmax of scores that are all -infinity would be NaN.

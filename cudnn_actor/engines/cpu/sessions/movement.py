@@ -1,4 +1,4 @@
-"""What moves elements as they are, as ONNX nodes."""
+"""Operations that move elements without changing them, as ONNX nodes."""
 
 from __future__ import annotations
 

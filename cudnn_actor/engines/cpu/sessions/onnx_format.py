@@ -20,15 +20,15 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["IR_VERSION", "OPSET", "ElementType", "Value", "external_tensor", "model", "node", "tensor"]
 
 IR_VERSION, OPSET = 10, 21
-"""Of May 2024: ONNX Runtime has them since 1.18."""
+"""The versions of May 2024, which ONNX Runtime has since 1.18."""
 Value = int | float | str | Sequence[int] | Sequence[str]
-"""What an attribute is."""
+"""The value of an attribute."""
 
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 _FLOAT, _INT, _STRING, _INTS, _STRINGS = 1, 2, 3, 7, 8
 """`AttributeProto.AttributeType`."""
 _EXTERNAL = 1
-"""Of `TensorProto.DataLocation`."""
+"""A value of `TensorProto.DataLocation`."""
 
 
 class ElementType(enum.IntEnum):

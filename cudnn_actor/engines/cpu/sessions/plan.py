@@ -77,7 +77,7 @@ class SessionPlan:
         return SessionRun(draft, make_session(draft.model(given), self.threads, values), given)
 
     def explain(self, graph: OperationGraph) -> Explanation:
-        """One piece; see `engines.base.Plan`."""
+        """The explanation, which has one piece; see `engines.base.Plan`."""
         numbers = range(len(graph.operations))
         piece = piece_of(graph, self.tag, numbers, StepKind.SESSION.named())
         return Explanation(plan=self.tag, digest=graph.digest(), pieces=(piece,))
@@ -119,7 +119,7 @@ class InsteadOfSession:
         return self.plan.provisional
 
     def explain(self, graph: OperationGraph) -> Explanation:
-        """What the plan says; its first piece also says why there is no session."""
+        """The plan's explanation. Its first piece also says why there is no session."""
         found = self.plan.explain(graph)
         first, *others = found.pieces
         told = msgspec.structs.replace(first, why=(self.why, *first.why))
@@ -160,7 +160,7 @@ class _Port(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What an array has that a session reads or writes where it lies.
+    """The form of an array that a session reads or writes where it lies.
 
     Parameters
     ----------
@@ -216,11 +216,12 @@ class SessionRun:
         self._constants = constants
         self._bound: _Bound | None = None
         self._elsewhere: _Bound | None = None
-        """For runs on arrays in place of some buffers."""
+        """The binding for runs on arrays in place of some buffers."""
         self._addresses: dict[int, int] = {}
-        """The places that have been bound to such arrays, and to which address each is bound now."""
+        """The places that have been bound to such arrays, and the address to which each is bound now."""
         self._options = giving_memory_back()
-        """Of the first run: what other graphs' runs no longer need is given back behind it."""
+        """The options of the first run: memory that the runs of other graphs no longer need is given back
+        after it."""
 
     def run(
         self,
@@ -275,7 +276,7 @@ class SessionRun:
         return is_usable
 
     def _form(self, place: int, buffer: np.ndarray) -> _Form | None:
-        """What arrays in the place of a buffer must have; None if there may be none."""
+        """The form that arrays in the place of a buffer must have; None if no array may take its place."""
         port = self._ports[place]
         if port is None or port.apart or not port.ordered(buffer).flags.c_contiguous:
             return None
@@ -295,7 +296,7 @@ class SessionRun:
 
     @functools.cached_property
     def _ports(self) -> list[_Port | None]:
-        """For each bound tensor; None if the session has its values, or does not use it."""
+        """The port of each bound tensor; None if the session has the tensor's values, or does not use it."""
         draft, graph = self._draft, self._draft.graph
         ports = list[_Port | None]()
         for uid in graph.bound:
@@ -353,7 +354,8 @@ class SessionRun:
 
 
 def _attach(binding: Any, port: _Port, array: np.ndarray, address: int) -> None:
-    """Have a session read or write a packed array, which lies at this address. It does not keep the array."""
+    """Bind a packed array at this address to a session's input or output. The binding does not keep the
+    array."""
     attach = binding.bind_output if port.written else binding.bind_input
     attach(port.name, "cpu", 0, port.element_type, array.shape, address)
 
@@ -394,7 +396,8 @@ class SessionLaunch(RunAnywhere):
         sources: Sequence[tuple[int, np.ndarray]],
         targets: Sequence[tuple[int, np.ndarray | None]],
     ) -> Arrays:
-        """See `RunAnywhere`: large arrays that lie as the session takes them, and overlap no result."""
+        """See `RunAnywhere`. The arrays are large, have the layout that the session takes, and overlap no
+        result."""
         found = self._in_place.found(sources, targets)
         return found if found.nbytes >= LEAST_BYTES else Arrays()
 

@@ -136,7 +136,7 @@ def _emit_select(draft: Draft, operation: Pointwise[int], computed: DType) -> No
 
 
 def _emit_bits(draft: Draft, operation: Pointwise[int]) -> None:
-    """In int64; the result keeps the lowest bits that it has room for."""
+    """Write a function of bits, in int64. The result keeps the lowest bits that it has room for."""
     wanted = draft.graph.tensor(operation.result).dtype
     if wanted.is_floating or wanted is DType.UINT64:
         refuse(f"{operation.mode} with {wanted} results")
@@ -235,7 +235,8 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def _operator_with_one(name: str) -> Callable[..., Any]:
-    """The same of a function that gives back its first operand for 1: that takes no node."""
+    """The same as `_operator`, for a function that returns its first operand if the second is 1: that takes
+    no node."""
     apply = _operator(name)
     return lambda self, other: self if other == 1 else apply(self, other)
 

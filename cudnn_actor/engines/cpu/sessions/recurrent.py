@@ -11,7 +11,7 @@ from cudnn_actor.protocol.operations import Recurrent, RecurrentMode
 __all__ = ["emit_recurrent"]
 
 _ORDER = {RecurrentMode.LSTM: (0, 3, 1, 2), RecurrentMode.GRU: (1, 0, 2)}
-"""Which of our gates each of ONNX's is."""
+"""The numbers of our gates, in the order of ONNX's gates."""
 _OPERATORS = {RecurrentMode.LSTM: "LSTM", RecurrentMode.GRU: "GRU"}
 
 
