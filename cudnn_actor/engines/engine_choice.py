@@ -166,7 +166,8 @@ class _Setting(NamedTuple):
 
     @property
     def sessions(self) -> Sessions:
-        """Which graphs ONNX Runtime runs. Raises `InvalidRequest` if it should, and is not installed."""
+        """The graphs that ONNX Runtime runs. Raises `InvalidRequest` if it is to run any, and is not
+        installed."""
         if self.exact or self.onnx_runtime is False:
             return "never"
         if self.onnx_runtime is None:

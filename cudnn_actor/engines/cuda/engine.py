@@ -104,7 +104,7 @@ class CudaEngine:
         self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
         self._kept_values = KeptValues(self._allocate)
         self._speed: DeviceSpeed | None = None
-        """What the device can do; None until it is asked for."""
+        """The measured speed of the device; None until it is asked for."""
 
     @property
     def cudnn_version(self) -> str:
@@ -477,7 +477,7 @@ class CudaEngine:
         return True
 
     def probe(self) -> str | None:
-        """What is wrong with the context; None if it is healthy. Blocks briefly."""
+        """The fault of the context as a text; None if the context is healthy. Blocks briefly."""
         try:
             status = libraries().runtime.streamQuery(self.stream.ptr)
             if status != NOT_READY:

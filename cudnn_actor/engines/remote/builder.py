@@ -210,7 +210,7 @@ class RemoteBuilder:
         return self._local.export(plan) if data is None else data
 
     def restore(self, graph: OperationGraph, data: bytes) -> Plan:
-        """As the local builder does. Raises `EngineFailure`."""
+        """Restore a plan by the local builder. Raises `EngineFailure`."""
         return self._local.restore(graph, data)
 
     # One plan.

@@ -65,7 +65,7 @@ class Open(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Build(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """As `Builder.build`, or, if it `tunes`, as `Builder.tune`."""
+    """Build a plan as `Builder.build` does or, if `tunes`, tune one as `Builder.tune` does."""
 
     graph: OperationGraph
     workspace_limit: int | None

@@ -69,7 +69,8 @@ class ProcessStopped(ProcessLost):
 
 
 class Connection:
-    """One connection. Its maker must call `close`. Only `interrupt` may be called on other threads.
+    """A connection to the builder process. Its maker must call `close`. Only `interrupt` may be called on
+    other threads.
 
     Parameters
     ----------

@@ -153,7 +153,7 @@ class BuilderHost:
         Path(self.journal).unlink(missing_ok=True)
 
     def forget_parent(self) -> None:
-        """In a forked child: drop the process and the thread, which belong to the parent."""
+        """Drop the process and the thread in a forked child: they belong to the parent."""
         self._lock = threading.Lock()
         self._closing = threading.Event()  # a new one: the old one's lock may have been held at the fork
         self._closing.set()

@@ -62,7 +62,7 @@ class BuilderQueue:
         self._end.close()
 
     def forget_parent(self) -> None:
-        """In a forked child: close its copy, because the service belongs to the parent."""
+        """Close the copy of a forked child, because the service belongs to the parent."""
         self.close()
 
 

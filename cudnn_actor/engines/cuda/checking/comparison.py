@@ -109,7 +109,7 @@ def difference(
 def _beyond(
     wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, uncertainty: np.ndarray | float
 ) -> np.ndarray:
-    """Where a result differs from the wanted one by more than rounding explains."""
+    """A mask of the elements that differ from the wanted ones by more than rounding explains."""
     dtype = accuracy.dtype
     wanted, got = wanted.astype(np.float64), got.astype(np.float64)
     compared = np.ones(len(wanted), np.bool_)

@@ -395,7 +395,8 @@ _BODIES: dict[type, tuple[str, str]] = {
         }}}}""",
     ),
 }
-"""For each convolution, the operand of the result's dims, and the C statements that add the product `l`."""
+"""The class of a convolution → the operand of the result's dims, and the C statements that add the product
+`l`."""
 
 
 def _convolutions(graph: OperationGraph) -> list[Convolution[int]]:

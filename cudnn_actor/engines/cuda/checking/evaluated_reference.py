@@ -186,7 +186,7 @@ def _load_strides(tensor: GraphTensor) -> list[tuple[int, ...]]:
 
 
 class OnDeviceApart(OnDevice):
-    """The same, with products by a kernel of our own, which take longer."""
+    """Like `OnDevice`, but a kernel of our own computes the products, which takes longer."""
 
     xp = OwnProducts()
     most_work = 1 << 33
@@ -252,7 +252,7 @@ class OnHost:
 
 
 class OnHostInPart(OnHost):
-    """The same, for as large a part of a graph as the host evaluates in a moment."""
+    """Like `OnHost`, for as large a part of a graph as the host evaluates in a moment."""
 
     most_work, most_elements = _WORK_IN_PART, _ELEMENTS_IN_PART
 
@@ -265,14 +265,14 @@ def _elements(data: np.ndarray, tensor: GraphTensor) -> np.ndarray:
 
 _Sampled = tuple[OperationGraph, Mapping[int, Region]]
 Place = type[OnDevice] | type[OnHost]
-"""Where values are computed."""
+"""The class that evaluates graphs, on the device or on the host."""
 
 
 def place_of(graph: OperationGraph, *, ready: bool = True) -> Place:
-    """Where a graph's values are computed: on the host if they are few.
+    """The class that evaluates a graph: on the host if it has few values.
 
-    So is a part of them, if there is a small one, while the device is not `ready`: CuPy would first compile
-    the functions.
+    While the device is not `ready`, the host evaluates a small part of the graph, if there is one, because
+    CuPy would first compile the functions.
     """
     if _elements_of(graph) <= _FEW_ANYWAY or not _is_more(graph, _LITTLE_WORK, _FEW_ELEMENTS):
         return OnHost
@@ -288,7 +288,7 @@ def small_part(graph: OperationGraph) -> OperationGraph:
 
 
 def device_place(graph: OperationGraph) -> type[OnDevice]:
-    """Where a graph's values are computed if that is on the device."""
+    """The class that evaluates a graph on the device."""
     double = (graph.compute(op) is DType.FLOAT64 for op in graph.operations if isinstance(op, MatMul))
     return OnDeviceApart if any(double) else OnDevice
 
@@ -572,7 +572,7 @@ def _cut_tensor(tensor: GraphTensor, region: Region | None) -> GraphTensor:
 
 
 def first_byte(tensor: GraphTensor, region: Region | None) -> int:
-    """Where the first element of a part lies, in bytes after the tensor's first."""
+    """The offset of a part's first element from the tensor's first, in bytes."""
     starts = (part.start or 0 for part in region or ())
     return tensor.dtype.itemsize * sum(n * step for n, step in zip(starts, tensor.strides, strict=False))
 

@@ -1,4 +1,4 @@
-"""Has CuPy compile, between builds, what the self-checks of larger graphs will compute with.
+"""Compiles, between builds, the functions of CuPy that the self-checks of larger graphs will need.
 
 CuPy compiles each of its functions at the first use, which takes 0.1 to 0.2 s on a new machine. A small graph
 is evaluated on the host (see `place_of`), but the same graph with more samples is evaluated on the device.
@@ -87,11 +87,11 @@ class Rehearsals:
             self._may_go_on.set()
 
     def place(self, graph: OperationGraph) -> Place:
-        """Where a graph is evaluated now: see `place_of`."""
+        """The class that evaluates a graph now: see `place_of`."""
         return place_of(graph, ready=self._ready.issuperset(_kinds(graph)))
 
     def place_soon(self, graph: OperationGraph) -> Place:
-        """Where a graph is evaluated now if nothing is to be compiled for that, as far as it is known."""
+        """The class that evaluates a graph now without any compilation, as far as that is known."""
         return place_of(graph, ready=_form(graph) in self._evaluated)
 
     def note(self, graph: OperationGraph) -> None:
@@ -100,9 +100,9 @@ class Rehearsals:
             self._evaluated.add(_form(graph))
 
     def ask(self, graphs: Iterable[OperationGraph]) -> None:
-        """Have those graphs rehearsed that have been evaluated on the host, and have new kinds of operations.
+        """Queue a rehearsal of each graph that was evaluated on the host and has new kinds of operations.
 
-        Of a large graph, the part is rehearsed that has been evaluated.
+        For a large graph, the part that was evaluated is rehearsed.
         """
         for graph in graphs:
             if Reference.covers(graph):

@@ -203,7 +203,7 @@ class SelfCheck:
             self._pool.free_all_blocks()
 
     def fault(self, plan: CudaPlan) -> str | None:
-        """What is wrong with a plan; None if it passes. Blocks for milliseconds.
+        """The fault of a plan as a text; None if the plan passes. Blocks for milliseconds.
 
         If there is no reference for the graph, only NaN and the guards are checked. Raises `MemoryError` if
         the inputs' values are to be drawn again, since another plan may have written there, without room.
@@ -251,7 +251,7 @@ class SelfCheck:
             return Guarded(self._pool, plan.workspace)
 
     def _judge(self, workspace: Guarded) -> str | None:
-        """What is wrong after a run; None if nothing is. Blocks."""
+        """The fault that a run has shown, as a text; None if it has shown none. Blocks."""
         findings = Findings(self._pool)
         for memory in (*self._tensors.values(), workspace):
             memory.check(findings)

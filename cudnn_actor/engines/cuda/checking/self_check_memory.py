@@ -148,7 +148,8 @@ def _bits(numbers: tuple[float, ...], dtype: DType) -> tuple[int, ...]:
 
 
 def _bits_of(numbers: np.ndarray, dtype: DType) -> tuple[int, ...]:
-    """See `_bits`, which tells neither -0.0 from 0.0 nor one NaN from itself."""
+    """The bits of numbers: see `_bits`. Its cache does not distinguish -0.0 from 0.0, and takes a NaN for
+    another one."""
     elements = np.empty(len(numbers), dtype.numpy)
     round_into(numbers.astype(np.float64), dtype, elements)
     return tuple(elements.view(f"u{dtype.itemsize}").astype(np.uint64).view(np.int64).tolist())

@@ -1,4 +1,4 @@
-"""Which of cuDNN's kernels for attention have been compiled in this process.
+"""Remembers which of cuDNN's kernels for attention have been compiled in this process.
 
 cuDNN notes of each candidate for attention that it compiles a kernel. That takes 0.25 to 0.45 s (H200), and
 the interpreter's lock is held meanwhile. But cuDNN keeps the kernel, which takes sizes as arguments: the same

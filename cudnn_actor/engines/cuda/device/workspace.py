@@ -33,7 +33,7 @@ class Workspace:
         self._reserved = round_up(ordinal, runtime.memGetInfo()[1])
         self._address = check(driver.cuMemAddressReserve(self._reserved, 0, 0, 0))
         self.pointer = int(self._address)
-        """Where it begins."""
+        """The address of its first byte."""
         self.nbytes = 0
         self._parts: list[tuple[int, int]] = []
         """Address and bytes of each mapping."""
@@ -42,7 +42,8 @@ class Workspace:
         self.grow(_LEAST_BYTES)
 
     def grow(self, nbytes: int) -> None:
-        """Have at least `nbytes`. If it raises `MemoryError`, nothing has changed. Work may be using it."""
+        """Grow to at least `nbytes`, also while work uses the workspace. If this raises `MemoryError`,
+        nothing has changed."""
         driver = libraries().driver
         more = round_up(self._ordinal, nbytes) - self.nbytes
         if more <= 0:

@@ -72,7 +72,7 @@ class DeviceMemoryReader:
         """When the last one began, in `time.monotonic()` seconds."""
         self._device: _Device | None = None
         self._last: tuple[DeviceMemory, float] | None = None
-        """What was read last, and when; None if nothing is known."""
+        """The last reading and its time; None if nothing is known."""
 
     def read(self) -> DeviceMemory | None:
         """The memory now, or, if the driver has not answered so soon, as it was last, with its age.
@@ -134,6 +134,6 @@ class _Device:
         self._uuid = uuid if isinstance(uuid, str) else uuid.decode()
 
     def memory(self) -> DeviceMemory:
-        """Its memory now."""
+        """The GPU's memory now."""
         memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
         return DeviceMemory(uuid=self._uuid, used_bytes=int(memory.used), total_bytes=int(memory.total))

@@ -49,7 +49,8 @@ def obstacle(apart: Driver | None = None) -> Problem | None:
 
 @functools.cache
 def caution(driver: Driver) -> Problem | None:
-    """What to say once about a GPU that can be used: that this version of cuDNN was never tried with it."""
+    """The problem to report once about a GPU that can be used: this version of cuDNN was never tried with it.
+    None if it was."""
     return never_run(take_inventory(driver))
 
 

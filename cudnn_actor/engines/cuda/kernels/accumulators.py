@@ -1,4 +1,4 @@
-"""What reductions accumulate, in CUDA C++: the numbers of a part of the elements, and how two parts join.
+"""The accumulators of reductions, in CUDA C++: the numbers of a part of the elements, and how two parts join.
 
 An accumulator is described once, by its numbers and what becomes of them. The struct
 `State` of a source follows from that, and so do the bytes of a part. T is the type that

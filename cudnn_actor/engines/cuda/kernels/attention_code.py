@@ -161,7 +161,7 @@ KEEPING = """
 #define KEPT(n) true
 #define LIFTED(value) (value)
 """
-"""Without dropout."""
+"""The macros of a kernel without dropout."""
 DROPPING = """
 __device__ __forceinline__ bool is_kept(Natural seed, Natural number, Natural threshold) {
     const Words words = philox(number / 4, 0, seed);

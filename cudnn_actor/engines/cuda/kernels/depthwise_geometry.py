@@ -46,7 +46,7 @@ K = TypeVar("K", bound="Geometry")
 
 
 class Pass(enum.StrEnum):
-    """Which of the three convolutions."""
+    """One of the three convolutions: forward, backward data, backward filter."""
 
     FORWARD = "forward"
     DATA = "data"
@@ -54,7 +54,8 @@ class Pass(enum.StrEnum):
 
 
 class Tile(msgspec.Struct, frozen=True):
-    """What a thread computes: channels, places of a row, and rows; of backward filter, the filter's rows."""
+    """The part that a thread computes: channels, places of a row, and rows (of the filter, in backward
+    filter)."""
 
     vector: int
     columns: int
@@ -74,7 +75,8 @@ class Line(NamedTuple):
     back: bool
 
     def offset(self, place: int, tap: int) -> int | None:
-        """Where result `place` reads a tap, counted from where result 0 would; None if it has no such tap."""
+        """The place at which result `place` reads a tap, counted from the place of result 0; None if it has
+        no such tap."""
         if not self.back:
             return place * self.stride + tap * self.dilation - self.padding
         offset, rest = divmod(place + self.padding - tap * self.dilation, self.stride)

@@ -269,7 +269,7 @@ def _step(places: Sequence[int]) -> int:
 
 
 def _tap_row(kernel: Depthwise, result: int) -> str:
-    """In C: the distance of a result's row from its first tap's, for `d`; see `Line.offset`."""
+    """The C expression of the distance of a result's row from its first tap's, for `d`; see `Line.offset`."""
     down = kernel.lines[0]
     if down.back:
         return f"{result + down.padding} - d * {down.stride}"

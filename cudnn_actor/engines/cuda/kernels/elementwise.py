@@ -183,7 +183,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
         return range(len(self.results), len(self.strides) - len(self.tables))
 
     def launches(self) -> tuple[Launch, ...]:
-        """Its only launch."""
+        """The kernel's only launch."""
         tables = (np.asarray(indices, np.int32) for indices in self.tables)
         tensors = len(self.strides) - len(self.tables)
         arguments = arguments_of(tensors, *tables, *self.numbers.values(), *self.scalars())

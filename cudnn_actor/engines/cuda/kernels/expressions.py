@@ -106,7 +106,7 @@ Value = Expression | Leaf | Scalar | Constant | Earlier
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a kernel stores in each element of a result, and the element type."""
+    """A result of a kernel: the value of each element, and the element type."""
 
     value: Expression | Leaf | Scalar | Constant | Earlier
     dtype: DType

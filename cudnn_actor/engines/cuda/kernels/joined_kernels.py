@@ -62,7 +62,7 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
         ]
 
     def launches(self) -> tuple[Launch, ...]:
-        """Its only launch."""
+        """The kernel's only launch."""
         # Enough for the largest kernel; none if there are no elements.
         blocks = blocks_for(-(-max(kernel.places for kernel in self.kernels) // THREADS))
         tensors = itertools.count()

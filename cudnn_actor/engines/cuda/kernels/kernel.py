@@ -67,7 +67,7 @@ Argument = Pointer | Scalar | np.ndarray | np.floating | float
 
 
 class Launch(NamedTuple):
-    """One launch of a kernel.
+    """A launch of a kernel.
 
     Parameters
     ----------
@@ -99,18 +99,18 @@ class Launch(NamedTuple):
 
 
 class Kernel(Protocol):
-    """What plans ask of a kernel of our own, which is data: it can be stored, compared and changed.
+    """A kernel of our own, as plans use it. It is data: it can be stored, compared and changed.
 
     A field with nodes in which there are the plan's scalars has a name that `expressions.renumbered` knows.
     """
 
     @property
     def name(self) -> str:
-        """What the tags of plans call it."""
+        """The kernel's name in the tags of plans."""
 
     @property
     def title(self) -> str:
-        """What explanations call it."""
+        """The kernel's name in explanations."""
 
     @property
     def is_empty(self) -> bool:
@@ -121,7 +121,7 @@ class Kernel(Protocol):
         """The numbers of the tensors that it only reads."""
 
     def launches(self) -> Sequence[Launch]:
-        """Its launches, in order. Generates the sources."""
+        """The kernel's launches, in order. Generates the sources."""
 
 
 def arguments_of(tensors: int, *others: Argument) -> list[Argument]:
@@ -151,7 +151,7 @@ class Ahead:
         return [launch for key, launch in found.items() if key not in self._known]
 
     def compile_on(self, pool: Executor, launches: Iterable[Launch]) -> None:
-        """Have these compiled for the current device of the pool's threads."""
+        """Start to compile the sources of launches on the pool's threads, for their current device."""
         for each in launches:
             self._known[each.source, each.options] = pool.submit(_compile, each)
         for key in list(self._known)[:-_MOST_SOURCES]:  # the oldest; others may be dropping them, too

@@ -125,7 +125,7 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
         return range(len(self.operands))
 
     def launches(self) -> tuple[Launch, ...]:
-        """Its only launch."""
+        """The kernel's only launch."""
         pointers = map(Pointer, range(len(self.operands) + len(self.results)))
         arguments: tuple[Argument, ...] = (*pointers, *self.lines.numbers.values(), *self.scalars())
         return (Launch("lined", source(self), *self.threads(), arguments, ROUNDING),)

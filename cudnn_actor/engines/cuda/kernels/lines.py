@@ -43,7 +43,7 @@ _PACKS_OF_A_WARP = 128
 
 
 class Form(enum.Enum):
-    """Which threads have a line."""
+    """The threads that have a line: a warp, a block, or a column of a block."""
 
     WARP = "warp"
     BLOCK = "block"

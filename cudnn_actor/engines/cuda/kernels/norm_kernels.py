@@ -56,7 +56,7 @@ class Operand(NamedTuple):
 
 
 class Normal(msgspec.Struct, frozen=True, tag="normal"):
-    """In a body: what the norm makes of each element, not rounded.
+    """A value of a body: the norm's result for each element, not rounded.
 
     `operands`: the values of the norm's inputs of x's dims, in the order of its fields.
     """
@@ -65,10 +65,12 @@ class Normal(msgspec.Struct, frozen=True, tag="normal"):
 
 
 class Pass(NamedTuple):
-    """One reduction of lines, with what follows it; as C expressions of elements and of a line's numbers.
+    """A reduction of lines and the stores that follow it, as C expressions of elements and of a line's
+    numbers.
 
-    In them, `{name}` stands for an operand's value, `{state}` for what a line was reduced to, `{low}` and
-    `{high}` for the two numbers that its elements are changed with, and `n0` to `n2` are the norm's numbers.
+    In them, `{name}` stands for an operand's value, `{state}` for the numbers to which a line was reduced,
+    `{low}` and `{high}` for the two numbers that its elements are changed with, and `n0` to `n2` are the
+    norm's numbers.
 
     Parameters
     ----------

@@ -133,7 +133,7 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
         return range(1, self._tensors)
 
     def launches(self) -> tuple[Launch, ...]:
-        """Its only launch."""
+        """The kernel's only launch."""
         arguments = arguments_of(self._tensors, *self.numbers.values())
         return (Launch("rows", row_source(self), (self.blocks,), (THREADS,), arguments),)
 

@@ -39,7 +39,8 @@ _MOST_UNROLLED = 16
 _UNROLLED = 4
 """How many columns of a tile a warp writes at once."""
 _FETCHED = ".L2::128B"
-"""What the L2 cache reads besides, if it has not got a chunk: the rest of its 128 bytes. "" for nothing."""
+"""The suffix that makes the L2 cache also read the rest of a chunk's 128 bytes, if it has not got them; ""
+for none."""
 _MOST_CONFLICTS = 2
 """Lanes of a warp that may want one bank of shared memory."""
 

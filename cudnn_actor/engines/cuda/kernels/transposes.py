@@ -215,7 +215,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         return range(1, 2)
 
     def launches(self) -> tuple[Launch, ...]:
-        """Its only launch."""
+        """The kernel's only launch."""
         grid = (min(self.tiles, MOST_BLOCKS),)
         arguments = arguments_of(2, *self.numbers.values())
         return (Launch("tiled", tiled_source(self), grid, (THREADS,), arguments),)

@@ -48,7 +48,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }
 """Each function's arguments. Handles, streams and pointers to anything are `c_void_p`, enums `c_int`."""
 WORKSPACE_BYTES = 32 << 20
-"""What NVIDIA recommends for Hopper and later; less is enough for earlier GPUs."""
+"""The workspace that NVIDIA recommends for Hopper and later; less is enough for earlier GPUs."""
 _DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 """cublasMath_t: the default, but partial sums of half types are kept in float32."""
 

@@ -45,7 +45,7 @@ class Libraries:
 
 
 def _leave_out_python_engines() -> None:
-    """Have the frontend ask none of its engines that are written in Python, of which we use none.
+    """Make the frontend leave out its engines that are written in Python, of which we use none.
 
     To ask them, it imports their compilers with the first product, norm or attention of a process: 2 to 4 s.
     It finds them by a table of the operations that they serve, which has been there since 1.32. If another

@@ -57,7 +57,7 @@ _ALIGNMENTS = (
     Preference.MIN_ALIGNMENT_D_BYTES,
     Preference.MIN_ALIGNMENT_C_BYTES,
 )
-"""In the order of the matrices. Where there is no c, d stands in its place."""
+"""The preferences for alignments, in the order of the matrices. If there is no c, d stands in its place."""
 
 
 class Operands(NamedTuple):
@@ -129,7 +129,7 @@ class LtProduct(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reads(self) -> list[int]:
-        """Which of its addresses it only reads from: by their numbers."""
+        """The numbers of the addresses that the product only reads."""
         return [n for n in range(len(self.matrices) + (self.bias_alignment > 0)) if n != _Y]
 
     def with_algorithms(self, workspace_limit: int, most: int) -> Iterator[LtProduct]:

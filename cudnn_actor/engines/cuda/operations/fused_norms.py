@@ -113,7 +113,7 @@ class Normed(msgspec.Struct, frozen=True, tag="normed"):
         return [*leaves, *weights]
 
     def launches(self) -> tuple[Launch, ...]:
-        """One for each of the norm's kernels."""
+        """A launch for each of the norm's kernels."""
         return launches_of(norm_of(self))
 
 

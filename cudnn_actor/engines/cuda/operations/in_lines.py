@@ -142,4 +142,4 @@ IN_LINES = (Reduction, Softmax, SoftmaxBackward, LayerNorm, RMSNorm)
 """The operations along lines, whose dims `reduced` gives. Another one needs a definition by what `_Traced`
 can do."""
 ALONE = (Softmax, SoftmaxBackward)
-"""Those that run in this way with nothing around them, too."""
+"""The operations that run in this way also with nothing around them."""

@@ -154,7 +154,7 @@ class _Weights:
         return _TENSOR_CORES if numerics is not None and numerics.tf32 else _FULL
 
     def spans(self, *, gradients: bool) -> list[Span]:
-        """Where the weights that are operands lie in their space; or the gradients that are."""
+        """The places in the space of the weights of those weights, or gradients, that are operands."""
         found: list[Span] = []
         for layer, way in itertools.product(range(self.layers), range(self.sizes.directions)):
             for number in range(2 * self._operation.mode.gates + (self.sizes.state < self.sizes.hidden)):
@@ -176,7 +176,8 @@ class _Weights:
         return _PROJECTION if number == 2 * self._operation.mode.gates else number
 
     def _of_weights(self, layer: int, number: int) -> tuple[int, int]:
-        """Where a matrix and its bias lie in the space of the weights. `layer`: of one direction."""
+        """The offsets of a matrix and of its bias in the space of the weights. `layer`: a layer in one
+        direction."""
         of_matrix, of_bias = Descriptor("Tensor"), Descriptor("Tensor")
         matrix, bias = c_void_p(), c_void_p()
         libcudnn().cudnnGetRNNWeightParams(
@@ -209,7 +210,7 @@ class Network:
             "cudnnGetRNNTempSpaceSizes", self.handle, self.rnn.pointer, forward, self.x.pointer, count=2
         )
         self.kept_weights = -(-self.reserve // _LINE) * _LINE
-        """Where the space of the weights begins in the operand `reserve`, in bytes."""
+        """The offset of the space of the weights in the operand `reserve`, in bytes."""
         of_y = math.prod((steps, batch, wide)) * self.dtype.itemsize
         self.bytes_of_x, self.bytes_of_y = math.prod(self.given["x"].dims) * self.dtype.itemsize, of_y
         whole = isinstance(operation, LayersBackward)
@@ -251,7 +252,7 @@ class Network:
         return found
 
     def without_steps(self, name: str) -> list[tuple[int, int]]:
-        """Where the states of sequences without a step lie in an operand: starts and sizes in bytes."""
+        """The parts of an operand with the states of sequences without a step: starts and sizes in bytes."""
         directions, batch, size = self.given[name].dims
         line = size * self.dtype.itemsize
         return [
@@ -333,7 +334,7 @@ class _Device:
 
 
 class Call:
-    """One run of the layers: where its operands and the parts of its workspace are."""
+    """A run of the layers, with the addresses of its operands and of the parts of its workspace."""
 
     def __init__(self, network: Network, addresses: Sequence[int]) -> None:
         self.network, self.device = network, _Device()

@@ -9,8 +9,8 @@ __all__ = ["LayerBackwardData", "LayerBackwardWeights", "LayerWeights", "Layers"
 
 
 class _OfLayers(Operation[T]):
-    """What layers and their gradients share: `Recurrent` operations, the lowest first, each of which reads
-    the one before it.
+    """The base of layers and of their gradients: `Recurrent` operations, the lowest first, each of which
+    reads the one before it.
 
     Parameters
     ----------

@@ -299,7 +299,7 @@ _ROW_AND_K = {
     False: "k = n / rows % hidden, row = n % rows",
     True: "row = n / hidden % rows, k = n % hidden",
 }
-"""Where a number of the weights comes from, by step or not."""
+"""The C code of the row and the column of a number of the weights, by whether weights are kept by step."""
 _RESULTS = """            after[at] = h;
             STORE_Y(inside ? h : (E)0);
             if (step == steps - 1) {

@@ -217,7 +217,7 @@ class _Aligning:
         self._operations.append(Slice(x=tensor.uid, y=to.uid, starts=starts, steps=(1,) * rank, sizes=sizes))
 
     def _new(self, tensor: GraphTensor, dims: Sequence[int]) -> GraphTensor:
-        """Another tensor between operations, of these dims."""
+        """Add a tensor between operations, with these dims."""
         dims = tuple(dims)
         form = msgspec.structs.replace(tensor, dims=dims, strides=packed_strides(dims), overwrites=None)
         return self._put(form, TensorRole.VIRTUAL)

@@ -160,7 +160,7 @@ class _Reading:
         return found
 
     def _new(self, y: GraphTensor) -> GraphTensor:
-        """Another tensor of these dims."""
+        """Add a tensor with the dims of y."""
         made = msgspec.structs.replace(y, uid=next(self._new_uids), strides=packed_strides(y.dims))
         self._tensors[made.uid] = made
         return made

@@ -206,7 +206,7 @@ class _Fuser:
 
 
 def read_first(graph: OperationGraph, body: Body, dims: tuple[int, ...], *preferred: int) -> None:
-    """Have a body read an input of these dims before all others, if it can one of the preferred ones.
+    """Make a body read an input of these dims before all others: one of the preferred ones, if possible.
 
     Raises `Refused` if no input has these dims.
     """

@@ -1,4 +1,5 @@
-"""Which pieces an operation becomes part of: a pointwise one, or one that reduces or normalises along lines.
+"""Chooses the piece that an operation becomes part of, if it is pointwise, or reduces or normalises along
+lines.
 
 `RULES` are asked in turn, and the first that has an answer decides. Two of them have rules of their own: a
 pointwise operation becomes an epilogue if all of `EPILOGUE_RULES` allow it, and part of the group that
@@ -119,7 +120,7 @@ def piece_stays_small(epilogue: Epilogue) -> bool:
 
 
 def other_operands_are_computed_before(epilogue: Epilogue) -> bool:
-    """All that the operation and the trees read besides is computed in an earlier place than the piece."""
+    """All other operands of the operation and of the trees are computed before the piece."""
     computed = {uid for part in epilogue.parts for op in part.operations.values() for uid in op.writes}
     read = {*epilogue.operation.reads, *(uid for tree in epilogue.trees for uid in tree.reads)}
     return all(epilogue.view.place_of(uid) < epilogue.piece.place for uid in read - computed)
@@ -141,7 +142,7 @@ EPILOGUE_RULES: tuple[Callable[[Epilogue], bool], ...] = (
     other_operands_are_computed_before,
     overwritten_input_is_read_by_no_other_piece,
 )
-"""All of them must hold; the cheap ones come first."""
+"""The rules that must all hold; the cheap ones come first."""
 
 
 def epilogue(view: View, candidate: Candidate) -> Fusion | None:

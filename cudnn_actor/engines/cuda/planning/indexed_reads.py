@@ -24,7 +24,7 @@ _LARGEST = (1 << 31) - 1
 
 
 class Read(NamedTuple):
-    """Where a kernel reads x.
+    """The places at which a kernel reads x.
 
     Parameters
     ----------
@@ -78,7 +78,8 @@ def indices_of(operation: Node, x: tuple[int, ...], y: tuple[int, ...]) -> dict[
 
 
 def read_of(operation: Node, x: GraphTensor, dims: tuple[int, ...], *given: GraphTensor) -> Read:
-    """Where a kernel over the result's dims reads x. `given`: the tensor of indices, if it is an operand."""
+    """The places at which a kernel over the result's dims reads x. `given`: the tensor of indices, if it is
+    an operand."""
     if isinstance(operation, Gathering):
         (indices,) = given
         places = operation.places(x.dims, indices.dims)

@@ -94,7 +94,7 @@ def _names(step: Any) -> list[str]:
 
 
 def _source(step: Any, name: str) -> Source:
-    """Where an operand of a step is."""
+    """The source of an operand of a step."""
     source: Source = step.sources[_names(step).index(name)]
     return source
 

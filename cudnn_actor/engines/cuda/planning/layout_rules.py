@@ -1,6 +1,6 @@
-"""Which results of pieces lie where another tensor does, so that nothing is copied.
+"""Rules that lay results of pieces into the memory of other tensors, so that nothing is copied.
 
-What a rule gives is a tensor as it then is stored, and where; None if a copy is needed.
+A rule returns the tensor's form in that memory, and the place; None if a copy is needed.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class _Partition:
     # Pointwise operations, and those along lines.
 
     def _fuse(self, number: int, operation: Node) -> bool:
-        """Have an operation be part of a piece, perhaps of one that begins; False if it is for no rule."""
+        """Add an operation to a piece, perhaps to a new one. Returns False if no rule applies to it."""
         if isinstance(operation, Pointwise) and self._update(operation):
             return True
         candidate = self._candidate(number, operation)
@@ -169,7 +169,8 @@ class _Partition:
         return True
 
     def _update(self, operation: Pointwise[int]) -> bool:
-        """Have a norm write its new statistic over the old one, if the operation does nothing else."""
+        """Make a norm write its new statistic over the old one, if the operation does nothing else. Returns
+        whether it does."""
         form = form_over_statistic(self._pieces, operation)
         if form is not None:
             self._pieces.lay_into(form, Stored(operation.result))
@@ -190,7 +191,7 @@ class _Partition:
     # Recurrent layers.
 
     def _run_together(self, group: range) -> None:
-        """Have a group of recurrent layers, or of their gradients, be one piece.
+        """Make a group of recurrent layers, or of their gradients, one piece.
 
         A reserve that no operation reads is stored nowhere: it says that the library keeps what gradients
         need.
@@ -227,7 +228,8 @@ class _Partition:
         self._pieces.add_alone(number, operation, own=is_depthwise(operation, self._pieces.forms.__getitem__))
 
     def _arrange(self, number: int, operation: Node) -> bool:
-        """Have nothing or less be copied for a movement or a concatenation; False if it needs a kernel."""
+        """Arrange a movement or a concatenation so that nothing, or less, is copied. Returns False if it
+        needs a kernel."""
         match operation:
             case Concat():
                 return self._concatenate(number, operation)
@@ -237,7 +239,8 @@ class _Partition:
                 return False
 
     def _write_in_result(self, operation: Movement[int]) -> bool:
-        """Have the operand's piece write the result of a movement in the operand's place.
+        """Make the operand's piece write the result of a movement in place of the operand. Returns whether it
+        does.
 
         Of a transposed value that is not bound, the operand is only laid out as its reader wants it.
         """
@@ -252,7 +255,8 @@ class _Partition:
         return True
 
     def _view(self, number: int, operation: Movement[int]) -> bool:
-        """Have the result of a movement be a view, or be computed by the concatenation that reads it."""
+        """Make the result of a movement a view, or let the concatenation that reads it compute it. Returns
+        whether it is either."""
         seen = view_of_operand(self._pieces, operation)
         if seen is None or not (seen.everywhere or operation.y in self._parts_only_joined):
             return False
@@ -263,7 +267,8 @@ class _Partition:
         return True
 
     def _concatenate(self, number: int, operation: Concat[int]) -> bool:
-        """Have the operands' pieces write to their parts of the result where they can; copy the others."""
+        """Make the operands' pieces write to their parts of the result where they can, and copy the other
+        operands."""
         pieces, runs = self._pieces, runs_of(self._pieces, operation)
         if runs is None:
             return False

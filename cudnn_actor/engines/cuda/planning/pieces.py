@@ -26,7 +26,7 @@ _MOST_LOOKED_AT = 64
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies: in the memory of a tensor that is bound or between pieces, from this byte on."""
+    """The place of a tensor: the memory of a tensor that is bound or between pieces, from this byte on."""
 
     root: int
     offset: int = 0
@@ -101,7 +101,7 @@ class View:
     forms: Mapping[int, GraphTensor]
     """Each tensor as it is stored."""
     stored: Mapping[int, Stored]
-    """Where each tensor lies that is stored."""
+    """The place of each tensor that is stored."""
 
     def __init__(self, graph: OperationGraph) -> None:
         self.tensor = graph.tensor
@@ -244,7 +244,7 @@ class Pieces(View):
         return piece
 
     def merge(self, piece: Group, into: D) -> D:
-        """Have the operations of a group be part of another piece."""
+        """Add the operations of a group to another piece, which is returned."""
         self._close(piece.number)
         del self._pieces[piece.number]
         for operation in piece.operations.values():
@@ -257,36 +257,36 @@ class Pieces(View):
         return into
 
     def store(self, uid: int) -> None:
-        """Have a value stored, since an operation outside of its piece reads it."""
+        """Store a value, since an operation outside of its piece reads it."""
         piece = self.piece_of(uid)
         if piece is not None:
             self.stored.setdefault(uid, Stored(uid))
             self._close(piece.number)
 
     def leave_out(self, uid: int) -> None:
-        """Have a result be stored nowhere that is not bound, and that no operation reads."""
+        """Do not store a result that is not bound and that no operation reads."""
         if uid not in self._readers and self.forms[uid].role is TensorRole.VIRTUAL:
             self.stored.pop(uid, None)
 
     def lay_into(self, form: GraphTensor, stored: Stored) -> None:
-        """Have a piece store its result in this form in the memory of another tensor."""
+        """Make a piece store its result in this form, in the memory of another tensor."""
         self.forms[form.uid], self.stored[form.uid] = form, stored
         self._settled.add(form.uid)
 
     def add_view(self, form: GraphTensor, of: int, stored: Stored) -> None:
-        """Have a tensor be this part of the memory in which another one lies."""
+        """Make a tensor a view: this part of the memory of another one."""
         self.forms[form.uid], self.stored[form.uid] = form, stored
         self._settled.add(of)
         self._places[form.uid] = self.place_of(of)
 
     def add_moved(self, number: int, operation: Movement[int]) -> None:
-        """Have the concatenation that reads a movement's result compute it."""
+        """Let the concatenation that reads a movement's result compute it."""
         self._moved[operation.y] = number, operation
         self._settled.add(operation.x)
         self._places[operation.y] = self.place_of(operation.x)
 
     def add_joint(self, uid: int, place: int) -> None:
-        """Have a tensor be stored that pieces write parts of. `place`: the place of the last such piece."""
+        """Store a tensor of which several pieces write parts. `place`: the place of the last such piece."""
         self.stored.setdefault(uid, Stored(uid))
         self._settled.add(uid)
         self._places[uid] = place
@@ -314,7 +314,7 @@ class Pieces(View):
                     self._close(other)
 
     def _close(self, number: int) -> None:
-        """Have a group grow no more; nothing happens if it does not already."""
+        """Close a group, so that it grows no more. Nothing happens if it is closed."""
         if number in self._open:
             self._open.remove(number)
             for uid in self._pieces[number].reads:

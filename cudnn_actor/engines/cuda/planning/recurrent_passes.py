@@ -242,7 +242,7 @@ class _Closing:
         self._operations.append(msgspec.structs.replace(operation, **made))
 
     def _keep_within(self, operation: Any) -> None:
-        """Have the bytes that an operation writes be a tensor of numbers within the plan."""
+        """Turn the bytes that an operation writes into a tensor of numbers within the plan."""
         kept = _kept_specs(self._graph, operation)
         for name, uid in operation.named(operation.outputs):
             if name in kept:

@@ -22,7 +22,7 @@ __all__ = ["Reshaped", "reshape_products"]
 
 
 class Reshaped(NamedTuple):
-    """Such a graph, and the number that each of its operations had before.
+    """A graph with reshaped products, and the number that each of its operations had before.
 
     Tensors that are bound keep their uids. Further reshapes have the number of that in whose place they are.
     """

@@ -59,15 +59,15 @@ def all_candidates(
     channels of zeros, our kernels of depthwise convolutions, and the ways to run the graph in steps unless it
     is a convolution alone.
 
-    Those of one kind come in the order in which they are expected to be fast. `fallbacks`: whether cuDNN's
-    fallbacks are among them where it has others.
+    Candidates of one kind come in the order in which they are expected to be fast. `fallbacks`: whether
+    cuDNN's fallbacks are among them where it has others.
     """
     of_cudnn = _of_cudnn(graph, handle, limit, fallbacks=fallbacks)
     return of_cudnn + other_candidates(graph, handle, limit)
 
 
 def other_candidates(graph: OperationGraph, handle: Any, limit: int) -> list[Candidate]:
-    """All candidates but cuDNN's for the whole graph."""
+    """All candidates except cuDNN's for the whole graph."""
     return [
         Candidate(kind, number, build)
         for kind, builds in _other_kinds(graph, handle, limit)

@@ -229,7 +229,7 @@ class _Splitter:
         raise Refused(f"cuDNN has no candidate {choice} for {alone.operations[0].kind}")
 
     def _source_in_form(self, tensor: GraphTensor, form: GraphTensor) -> Source:
-        """Where an input lies in the wanted form: its own place, or that of a copy, whose step is added."""
+        """The source of an input in the wanted form: its own, or that of a copy, whose step is added."""
         if _serves(tensor, form):
             return self._sources[tensor.uid]
         copy = self._take(form)
@@ -328,7 +328,7 @@ class _Splitter:
         return asked.workspace
 
     def _workspace(self, nbytes: int) -> tuple[Scratch, ...]:
-        """Where a step has its workspace, if it needs any. Steps that need as much share it."""
+        """The workspace of a step, if it needs any. Steps that need equally much share it."""
         if nbytes and nbytes not in self._workspaces:
             self._workspaces[nbytes] = self._reserve(nbytes)
         return (self._workspaces[nbytes],) if nbytes else ()

@@ -1,4 +1,4 @@
-"""Where a kernel of cuDNN's must wait for the kernels before it.
+"""Finds where a kernel of cuDNN's must wait for the kernels before it.
 
 cuDNN launches kernels so that they may begin before the one in front of them on the stream has ended
 (programmatic dependent launch), and has them wait before they read the operands of a convolution or a
@@ -36,10 +36,10 @@ _SCRATCH = -1
 
 
 def waits(steps: Sequence[Step]) -> list[bool]:
-    """Which steps of a plan need a barrier before them, because of the steps before."""
+    """Whether each step of a plan needs a barrier before it, because of the steps before."""
     found = []
     under_way: set[int] = set()
-    """Where kernels may still be writing: the numbers of buffers, and `_SCRATCH`."""
+    """The memory that kernels may still be writing: the numbers of buffers, and `_SCRATCH`."""
     for step in steps:
         here = isinstance(step, GraphStep) and not under_way.isdisjoint(_memory(_beside(step)))
         found.append(here)

@@ -173,7 +173,7 @@ class _Use(NamedTuple):
 
 
 class _Constants:
-    """Which steps of a recipe run once, by their numbers, and what they write."""
+    """Finds the steps of a recipe that run once, by their numbers, and the values that they write."""
 
     def __init__(self, recipe: Recipe, constant: frozenset[int]) -> None:
         self._recipe, self._constant = recipe, constant
@@ -191,7 +191,8 @@ class _Constants:
         self.steps: set[int] = set()
         self._shared = Overlaps[_Value]()
         self._own = [Overlaps[_Value]() for _ in recipe.parts]
-        """What steps that run once have written to places that it has in several parts, and in one alone."""
+        """The values that steps that run once have written: those whose places are the same in several parts,
+        and those of each part alone."""
         for number in range(len(self._steps)):
             self._add(number)
 

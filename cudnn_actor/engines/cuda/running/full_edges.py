@@ -58,7 +58,7 @@ def are_proved() -> bool:
 
 
 def wait_by_edge(stream: Any) -> None:
-    """Let the next work that is captured on a stream wait for the end of the work that was captured before.
+    """Make the next work that is captured on a stream wait for the end of the work that was captured before.
 
     Raises `EngineFailure`.
     """

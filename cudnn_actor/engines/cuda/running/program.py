@@ -117,7 +117,7 @@ def _launch_graph() -> Callable[..., int]:
 
 
 _NUMBERS, _WORKSPACE = -2, -1
-"""Where the addresses of the numbers and of the workspace stand, behind those of the plan's buffers."""
+"""The places of the addresses of the numbers and of the workspace, behind those of the plan's buffers."""
 _Step = Callable[[Sequence[int], Sequence[float]], None]
 """Enqueues a step, given the addresses that sources are counted from (`Program._find`), and the scalars."""
 
@@ -282,8 +282,8 @@ class Program:
 
     @staticmethod
     def _find(source: Source, scratch: int) -> tuple[int, int]:
-        """Which address a source is counted from (a buffer's, `_NUMBERS` or `_WORKSPACE`), and how many
-        bytes it is away from that."""
+        """The place of the address from which a source is counted (a buffer's, `_NUMBERS` or `_WORKSPACE`),
+        and its distance from that in bytes."""
         match source:
             case Buffer(number=number, offset=offset):
                 return number, offset

@@ -55,14 +55,15 @@ def align(nbytes: int) -> int:
 
 
 class Buffer(msgspec.Struct, frozen=True, tag="buffer"):
-    """One of the plan's buffers, by its index in `graph.bound`, from this byte on."""
+    """A source in one of the plan's buffers, by its index in `graph.bound`, from this byte on."""
 
     number: int
     offset: int = 0
 
 
 class Number(msgspec.Struct, frozen=True, tag="number"):
-    """One of the plan's scalars, by its index in `graph.scalars`; cuDNN reads it on the host."""
+    """A source that is one of the plan's scalars, by its index in `graph.scalars`; cuDNN reads it on the
+    host."""
 
     number: int
     double: bool
