@@ -1,4 +1,4 @@
-"""What a kernel of the fast engine is."""
+"""The interface of a kernel of the fast engine, and the calls that kernels make."""
 
 from __future__ import annotations
 
