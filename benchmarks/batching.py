@@ -43,12 +43,12 @@ class _AnyBatch:
 
     def __init__(self, size: Size) -> None:
         self._size = size
-        self._weights = Network(1, size).specialised().weights
+        self._weights = Network(1, size).specialise().weights
         dims = ("N", 3, size.image, size.image)
         self.inputs = (Feature(name="images", dtype=DType.BFLOAT16, dims=dims),)
         self.outputs = (Feature(name="scores", dtype=DType.BFLOAT16, dims=("N", size.classes)),)
 
-    def specialised(self, specs: Mapping[str, TensorSpec], *_: object) -> Specialised:
+    def specialise(self, specs: Mapping[str, TensorSpec], *_: object) -> Specialised:
         """The graph for a batch."""
         graph = Network(specs["images"].dims[0], self._size).graph
         return Specialised(

@@ -114,7 +114,7 @@ def network(path: Path, batch: int) -> Subject:
     model = OnnxModel(proto)
     rng, given = np.random.default_rng(1), inputs_of(proto, batch)
     specs = {name: TensorSpec.packed(array.shape, array.dtype) for name, array in given.items()}
-    of = model.specialised(specs, {})
+    of = model.specialise(specs, {})
     assert of.graph is not None, "it has operations"
     specs = {port.name: port.spec for port in of.graph.inputs}
     constant = {port: laid_out(values_of(weight), specs[port]) for port, (_, weight) in of.weights.items()}

@@ -116,10 +116,10 @@ def import_ms(source: OnnxModel, inputs: dict[str, np.ndarray]) -> float:
     """How long the graph for these inputs takes to make."""
     specs = {name: TensorSpec.packed(array.shape, array.dtype) for name, array in inputs.items()}
     try:
-        return ms(lambda: source.specialised(specs, {}))[0]
+        return ms(lambda: source.specialise(specs, {}))[0]
     except NeedsValues as needs:
         values = {name: inputs[name] for name in needs.names}
-        return ms(lambda: source.specialised(specs, values))[0]
+        return ms(lambda: source.specialise(specs, values))[0]
 
 
 class Job(NamedTuple):

@@ -104,7 +104,7 @@ class Network:
         rng = np.random.default_rng(0)
         self.values = {port.name: _values(port, rng) for port in self.graph.inputs}
 
-    def specialised(self, *_: object) -> Specialised:
+    def specialise(self, *_: object) -> Specialised:
         """The graph, which is for one set of dims."""
         weights = {name: (name, values) for name, values in self.values.items() if name != "images"}
         return Specialised(

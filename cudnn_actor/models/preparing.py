@@ -114,8 +114,8 @@ class Preparing:
                     return kept
                 try:
                     async with self._writing.unwritten(deadline, alone=outdated) as writes:
-                        specialised = self._keeping.source.specialised
-                        of = await in_own_thread(specialised, specs, values, self._most_operations)
+                        specialise = self._keeping.source.specialise
+                        of = await in_own_thread(specialise, specs, values, self._most_operations)
                         # Nothing is awaited once the graph is in use: see the class's docstring.
                         return await self._keep(key, of, specs, values, writes, soon=soon)
                 except Outdated:

@@ -262,7 +262,7 @@ class Features(Protocol):
 class Source(Features, Protocol):
     """The source of a model."""
 
-    def specialised(
+    def specialise(
         self,
         specs: Mapping[str, TensorSpec],
         values: Mapping[str, np.ndarray],

@@ -31,13 +31,13 @@ from cudnn_actor.onnx.values import Contradiction, Declined, Empty, OfLoop, Unde
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["specialised"]
+__all__ = ["specialise"]
 
 _MOST_LOOPS = 256
 """Each is two imports more, in which all names that are read behind it are looked at."""
 
 
-def specialised(
+def specialise(
     file: ModelFile,
     specs: Mapping[str, TensorSpec],
     values: Mapping[str, np.ndarray],
@@ -45,21 +45,21 @@ def specialised(
     *,
     recorded: Recorded | None = None,
 ) -> Specialised:
-    """See `Source.specialised`; `recorded`: how many operations each graph may add.
+    """See `Source.specialise`; `recorded`: how many operations each graph may add.
 
-    Raises as `Import.specialised`.
+    Raises as `Import.specialise`.
     """
     given = (file, specs, values, most_operations)
     if not any(map(is_loop, file.nodes)):
-        return Import(*given, recorded=recorded).specialised()
+        return Import(*given, recorded=recorded).specialise()
     cutting = _Cutting(*given, recorded=recorded, by_data=True)
     try:
-        return cutting.specialised()
+        return cutting.specialise()
     except UnsupportedModel:
         if not cutting.cut_by_data:
             raise
     # When a loop ends can be known, if all inputs are known that decide it.
-    return _Cutting(*given, recorded=recorded, by_data=False).specialised()
+    return _Cutting(*given, recorded=recorded, by_data=False).specialise()
 
 
 class _Rows(NamedTuple):
@@ -114,7 +114,7 @@ class _Cutting:
         self.cut_by_data = False
         """Whether a loop has become a loop in the service because the data decides when it ends."""
 
-    def specialised(self) -> Specialised:
+    def specialise(self) -> Specialised:
         """The model for these inputs."""
         try:
             for number in range(len(self._file.nodes)):

@@ -75,8 +75,8 @@ _DEEPEST = 32
 
 
 class Import:
-    """One import of a model: `specialised` walks over its nodes once. For the parameters see
-    `Source.specialised`.
+    """One import of a model: `specialise` walks over its nodes once. For the parameters see
+    `Source.specialise`.
 
     `recorded`: how many operations the import may add; by default, as many as `most_operations` allows.
     `beside`: another import for the same model. This one shares its limits, and takes none of its ports'
@@ -113,10 +113,10 @@ class Import:
             self.g, self.ports, self.precision, file.outputs, most_operations=most_operations
         )
 
-    def specialised(self) -> Specialised:
+    def specialise(self) -> Specialised:
         """The model for these inputs.
 
-        Raises as `Source.specialised`, `InvalidRequest` for their dims, and `TooManyOperations`.
+        Raises as `Source.specialise`, `InvalidRequest` for their dims, and `TooManyOperations`.
         """
         place = self.beginning()
         try:

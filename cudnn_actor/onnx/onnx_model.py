@@ -13,7 +13,7 @@ import numpy as np
 from cudnn_actor.models.errors import UnsupportedModel
 from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx.budget import Recorded, TooManyOperations
-from cudnn_actor.onnx.cutting import specialised
+from cudnn_actor.onnx.cutting import specialise
 from cudnn_actor.onnx.dtypes import check_dtypes
 from cudnn_actor.onnx.open_dims import problems_of_nodes
 from cudnn_actor.onnx.operator_checks import problems_of, unknown_versions
@@ -94,7 +94,7 @@ class OnnxModel:
         other._file = replace(self._file, tensors={**self._file.tensors, **tensors})
         return other
 
-    def specialised(
+    def specialise(
         self,
         specs: Mapping[str, TensorSpec],
         values: Mapping[str, np.ndarray],
@@ -102,7 +102,7 @@ class OnnxModel:
     ) -> Specialised:
         """See `Source`."""
         try:
-            return specialised(self._file, specs, values, most_operations)
+            return specialise(self._file, specs, values, most_operations)
         except TooManyOperations as error:
             raise error.refusal(most_operations) from error
 
@@ -120,7 +120,7 @@ def check_operators(file: ModelFile) -> None:
     if specs is not None:
         try:
             # The service decides how many operations a graph may have. This checks with its default limit.
-            specialised(file, specs, {}, sys.maxsize, recorded=Recorded.of(GraphLimits().operations))
+            specialise(file, specs, {}, sys.maxsize, recorded=Recorded.of(GraphLimits().operations))
         except (NeedsValues, TooManyOperations):
             pass  # values that nobody has given: so dims and attributes add nothing to the problems
         except UnsupportedModel as error:

@@ -65,16 +65,16 @@ class SharedSource:
         """The options with which the model was read."""
         return dict(getattr(self._source, "options", {}))
 
-    def specialised(
+    def specialise(
         self, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray], *limits: int
     ) -> Specialised:
-        """See `Source.specialised`. All members get the same result. The first call for these arguments
+        """See `Source.specialise`. All members get the same result. The first call for these arguments
         blocks for the import."""
         known = frozenset(specs.items()), frozenset((name, *_key(each)) for name, each in values.items())
         with self._lock:
             made = self._made.get((*known, limits))
             if made is None:
-                made = self._with_shared_weights(self._source.specialised(specs, values, *limits))
+                made = self._with_shared_weights(self._source.specialise(specs, values, *limits))
                 self._made[(*known, limits)] = made
                 if len(self._made) > _MOST_KEPT:
                     self._made.popitem(last=False)

@@ -28,7 +28,7 @@ def name_of(model: Any, given: str | None) -> str:
 
 def read_before(model: Any, **options: Any) -> Source | None:
     """The argument of `load` as a model that was read before; None if it has to be read."""
-    if not hasattr(model, "specialised"):
+    if not hasattr(model, "specialise"):
         return None
     for name, value in options.items():
         if value is not None:

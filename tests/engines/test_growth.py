@@ -339,7 +339,7 @@ def test_an_import_takes_as_long_as_the_unrolled_model_is_large(
         def imported() -> object:
             model = OnnxModel(data)
             specs = {each.name: TensorSpec.packed(each.spec.dims) for each in model.inputs if each.spec}
-            return model.specialised(specs, {})
+            return model.specialise(specs, {})
 
         return imported
 

@@ -295,7 +295,7 @@ def imported(data: bytes, limits: ModelLimits) -> Fate:
         known: dict[str, np.ndarray] = {}
         while True:
             try:
-                model.specialised(specs, known)
+                model.specialise(specs, known)
                 return Fate("imported", "")
             except NeedsValues as needs:
                 known |= {name: values[name] for name in needs.names}

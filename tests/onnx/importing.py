@@ -27,7 +27,7 @@ def imported(proto: onnx.ModelProto, **dims: tuple[int, ...]) -> Any:
     model = OnnxModel(proto)
     inputs: Any = model.inputs
     specs = {each.name: TensorSpec.packed(dims.get(each.name, each.dims), each.dtype) for each in inputs}
-    return model.specialised(specs, {})
+    return model.specialise(specs, {})
 
 
 def kinds(special: Any) -> list[str]:

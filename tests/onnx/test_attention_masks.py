@@ -120,7 +120,7 @@ def test_a_mask_becomes_a_bias_once_for_all_that_read_it() -> None:
 def test_a_mask_that_may_be_overwritten_is_a_bias() -> None:
     model = OnnxModel(attending({"m": ALL}), swappable=True)
     specs: Any = {each.name: each.spec for each in model.inputs}
-    graph = model.specialised(specs, {}).graph
+    graph = model.specialise(specs, {}).graph
     assert graph is not None
     assert any(isinstance(each, Attention) and each.bias is not None for each in graph.body.operations)
 

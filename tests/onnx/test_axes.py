@@ -152,7 +152,7 @@ def imported(proto: onnx.ModelProto) -> None:
     model = OnnxModel(proto)
     specs: Any = {each.name: each.spec for each in model.inputs}
     values = {name: np.ones(spec.dims, spec.dtype.numpy) for name, spec in specs.items()}
-    model.specialised(specs, values)
+    model.specialise(specs, values)
 
 
 EACH = [pytest.param(each, id=f"{each.name}-{each.since_version}") for each in operators_with_axes()]
@@ -204,9 +204,9 @@ def test_an_axis_that_an_input_of_the_model_says_is_refused_by_its_run_only() ->
     )
     model = OnnxModel(proto)
     specs = {"x": TensorSpec.packed((2, 3), DType.FLOAT32), "axis": TensorSpec.packed((), DType.INT64)}
-    model.specialised(specs, {"axis": np.array(-1)})
+    model.specialise(specs, {"axis": np.array(-1)})
     with pytest.raises(UnsupportedModel, match="has axis 2, where the axes are -2 to 1, which an input"):
-        model.specialised(specs, {"axis": np.array(2)})
+        model.specialise(specs, {"axis": np.array(2)})
 
 
 IMAGES = np.ones((1, 4, 4, 4), F4)

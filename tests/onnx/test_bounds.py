@@ -144,7 +144,7 @@ def test_what_is_too_large_to_be_computed_now_is_left_to_the_service() -> None:
         {"one": np.ones(1, "f4"), "dims": np.array([500, 500]), "two": np.array(2, "f4")},
     )
     model = OnnxModel(proto, ModelLimits(constants=MIB))
-    special = model.specialised(SPECS, {})
+    special = model.specialise(SPECS, {})
     assert special.graph is not None
     assert all(values_of(weight).size <= 1 for _, weight in special.weights.values())
 
@@ -173,11 +173,11 @@ def test_a_number_that_an_input_gives_is_bounded_as_one_of_the_file() -> None:
     model = OnnxModel(proto, ModelLimits(constants=8 * MIB))
     specs = {"n": TensorSpec.packed((), DType.INT64)}
     with pytest.raises(NeedsValues):
-        model.specialised(specs, {})
-    assert model.specialised(specs, {"n": np.array(1000)}).constants["y"] == 500
+        model.specialise(specs, {})
+    assert model.specialise(specs, {"n": np.array(1000)}).constants["y"] == 500
     for number in (10**7, 1 << 40, 1 << 62):
         with pytest.raises(UnsupportedModel, match=r"ModelLimits\(constants=...\)|a range of"):
-            model.specialised(specs, {"n": np.array(number)})
+            model.specialise(specs, {"n": np.array(number)})
 
 
 def test_values_that_decide_may_come_from_a_long_chain_of_nodes() -> None:
@@ -190,7 +190,7 @@ def test_values_that_decide_may_come_from_a_long_chain_of_nodes() -> None:
         {"one": np.ones(1, "f4")},
     )
     specs = {"v0": TensorSpec.packed((1,), DType.INT64)}
-    special = OnnxModel(proto).specialised(specs, {"v0": np.array([5])})
+    special = OnnxModel(proto).specialise(specs, {"v0": np.array([5])})
     assert special.graph is not None
     assert special.graph.outputs[0].spec.dims == (5,)
 
@@ -205,7 +205,7 @@ def test_places_of_frames_are_bounded_where_there_is_no_frame() -> None:
         [node("STFT", "x step - length", "y")], {"x": (FLOAT, [1, 8, 1])}, {"y": (FLOAT, None)}, tensors
     )
     with pytest.raises(UnsupportedModel, match=r"ModelLimits\(constants"):
-        OnnxModel(proto, SMALL).specialised({"x": TensorSpec.packed((1, 8, 1), DType.FLOAT32)}, {})
+        OnnxModel(proto, SMALL).specialise({"x": TensorSpec.packed((1, 8, 1), DType.FLOAT32)}, {})
 
 
 def test_what_attention_hides_is_bounded() -> None:
@@ -218,7 +218,7 @@ def test_what_attention_hides_is_bounded() -> None:
     proto = model_of([call], ports, {"y": (FLOAT, None)}, opset_imports=opsets)
     specs = {name: TensorSpec.packed(tuple(each), DType.FLOAT32) for name, each in dims.items()}
     with pytest.raises(UnsupportedModel, match=r"ModelLimits\(constants"):
-        OnnxModel(proto, SMALL).specialised(specs, {})
+        OnnxModel(proto, SMALL).specialise(specs, {})
 
 
 def test_products_that_are_sums_of_nothing_are_not_computed() -> None:
@@ -229,7 +229,7 @@ def test_products_that_are_sums_of_nothing_are_not_computed() -> None:
     model = OnnxModel(proto)
     tracemalloc.start()
     try:
-        special = model.specialised(specs, {})
+        special = model.specialise(specs, {})
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -249,7 +249,7 @@ def test_text_is_not_computed() -> None:
     nodes = [node("Expand", "t0 dims", "t1"), node("NonZero", "t1", "y")]
     tensors = {"t0": np.array(["ab" * 1000], object), "dims": np.array([1 << 20])}
     with pytest.raises(UnsupportedModel, match="text"):
-        OnnxModel(model_of(nodes, {}, {"y": (INT64, None)}, tensors)).specialised({}, {})
+        OnnxModel(model_of(nodes, {}, {"y": (INT64, None)}, tensors)).specialise({}, {})
 
 
 def test_large_constants_in_a_loop_are_read_once() -> None:
@@ -277,7 +277,7 @@ def test_large_constants_in_a_loop_are_read_once() -> None:
     ports = {"x": (FLOAT, [MIB // 4])}, {"y": (FLOAT, None)}
     proto = model_of([loop], *ports, {"n": np.array(200)})
     model = OnnxModel(proto, ModelLimits(constants=MIB))
-    special = model.specialised({"x": TensorSpec.packed((MIB // 4,), DType.FLOAT32)}, {})
+    special = model.specialise({"x": TensorSpec.packed((MIB // 4,), DType.FLOAT32)}, {})
     assert len(special.weights) == 1
 
 
@@ -299,8 +299,8 @@ def test_small_constants_take_steps_too_however_few_nodes_the_file_has() -> None
     tensors = {"turns": np.array(400), "state": np.zeros(2, np.float32)}
     proto = model_of([loop, add], {"x": (FLOAT, [2])}, {"y": (FLOAT, None)}, tensors)
     specs = {"x": TensorSpec.packed((2,), DType.FLOAT32)}
-    whole = OnnxModel(proto).specialised(specs, {})
-    left = OnnxModel(proto, ModelLimits(steps=1 << 26)).specialised(specs, {})
+    whole = OnnxModel(proto).specialise(specs, {})
+    left = OnnxModel(proto, ModelLimits(steps=1 << 26)).specialise(specs, {})
     assert whole.graph is not None
     assert left.graph is not None
     assert len(whole.graph.body.operations) == 1
@@ -374,7 +374,7 @@ MANY: dict[str, Callable[[int], onnx.ModelProto]] = {
 def specialised(proto: onnx.ModelProto, most: int = MOST) -> Any:
     source = OnnxModel(proto)
     specs: Any = {each.name: each.spec for each in source.inputs}
-    return source.specialised(specs, {}, most)
+    return source.specialise(specs, {}, most)
 
 
 @pytest.mark.parametrize("of", MANY)
@@ -457,7 +457,7 @@ def test_a_large_constant_without_a_name_is_looked_at_once_however_many_read_it(
 
     def prepared(rows: int) -> Callable[[], object]:
         proto = many_read_a_large_constant(200, rows)
-        return lambda: OnnxModel(proto).specialised({"x": TensorSpec.packed((17, 1024), DType.FLOAT32)}, {})
+        return lambda: OnnxModel(proto).specialise({"x": TensorSpec.packed((17, 1024), DType.FLOAT32)}, {})
 
     assert thread_seconds(prepared(5000)) < 20 * thread_seconds(prepared(50))
 
@@ -487,7 +487,7 @@ def test_functions_are_checked_once_however_often_they_are_called() -> None:
 def test_an_import_of_functions_has_no_more_nodes_than_the_limit() -> None:
     model = OnnxModel(patterns(24), ModelLimits(nodes=500))
     with pytest.raises(UnsupportedModel, match="more than 500 nodes, the limit"):
-        model.specialised({"x": TensorSpec.packed((3,), DType.FLOAT32)}, {})
+        model.specialise({"x": TensorSpec.packed((3,), DType.FLOAT32)}, {})
 
 
 def test_what_each_call_is_given_counts_like_nodes() -> None:
@@ -508,9 +508,9 @@ def test_what_each_call_is_given_counts_like_nodes() -> None:
     looped = model_of([loop], *PORTS, {"most": np.array(20)})
     walked, turned = "more than 10,000 nodes, the limit", r"expand the model to 2\d,\d{3} nodes"
     for proto, many in ((called, walked), (looped, turned)):
-        assert OnnxModel(proto).specialised(SPECS, {}).outputs
+        assert OnnxModel(proto).specialise(SPECS, {}).outputs
         with pytest.raises(UnsupportedModel, match=many):  # a swappable model has no loops of the service
-            OnnxModel(proto, ModelLimits(nodes=10_000), swappable=True).specialised(SPECS, {})
+            OnnxModel(proto, ModelLimits(nodes=10_000), swappable=True).specialise(SPECS, {})
 
 
 # A load that nobody waits for.
@@ -526,7 +526,7 @@ class Endless:
     def __init__(self) -> None:
         self.ended = threading.Event()
 
-    def specialised(self, specs: Any, values: Any, most_operations: int) -> Any:
+    def specialise(self, specs: Any, values: Any, most_operations: int) -> Any:
         from cudnn_actor.actors.long_work import check_wanted
 
         del specs, values, most_operations
@@ -555,7 +555,7 @@ import asyncio, threading, cudnn_actor
 
 class Stuck:
     inputs = defaults = outputs = ()
-    def specialised(self, *_):
+    def specialise(self, *_):
         threading.Event().wait()
 
 async def main():

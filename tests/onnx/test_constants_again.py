@@ -61,7 +61,7 @@ def halved() -> onnx.ModelProto:
 
 def weights(model: OnnxModel, count: int, wide: int, dtype: DType) -> dict[str, np.ndarray]:
     """The weights of a model for so many rows, by their keys."""
-    of = model.specialised({"x": TensorSpec.packed((count, wide), dtype)}, {})
+    of = model.specialise({"x": TensorSpec.packed((count, wide), dtype)}, {})
     found: Any = of.weights
     return {key: values_of(values) for key, values in found.values()}
 

@@ -71,7 +71,7 @@ def test_a_tensor_of_more_dims_than_an_array_has_is_refused_by_their_number(
             tensor.raw_data = bytes(12)
         path.write_bytes(proto.SerializeToString())
     with pytest.raises((InvalidModel, UnsupportedModel), match=r"'w'.* has 100,000 dims") as caught:
-        OnnxModel(path).specialised(SPECS, {})
+        OnnxModel(path).specialise(SPECS, {})
     assert len(str(caught.value)) < 1000
 
 
@@ -80,7 +80,7 @@ def test_a_shape_of_more_dims_than_an_array_has_is_told_as_one() -> None:
     dims = np.full(256, 1 << 62)
     proto = model_of([node("ConstantOfShape", "d", "w"), node("Add", "x w", "y")], *PORTS, {"d": dims})
     with pytest.raises(UnsupportedModel, match=r"1 node .*\(ConstantOfShape\): dims: .* 0 to 8 whole"):
-        OnnxModel(proto).specialised(SPECS, {})
+        OnnxModel(proto).specialise(SPECS, {})
 
 
 def test_links_in_a_circle_are_no_data(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_scan_of_more_inputs_than_it_has(version: int, count: int) -> None:
     proto = model_of([scan], *ports, opset_imports=[helper.make_opsetid("", version)])
     specs = {"x": TensorSpec.packed((2, 3) if version == 8 else (3,), DType.FLOAT32)}
     with pytest.raises((InvalidModel, UnsupportedModel), match=r"scans [-\d,]+ of \d inputs|num_scan_inputs"):
-        OnnxModel(proto).specialised(specs, {})
+        OnnxModel(proto).specialise(specs, {})
 
 
 @pytest.mark.parametrize("sizes", [[1], [1, 1, 1, 1], [1 << 40] * 3])
@@ -180,7 +180,7 @@ def test_other_sizes_than_results_do_not_end_the_process(sizes: list[int]) -> No
         [split, node("Neg", "z", "w")], {"x": (FLOAT, [4])}, {"w": (FLOAT, None)}, {"sizes": np.array(sizes)}
     )
     with pytest.raises((InvalidModel, UnsupportedModel), match="Split"):
-        OnnxModel(proto).specialised({"x": TensorSpec.packed((4,), DType.FLOAT32)}, {})
+        OnnxModel(proto).specialise({"x": TensorSpec.packed((4,), DType.FLOAT32)}, {})
 
 
 def test_an_equation_that_is_no_text_ends() -> None:
@@ -188,4 +188,4 @@ def test_an_equation_that_is_no_text_ends() -> None:
     einsum = helper.make_node("Einsum", ["x", "x"], ["y"], equation=b"\xff")
     proto = model_of([einsum, node("Neg", "y", "z")], {"x": (FLOAT, [])}, {"z": (FLOAT, None)})
     with pytest.raises((InvalidModel, UnsupportedModel), match="Einsum"):
-        OnnxModel(proto).specialised({"x": TensorSpec.packed((), DType.FLOAT32)}, {})
+        OnnxModel(proto).specialise({"x": TensorSpec.packed((), DType.FLOAT32)}, {})

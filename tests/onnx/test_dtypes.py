@@ -112,7 +112,7 @@ def test_what_a_function_of_the_model_contradicts_is_refused_where_it_is_called(
     with pytest.raises(
         InvalidModel, match=r"'call' \(own.F\), in node 'y' \(Add\): has float16 as input 'A'"
     ):
-        model.specialised({"x": TensorSpec.packed((2,), DType.FLOAT32)}, {})
+        model.specialise({"x": TensorSpec.packed((2,), DType.FLOAT32)}, {})
 
 
 def test_float32_constants_beside_half_operands_have_their_dtype() -> None:
@@ -120,7 +120,7 @@ def test_float32_constants_beside_half_operands_have_their_dtype() -> None:
     scale = {"scale": np.full(3, 2, np.float32), "more": np.ones((2, 3), np.float32)}
     nodes = [node("LayerNormalization", "x scale", "n"), node("Max", "more n", "y")]
     proto = model_of(nodes, {"x": (HALF, [2, 3])}, {"y": (HALF, None)}, scale)
-    special = OnnxModel(proto).specialised({"x": TensorSpec.packed((2, 3), DType.FLOAT16)}, {})
+    special = OnnxModel(proto).specialise({"x": TensorSpec.packed((2, 3), DType.FLOAT16)}, {})
     assert special.graph is not None
     assert {each.spec.dtype for each in special.graph.inputs} == {DType.FLOAT16}
 

@@ -126,7 +126,7 @@ def test_a_weight_that_is_read_as_it_is_and_transposed_is_uploaded_once(options:
     ]
     tensors = {"words": rng.standard_normal((6, 4)).astype("f4")}
     proto = model_of(nodes, {"x": (INT64, [3])}, {"y": (FLOAT, [3, 6])}, tensors)
-    special = OnnxModel(proto, **options).specialised({"x": TensorSpec.packed((3,), "int64")}, {})
+    special = OnnxModel(proto, **options).specialise({"x": TensorSpec.packed((3,), "int64")}, {})
     assert len(special.weights) == 1
     check(proto, x=np.array([5, 0, 3]))
 
@@ -142,7 +142,7 @@ def test_a_weight_that_is_transposed_again_and_again_is_one_weight(options: Any)
         {"y": (FLOAT, [2, 4])},
         {"w0": rng.standard_normal((4, 4)).astype("f4")},
     )
-    special = OnnxModel(proto, **options).specialised({"x": TensorSpec.packed((2, 4), "float32")}, {})
+    special = OnnxModel(proto, **options).specialise({"x": TensorSpec.packed((2, 4), "float32")}, {})
     assert len(special.weights) == 1
 
 
@@ -408,7 +408,7 @@ def test_loops_in_loops_are_unrolled_up_to_a_limit(inner: list[onnx.NodeProto]) 
     proto, limits = model_of([outer], *PORTS, tensors), ModelLimits(nodes=50)
     many = r"'outer' \(Loop\).*: has 1,000 turns, which expand the model to 3,0\d\d nodes"
     with pytest.raises(UnsupportedModel, match=many):  # a swappable model has no loops of the service
-        OnnxModel(proto, limits, swappable=True).specialised(SPECS, {})
+        OnnxModel(proto, limits, swappable=True).specialise(SPECS, {})
 
 
 def test_functions_are_expanded_up_to_a_limit() -> None:
@@ -424,4 +424,4 @@ def test_functions_are_expanded_up_to_a_limit() -> None:
     with pytest.raises(
         UnsupportedModel, match=r"'outer' \(own.F0\): expands the model to more than 99 nodes"
     ):
-        OnnxModel(proto, ModelLimits(nodes=99)).specialised(SPECS, {})
+        OnnxModel(proto, ModelLimits(nodes=99)).specialise(SPECS, {})

@@ -66,7 +66,7 @@ def multiplied(proto: onnx.ModelProto, **options: Any) -> list[tuple[int, ...]]:
     """The dims of each product's result."""
     source = OnnxModel(proto, **options)
     specs: Any = {each.name: each.spec for each in source.inputs}
-    graph = source.specialised(specs, {}).graph
+    graph = source.specialise(specs, {}).graph
     assert graph is not None
     return [graph.body.tensor(each.y).dims for each in graph.body.operations if each.kind == "matmul"]  # type: ignore[attr-defined]
 

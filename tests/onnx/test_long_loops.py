@@ -210,7 +210,7 @@ def other_dtypes() -> Case:
 def loops_of(source: OnnxModel, inputs: Mapping[str, np.ndarray]) -> list[Step]:
     """The loops that a model becomes."""
     specs = {name: TensorSpec.like(array) for name, array in inputs.items()}
-    return [step for step in source.specialised(specs, {}).steps if isinstance(step.run, Loop)]
+    return [step for step in source.specialise(specs, {}).steps if isinstance(step.run, Loop)]
 
 
 CASES: dict[str, Case] = {
@@ -446,7 +446,7 @@ def _long(body: onnx.GraphProto, *, given: str = "turns - x", turns: int = 100_0
 
 def _refused(body: onnx.GraphProto, *, turns: int = 100_000, **more: Any) -> str:
     with pytest.raises(UnsupportedModel) as caught:
-        OnnxModel(_long(body, turns=turns), **more).specialised({"x": TensorSpec.packed((3, 4))}, {})
+        OnnxModel(_long(body, turns=turns), **more).specialise({"x": TensorSpec.packed((3, 4))}, {})
     return str(caught.value)
 
 
@@ -529,7 +529,7 @@ def test_a_condition_of_several_elements_is_refused_when_the_model_is_imported()
     proto = model_of([node("Loop", "- begins x", "y", body=body)], ports, {"y": (FLOAT, None)})
     specs = {"x": TensorSpec.packed((3, 4)), "begins": TensorSpec.packed((2,), "bool")}
     with pytest.raises(UnsupportedModel, match="has a condition of several elements"):
-        OnnxModel(proto, AS_LOOPS).specialised(specs, {})
+        OnnxModel(proto, AS_LOOPS).specialise(specs, {})
 
 
 async def test_what_a_turn_is_given_is_a_result_of_it_as_it_is() -> None:

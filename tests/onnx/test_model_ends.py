@@ -115,7 +115,7 @@ async def test_a_model_that_is_closed_takes_its_graphs_and_plans_with_it(isolati
         assert (found.graphs.size, found.graphs.nbytes) == (0, 0)
         assert found.worker_graphs is None or (found.worker_graphs.size, found.worker_graphs.nbytes) == (0, 0)
         for thread in threading.enumerate():
-            if thread.name == "specialised":  # its graph has been taken, and it need not have ended since
+            if thread.name == "specialise":  # its graph has been taken, and it need not have ended since
                 await asyncio.to_thread(thread.join)
         gc.collect()
         left = [each for each in gc.get_objects() if isinstance(each, Graph)]

@@ -201,10 +201,10 @@ async def test_tasks_that_come_first_share_one_import_and_one_upload(monkeypatch
 
             monkeypatch.setattr(owner, name, note)
 
-        noted(kept_by(model).source, "specialised")
+        noted(kept_by(model).source, "specialise")
         noted(gpu, "upload")
         await asyncio.gather(*(gpu.run(model, {"image": images(2)}) for _ in range(6)))
-        assert called.count("specialised") == 1
+        assert called.count("specialise") == 1
         assert called.count("upload") == WEIGHTS
         await model.close()
 
@@ -457,9 +457,9 @@ class SlowSource:
         self.inputs, self.defaults, self.outputs = self._of.inputs, self._of.defaults, self._of.outputs
         self.may_end = threading.Event()
 
-    def specialised(self, *given: Any) -> Any:
+    def specialise(self, *given: Any) -> Any:
         assert self.may_end.wait(PATIENCE_S)
-        return self._of.specialised(*given)
+        return self._of.specialise(*given)
 
 
 async def called(gpu: CudnnRef, call: str, source: SlowSource) -> None:

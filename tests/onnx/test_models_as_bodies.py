@@ -69,7 +69,7 @@ async def test_a_loop_of_a_model_gives_what_a_scan_of_it_gives(exact: bool, chun
     ((new_h, new_c, found),) = answers([(whole(chunks), {"h": state, "c": state, "sound": sound})])
     model = OnnxModel(model_of(**detector()))
     specs = {each.name: TensorSpec.packed(dims, "float32") for each, dims in _dims(model)}
-    made = model.specialised(specs, {})
+    made = model.specialise(specs, {})
     assert made.graph is not None
     loop = Loop(body=made.graph, carried={"h": "new_h", "c": "new_c"}, scanned=("chunk",))
     async with spawn(device="cpu", exact=exact) as gpu:

@@ -147,11 +147,11 @@ class Gated:
     def with_tensors(self, tensors: Any) -> OnnxModel:
         return self._of.with_tensors(tensors)
 
-    def specialised(self, *given: Any) -> Any:
+    def specialise(self, *given: Any) -> Any:
         if given[0]["x"].dims != (1, 2):
             self.begun.set()
             assert self.may_end.wait(PATIENCE_S)
-        return self._of.specialised(*given)
+        return self._of.specialise(*given)
 
 
 async def test_weights_that_a_graph_s_import_writes_are_not_given_back_meanwhile(

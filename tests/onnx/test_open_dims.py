@@ -157,7 +157,7 @@ def can_be_run(case: Any) -> bool:
     try:
         source = OnnxModel(case.model, random=1)
         specs = {name: TensorSpec.packed(array.shape, array.dtype) for name, array in inputs.items()}
-        source.specialised(specs, inputs)
+        source.specialise(specs, inputs)
     except CudnnActorError:
         return False
     return True

@@ -100,7 +100,7 @@ def kinds_and_dtypes(
     specs = {
         each.name: TensorSpec.packed(dims.get(each.name, each.dims), each.dtype) for each in model.inputs
     }
-    body = model.specialised(specs, {}).graph.body
+    body = model.specialise(specs, {}).graph.body
     return [
         (str(getattr(each, "mode", each.kind)), {str(body.tensor(uid).spec.dtype) for uid in each.reads})
         for each in body.operations

@@ -273,7 +273,7 @@ def test_data_of_attributes_is_read_from_the_folder_alone(
         assert raised.value.where.startswith("node 'w'")
     (folder / "w.bin").write_bytes(np.full(1, 3, "f4").tobytes())
     specs = {"x": TensorSpec.packed((4,), DType.FLOAT32)}
-    assert OnnxModel(path).specialised(specs, {}).constants["w"].flat[0] == 3
+    assert OnnxModel(path).specialise(specs, {}).constants["w"].flat[0] == 3
 
 
 def test_a_path_that_holds_no_model_is_shown_as_a_whole(

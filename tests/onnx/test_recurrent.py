@@ -152,7 +152,7 @@ def specialised(model: Any, most: int = GraphLimits().operations) -> Any:
     """Its graph."""
     source = OnnxModel(model)
     specs: Any = {each.name: each.spec for each in source.inputs}
-    return source.specialised(specs, {}, most)
+    return source.specialise(specs, {}, most)
 
 
 def test_a_sequence_may_be_as_long_as_the_page_says() -> None:
@@ -244,7 +244,7 @@ def by_steps() -> Any:
 def kinds(model: Any, **options: Any) -> list[str]:
     source = OnnxModel(model, **options)
     specs: Any = {each.name: each.spec for each in source.inputs}
-    graph = source.specialised(specs, {}).graph
+    graph = source.specialise(specs, {}).graph
     assert graph is not None
     return [each.kind for each in graph.body.operations]
 
@@ -295,7 +295,7 @@ def test_both_operations_give_the_same(op: str, direction: str, layout: int) -> 
 def run_by(model: Any, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     """The outputs of a model's graph on the CPU engine that computes in float64."""
     source = OnnxModel(model)
-    special = source.specialised({name: TensorSpec.like(array) for name, array in inputs.items()}, {})
+    special = source.specialise({name: TensorSpec.like(array) for name, array in inputs.items()}, {})
     assert special.graph is not None
     given = {port: inputs[name] for name, port in special.inputs.items()}
     given |= {port: values_of(weight) for port, (_, weight) in special.weights.items()}

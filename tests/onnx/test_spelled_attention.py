@@ -408,9 +408,9 @@ def test_networks_of_all_versions_have_attention_in_half_types(path: Path) -> No
     model, values = OnnxModel(proto, dtype="bfloat16"), inputs_of(proto, 2)
     specs = {name: TensorSpec.packed(each.shape, each.dtype) for name, each in values.items()}
     try:
-        graph = model.specialised(specs, {}).graph
+        graph = model.specialise(specs, {}).graph
     except NeedsValues as error:
-        graph = model.specialised(specs, {name: values[name] for name in error.names}).graph
+        graph = model.specialise(specs, {name: values[name] for name in error.names}).graph
     assert graph is not None
     found = [each.title for each in graph.body.operations]
     assert found.count("attention") == 2

@@ -125,11 +125,11 @@ class Refused:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def specialised(self, *given: Any) -> Any:
+    def specialise(self, *given: Any) -> Any:
         self.imports += 1
         if self.imports > 1:
             raise UnsupportedModel(nodes=("it is refused",))
-        return self._source.specialised(*given)
+        return self._source.specialise(*given)
 
 
 async def test_a_swap_that_a_member_refuses_leaves_all_with_the_old_model(pool: Pool) -> None:
@@ -155,11 +155,11 @@ async def test_a_swap_that_a_member_refuses_leaves_all_with_the_old_model(pool: 
 class Once(Refused):
     """A model that each member imports once, and refuses the next time."""
 
-    def specialised(self, *given: Any) -> Any:
+    def specialise(self, *given: Any) -> Any:
         self.imports += 1
         if self.imports == 3:
             raise UnsupportedModel(nodes=("it is refused",))
-        return self._source.specialised(*given)
+        return self._source.specialise(*given)
 
 
 async def test_a_member_that_cannot_go_back_to_the_old_model_is_started_anew_with_it(pool: Pool) -> None:

@@ -215,6 +215,6 @@ class MortalBuildingEngine(BuildingEngine):
 def image_graph(n: int) -> Graph:
     """The graph of `image_model` for so many images."""
     specs = {"image": TensorSpec.packed((n, 3, 8, 8), DType.FLOAT32)}
-    graph = OnnxModel(image_model()).specialised(specs, {}).graph
+    graph = OnnxModel(image_model()).specialise(specs, {}).graph
     assert graph is not None
     return graph

@@ -100,7 +100,7 @@ def specialise(source: Source, given: Mapping[str, np.ndarray]) -> Specialised:
     values: dict[str, np.ndarray] = {}
     while True:
         try:
-            return source.specialised(specs, values)
+            return source.specialise(specs, values)
         except NeedsValues as needs:
             values |= {name: given[name] for name in needs.names}
 
