@@ -8,7 +8,7 @@ import onnx
 
 from cudnn_actor.onnx.schemas import Schema
 
-__all__ = ["defaults", "resolved", "with_attributes"]
+__all__ = ["defaults", "resolved_attributes", "with_attributes"]
 
 
 def defaults(schema: Schema) -> dict[str, onnx.AttributeProto]:
@@ -28,7 +28,7 @@ def with_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.Attribut
     return proto
 
 
-def resolved(
+def resolved_attributes(
     node: onnx.NodeProto, around: Mapping[str, onnx.AttributeProto]
 ) -> dict[str, onnx.AttributeProto]:
     """A node's attributes. References to attributes of the function around it are replaced by these

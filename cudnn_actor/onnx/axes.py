@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cudnn_actor.onnx.schemas import Schema
 from cudnn_actor.onnx.values import Contradiction
 
-__all__ = ["MAY_BE_FOR_ALL", "axes_of", "counted_input", "from_front", "placed"]
+__all__ = ["MAY_BE_FOR_ALL", "axes_from_front", "axes_of", "counted_input", "from_front"]
 
 _NAMES = frozenset({"axes", "axis", "batch_axis", "time_axis"})
 """ONNX's names for axes that count the dims of the first input. `Scan` has other names."""
@@ -49,8 +49,8 @@ def counted_input(op: str) -> int:
     return 2 if op == "QLinearConcat" else 0
 
 
-def placed(op: str, axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The axes of an operator whose first input has that rank, counted from the front.
+def axes_from_front(op: str, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The axes of an operator, counted from the front. `rank`: of its first input.
 
     Raises `Contradiction` for one that there is not, or that the operator does not take.
     """

@@ -26,15 +26,15 @@ __all__ = ["CONTROL", "Inliner", "is_control"]
 class Inliner(Computing, Protocol):
     """The part of an import that control flow needs, at the place of a node."""
 
-    def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
-        """The outputs of a subgraph on these inputs."""
+    def inline_graph(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
+        """Import a subgraph on these inputs. Returns its outputs."""
 
 
 def _if(node: Node, inline: Inliner) -> list[Value]:
     if node.value(0).size != 1:
         raise Declined("has a condition of several elements")
     chosen = bool(node.constant(0).reshape(()))
-    return inline.inlined(node.attribute("then_branch" if chosen else "else_branch"), [])
+    return inline.inline_graph(node.attribute("then_branch" if chosen else "else_branch"), [])
 
 
 def _scan(node: Node, inline: Inliner) -> list[Value]:
@@ -93,8 +93,8 @@ def _scan_steps(
         parts = [
             _part(inline, value, axis, length - 1 - step if back else step) for value, axis, back in inputs
         ]
-        made = inline.inlined(node.attribute("body"), [*states, *parts])
-        unrolling.turned()
+        made = inline.inline_graph(node.attribute("body"), [*states, *parts])
+        unrolling.note_turn()
         states = _note_turn(made, len(states), found)
     return states, found
 
@@ -118,8 +118,8 @@ def _loop(node: Node, inline: Inliner) -> list[Value]:
     unrolling = node.unrolling(most if _always_goes_on(node.attribute("body")) else None, outputs)
     while going and (most is None or step < most):
         begin = [inline.constant(np.array(step, np.int64)), inline.constant(np.array(True))]
-        condition, *made = inline.inlined(node.attribute("body"), [*begin, *states])
-        unrolling.turned()
+        condition, *made = inline.inline_graph(node.attribute("body"), [*begin, *states])
+        unrolling.note_turn()
         states = _note_turn(made, len(states), found)
         node.looked |= not condition.fixed
         going = bool(condition.array.reshape(()))
@@ -135,7 +135,7 @@ def _of_no_turn(node: Node, inline: Inliner, given: Sequence[Value], axes: Seque
     turn."""
     if not axes:
         return []
-    made = inline.inlined(node.attribute("body"), given)[-len(axes) :]
+    made = inline.inline_graph(node.attribute("body"), given)[-len(axes) :]
     return [
         inline.constant(np.empty(_with(each.dims, from_front(axis, each.rank + 1), 0), each.dtype))
         for each, axis in zip(made, axes, strict=True)
@@ -162,7 +162,7 @@ def _always_goes_on(body: onnx.GraphProto) -> bool:
 def _part(inline: Inliner, value: Value, axis: int, step: int) -> Value:
     """One element of a value along an axis."""
     bounds = [inline.constant(np.array([each], np.int64)) for each in (step, step + 1, axis)]
-    return inline.computed("Squeeze", inline.computed("Slice", value, *bounds), bounds[2])
+    return inline.compute("Squeeze", inline.compute("Slice", value, *bounds), bounds[2])
 
 
 def _stack(inline: Inliner, values: Sequence[Value], axis: int) -> Value:
@@ -170,8 +170,8 @@ def _stack(inline: Inliner, values: Sequence[Value], axis: int) -> Value:
     if not values:
         raise Declined("has no samples")
     place = inline.constant(np.array([from_front(axis, values[0].rank + 1)], np.int64))
-    wide = [inline.computed("Unsqueeze", value, place) for value in values]
-    return inline.computed("Concat", *wide, axis=int(place.array[0]))
+    wide = [inline.compute("Unsqueeze", value, place) for value in values]
+    return inline.compute("Concat", *wide, axis=int(place.array[0]))
 
 
 CONTROL: dict[tuple[str, str], Callable[[Node, Inliner], list[Value]]] = {

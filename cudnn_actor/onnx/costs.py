@@ -53,17 +53,17 @@ class _Call(NamedTuple):
         array = self.arrays[number] if number < len(self.arrays) else None
         return 1 if array is None else _count(array.shape)
 
-    def given(self, number: int) -> np.ndarray:
+    def given_input(self, number: int) -> np.ndarray:
         """An input. Raises `Declined` if it was left out."""
         array = self.arrays[number] if number < len(self.arrays) else None
         if array is None:
             raise Declined(f"input {number} is missing")
         return array
 
-    def listed(self, number: int) -> list[int]:
-        """Numbers for dims. A list of more than two numbers for each dim that an array can have is
-        refused."""
-        array = self.given(number)
+    def numbers_for_dims(self, number: int) -> list[int]:
+        """An input as numbers for dims. A list of more than two numbers for each dim that an array can have
+        is refused."""
+        array = self.given_input(number)
         if array.size > 2 * MOST_DIMS:
             raise Declined(f"has {array.size:,} numbers for dims")
         return [int(each) for each in array.reshape(-1)]
@@ -111,15 +111,15 @@ def _broadcast_count(shapes: Sequence[Sequence[int]]) -> int:
 
 
 def _of_shape(call: _Call) -> int:
-    return _count(call.listed(0))
+    return _count(call.numbers_for_dims(0))
 
 
 def _cost_of_expand(call: _Call) -> int:
-    return call.size(0) * _count(call.listed(1))
+    return call.size(0) * _count(call.numbers_for_dims(1))
 
 
 def _range(call: _Call) -> int:
-    start, limit, delta = (call.given(number).reshape(-1)[0].item() for number in range(3))
+    start, limit, delta = (call.given_input(number).reshape(-1)[0].item() for number in range(3))
     steps = abs((limit - start) / delta) if delta else 0
     if not math.isfinite(steps):
         raise Declined("is a range without an end")
@@ -128,16 +128,16 @@ def _range(call: _Call) -> int:
 
 def _cost_of_pad(call: _Call) -> int:
     given = [list(each.ints) for each in call.node.attribute if each.name in ("pads", "paddings")]
-    pads = given[0] if given else call.listed(1)
+    pads = given[0] if given else call.numbers_for_dims(1)
     axes = len(pads) // 2  # each is added to the largest dims: an upper bound for any axes
-    dims = sorted(call.given(0).shape, reverse=True)
+    dims = sorted(call.given_input(0).shape, reverse=True)
     along = sorted((abs(int(pads[n])) + abs(int(pads[n + axes])) for n in range(axes)), reverse=True)
     along += [0] * (len(dims) - axes)
     return _count(dim + more for dim, more in zip(dims, along, strict=False))
 
 
 def _cost_of_gather(call: _Call) -> int:
-    dims, axis = list(call.given(0).shape), call.attribute("axis", 0)
+    dims, axis = list(call.given_input(0).shape), call.attribute("axis", 0)
     if not -len(dims) <= axis < len(dims):
         raise Declined(f"has the axis {axis}, for dims {tuple(dims)}")
     del dims[axis]
@@ -145,7 +145,7 @@ def _cost_of_gather(call: _Call) -> int:
 
 
 def _gathered_nd(call: _Call) -> int:
-    x, places = call.given(0), call.given(1)
+    x, places = call.given_input(0), call.given_input(1)
     return _count(places.shape[:-1]) * _count(x.shape[places.shape[-1] :]) if places.ndim else 1
 
 
@@ -154,36 +154,36 @@ def _split(call: _Call) -> int:
 
 
 def _matrices(call: _Call) -> int:
-    if call.given(0).ndim < 2:
+    if call.given_input(0).ndim < 2:
         raise Declined("is of no matrix")
     return _as_given(call)
 
 
 def _largest(call: _Call) -> int:
-    x = call.given(0)
-    k = call.attribute("k", 0) if len(call.arrays) < 2 else int(call.given(1).reshape(-1)[0])
+    x = call.given_input(0)
+    k = call.attribute("k", 0) if len(call.arrays) < 2 else int(call.given_input(1).reshape(-1)[0])
     return _count(x.shape) * (x.ndim + 1) + abs(k)  # an element has a coordinate for each dim
 
 
 def _non_zero(call: _Call) -> int:
-    return call.size(0) * max(1, call.given(0).ndim)
+    return call.size(0) * max(1, call.given_input(0).ndim)
 
 
 def _mel(call: _Call) -> int:
-    bins, length = (abs(int(call.given(number).reshape(-1)[0])) for number in range(2))
+    bins, length = (abs(int(call.given_input(number).reshape(-1)[0])) for number in range(2))
     return (length // 2 + 1) * (bins + 2)
 
 
 def _product(call: _Call) -> int:
     """The elements of a product: as many matrices as the larger batch, with one operand's rows and the
     other's columns."""
-    a, b = (call.given(number).shape for number in range(2))
+    a, b = (call.given_input(number).shape for number in range(2))
     batch = _broadcast_count([a[:-2], b[:-2]])
     return batch * _count(a[-2:-1]) * (_count(b[-1:]) if len(b) > 1 else 1)
 
 
 def _gemm(call: _Call) -> int:
-    a, b = (call.given(number).shape for number in range(2))
+    a, b = (call.given_input(number).shape for number in range(2))
     rows = a[-1:] if call.attribute("transA", 0) else a[:1]
     return _count(rows) * _count(b[:1] if call.attribute("transB", 0) else b[-1:])
 
@@ -194,7 +194,7 @@ def _gemm(call: _Call) -> int:
 def _summands(call: _Call) -> int:
     """The steps of a product of matrices, each of whose elements is a sum."""
     elements = _BOUNDS[call.node.op_type][0](call)
-    return 2 * elements * max(call.given(0).shape, default=1)
+    return 2 * elements * max(call.given_input(0).shape, default=1)
 
 
 class _Einsum(NamedTuple):
@@ -214,7 +214,7 @@ def _einsum(call: _Call) -> _Einsum:
     sizes: dict[str, int] = {}
     beside: list[Sequence[int]] = []
     for number, labels in enumerate(given.split(",")):
-        dims = call.given(number).shape
+        dims = call.given_input(number).shape
         before, dots, behind = labels.partition("...")
         end = len(dims) - len(behind)
         named = (*dims[: len(before)], *dims[end:]) if dots else dims
@@ -241,7 +241,7 @@ def _einsum_terms(call: _Call) -> int:
 def _suppression(call: _Call) -> int:
     """The comparisons of each box above the threshold with the boxes that were chosen, for each image and
     class."""
-    scores = call.given(1)
+    scores = call.given_input(1)
     most, _, bound = ([*call.arrays, None, None, None][n] for n in (2, 3, 4))
     chosen = 0 if most is None else max(0, int(most.reshape(-1)[0]))
     above = np.count_nonzero(scores > (-np.inf if bound is None else bound.reshape(-1)[0]), axis=-1)

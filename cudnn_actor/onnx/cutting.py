@@ -131,7 +131,7 @@ class _Cutting:
         if undecided:
             raise NeedsValues(undecided)
         if len(self._parts) == 1:
-            return self._first.outputs.finished(self._parts[0].place.names)
+            return self._first.outputs.finish(self._parts[0].place.names)
         return self._finish()
 
     # Nodes.
@@ -240,7 +240,7 @@ class _Cutting:
         while True:
             part = PartImport(self._new(beside=self._first), self._cells, label_of(node))
             part.take(read_by(node), outer)
-            made = BodyImport(turns=turns, outer=outer, part=part, kept=kept).made()
+            made = BodyImport(turns=turns, outer=outer, part=part, kept=kept).make_loop()
             if isinstance(made, LoopMade):
                 return made
             kept = made

@@ -18,7 +18,7 @@ from cudnn_actor.onnx.reading import ModelFile, declared_in, label_of
 from cudnn_actor.onnx.schemas import Schema, domain_of, infer, schema_for, schema_of
 from cudnn_actor.onnx.values import Contradiction, Value
 
-__all__ = ["Given", "agreed", "check_dtypes", "dtype_code", "formal"]
+__all__ = ["Given", "check_dtypes", "dtype_code", "dtypes_of_named_types", "formal"]
 
 _CODES = {name: code for name, code in onnx.TensorProto.DataType.items() if code}
 _TYPES = {f"tensor({name.lower()})": code for name, code in _CODES.items()}
@@ -85,7 +85,7 @@ def formal(schema: Schema, number: int) -> _Formal | None:
     return formals[min(number, len(formals) - 1)] if formals else None
 
 
-def agreed(schema: Schema, inputs: Sequence[Given]) -> dict[str, int]:
+def dtypes_of_named_types(schema: Schema, inputs: Sequence[Given]) -> dict[str, int]:
     """The dtypes that follow from a node's inputs for the named types of its operator.
 
     A float32 constant counts as a constant of the half type that it must have: see `Import._agreeing`. Raises
@@ -194,7 +194,7 @@ class _Check:
         if schema is None:
             return ()
         inputs = names.read(node)
-        bound = agreed(schema, inputs)
+        bound = dtypes_of_named_types(schema, inputs)
         if any(each.type in _SUBGRAPHS for each in node.attribute):
             return self._of_subgraphs(node, names)
         if not domain_of(node) and node.op_type == "Constant":

@@ -15,7 +15,7 @@ from cudnn_actor.onnx.costs import cost_of
 from cudnn_actor.onnx.schemas import domain_of, infer
 from cudnn_actor.onnx.values import Declined, Value
 
-__all__ = ["fold", "inferred", "misfit", "nothing", "slices"]
+__all__ = ["fold", "inferred_results", "misfit", "nothing", "slices"]
 
 _ANY = 1000
 _LIST = 1024
@@ -170,7 +170,7 @@ def nothing(
     node: onnx.NodeProto, values: Sequence[Value | None], opsets: Mapping[str, int]
 ) -> tuple[np.ndarray | None, ...] | None:
     """The results of a node if none of them has elements; None if that does not follow from dims."""
-    found = inferred(node, values, opsets)
+    found = inferred_results(node, values, opsets)
     if found is None or not all(each is None or 0 in each[0] for each in found):
         return None
     return tuple(None if each is None else np.empty(*each) for each in found)
@@ -212,7 +212,7 @@ def _known_inputs(
         return None
 
 
-def inferred(
+def inferred_results(
     node: onnx.NodeProto, values: Sequence[Value | None], opsets: Mapping[str, int]
 ) -> list[tuple[tuple[int, ...], np.dtype[Any]] | None] | None:
     """The dims and dtypes of a node's results, with None for a result that is left out; None if ONNX cannot

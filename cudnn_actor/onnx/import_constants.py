@@ -52,7 +52,7 @@ class Constants:
         """Large parts of the file that each turn of a loop or call of a function would read again, by id,
         with the results."""
 
-    def folded(self, view: Node, opsets: Mapping[str, int]) -> Sequence[Value | None] | None:
+    def fold(self, view: Node, opsets: Mapping[str, int]) -> Sequence[Value | None] | None:
         """The results of a node whose inputs are all constants. Raises `Declined`.
 
         None if an input is no constant, or if the node draws random numbers, or has a handler or a body and
@@ -64,15 +64,15 @@ class Constants:
             return None
         try:
             if view.op == "Constant":
-                return self.read_once(view.proto, functools.partial(self.computed, view, opsets, fixed=True))
-            return self.computed(view, opsets, fixed=True)
+                return self.read_once(view.proto, functools.partial(self.compute, view, opsets, fixed=True))
+            return self.compute(view, opsets, fixed=True)
         except Declined:
             handler = operators.handler_of(domain_of(view.proto), view.op, view.version)
             if handler is None and not has_body(view.schema):
                 raise
             return None
 
-    def computed(self, view: Node, opsets: Mapping[str, int], *, fixed: bool) -> Sequence[Value | None]:
+    def compute(self, view: Node, opsets: Mapping[str, int], *, fixed: bool) -> Sequence[Value | None]:
         """A node's results, computed now from the elements of its inputs. `fixed`: see `Ports.constant`."""
         given = [None if value is None else value.elements for value in view.inputs]
         arrays = fold(view.proto, given, opsets, self._budget)
@@ -98,7 +98,7 @@ class Constants:
         key = id(value), dtype
         if key not in self._of_half:
             self._budget.keep(value.size * dtype.itemsize)
-            half = self._ports.converted(value, dtype, name)
+            half = self._ports.convert(value, dtype, name)
             self._of_half[key] = value, half
         return self._of_half[key][1]
 

@@ -9,7 +9,7 @@ import numpy as np
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.models.source import Feature, Specialised
 from cudnn_actor.onnx.budget import TooManyOperations
-from cudnn_actor.onnx.joining import Joined, joined
+from cudnn_actor.onnx.joining import Joined, join_products
 from cudnn_actor.onnx.places import Part, Scope
 from cudnn_actor.onnx.ports import Ports
 from cudnn_actor.onnx.precision import Precision
@@ -47,8 +47,9 @@ class Outputs:
         self._g, self._ports, self._precision = g, ports, precision
         self._features, self._most_operations = features, most_operations
 
-    def finished(self, names: Scope) -> Specialised:
-        """The model, if it is this graph alone. Raises `UnsupportedModel`, and `TooManyOperations`."""
+    def finish(self, names: Scope) -> Specialised:
+        """Build the graph, and return the model, if it is this graph alone. Raises `UnsupportedModel`, and
+        `TooManyOperations`."""
         constants: dict[str, np.ndarray] = {}
         outputs: dict[str, str] = {}
         ports: dict[str, Tensor] = {}
@@ -93,7 +94,7 @@ class Outputs:
         graph = Graph(body=built.body, inputs=inputs, outputs=built.outputs)
         read = {port.name for port in inputs}
         of = Joined(graph, self._ports.weights(read), self._ports.origins(read))
-        graph, weights, origins = joined(of, self._ports.name)
+        graph, weights, origins = join_products(of, self._ports.name)
         if (count := len(graph.body.operations)) > self._most_operations:
             raise TooManyOperations(f"{count:,}")
         return Part(graph, weights, origins, self._ports.random(read))

@@ -20,12 +20,12 @@ from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
-from cudnn_actor.onnx.attributes import defaults, resolved, with_attributes
+from cudnn_actor.onnx.attributes import defaults, resolved_attributes, with_attributes
 from cudnn_actor.onnx.budget import Budget, Recorded, TooManyOperations, TooMuch
 from cudnn_actor.onnx.control import CONTROL, is_control
-from cudnn_actor.onnx.dtypes import Given, agreed, dtype_code, formal
+from cudnn_actor.onnx.dtypes import Given, dtype_code, dtypes_of_named_types, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
-from cudnn_actor.onnx.folding import fold, inferred, misfit, nothing
+from cudnn_actor.onnx.folding import fold, inferred_results, misfit, nothing
 from cudnn_actor.onnx.import_constants import Constants
 from cudnn_actor.onnx.import_outputs import Outputs
 from cudnn_actor.onnx.lists import Listed
@@ -130,7 +130,7 @@ class Import:
             raise UnsupportedModel(nodes=list(self.problems))
         if self.undecided:
             raise NeedsValues(self.undecided)
-        return self.outputs.finished(place.names)
+        return self.outputs.finish(place.names)
 
     def beginning(self, label: str = "") -> Place:
         """A place where the model's inputs and initialisers are there, within a node of this label."""
@@ -165,7 +165,7 @@ class Import:
         if isinstance(inputs, Unknown):
             return [inputs] * count
         try:
-            return self.computed(node, inputs, place)
+            return self.compute(node, inputs, place)
         except (OfLoop, TooManyTurns, Undecided, Unknowable) as error:
             if place.unrolled is not None:  # who asks tries it as a loop
                 raise
@@ -205,7 +205,7 @@ class Import:
             return ""  # ONNX's functions contradict themselves for tensors without elements
         if is_control(node) or problem_of(node, place.opsets, self._file):
             return ""
-        proto = with_attributes(node, resolved(node, place.attributes))
+        proto = with_attributes(node, resolved_attributes(node, place.attributes))
         return misfit(proto, inputs, place.opsets, ranks_alone=of_file)
 
     def _unfit(
@@ -242,7 +242,7 @@ class Import:
 
         The graph with them is never built. None if their dims are not known.
         """
-        found = None if is_control(node) else inferred(node, inputs, place.opsets)
+        found = None if is_control(node) else inferred_results(node, inputs, place.opsets)
         return None if found is None else [None if each is None else self.stand_in(*each) for each in found]
 
     def trial(self, node: onnx.NodeProto, inputs: list[Value | None]) -> Trial | None:
@@ -253,7 +253,7 @@ class Import:
         """
         self.problems, self.undecided = {}, set()
         try:
-            results = self.computed(node, inputs, Place(ChainMap(), self._file.opsets, {}))
+            results = self.compute(node, inputs, Place(ChainMap(), self._file.opsets, {}))
         except (Empty, TooManyOperations, TooMuch, Undecided, UnsupportedModel, Unknowable):
             return None
         except Misfit as misfit:
@@ -281,14 +281,15 @@ class Import:
 
         return Value(dims, dtype, lambda: self.g.input(self.ports.name("unknown"), dims, known), unknowable)
 
-    def computed(
+    def compute(
         self, node: onnx.NodeProto, inputs: list[Value | None], place: Place
     ) -> Sequence[Value | Unknown | None]:
-        """The results of a node. If it has none, raises an error that says why: see `walk`."""
+        """Compute a node, or add its operations, and return the results. If it has none, raises an error that
+        says why: see `walk`."""
         own = self._file.functions.get((node.domain, node.op_type, node.overload))
         if own is not None:
             nodes = self._constants.read_once(own, lambda: in_order(own.node, set(own.input)))
-            attributes = resolved(node, place.attributes)
+            attributes = resolved_attributes(node, place.attributes)
             place = replace(place, label=place.label or label_of(node))
             return self._run_function(own, nodes, attributes, inputs, place)
         schema = schema_for(node, place.opsets)
@@ -298,7 +299,7 @@ class Import:
         if self.precision is None or not moving or place.as_written or is_control(node):
             return self._of_operator(node, schema, self._agreeing(node, schema, inputs), place)
         _check_no_list(schema, inputs)
-        if (kept := self.precision.converted(node, inputs)) is not None:
+        if (kept := self.precision.input_of_conversion(node, inputs)) is not None:
             return [kept]
         inputs, standing = self.precision.inputs(node, schema, inputs)
         return [
@@ -310,7 +311,7 @@ class Import:
         self, node: onnx.NodeProto, schema: Schema, inputs: Sequence[Value | None], place: Place
     ) -> Node:
         """A node as handlers see it. Raises `Contradiction`."""
-        attributes = resolved(node, place.attributes)
+        attributes = resolved_attributes(node, place.attributes)
         view = Node(
             with_attributes(node, attributes),
             schema,
@@ -331,13 +332,13 @@ class Import:
     ) -> Sequence[Value | Unknown | None]:
         """The results of a node whose operator is ONNX's or ONNX Runtime's."""
         label = place.label or label_of(node)
-        attributes = resolved(node, place.attributes)
+        attributes = resolved_attributes(node, place.attributes)
         proto = with_attributes(node, attributes)
         view = self.view(node, schema, inputs, place)
         if is_control(node):
             inner = replace(place, label=label, depth=place.depth + 1, unrolled=None)
             return CONTROL[domain_of(node), node.op_type](view, Inline(self, inner))
-        found = self._constants.folded(view, place.opsets)
+        found = self._constants.fold(view, place.opsets)
         if found is None:
             found = self._run_handler(view, place, label)
         if found is None:
@@ -363,7 +364,7 @@ class Import:
         """
         _check_no_list(schema, inputs)
         given = [Given(dtype_code(value), value is not None and value.fixed) for value in inputs]
-        kinds, found = agreed(schema, given), list(inputs)
+        kinds, found = dtypes_of_named_types(schema, given), list(inputs)
         for number, value in enumerate(inputs):
             of = formal(schema, number)
             if of is None or value is None:
@@ -386,7 +387,7 @@ class Import:
         except Empty:  # then only values that follow from dims and axes are computed
             fixed = all(value is None or value.fixed for value in view.inputs)
             try:
-                return self._constants.computed(view, place.opsets, fixed=fixed)
+                return self._constants.compute(view, place.opsets, fixed=fixed)
             except Declined:
                 empty = nothing(view.proto, view.inputs, place.opsets)
                 if empty is None:
@@ -450,8 +451,10 @@ class Import:
         self.walk(nodes, inner, max(len(function.input), len(function.output), len(of_function), 1))
         return [names.get(name) for name in function.output]
 
-    def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None], place: Place) -> list[Value]:
-        """A subgraph, which sees the names around it."""
+    def inline_graph(
+        self, graph: onnx.GraphProto, given: Sequence[Value | None], place: Place
+    ) -> list[Value]:
+        """Import a subgraph, which sees the names around it. Returns its outputs."""
         if len(given) != len(graph.input):
             raise Declined(f"has a subgraph with {len(graph.input)} inputs, and gives it {len(given)}")
         nodes, constants = self._constants.read_once(
@@ -481,14 +484,14 @@ class Inline:
     imports: Import
     place: Place
 
-    def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
+    def inline_graph(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
         """See `Inliner`."""
-        return self.imports.inlined(graph, given, self.place)
+        return self.imports.inline_graph(graph, given, self.place)
 
-    def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
+    def compute(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
         """See `Computing`."""
         node = onnx.helper.make_node(op_type, ["x"] * len(inputs), ["y"], **attributes)
-        (value,) = self.imports.computed(node, list(inputs), replace(self.place, opsets={"": 21}))
+        (value,) = self.imports.compute(node, list(inputs), replace(self.place, opsets={"": 21}))
         if not isinstance(value, Value):
             raise Unknowable
         return value

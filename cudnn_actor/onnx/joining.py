@@ -35,7 +35,7 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec, packed_strides
 
-__all__ = ["Joined", "joined"]
+__all__ = ["Joined", "join_products"]
 
 _PART_BYTES = 16
 """Parts begin at multiples of this: where kernels read vectors."""
@@ -49,9 +49,9 @@ class Joined(NamedTuple):
     origins: Mapping[str, Origin]
 
 
-def joined(of: Joined, name: Callable[[str], str]) -> Joined:
-    """A graph with such products joined. `name` gives a name that no port has yet, from one for people."""
-    return _Joining(of, name).joined()
+def join_products(of: Joined, name: Callable[[str], str]) -> Joined:
+    """Join the products of a graph. `name` returns a name that no port has yet, made from one for people."""
+    return _Joining(of, name).join()
 
 
 class _Factor(NamedTuple):
@@ -96,8 +96,8 @@ class _Joining:
         self._made: list[Port] = []
         self._weights, self._origins = dict(of.weights), dict(of.origins)
 
-    def joined(self) -> Joined:
-        """See `joined`."""
+    def join(self) -> Joined:
+        """See `join_products`."""
         groups = [group for group in self._groups() if len(group) > 1]
         if not groups:
             return self._of
@@ -145,7 +145,7 @@ class _Joining:
             numbers = (*numbers, sum_of, *bias.numbers)
         tensor, narrow = self._tensors[result], self._tensors[operation.a].dtype
         readers = [self._body.operations[each] for each in self._readers[result]]
-        rounded = () if tensor.dtype is narrow else self._rounded(result) if narrow.is_half else None
+        rounded = () if tensor.dtype is narrow else self._values_to_round(result) if narrow.is_half else None
         whole = tensor.dims[-1] * narrow.itemsize % _PART_BYTES == 0
         plain = tensor.role is TensorRole.VIRTUAL and tensor.strides == packed_strides(tensor.dims)
         in_parts = all(_reads_parts(each, result, self._tensors) for each in readers)
@@ -166,7 +166,7 @@ class _Joining:
         alone = all(each.role in (TensorRole.CONSTANT, TensorRole.SCALAR) for each in others)
         return alone or operation.mode in (PointwiseMode.ADD, PointwiseMode.SUB)
 
-    def _rounded(self, uid: int) -> tuple[int, ...] | None:
+    def _values_to_round(self, uid: int) -> tuple[int, ...] | None:
         """A float32 result and the results of moving its elements, if only pointwise operations read these;
         else None.
 

@@ -20,8 +20,8 @@ _MOST = 1024
 class Computing(Protocol):
     """The part of an import that operators need which are decided at the import."""
 
-    def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
-        """The result of an operator of version 21 of the standard domain."""
+    def compute(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
+        """Apply an operator of version 21 of the standard domain, and return its result."""
 
     def constant(self, array: np.ndarray) -> Value:
         """A constant."""
@@ -104,8 +104,8 @@ def _concat(node: Node, computing: Computing) -> list[Value]:
         raise Declined("has an empty list")
     if node.attribute("new_axis"):
         place = computing.constant(np.array([axis], np.int64))
-        values = [computing.computed("Unsqueeze", value, place) for value in values]
-    return [computing.computed("Concat", *values, axis=axis)]
+        values = [computing.compute("Unsqueeze", value, place) for value in values]
+    return [computing.compute("Concat", *values, axis=axis)]
 
 
 def _split(node: Node, computing: Computing) -> list[Value]:
@@ -125,9 +125,9 @@ def _split(node: Node, computing: Computing) -> list[Value]:
     found = []
     for end, count in zip(np.cumsum(sizes), sizes, strict=True):
         bounds = [computing.constant(np.array([n], np.int64)) for n in (end - count, end, axis)]
-        part = computing.computed("Slice", x, *bounds)
+        part = computing.compute("Slice", x, *bounds)
         squeezed = given is None and not node.attribute("keepdims")
-        found.append(computing.computed("Squeeze", part, bounds[2]) if squeezed else part)
+        found.append(computing.compute("Squeeze", part, bounds[2]) if squeezed else part)
     return [Listed(found)]
 
 

@@ -80,7 +80,7 @@ class BodyImport:
     """Ports → the results of a turn."""
     _carried: dict[str, str] = field(default_factory=dict)
 
-    def made(self) -> LoopMade | frozenset[int]:
+    def make_loop(self) -> LoopMade | frozenset[int]:
         """Make the loop. Returns it, or the states that have to be in `kept`. Raises `NotALoop`, and
         `Undecided`."""
         turns, part = self.turns, self.part
@@ -96,14 +96,14 @@ class BodyImport:
         if turns.numbered:
             after = results.pop(0)
             if decides:
-                self._carry(goes_on, part.inline.computed("And", self._scalar(after), goes_on.value))
+                self._carry(goes_on, part.inline.compute("And", self._scalar(after), goes_on.value))
         counts = decides and len(results) > count
         for each in results:
             if not each.is_constant:
                 _ = each.tensor  # a result that is the turn's number has it in the graph
         if number.value.is_in_graph or counts:
             one = part.inline.constant(np.array(1))
-            self._carry(number, part.inline.computed("Add", number.value, one))
+            self._carry(number, part.inline.compute("Add", number.value, one))
         self._hand_on(results, states, goes_on.value)
         ports = list(self._outputs)[-len(results) :] if results else []
         return self._loop_of(number, goes_on, states, rows, ports, decides=decides, counts=counts)
@@ -118,7 +118,7 @@ class BodyImport:
         try:
             known = bool(given.array.reshape(()))
         except (OfLoop, Undecided):
-            return self.outer.inline.computed("Squeeze", given) if given.rank else given
+            return self.outer.inline.compute("Squeeze", given) if given.rank else given
         if not known:
             raise NotALoop("has no turn")
         return np.array(True)
@@ -126,7 +126,7 @@ class BodyImport:
     def _feed(self, name: str, of: Value, *, row: bool = False) -> _Fed:
         precision = self.outer.imports.precision
         first = of if precision is None or of.is_constant else precision.wide(of)
-        dtype = first.known if precision is None else precision.dtype_in_loops(first)
+        dtype = first.known_dtype if precision is None else precision.dtype_in_loops(first)
         if dtype is None:
             raise NotALoop(f"has {name!r} of {of.dtype}, which no tensor has")
         return _Fed(*self.part.feed(name, first.dims[row:], dtype), first)
@@ -135,7 +135,7 @@ class BodyImport:
         """The results of the body."""
         imports = self.part.imports
         try:
-            found = imports.inlined(self.turns.body, given, self.part.place)
+            found = imports.inline_graph(self.turns.body, given, self.part.place)
         except Unknowable:
             found = []
         if imports.problems:
@@ -147,7 +147,7 @@ class BodyImport:
         return found
 
     def _scalar(self, condition: Value) -> Value:
-        return self.part.inline.computed("Squeeze", condition) if condition.rank else condition
+        return self.part.inline.compute("Squeeze", condition) if condition.rank else condition
 
     def _decides(self, after: Value, goes_on: _Fed) -> bool:
         """Whether computed values decide after which turn the loop ends."""
@@ -175,7 +175,7 @@ class BodyImport:
             made = value
             if value.is_constant or number in self.kept:
                 other = value if state is None else state.value
-                made = self.part.inline.computed("Where", goes_on, value, other)
+                made = self.part.inline.compute("Where", goes_on, value, other)
             made = made if precision is None else precision.wide(made)
             if state is None:
                 self._output(made)
@@ -260,6 +260,6 @@ class BodyImport:
             reads[fed.port] = self.outer.cell(first, fed.port)
             return
         array = first.elements if isinstance(first, Value) else first
-        dtype = fed.value.known
+        dtype = fed.value.known_dtype
         assert dtype is not None
         weights[fed.port] = key_of(array, dtype), array  # a loop only reads the values for its first turn

@@ -147,7 +147,7 @@ def _with_axis_at(computing: Computing, value: Value, axis: int, to: int) -> Val
         return value
     order = [number for number in range(value.rank) if number != axis]
     order.insert(to, axis)
-    return computing.computed("Transpose", value, perm=order)
+    return computing.compute("Transpose", value, perm=order)
 
 
 def _rows_in_order(computing: Computing, value: Value, back: int) -> Value:
@@ -155,4 +155,4 @@ def _rows_in_order(computing: Computing, value: Value, back: int) -> Value:
     if not back:
         return value
     bounds = [np.array([each], np.int64) for each in (-1, np.iinfo(np.int64).min, 0, -1)]
-    return computing.computed("Slice", value, *map(computing.constant, bounds))
+    return computing.compute("Slice", value, *map(computing.constant, bounds))

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from cudnn_actor.models.source import Origin
-from cudnn_actor.onnx.axes import MAY_BE_FOR_ALL, axes_of, counted_input, placed
+from cudnn_actor.onnx.axes import MAY_BE_FOR_ALL, axes_from_front, axes_of, counted_input
 from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.choices import check_choice, choices_of
 from cudnn_actor.onnx.counts import check_least, counts_of
@@ -126,8 +126,8 @@ class Node:
             return tuple(value)
         return value
 
-    def given(self, name: str) -> bool:
-        """Whether an attribute was given, and is not its default."""
+    def has_attribute(self, name: str) -> bool:
+        """Whether the node has an attribute that is not its default."""
         return name in self._attributes
 
     # Axes.
@@ -147,7 +147,7 @@ class Node:
         if found is None:
             return None
         try:
-            return placed(self.op, found, self.rank(counted_input(self.op)))
+            return axes_from_front(self.op, found, self.rank(counted_input(self.op)))
         except Contradiction as error:
             raise self.wrong(str(error), number) from error
 
@@ -164,10 +164,10 @@ class Node:
         Values of inputs of the model are checked where they are read.
         """
         for name, takes in choices_of(self.schema).items():
-            if self.given(name):
+            if self.has_attribute(name):
                 check_choice(name, self.attribute(name), takes)
         for name, number in counts_of(self.schema).items():
-            if number is None and self.given(name):
+            if number is None and self.has_attribute(name):
                 value = self.attribute(name)
                 check_least(self.op, name, value if isinstance(value, tuple) else (value,))
             elif number is not None and self._is_fixed(number):
@@ -219,9 +219,9 @@ class Node:
     def dtype(self, number: int) -> DType:
         """An input's dtype. Raises `Declined` for one that tensors cannot have."""
         value = self.value(number)
-        if value.known is None:
+        if value.known_dtype is None:
             raise Declined(f"input {number} is of {'text' if value.dtype.hasobject else value.dtype}")
-        return value.known
+        return value.known_dtype
 
     def tensor(self, number: int, layout: Layout | None = None) -> Tensor:
         """An input as a tensor of the graph, with that layout if one is given."""
@@ -251,12 +251,14 @@ class Node:
         """The elements of an input as `constant` gives them; None if the input was left out."""
         return self.constant(number) if self.has(number) else None
 
-    def folded(self) -> tuple[np.ndarray | None, ...]:
+    def fold(self) -> tuple[np.ndarray | None, ...]:
         """The results, computed now; each input decides."""
         given = [self.constant_or_none(n) for n in range(len(self.inputs))]
         return fold(self.proto, given, self._opsets, self._budget)
 
-    def rearranged(self, number: int, how: str, rearrange: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+    def rearranged_weight(
+        self, number: int, how: str, rearrange: Callable[[np.ndarray], np.ndarray]
+    ) -> Tensor:
         """A constant input as a weight with rearranged elements, with the same dims and dtype.
 
         `how`: a text that identifies what `rearrange` does.

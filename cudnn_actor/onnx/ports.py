@@ -156,8 +156,9 @@ class Ports:
         value.key = key
         return value
 
-    def converted(self, value: Value, dtype: np.dtype[Any], name: str) -> Value:
-        """A constant in another dtype. Its elements are converted when they are needed, to upload them."""
+    def convert(self, value: Value, dtype: np.dtype[Any], name: str) -> Value:
+        """Convert a constant to another dtype. Its elements are converted when they are needed, to upload
+        them."""
         origin = value.origin
         key = f"{value.key} as {dtype}" if value.key and value.size * dtype.itemsize > LITTLE else ""
         if origin is not None:

@@ -110,7 +110,7 @@ class Precision:
         found.standing = Standing.EXACT
         return found
 
-    def converted(self, node: onnx.NodeProto, inputs: _Inputs) -> Value | None:
+    def input_of_conversion(self, node: onnx.NodeProto, inputs: _Inputs) -> Value | None:
         """The result of a node that only converts between floats: its input. None if it does more.
 
         So a model that declares its activations as float32 or float16 is computed in the given dtype all the
@@ -153,7 +153,7 @@ class Precision:
         if value is None or value.fixed or not _is_floating(value):
             return value
         found = self._as(value, self._dtype if standing is None else _WIDE)
-        if found is not value and value.known is _WIDE:
+        if found is not value and value.known_dtype is _WIDE:
             self._sources[id(found)] = found, value
         found.standing = standing
         return found
@@ -164,7 +164,7 @@ class Precision:
 
     def dtype_in_loops(self, value: Value) -> DType | None:
         """The dtype that such a value has there; None if no tensor has it."""
-        return _WIDE if _is_floating(value) else value.known
+        return _WIDE if _is_floating(value) else value.known_dtype
 
     def output(self, tensor: Tensor, feature: Feature) -> Tensor:
         """An output in the dtype that the model says."""
@@ -198,7 +198,7 @@ class Precision:
 
     def _as(self, value: Value, dtype: DType) -> Value:
         """A value in a floating-point dtype. Its elements, where they are asked for, are the file's."""
-        if value.known is dtype:
+        if value.known_dtype is dtype:
             return value
         key = id(value), dtype
         if key not in self._made:
@@ -231,7 +231,9 @@ def _floating(dtype: DType | None) -> DType | None:
 
 def _is_floating(value: Value) -> bool:
     """Whether a value is a tensor of floats, and has some."""
-    of_floats = not isinstance(value, Listed) and value.known is not None and value.known.is_floating
+    of_floats = (
+        not isinstance(value, Listed) and value.known_dtype is not None and value.known_dtype.is_floating
+    )
     return of_floats and 0 not in value.dims
 
 

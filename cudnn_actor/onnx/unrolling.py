@@ -52,7 +52,7 @@ class Unrolling:
         self._done, self._began = 0, g.added
         self._before, self._walked = self._began, budget.walked
 
-    def turned(self) -> None:
+    def note_turn(self) -> None:
         """Note that a turn was added. Raises `TooManyTurns` if all of them are too many operations or
         nodes."""
         self._done += 1

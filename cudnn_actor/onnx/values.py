@@ -179,10 +179,10 @@ class Value:
         assert self._weight is not None, "constants are weights"
         weight = functools.partial(self._weight, dtype=dtype)
 
-        def bounded() -> np.ndarray:
+        def bounded_elements() -> np.ndarray:
             return _within_limits(self.elements, dtype)
 
-        made = Value(self.dims, dtype.numpy, weight, bounded, fixed=True, weight=weight)
+        made = Value(self.dims, dtype.numpy, weight, bounded_elements, fixed=True, weight=weight)
         if (origin := self.origin) is not None:
             key = f"{origin.key} within {dtype}"
             made.origin = Origin(
@@ -282,7 +282,7 @@ class Value:
         return int(np.prod(self.dims, dtype=np.int64))
 
     @property
-    def known(self) -> DType | None:
+    def known_dtype(self) -> DType | None:
         """The dtype as a `DType` of tensors; None if no tensor can have it."""
         return DType.of(self.dtype)
 
@@ -295,7 +295,7 @@ class Value:
     @property
     def is_half(self) -> bool:
         """Whether the dtype is a floating-point type of 16 bits."""
-        return self.known is not None and self.known.is_half
+        return self.known_dtype is not None and self.known_dtype.is_half
 
 
 def _within_limits(array: np.ndarray, dtype: DType) -> np.ndarray:

@@ -39,7 +39,7 @@ def attention(node: Node, g: GraphBuilder) -> Result:
         raise Declined("has a part that no operation here has")
     known = {"is_causal", "kv_num_heads", "q_num_heads", "scale", "softmax_precision", "softcap"}
     for name in node.schema.attributes:
-        if name not in known and node.given(name) and node.attribute(name) not in (0, 0.0, -1):
+        if name not in known and node.has_attribute(name) and node.attribute(name) not in (0, 0.0, -1):
             raise Declined(f"has {name}")
     x = node.tensor(0)
     q = _heads(g, x, node.attribute("q_num_heads"))

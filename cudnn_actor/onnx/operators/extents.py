@@ -16,9 +16,9 @@ __all__: list[str] = []
 @operator("MelWeightMatrix", since=17)
 @operator("NonZero", since=9)
 @operator("NonMaxSuppression", since=10)
-def decided(node: Node, _: GraphBuilder) -> Result:
+def compute_results(node: Node, _: GraphBuilder) -> Result:
     """Compute the results now, by ONNX's reference implementation."""
-    return node.folded()
+    return node.fold()
 
 
 @operator("Unique", since=11)

@@ -84,7 +84,7 @@ def _factors(values: list[Value]) -> _Factors | None:
 
 def _is_near(number: float, wanted: float, value: Value) -> bool:
     """Whether a number is the wanted one, as far as the precision of a value's half type allows."""
-    unit = 2**-8 if value.known is DType.BFLOAT16 else 2**-10
+    unit = 2**-8 if value.known_dtype is DType.BFLOAT16 else 2**-10
     return abs(number - wanted) <= unit * abs(wanted)
 
 

@@ -92,7 +92,7 @@ def _choice(mask: Value) -> tuple[Value, float]:
     """The truth values from which a mask is made, and the number that is added to scores where they are
     false."""
     made = mask.made_by
-    if mask.known is not DType.BOOL and made is not None and made.op == "Where":
+    if mask.known_dtype is not DType.BOOL and made is not None and made.op == "Where":
         seen, hidden = number_of(made.value(1)), number_of(made.value(2))
         if seen == 0 and hidden is not None and hidden <= _HIDDEN:
             return made.value(0), hidden
@@ -130,7 +130,7 @@ def _what_is_seen(mask: Value) -> str:
     array = mask.elements
     if array.dtype != np.bool_:
         wide = array.astype(np.float32) if mask.is_half else array
-        if mask.known is None or not ((wide == 0) | (wide <= _HIDDEN)).all():
+        if mask.known_dtype is None or not ((wide == 0) | (wide <= _HIDDEN)).all():
             return ""
         array = array == 0
     if array.all():

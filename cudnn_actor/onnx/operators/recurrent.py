@@ -211,12 +211,12 @@ class Network:
             parts = [g.slice(x, (slice(None), slice(gate * size, (gate + 1) * size))) for gate in order]
             return g.concatenate(parts, 1)
 
-        def ordered(array: np.ndarray) -> np.ndarray:
+        def order_gates(array: np.ndarray) -> np.ndarray:
             gates = array.reshape(array.shape[0], len(order), size, -1)
             return np.ascontiguousarray(gates[:, list(order)]).reshape(array.shape)
 
         self.node.reserve(*value.dims, itemsize=value.dtype.itemsize, passing=1)
-        return self.node.rearranged(number, f"gates {list(order)}", ordered)
+        return self.node.rearranged_weight(number, f"gates {list(order)}", order_gates)
 
 
 def _activation(name: str, alpha: Iterator[float], beta: Iterator[float]) -> CellActivation:

@@ -22,7 +22,7 @@ from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["attended", "microsoft"]
+__all__ = ["attend_with_packed_past", "microsoft"]
 
 microsoft = functools.partial(operator, domain=MICROSOFT)
 microsoft("Trilu")(trilu)
@@ -185,7 +185,7 @@ def attention(node: Node, g: GraphBuilder) -> Result:
     sizes = sizes or (joined.dims[2] // 3,) * 3
     ends = np.cumsum(sizes)
     q, k, v = (joined[..., int(end - size) : int(end)] for end, size in zip(ends, sizes, strict=True))
-    return attended(node, g, (q, k, v), mask=3, past=4, added=5)
+    return attend_with_packed_past(node, g, (q, k, v), mask=3, past=4, added=5)
 
 
 @microsoft("MultiHeadAttention")
@@ -207,7 +207,7 @@ def multi_head_attention(node: Node, g: GraphBuilder) -> Result:
     return y, keys if node.wants(1) else None, values if node.wants(2) else None
 
 
-def attended(
+def attend_with_packed_past(
     node: Node, g: GraphBuilder, operands: tuple[Tensor, Tensor, Tensor], *, mask: int, past: int, added: int
 ) -> Result:
     """Attention of operands of dims (B, S, heads * size), with keys and values of before in one tensor."""

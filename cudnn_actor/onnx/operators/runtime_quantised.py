@@ -21,7 +21,7 @@ from cudnn_actor.onnx.operators.quantised import (
     quantize_linear,
 )
 from cudnn_actor.onnx.operators.rows import of_rows
-from cudnn_actor.onnx.operators.runtime import attended, microsoft
+from cudnn_actor.onnx.operators.runtime import attend_with_packed_past, microsoft
 from cudnn_actor.onnx.operators.unrolled_lstm import unrolled_lstm
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
@@ -90,15 +90,15 @@ def concat(node: Node, g: GraphBuilder) -> Result:
 
 @microsoft("QLinearGlobalAveragePool")
 def global_average_pool(node: Node, g: GraphBuilder) -> Result:
-    return _pooled(node, g, g.global_avg_pool)
+    return _pool(node, g, g.global_avg_pool)
 
 
 @microsoft("QLinearAveragePool")
 def quantised_average_pool(node: Node, g: GraphBuilder) -> Result:
-    return _pooled(node, g, lambda x: average_pool(node.of([_value(x)]), g))
+    return _pool(node, g, lambda x: average_pool(node.of([_value(x)]), g))
 
 
-def _pooled(node: Node, g: GraphBuilder, pool: Callable[[Tensor], Tensor]) -> Tensor:
+def _pool(node: Node, g: GraphBuilder, pool: Callable[[Tensor], Tensor]) -> Tensor:
     x = _floats(node, g, 0)
     last = bool(node.attribute("channels_last", 0))
     y = pool(_channels_first(g, x) if last else x)
@@ -197,7 +197,7 @@ def attention(node: Node, g: GraphBuilder) -> Result:
     y = g.add(y, node.tensor(2))
     width = y.dims[2] // 3
     q, k, v = (y[..., n * width : (n + 1) * width] for n in range(3))
-    return attended(node, g, (q, k, v), mask=5, past=8, added=9)
+    return attend_with_packed_past(node, g, (q, k, v), mask=5, past=8, added=9)
 
 
 @microsoft("DynamicQuantizeLSTM")

@@ -22,7 +22,7 @@ __all__ = ["shared_heads", "spelled_out_attention"]
 def spelled_out_attention(node: Node, g: GraphBuilder) -> Tensor | None:
     """A product of weights and values, as attention; None if it is not the last step of that."""
     weights, v = node.value(0), node.value(1)
-    softmax, dtype = softmax_of(weights), v.known
+    softmax, dtype = softmax_of(weights), v.known_dtype
     if (
         softmax is None
         or dtype is None
@@ -43,7 +43,7 @@ def spelled_out_attention(node: Node, g: GraphBuilder) -> Tensor | None:
     scale *= of_q * of_k
     if not (
         q.rank == k.rank == 4
-        and q.known is k.known is dtype
+        and q.known_dtype is k.known_dtype is dtype
         and q.dims[:2] == k.dims[:2] == v.dims[:2]
         and math.isfinite(scale)
     ):
@@ -63,7 +63,7 @@ def _without_mask(masked: Value, dtype: DType) -> tuple[Value, Mask] | None:
         sides = [added.value(0), added.value(1)]
         place = 0 if any(made_by(sides[0], op) is not None for op in ("MatMul", "Mul", "Div")) else 1
         scores, bias = sides[place], sides[1 - place]
-        is_mask = scores.dims == dims and bias.dims[-1:] == dims[3:] and bias.known is dtype
+        is_mask = scores.dims == dims and bias.dims[-1:] == dims[3:] and bias.known_dtype is dtype
         return (scores, read_mask(bias, *dims[2:])) if is_mask else None
     if (filled := made_by(masked, "Where")) is not None:
         found = read_fill(filled, dims[2], dims[3], dtype)
@@ -112,7 +112,7 @@ def _constant_factor_and_value(value: Value) -> tuple[Value, float] | None:
 def _keys_and_values(k: Value, v: Value, g: GraphBuilder) -> tuple[Tensor, Tensor]:
     """Keys (B, H, S, D) of their transpose, and values, of as few heads as there are."""
     of = _transposed_value(k)
-    if of is not None and of.known is k.known:
+    if of is not None and of.known_dtype is k.known_dtype:
         keys, values = shared_heads(of, g), shared_heads(v, g)
         if keys.dims[1] == values.dims[1]:
             return keys, values

@@ -55,7 +55,7 @@ class _Unrolled:
                     new = (g.where(within, new[0], state[0]), g.where(within, new[1], state[1]))
                 state = new
                 outputs.append(output)
-                unrolling.turned()
+                unrolling.note_turn()
             every.append(g.stack(outputs[:: -1 if backwards else 1]))
             last.append(state)
         y = g.stack(every, 1)  # (steps, directions, batch, hidden)
@@ -88,15 +88,15 @@ class _Unrolled:
             gates = g.add(x, self._product(before, weights, 2, direction))
             gates = gates if bias is None else g.add(gates, bias)
 
-            def seen(number: int, place: int, of: Tensor) -> Tensor:
+            def gate_sum(number: int, place: int, of: Tensor) -> Tensor:
                 peephole = p[place]
                 gate = self._gate(gates, number)
                 return gate if peephole is None else g.add(gate, g.multiply(peephole, of))
 
-            i = f(seen(0, 0, cell))
-            forget = g.subtract(1.0, i) if node.attribute("input_forget") else f(seen(2, 2, cell))
+            i = f(gate_sum(0, 0, cell))
+            forget = g.subtract(1.0, i) if node.attribute("input_forget") else f(gate_sum(2, 2, cell))
             new = g.add(g.multiply(forget, cell), g.multiply(i, c(self._gate(gates, 3))))
-            return g.multiply(f(seen(1, 1, new)), h(new)), new
+            return g.multiply(f(gate_sum(1, 1, new)), h(new)), new
 
         return step
 
