@@ -80,7 +80,7 @@ class _Parameters:
     def block(self, y: Tensor, torch: Callable[[Any, Mapping[str, Any]], Any]) -> Block:
         """`torch`: from `torch.nn.functional` and the inputs, y."""
         forward = self.g.build(y=y)
-        layout = y._made.spec.layout
+        layout = y._entry.spec.layout
         upstream = self.g.input("upstream", y.dims, y.dtype, layout=layout)
         gradients = self.g.grad(y, list(self._inputs.values()), upstream)
         names = (f"gradient of {name}" for name in self._inputs)

@@ -179,7 +179,7 @@ class ArrangementFunctions(MovementFunctions):
             if 1 < count <= _FEW and x.dims[axis] > 1:  # this keeps the layout, and copies whole rows
                 x = self.concatenate((x,) * count, axis)
                 each = (*each[:axis], 1, *each[axis + 1 :])
-        return self._repeated(x, each, inner=False)
+        return self._repeat(x, each, inner=False)
 
     def repeat(self, x: Tensor, repeats: int, axis: int | None = None) -> Tensor:
         """x with each element repeated along a dim. Without an axis, x is reshaped to one dim first."""
@@ -189,9 +189,9 @@ class ArrangementFunctions(MovementFunctions):
         if axis is None:
             x, axis = self.reshape(x, (-1,)) if x.rank != 1 else x, 0
         axis = axis_of("axis", axis, x.rank)
-        return self._repeated(x, [repeats if n == axis else 1 for n in range(x.rank)], inner=True)
+        return self._repeat(x, [repeats if n == axis else 1 for n in range(x.rank)], inner=True)
 
-    def _repeated(self, x: Tensor, repeats: Sequence[int], *, inner: bool) -> Tensor:
+    def _repeat(self, x: Tensor, repeats: Sequence[int], *, inner: bool) -> Tensor:
         """x repeated along each dim: as a whole or, if `inner`, element by element."""
         axes = [axis for axis, count in enumerate(repeats) if count != 1]
         for start in range(0, len(axes), 3):  # each needs two dims, of at most eight

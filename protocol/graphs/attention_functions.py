@@ -334,7 +334,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         wide = attention.compute((q.dtype,))
         window = window_without_shift(attention, shift, len(rows))
         if window is None:
-            hidden = self._hidden(attention, shift, wide)
+            hidden = self._position_bias(attention, shift, wide)
             bias = hidden if bias is None else self.add(hidden, bias)
             window, slopes = (None, None), None
         lengths = attention.lengths_kv
@@ -388,7 +388,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         distance: Tensor = columns - rows - shift
         return distance
 
-    def _hidden(self, attention: Attention[Any], shift: int | Tensor, wide: DType) -> Tensor:
+    def _position_bias(self, attention: Attention[Any], shift: int | Tensor, wide: DType) -> Tensor:
         """The numbers that are added to the scores of all keys: ALiBi's, and -inf for keys outside the
         window."""
         distance = self._distance(attention, shift)

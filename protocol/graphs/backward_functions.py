@@ -113,7 +113,7 @@ class BackwardFunctions(NetworkFunctions):
         self._own("x", x)
         place = len(self._operations)
         try:
-            (dx,) = Gradients(cast("GraphBuilder", self), [forward()], [x], [dy]).found()
+            (dx,) = Gradients(cast("GraphBuilder", self), [forward()], [x], [dy]).add_all()
         except InvalidRequest as error:
             names = {"upstream": "dy", **dict.fromkeys(("outputs", "wrt", "operands[0]"), "x")}
             raise as_called(error, names) from None

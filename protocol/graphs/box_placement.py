@@ -51,7 +51,7 @@ class Placed:
 
 def place(boxes: Mapping[Hashable, Size], lines: Sequence[Line], *, gap: Size) -> Placed:
     """Place boxes, with these gaps between them. The lines, from box to box, must make no cycle."""
-    return _Layout(boxes, lines, gap).placed()
+    return _Layout(boxes, lines, gap).placement()
 
 
 class _Layout:
@@ -98,7 +98,7 @@ class _Layout:
         """What lines from a box share in a layer: the box itself in its own layer, else one without width."""
         return source if rank == self._ranks[source] else ("line", source, rank)
 
-    def placed(self) -> Placed:
+    def placement(self) -> Placed:
         x = self._columns()
         left = min((x[key] - box.width / 2 for key, box in self._boxes.items()), default=0)
         right = max((x[key] + box.width / 2 for key, box in self._boxes.items()), default=0)

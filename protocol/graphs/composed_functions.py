@@ -100,14 +100,14 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
         total = self.sum(self.square(wide - self.mean(wide, axis, keepdims=True)), axis, keepdims=keepdims)
         count = math.prod(x.dims) // max(1, math.prod(total.dims))
         made = self.divide(total, max(count - ddof, 0))
-        return self._converted(made, x.dtype, kept=False) if x.dtype.is_half else made
+        return self._convert(made, x.dtype, kept=False) if x.dtype.is_half else made
 
     def std(self, x: Tensor, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
         """The square root of `var`. Its gradient is not finite where all elements are equal."""
         self._own("x", x)
         wide = self.astype(x, DType.FLOAT32) if x.dtype.is_half else x
         made = self.sqrt(self.var(wide, axis, ddof=ddof, keepdims=keepdims))
-        return self._converted(made, x.dtype, kept=False) if x.dtype.is_half else made
+        return self._convert(made, x.dtype, kept=False) if x.dtype.is_half else made
 
     def cross_entropy(
         self,
@@ -173,7 +173,7 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
             made = self.sum(losses) if reduction == "sum" else self.mean(losses)
         else:
             made = self.sum(losses) / self.sum(self.astype(targets != ignore, losses.dtype))
-        return self._converted(made, logits.dtype, kept=False) if logits.dtype.is_half else made
+        return self._convert(made, logits.dtype, kept=False) if logits.dtype.is_half else made
 
     def _losses(self, logits: Tensor, targets: Tensor, axis: int, ignore: int | None) -> Tensor:
         """The loss of each target, float32 or float64."""

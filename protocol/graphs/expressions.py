@@ -75,13 +75,13 @@ class Tensor:
         self.number = number
 
     @property
-    def _made(self) -> Made:
+    def _entry(self) -> Made:
         return self.builder._tensors[self.number]
 
     @property
     def dims(self) -> tuple[int, ...]:
         """The tensor's dims."""
-        return self._made.spec.dims
+        return self._entry.spec.dims
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ class Tensor:
     @property
     def dtype(self) -> DType:
         """The element type that it has where it is stored."""
-        return self._made.spec.dtype
+        return self._entry.spec.dtype
 
     @property
     def rank(self) -> int:
@@ -104,7 +104,7 @@ class Tensor:
         raise AttributeError(no_attribute("Tensor", name, dir(type(self.builder)), dir(type(self))))
 
     def __repr__(self) -> str:
-        return f"<{one_line(self._made.label or 'tensor', _LONGEST_LABEL)}: {self.dtype} {self.dims}>"
+        return f"<{one_line(self._entry.label or 'tensor', _LONGEST_LABEL)}: {self.dtype} {self.dims}>"
 
     def __hash__(self) -> int:
         return id(self)

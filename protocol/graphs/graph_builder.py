@@ -204,7 +204,7 @@ class GraphBuilder(AttentionFunctions, RecurrentFunctions):
         """
         made, of = _several(outputs), _several(wrt)
         given = [None] * len(made) if upstream is None else _several(upstream)
-        found = Gradients(self, made, of, given).found()
+        found = Gradients(self, made, of, given).add_all()
         return found[0] if isinstance(wrt, Tensor) else tuple(found)
 
 

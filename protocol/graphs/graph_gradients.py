@@ -84,7 +84,7 @@ class Gradients:
                 fix=f"give it dims {output.dims}, of floats",
             )
 
-    def found(self) -> list[Tensor]:
+    def add_all(self) -> list[Tensor]:
         """Add the operations of all gradients, and return the gradient of each tensor of `wrt`."""
         builder = self._builder
         for place in reversed(range(len(builder._operations))):
@@ -100,7 +100,7 @@ class Gradients:
 
     def _full(self, tensor: Tensor, value: float) -> Tensor:
         """A gradient of a tensor, with one value in all elements."""
-        with self._label(tensor._made.label):
+        with self._label(tensor._entry.label):
             return self._builder.full(tensor.dims, value, tensor.dtype)
 
     def _differentiate(self, node: Node) -> None:
@@ -137,7 +137,7 @@ class Gradients:
             if before is not None:
                 gradient = builder.add(before, gradient)
             if gradient.dtype is not spec.dtype:
-                gradient = builder._converted(gradient, spec.dtype, kept=False)
+                gradient = builder._convert(gradient, spec.dtype, kept=False)
         self._found[number] = gradient
 
     @contextlib.contextmanager

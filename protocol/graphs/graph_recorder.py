@@ -162,16 +162,16 @@ class Recorder:
         self._drop_unread(place, ())  # it has shown that the operands fit, and what dtypes results have
         wide = add({**operands, **{n: self._in_float64(x, as_stored=as_stored) for n, x in tensors.items()}})
         if isinstance(wide, Tensor):
-            return self._rounded(wide, usual.dtype)
-        return type(wide)(*(self._rounded(y, of.dtype) for y, of in zip(wide, usual, strict=True)))
+            return self._round(wide, usual.dtype)
+        return type(wide)(*(self._round(y, of.dtype) for y, of in zip(wide, usual, strict=True)))
 
     def _in_float64(self, x: Tensor, *, as_stored: bool) -> Tensor:
         if as_stored and x.dtype.is_half:
-            x = self._converted(x, x.dtype, kept=True)
-        return self._converted(x, DType.FLOAT64, kept=True) if x.dtype.is_floating else x
+            x = self._convert(x, x.dtype, kept=True)
+        return self._convert(x, DType.FLOAT64, kept=True) if x.dtype.is_floating else x
 
-    def _rounded(self, y: Tensor, dtype: DType) -> Tensor:
-        return y if y.dtype is dtype else self._converted(y, dtype, kept=True)
+    def _round(self, y: Tensor, dtype: DType) -> Tensor:
+        return y if y.dtype is dtype else self._convert(y, dtype, kept=True)
 
     def _label(self, operation: Operation[Any]) -> str:
         """The name of the operation that is added now, for people: "relu at model.py:12"."""
@@ -249,7 +249,7 @@ class Recorder:
             )
             return made
         if alphas is not None:
-            scaled = self._scaled(operands, alphas)
+            scaled = self._scale(operands, alphas)
             return self.pointwise(mode, *scaled, parameter=parameter, lower=lower, upper=upper)
         rank = max(tensor.rank for tensor in tensors)
         chosen = operands[1:] if mode == PointwiseMode.SELECT else operands  # a condition decides no type
@@ -267,7 +267,7 @@ class Recorder:
         aligned = self._align(operands, rank, of_numbers)
         result = self._result(msgspec.structs.replace(operation, operands=tuple(aligned)))
         computed = self._operations[-1].compute(tuple(tensor.dtype for tensor in aligned))
-        inferred = result._made
+        inferred = result._entry
         dtype = inferred.spec.dtype
         # A comparison gives truth values, and a quotient of integers is no integer.
         if dtype is computed and computed.is_floating <= stored.is_floating:
@@ -276,7 +276,7 @@ class Recorder:
         self._tensors[result.number] = inferred._replace(spec=spec)
         return result
 
-    def _scaled(self, operands: Sequence[Any], alphas: object) -> list[Any]:
+    def _scale(self, operands: Sequence[Any], alphas: object) -> list[Any]:
         """Operands times their factors; those with a factor of 1 as they are."""
         if not are_several(alphas) or len(alphas) != len(operands):
             raise InvalidRequest(
@@ -323,11 +323,11 @@ class Recorder:
             self._constants[key] = self._add(made)
         return self._tensor(self._constants[key])
 
-    def _converted(self, x: Tensor, dtype: DTypeLike, *, kept: bool) -> Tensor:
+    def _convert(self, x: Tensor, dtype: DTypeLike, *, kept: bool) -> Tensor:
         """x with another dtype; `kept`: wherever it is read, else where it is stored."""
         made = self._result(Pointwise(mode=PointwiseMode.IDENTITY, operands=(x,)))
-        spec = TensorSpec.packed(x.dims, dtype, made._made.spec.layout)
-        self._tensors[made.number] = made._made._replace(spec=spec, kept=kept)
+        spec = TensorSpec.packed(x.dims, dtype, made._entry.spec.layout)
+        self._tensors[made.number] = made._entry._replace(spec=spec, kept=kept)
         return made
 
     def output(self, operation: Operation[Any], name: str) -> Tensor:

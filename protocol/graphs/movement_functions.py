@@ -135,7 +135,7 @@ class MovementFunctions(Recorder):
     def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """x rounded to another dtype. Integers saturate, and NaN becomes 0."""
         self._own("x", x)
-        return self._converted(x, dtype, kept=True)
+        return self._convert(x, dtype, kept=True)
 
     def to_layout(self, x: Tensor, layout: LayoutLike) -> Tensor:
         """x with another order in memory, and the same values; x itself if it has that order.
@@ -144,10 +144,10 @@ class MovementFunctions(Recorder):
         """
         self._own("x", x)
         spec = TensorSpec.packed(x.dims, x.dtype, layout)
-        if settled_strides(x.dims, spec.strides) == settled_strides(x.dims, x._made.spec.strides):
+        if settled_strides(x.dims, spec.strides) == settled_strides(x.dims, x._entry.spec.strides):
             return x
-        made = self._converted(x, x.dtype, kept=False)
-        self._tensors[made.number] = made._made._replace(spec=spec)
+        made = self._convert(x, x.dtype, kept=False)
+        self._tensors[made.number] = made._entry._replace(spec=spec)
         return made
 
     def wrap(self, x: Tensor, dtype: DTypeLike) -> Tensor:
@@ -159,10 +159,10 @@ class MovementFunctions(Recorder):
                 raise InvalidRequest(
                     field=name, value=Words(given), problem="is no dtype of integers", fix="use g.astype"
                 )
-        wide = x if x.dtype is DType.UINT64 else self._converted(x, DType.INT64, kept=True)
+        wide = x if x.dtype is DType.UINT64 else self._convert(x, DType.INT64, kept=True)
         made = self._result(Pointwise(mode=PointwiseMode.BITWISE_OR, operands=(wide, wide)))
-        spec = TensorSpec.packed(x.dims, spec.dtype, made._made.spec.layout)
-        self._tensors[made.number] = made._made._replace(spec=spec, kept=True)
+        spec = TensorSpec.packed(x.dims, spec.dtype, made._entry.spec.layout)
+        self._tensors[made.number] = made._entry._replace(spec=spec, kept=True)
         return made
 
     def bit_cast(self, x: Tensor, dtype: DTypeLike) -> Tensor:
@@ -186,7 +186,7 @@ class MovementFunctions(Recorder):
                 fix="choose one that it holds, or another dtype",
             )
         made = self._constant("value", value, wanted.dims, wanted.dtype)
-        return self._converted(made, wanted.dtype, kept=False)
+        return self._convert(made, wanted.dtype, kept=False)
 
     def broadcast_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """x repeated along its dims of 1, and along new leading dims. Raises `InvalidRequest`."""
@@ -203,7 +203,7 @@ class MovementFunctions(Recorder):
                 fix="keep the last dims of x, but for those of 1",
             )
         made = self.pointwise(PointwiseMode.MUL, x, self._constant("x", 1, wanted, x.dtype))
-        return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
+        return made if made.dtype is x.dtype else self._convert(made, x.dtype, kept=False)
 
     def sum_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """The reverse of `broadcast_to`: the sum over the dims that are 1 in `dims`, or missing in front."""

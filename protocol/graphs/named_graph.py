@@ -85,7 +85,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for name in names:
             require_name("name", name)
         if len(set(names)) < len(names):
-            raise _malformed("names", Words(", ".join(names)), "repeats a name")
+            raise _malformed_graph("names", Words(", ".join(names)), "repeats a name")
         known = {tensor.uid: tensor for tensor in self.body.tensors}
         bound = frozenset(self.body.bound)
         for port in self.ports:
@@ -93,15 +93,17 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 continue
             tensor = known.get(port.uid)
             if tensor is None or tensor.spec != port.spec or port.uid not in bound:
-                raise _malformed(port.name, port.uid, "is not the number of a bound tensor of this spec")
+                raise _malformed_graph(
+                    port.name, port.uid, "is not the number of a bound tensor of this spec"
+                )
         for number, (ports, wanted) in enumerate([(self.inputs, False), (self.outputs, True)]):
             for port in ports:
                 written = port.uid in self.body.written
                 if written is not wanted and (number or port.uid is not None):
-                    raise _malformed(port.name, port.uid, f"is {'' if written else 'not '}written")
+                    raise _malformed_graph(port.name, port.uid, f"is {'' if written else 'not '}written")
         missing = bound.difference(self.names_of)
         if missing:
-            raise _malformed("body", sorted(missing), "has bound tensors without a name")
+            raise _malformed_graph("body", sorted(missing), "has bound tensors without a name")
 
     def __repr__(self) -> str:
         inputs, outputs = (
@@ -292,5 +294,5 @@ def _list_ports(ports: tuple[Port, ...], room: int) -> str:
     return listing(texts, len(ports), room)
 
 
-def _malformed(field: str, value: object, problem: str) -> InvalidRequest:
+def _malformed_graph(field: str, value: object, problem: str) -> InvalidRequest:
     return InvalidRequest(field=field, value=value, problem=problem, fix="build it with GraphBuilder")

@@ -19,10 +19,10 @@ def named_outputs(kind: str, outputs: Mapping[str, Any]) -> Any:
 def _of_class(kind: str, names: tuple[str, ...]) -> Any:
     fields: Any = namedtuple(kind, names, rename=True)  # type: ignore[misc]
 
-    def reduced(made: tuple[Any, ...]) -> tuple[Any, ...]:
+    def reduce_outputs(made: tuple[Any, ...]) -> tuple[Any, ...]:
         return _restore, (kind, names, tuple(made))
 
-    return type(kind, (fields,), {"__slots__": (), "__reduce__": reduced})
+    return type(kind, (fields,), {"__slots__": (), "__reduce__": reduce_outputs})
 
 
 def _restore(kind: str, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:

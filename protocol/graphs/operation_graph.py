@@ -69,25 +69,27 @@ class OperationGraph(
 
     def __post_init__(self) -> None:
         if len(self._by_uid) != len(self.tensors):
-            raise _malformed("tensors", sorted(t.uid for t in self.tensors), "repeats a uid")
+            raise _malformed_graph("tensors", sorted(t.uid for t in self.tensors), "repeats a uid")
         if not self.operations:
-            raise _malformed("operations", (), "is empty")
+            raise _malformed_graph("operations", (), "is empty")
         written: set[int] = set()
         overwritten: set[int | None] = set()
         for operation in self.operations:
             self._check_operation(operation, written)
             written.update(operation.writes)
             if not overwritten.isdisjoint(operation.reads):
-                raise _malformed("operations", operation.kind, "reads what an operation before it overwrites")
-            overwritten.update(self._overwritten(operation))
+                raise _malformed_graph(
+                    "operations", operation.kind, "reads what an operation before it overwrites"
+                )
+            overwritten.update(self._overwritten_inputs(operation))
         for tensor in self.tensors:
             if tensor.role is TensorRole.VIRTUAL and tensor.uid not in written:
-                raise _malformed("tensors", tensor.uid, "is virtual and nothing writes it")
+                raise _malformed_graph("tensors", tensor.uid, "is virtual and nothing writes it")
             if tensor.overwrites is not None:
                 self._check_overwriting(tensor)
             constant = tensor.role is TensorRole.CONSTANT
             if constant is (tensor.value is None) or (constant and tensor.uid in written):
-                raise _malformed(
+                raise _malformed_graph(
                     "tensors", tensor.uid, "is a constant without a value, or a value of no constant"
                 )
 
@@ -96,15 +98,17 @@ class OperationGraph(
         reads, writes = operation.reads, operation.writes
         for uid in (*reads, *writes):
             if uid not in self._by_uid:
-                raise _malformed("operations", uid, "names a tensor that the graph does not hold")
+                raise _malformed_graph("operations", uid, "names a tensor that the graph does not hold")
         for uid in reads:
             if uid in self.written and uid not in written:
-                raise _malformed("operations", uid, "is read before it is written")
+                raise _malformed_graph("operations", uid, "is read before it is written")
         for uid in writes:
             if uid in written or writes.count(uid) > 1:
-                raise _malformed("operations", uid, "is written twice")
+                raise _malformed_graph("operations", uid, "is written twice")
         if operation.numerics is not None:
-            raise _malformed("numerics", operation.numerics, "is given to an operation, not to the graph")
+            raise _malformed_graph(
+                "numerics", operation.numerics, "is given to an operation, not to the graph"
+            )
 
     def _check_overwriting(self, tensor: GraphTensor) -> None:
         """Raise `InvalidRequest` unless a bound result overwrites a bound input of the same spec."""
@@ -112,11 +116,11 @@ class OperationGraph(
         is_input = uid in self.canonical_uids and uid not in self.written
         is_result = tensor.uid in self.written and tensor.role is TensorRole.BOUND
         if uid is None or not is_input or not is_result:
-            raise _malformed("tensors", tensor.uid, "must be a result and overwrite an input")
+            raise _malformed_graph("tensors", tensor.uid, "must be a result and overwrite an input")
         if self.tensor(uid).meaning() != tensor.meaning():
-            raise _malformed("tensors", tensor.uid, "overwrites an input of another spec")
+            raise _malformed_graph("tensors", tensor.uid, "overwrites an input of another spec")
 
-    def _overwritten(self, operation: Node) -> list[int]:
+    def _overwritten_inputs(self, operation: Node) -> list[int]:
         """The inputs that an operation overwrites.
 
         Raises `InvalidRequest` if it may still read what it has written over, as most operations may.
@@ -379,5 +383,5 @@ def _encoded_whole(numbers: tuple[int, ...]) -> Encoded:
     return Encoded(canonical_bytes(numbers))
 
 
-def _malformed(field: str, value: object, problem: str) -> InvalidRequest:
+def _malformed_graph(field: str, value: object, problem: str) -> InvalidRequest:
     return InvalidRequest(field=field, value=value, problem=problem, fix="correct the graph")

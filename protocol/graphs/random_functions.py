@@ -32,7 +32,7 @@ __all__ = ["RandomFunctions"]
 class RandomFunctions(Recorder):
     """Each function adds operations to the graph. Raises `InvalidRequest` if operands do not fit together."""
 
-    def _drawn(
+    def _draw(
         self, kind: type[Randomness[Any]], dims: Sequence[int], dtype: DTypeLike, state: Tensor, **of: Any
     ) -> Tensor:
         spec = TensorSpec.packed(dims, dtype)
@@ -60,7 +60,7 @@ class RandomFunctions(Recorder):
         dtype: DTypeLike = DType.FLOAT32,
     ) -> Tensor:
         """Numbers from `low` on and below `high`, all equally likely: see `RandomUniform`."""
-        return self._drawn(RandomUniform, dims, dtype, state=state, low=low, high=high)
+        return self._draw(RandomUniform, dims, dtype, state=state, low=low, high=high)
 
     def normal(
         self,
@@ -72,19 +72,19 @@ class RandomFunctions(Recorder):
         dtype: DTypeLike = DType.FLOAT32,
     ) -> Tensor:
         """Normally distributed numbers with that mean and standard deviation: see `RandomNormal`."""
-        return self._drawn(RandomNormal, dims, dtype, state=state, mean=mean, deviation=std)
+        return self._draw(RandomNormal, dims, dtype, state=state, mean=mean, deviation=std)
 
     def bernoulli(
         self, dims: Sequence[int], state: Tensor, probability: float = 0.5, *, dtype: DTypeLike = DType.BOOL
     ) -> Tensor:
         """1 with that probability, else 0: see `RandomBernoulli`."""
-        return self._drawn(RandomBernoulli, dims, dtype, state=state, probability=probability)
+        return self._draw(RandomBernoulli, dims, dtype, state=state, probability=probability)
 
     def randint(
         self, dims: Sequence[int], state: Tensor, low: int, high: int, *, dtype: DTypeLike = DType.INT64
     ) -> Tensor:
         """Whole numbers from `low` on and below `high`, all equally likely: see `RandomIntegers`."""
-        return self._drawn(RandomIntegers, dims, dtype, state=state, low=low, high=high)
+        return self._draw(RandomIntegers, dims, dtype, state=state, low=low, high=high)
 
     def dropout(self, x: Tensor, probability: Any, state: Tensor) -> Tensor:
         """x with each element 0 with that probability, else divided by 1 - probability.

@@ -64,7 +64,7 @@ class RangeFunctions(MovementFunctions):
         _check_count("rows", rows)
         _check_count("columns", wide)
         down, along = self._grid(rows, wide)
-        return self._converted(along - down == k, dtype, kept=False)
+        return self._convert(along - down == k, dtype, kept=False)
 
     def tril(self, x: Tensor, k: int = 0) -> Tensor:
         """The matrices in the last two dims, with 0 above the diagonal k places above the main one."""
@@ -105,7 +105,7 @@ class RangeFunctions(MovementFunctions):
         for name, number in (("on", on), ("off", off)):
             _check_holds(name, kind, as_number(name, number, unsigned=kind is DType.UINT64))
             chosen.append(self._constant(name, number, (1,) * given.rank, wide))
-        return self._converted(self.pointwise(_M.SELECT, hot, *chosen), kind, kept=False)
+        return self._convert(self.pointwise(_M.SELECT, hot, *chosen), kind, kept=False)
 
     def _triangle(self, x: Tensor, k: int, *, lower: bool) -> Tensor:
         self._own("x", x)
@@ -118,7 +118,7 @@ class RangeFunctions(MovementFunctions):
         down, along = self._grid(*x.dims[-2:])
         inside = along - down <= k if lower else along - down >= k
         made = self.pointwise(_M.SELECT, inside, x, 0)
-        return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
+        return made if made.dtype is x.dtype else self._convert(made, x.dtype, kept=False)
 
     def _grid(self, rows: int, columns: int) -> Sequence[Tensor]:
         """The number of each row, dims (rows, 1), and of each column, dims (1, columns)."""

@@ -142,13 +142,13 @@ class SpatialFunctions(ArrangementFunctions, RangeFunctions, ConvolutionFunction
         if blocks.are_cut_by_element:
             parts = [
                 self._place_apart(
-                    self.slice(x, (*before, tap)), axis - 1, blocks.padded, tap * blocks.dilation, step
+                    self.slice(x, (*before, tap)), axis - 1, blocks.padded_size, tap * blocks.dilation, step
                 )
                 for tap in range(blocks.taps)
             ]
             return functools.reduce(operator.add, parts)
         x = self._place_apart(x, 2, blocks.strips * step)  # as in `_cut`
-        size = max((blocks.number + blocks.strips - 1) * step, blocks.padded)
+        size = max((blocks.number + blocks.strips - 1) * step, blocks.padded_size)
         parts = []
         for first in range(0, blocks.strips * step, step):
             strip = self.moveaxis(self.slice(x, (*before, slice(first, first + step))), 2, axis)
@@ -256,7 +256,7 @@ class SpatialFunctions(ArrangementFunctions, RangeFunctions, ConvolutionFunction
         check_spatial("size", sizes, 1)
         squares = self._mean_squares(x, means, _around(sizes))
         made = x / (squares * float(alpha) + float(bias)) ** float(beta)
-        return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
+        return made if made.dtype is x.dtype else self._convert(made, x.dtype, kept=False)
 
     def _check_means(self, x: Tensor, means: Tensor) -> None:
         self._own("means", means)
@@ -339,7 +339,7 @@ class _Blocks(NamedTuple):
     after: int
 
     @property
-    def padded(self) -> int:
+    def padded_size(self) -> int:
         """How many elements the dim has with its padding."""
         return self.before + self.pixels + self.after
 

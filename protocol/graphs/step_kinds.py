@@ -34,7 +34,7 @@ class StepKind(enum.Enum):
     SESSION = ("ONNX Runtime", "#e3f1d8")
     """The whole graph."""
 
-    def named(self, *of: str) -> str:
+    def step_name(self, *of: str) -> str:
         """The name of a step of this kind."""
         text, _ = self.value
         return text.format(*of)

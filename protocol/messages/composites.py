@@ -109,7 +109,7 @@ class _Builder:
 
     def build(self) -> Assembled:
         steps = self._steps()
-        operands = [self._bound(name, self.specs[name]) for name in self.names[:-1]]
+        operands = [self._bind(name, self.specs[name]) for name in self.names[:-1]]
         value = self._convolution(operands, last=not steps)
         for number, (mode, other, parameter) in enumerate(steps, start=1):
             result = self._result() if number == len(steps) else self._virtual(self.pointwise)
@@ -128,7 +128,7 @@ class _Builder:
             steps.append((PointwiseMode.MUL, self._scalar("alpha"), None))
         if self.message.beta != 0.0:
             scaled = self._virtual(self.pointwise)
-            self.previous = self._bound(self.output, self.spec)
+            self.previous = self._bind(self.output, self.spec)
             self._pointwise(PointwiseMode.MUL, [self.previous, self._scalar("beta")], scaled, None)
             steps.append((PointwiseMode.ADD, scaled, None))
         if isinstance(self.message, ConvFwd):
@@ -153,7 +153,7 @@ class _Builder:
         shaped = TensorSpec(dims=broadcast, strides=strides, dtype=spec.dtype, alignment=spec.alignment)
         if shaped.dims != spec.dims:
             self.views["bias"] = shaped
-        return self._bound("bias", shaped)
+        return self._bind("bias", shaped)
 
     def _convolution(self, operands: list[int], *, last: bool) -> int:
         sums = type_of_sums(self.specs[self.names[0]].dtype)
@@ -168,13 +168,13 @@ class _Builder:
         operation = Pointwise(mode=mode, operands=tuple(operands), result=result, parameter=parameter)
         self.operations.append(operation)
 
-    def _bound(self, name: str, spec: TensorSpec, overwrites: int | None = None) -> int:
+    def _bind(self, name: str, spec: TensorSpec, overwrites: int | None = None) -> int:
         uid = self._add(spec, TensorRole.BOUND, name, overwrites)
         self.names_of[uid] = name
         return uid
 
     def _result(self) -> int:
-        return self._bound(self.output, self.spec, overwrites=self.previous)
+        return self._bind(self.output, self.spec, overwrites=self.previous)
 
     def _virtual(self, dtype: DType) -> int:
         layout = Layout.NHWC if self.spec.layout is Layout.NHWC else Layout.NCHW

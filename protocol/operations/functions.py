@@ -239,7 +239,7 @@ def _integers(*arrays: Array) -> bool:
     return all(array.dtype.kind != "f" for array in arrays)
 
 
-def _rounded(name: str) -> Callable[..., Array]:
+def _rounding(name: str) -> Callable[..., Array]:
     return lambda xp, x: x if _integers(x) else getattr(xp, name)(x)
 
 
@@ -317,7 +317,7 @@ def _places(xp: Any, x: Array) -> Array:
     return xp.abs(x) % 9
 
 
-def _balanced(xp: Any, x: Array) -> Array:
+def _positive_part(xp: Any, x: Array) -> Array:
     return xp.where(x > 0, x, 0)
 
 
@@ -363,10 +363,10 @@ FUNCTIONS: Mapping[PointwiseMode, Function] = {
     _M.ACOSH: Function("arccosh", samples=(_from_one,)),
     _M.ATANH: Function("arctanh", samples=(_inside_one,)),
     _M.ERF: Function("erf", samples=(_inside_one,)),
-    _M.CEIL: Function(_rounded("ceil"), whole=True, samples=(_fractions,)),
-    _M.FLOOR: Function(_rounded("floor"), whole=True, samples=(_fractions,)),
-    _M.ROUND: Function(_rounded("rint"), whole=True, samples=(_fractions,)),
-    _M.TRUNC: Function(_rounded("trunc"), whole=True, samples=(_fractions,)),
+    _M.CEIL: Function(_rounding("ceil"), whole=True, samples=(_fractions,)),
+    _M.FLOOR: Function(_rounding("floor"), whole=True, samples=(_fractions,)),
+    _M.ROUND: Function(_rounding("rint"), whole=True, samples=(_fractions,)),
+    _M.TRUNC: Function(_rounding("trunc"), whole=True, samples=(_fractions,)),
     _M.RELU: Function(_relu, parameters={"parameter": 0.0, "lower": 0.0, "upper": _INF}, whole=True),
     _M.LEAKY_RELU: Function(
         lambda xp, x, p: xp.where(x > 0, x, p * x), parameters=_default(Activation.LEAKY_RELU)
@@ -392,9 +392,9 @@ FUNCTIONS: Mapping[PointwiseMode, Function] = {
     _M.LE: _truth("less_equal"),
     _M.GT: _truth("greater"),
     _M.GE: _truth("greater_equal"),
-    _M.LOGICAL_AND: _truth("logical_and")._replace(samples=(_balanced, _balanced)),
-    _M.LOGICAL_OR: _truth("logical_or")._replace(samples=(_balanced, _balanced)),
-    _M.LOGICAL_XOR: _truth("logical_xor")._replace(samples=(_balanced, _balanced)),
+    _M.LOGICAL_AND: _truth("logical_and")._replace(samples=(_positive_part, _positive_part)),
+    _M.LOGICAL_OR: _truth("logical_or")._replace(samples=(_positive_part, _positive_part)),
+    _M.LOGICAL_XOR: _truth("logical_xor")._replace(samples=(_positive_part, _positive_part)),
     _M.LOGICAL_NOT: _truth("logical_not", 1),
     _M.BITWISE_AND: _bits("bitwise_and"),
     _M.BITWISE_OR: _bits("bitwise_or"),
@@ -403,7 +403,7 @@ FUNCTIONS: Mapping[PointwiseMode, Function] = {
     _M.SHIFT_LEFT: _bits(_shift_left, samples=(None, _places)),
     _M.SHIFT_RIGHT: _bits(_shift_right, samples=(None, _places)),
     _M.SELECT: Function(
-        lambda xp, a, b, c: xp.where(a != 0, b, c), 3, whole=True, samples=(_balanced, None, None)
+        lambda xp, a, b, c: xp.where(a != 0, b, c), 3, whole=True, samples=(_positive_part, None, None)
     ),
     _M.IS_NAN: _truth("isnan", 1)._replace(samples=(_special(math.nan),)),
     _M.IS_INF: _truth("isinf", 1)._replace(samples=(_special(_INF),)),

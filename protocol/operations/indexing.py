@@ -64,7 +64,7 @@ class Places(NamedTuple):
     stacked: bool = False
 
     @property
-    def selected(self) -> tuple[int, ...]:
+    def selected_axes(self) -> tuple[int, ...]:
         """The axes of x that indices select."""
         return tuple(axis for axis, own in enumerate(self.own) if own is None)
 
@@ -79,7 +79,7 @@ class Places(NamedTuple):
             known = dict(zip(of, sizes, strict=True))
             return values.reshape([known.get(axis, 1) for axis in axes])
 
-        parts = [indices[..., n] for n in range(len(self.selected))] if self.stacked else [indices]
+        parts = [indices[..., n] for n in range(len(self.selected_axes))] if self.stacked else [indices]
         found: list[Any] = [slice(None)] * first
         for axis in range(first, last):
             own, size = self.own[axis], x[axis]
@@ -110,7 +110,7 @@ class _Indexed(Operation[T]):
         x, indices = specs["x"], specs["indices"]
         require(specs, "indices", indices.dims, DType.INT32, DType.INT64)
         places = self.places(x.dims, indices.dims)
-        if 0 not in places.dims and 0 in (x.dims[axis] for axis in places.selected):
+        if 0 not in places.dims and 0 in (x.dims[axis] for axis in places.selected_axes):
             raise InvalidRequest(
                 field="x",
                 value=x.dims,
@@ -123,7 +123,7 @@ class _Indexed(Operation[T]):
         """Indices all over x; some of them are equal."""
         x, indices = specs["x"].dims, specs["indices"]
         places = self.places(x, indices.dims)
-        sizes = xp.asarray([max(x[axis], 1) for axis in places.selected], dtype=xp.int64)
+        sizes = xp.asarray([max(x[axis], 1) for axis in places.selected_axes], dtype=xp.int64)
         count = math.prod(indices.dims)
         steps = (xp.arange(count, dtype=xp.int64) // 2 * _SPREAD).reshape(indices.dims)
         return {
@@ -341,7 +341,7 @@ class Scattering(_Indexed[T]):
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
         x, region = specs["x"].dims, wanted["y"]
         places = self.places(x, specs["indices"].dims)
-        if not all(is_all(x[axis], region[axis]) for axis in places.selected):
+        if not all(is_all(x[axis], region[axis]) for axis in places.selected_axes):
             return None
         updates = [slice(None)] * len(places.dims)
         for part, own in zip(region, places.own, strict=True):

@@ -50,7 +50,7 @@ class _Windows(NamedTuple):
 class _Pooling(Operation[T]):
     window: Window | AdaptiveWindow
 
-    def _pooled(self, x: TensorSpec, dtype: DType | None = None) -> TensorSpec:
+    def _pooled_spec(self, x: TensorSpec, dtype: DType | None = None) -> TensorSpec:
         layout = Layout.NHWC if x.layout is Layout.NHWC else Layout.NCHW
         return TensorSpec.packed(self.window.output_dims(x.dims), dtype or x.dtype, layout)
 
@@ -135,7 +135,7 @@ class MaxPool(_Pooling[T], tag=True):
     index: T | None = None
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
-        return {"y": self._pooled(specs["x"]), "index": self._pooled(specs["x"], DType.INT64)}
+        return {"y": self._pooled_spec(specs["x"]), "index": self._pooled_spec(specs["x"], DType.INT64)}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         best, window = values["x"], self.window
@@ -225,10 +225,10 @@ class MaxPoolBackward(_Pooling[T], tag=True):
         dims = specs["dx"].dims
         numbers = xp.arange(math.prod(dims), dtype=xp.int64).reshape(dims)
 
-        def found(number: Array, dy: Array, index: Array) -> Array:
+        def gradient_of(number: Array, dy: Array, index: Array) -> Array:
             return xp.where(number == index, dy, 0)
 
-        return {"dx": self.window.collect(xp, found, [numbers], [values["dy"], values["index"]])}
+        return {"dx": self.window.collect(xp, gradient_of, [numbers], [values["dy"], values["index"]])}
 
 
 class AvgPool(_Pooling[T], tag=True):
@@ -256,7 +256,7 @@ class AvgPool(_Pooling[T], tag=True):
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         require_floating(specs, "x")
-        return {"y": self._pooled(specs["x"])}
+        return {"y": self._pooled_spec(specs["x"])}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x, places = values["x"], specs["y"].dims[2:]
@@ -342,7 +342,7 @@ class LpPool(_LpPooling[T], tag=True):
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         require_floating(specs, "x")
         self._check_p()
-        return {"y": self._pooled(specs["x"])}
+        return {"y": self._pooled_spec(specs["x"])}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         window, most = self.window, xp.abs(values["x"])

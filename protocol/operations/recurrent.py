@@ -436,8 +436,8 @@ class RecurrentBackwardWeights(RecurrentLayer[T], tag=True):
         state = specs["y"].dims[2] // directions
         require(specs, "y", (steps, batch, directions * state), x.dtype)
         sizes = LayerSizes(steps, batch, features, directions, hidden, state)
-        fits = 0 < state < hidden if sizes.projected else state == hidden
-        if directions > 2 or not fits or (sizes.projected and self.mode is not RecurrentMode.LSTM):
+        fits = 0 < state < hidden if sizes.has_projection else state == hidden
+        if directions > 2 or not fits or (sizes.has_projection and self.mode is not RecurrentMode.LSTM):
             raise InvalidRequest(
                 field="slopes",
                 value=specs["slopes"].dims,
@@ -459,7 +459,7 @@ class RecurrentBackwardWeights(RecurrentLayer[T], tag=True):
             "dw_hh": (sizes.directions, rows, sizes.state),
             "dbias": (sizes.directions, 2, rows),
         }
-        if sizes.projected:
+        if sizes.has_projection:
             dims["dw_hr"] = (sizes.directions, sizes.state, sizes.hidden)
         return {name: TensorSpec.packed(each, dtype) for name, each in dims.items()}
 

@@ -66,7 +66,7 @@ class LayerSizes(NamedTuple):
     state: int
 
     @property
-    def projected(self) -> bool:
+    def has_projection(self) -> bool:
         """Whether h is a projection."""
         return self.state < self.hidden
 
@@ -190,7 +190,7 @@ class RecurrentLayer(Operation[T]):
 
     def _kept_spec(self, sizes: LayerSizes, dtype: DType) -> TensorSpec:
         """The spec of `reserve` and `slopes`."""
-        kept = self.kept(projected=sizes.projected)
+        kept = self.kept(projected=sizes.has_projection)
         dims = (sizes.directions, sizes.steps, sizes.batch, kept, sizes.hidden)
         return TensorSpec.packed(dims, self.compute((dtype,)))
 

@@ -447,7 +447,7 @@ class _Groups:
             return 30 - found
         return (
             found * (1 - self._number % 2 * 2)
-            if self._signed and mode is ReductionMode.ABSOLUTE_MAX
+            if self._has_sign and mode is ReductionMode.ABSOLUTE_MAX
             else found
         )
 
@@ -457,10 +457,10 @@ class _Groups:
         few = self._place % max(1, self.length // 64) == 0
         large, small = few & (values == 4), few & (values == -3) & self._dtype.is_floating
         sizes = 1.0 + large - small / 2
-        return sizes * xp.where(values > 0, 1, -1) if self._signed else sizes
+        return sizes * xp.where(values > 0, 1, -1) if self._has_sign else sizes
 
     @property
-    def _signed(self) -> bool:
+    def _has_sign(self) -> bool:
         return self._dtype.is_floating or np.dtype(self._dtype.numpy).kind == "i"
 
 

@@ -120,7 +120,7 @@ class Taps(NamedTuple):
         size, count = self.places.shape
         return Lists(np.arange(size + 1) * count, self.places.ravel(), self.weights.ravel())
 
-    def transposed(self, size: int) -> Lists:
+    def transpose(self, size: int) -> Lists:
         """The elements of the result that each of the operand's `size` elements is part of."""
         used = (self.weights != 0) & ~self.outside[:, None]
         of, tap = np.nonzero(used)

@@ -240,7 +240,7 @@ def test_lists_of_a_gradient_are_as_long_as_all_that_is_summed() -> None:
     """Where one element of x has become all of y, too."""
     operation = asked((3000,), LINEAR, coordinates=CROP, roi=(0.5, 0.5))
     (taps,) = operation.taps((2001,)).values()
-    lists = taps.transposed(2001)
+    lists = taps.transpose(2001)
     assert len(lists.places) == 3000
     assert lists.starts[1000:1002].tolist() == [0, 3000]
 

@@ -83,14 +83,14 @@ def test_a_picture_has_a_box_for_each_port_and_operation() -> None:
 
 @pytest.mark.parametrize("kind", StepKind)
 def test_a_piece_has_the_colour_of_its_first_step_and_the_docs_have_its_name(kind: StepKind) -> None:
-    step = kind.named("eng1")
+    step = kind.step_name("eng1")
     of = graph()
     body = of.body
     found = Explanation(plan="", digest=body.digest(), pieces=(piece_of(body, "", (0,), step, "other"),))
     fills = {rect.get("fill") for rect in ET.fromstring(of.to_svg(found)).iter(f"{SVG}rect")}
     assert fills - {"#fff", "#ffffff"} == {kind.colour}
     page = Path(__file__).parents[2] / "docs" / "graphs.md"
-    assert f"`{kind.named('')}" in page.read_text()
+    assert f"`{kind.step_name('')}" in page.read_text()
 
 
 def test_an_explained_picture_has_a_box_for_each_piece_and_dashes_views() -> None:

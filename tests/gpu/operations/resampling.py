@@ -106,7 +106,7 @@ def _of_forward(operation: Resample[str], values: Exact, specs: Specs) -> Exact:
 def _of_backward(operation: ResampleBackward[str], values: Exact, specs: Specs) -> Exact:
     dims = specs["dx"].dims
     dy, taps = _magnitudes(values["dy"], operation.taps(dims))
-    lists = [of.transposed(dims[axis]) for axis, of in taps.items()]
+    lists = [of.transpose(dims[axis]) for axis, of in taps.items()]
     counts = [int(np.diff(of.starts).max()) for of in lists]
     return {"dx": _factor(counts) * spread(np, dy, taps, dims)}
 

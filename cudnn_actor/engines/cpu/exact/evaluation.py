@@ -157,5 +157,5 @@ class EvaluatedPlan:
     def explain(self, graph: OperationGraph) -> Explanation:
         """A piece for each operation; see `engines.base.Plan`."""
         numbers = range(len(graph.operations))
-        pieces = (piece_of(graph, self.tag, (number,), StepKind.NUMPY.named()) for number in numbers)
+        pieces = (piece_of(graph, self.tag, (number,), StepKind.NUMPY.step_name()) for number in numbers)
         return Explanation(plan=self.tag, digest=graph.digest(), pieces=tuple(pieces))

@@ -253,7 +253,9 @@ class CpuPlan:
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """A piece for each stage; see `engines.base.Plan`."""
-        pieces = (piece_of(graph, self.tag, numbers, StepKind.TILES.named()) for numbers in self.operations)
+        pieces = (
+            piece_of(graph, self.tag, numbers, StepKind.TILES.step_name()) for numbers in self.operations
+        )
         return Explanation(
             plan=self.tag,
             digest=graph.digest(),

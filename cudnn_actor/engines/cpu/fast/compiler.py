@@ -101,7 +101,7 @@ class _Compiler:
                 self._add(number, operation)
             self._on_progress()
         self._end_chain()
-        without_kernel = [piece for piece in self._pieces if piece.step == StepKind.NUMPY.named()]
+        without_kernel = [piece for piece in self._pieces if piece.step == StepKind.NUMPY.step_name()]
         evaluated_ones = (graph.operations[number] for piece in without_kernel for number in piece.operations)
         if len(without_kernel) == len(self._pieces) or any(
             isinstance(one, Convolution) for one in evaluated_ones
@@ -180,12 +180,12 @@ class _Compiler:
         self._loads = []
         if kernel is None:
             units.append(definition_unit(graph, number))
-            step = StepKind.NUMPY.named()
+            step = StepKind.NUMPY.step_name()
         else:
             operands, results = (dict(operation.named(n)) for n in (operation.inputs, operation.outputs))
             units.append(kernel_unit(kernel, operands, results, self._lanes))
             units += self._rounding_units(operation)
-            step = StepKind.BLOCKS.named()
+            step = StepKind.BLOCKS.step_name()
         for uid in operation.writes:
             if uid in self._apart:
                 units.append(copy_unit(uid, stored_number(uid)))
@@ -203,7 +203,7 @@ class _Compiler:
         units = [*self._loads, chain.unit(kept, overwritten, self._lanes)]
         units += (copy_unit(uid, stored_number(uid)) for uid in kept if uid in self._apart)
         self._loads = []
-        self._pieces.append(Piece(tuple(chain.numbers), StepKind.BLOCKS.named(), tuple(units)))
+        self._pieces.append(Piece(tuple(chain.numbers), StepKind.BLOCKS.step_name(), tuple(units)))
 
     def _write_ahead(self, chain: OpenChain, kept: Sequence[int]) -> dict[int, int]:
         """Make the last piece write its result directly into the buffer that the chain behind it overwrites.

@@ -108,7 +108,7 @@ def _reverse_taps(taps: Taps, size: int) -> Taps | None:
 
     All elements have the same number of taps: some weights are 0. None if that makes far more taps.
     """
-    starts, places, weights = taps.transposed(size)
+    starts, places, weights = taps.transpose(size)
     if not len(places):  # nothing is read
         places, weights = np.zeros(1, np.int64), np.zeros(1)
     counts = np.diff(starts)

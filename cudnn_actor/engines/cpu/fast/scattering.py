@@ -83,7 +83,7 @@ class Scattered:
         places = self.node.places(self.x, self.indices)
         of_arrays = [n for n, own in enumerate(places.own) if own is None or own in places.of_indices]
         arrays = max(of_arrays) + 1 - min(of_arrays)
-        several = arrays > len(places.selected) + 1
+        several = arrays > len(places.selected_axes) + 1
         return arrays == len(self.x) or several or self.node.reduction is not ScatterReduction.NONE
 
     @functools.cached_property

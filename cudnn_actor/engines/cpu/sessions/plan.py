@@ -79,7 +79,7 @@ class SessionPlan:
     def explain(self, graph: OperationGraph) -> Explanation:
         """The explanation, which has one piece; see `engines.base.Plan`."""
         numbers = range(len(graph.operations))
-        piece = piece_of(graph, self.tag, numbers, StepKind.SESSION.named())
+        piece = piece_of(graph, self.tag, numbers, StepKind.SESSION.step_name())
         return Explanation(plan=self.tag, digest=graph.digest(), pieces=(piece,))
 
 

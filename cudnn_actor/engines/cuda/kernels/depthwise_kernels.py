@@ -23,7 +23,7 @@ class Depthwise(Geometry, frozen=True, tag="depthwise"):
 
     # `Kernel`. Its tensors are its operands, then its results, then its workspace if it needs any.
 
-    title = StepKind.DEPTHWISE.named()
+    title = StepKind.DEPTHWISE.step_name()
     is_empty = False
 
     @property

@@ -170,7 +170,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
     @property
     def title(self) -> str:
         """See `Kernel.title`."""
-        return (StepKind.ELEMENTWISE if self.body else StepKind.COPY).named()
+        return (StepKind.ELEMENTWISE if self.body else StepKind.COPY).step_name()
 
     @property
     def is_empty(self) -> bool:

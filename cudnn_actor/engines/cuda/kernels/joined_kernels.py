@@ -44,7 +44,7 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
     # `Kernel`. Its tensors are those of each kernel, one after the other.
 
     name = "copies"
-    title = StepKind.COPIES.named()
+    title = StepKind.COPIES.step_name()
 
     @property
     def is_empty(self) -> bool:

@@ -112,7 +112,7 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
     # `Kernel`. Its tensors are its operands, then its results.
 
     name = "lines"
-    title = StepKind.LINES.named()
+    title = StepKind.LINES.step_name()
 
     @property
     def is_empty(self) -> bool:

@@ -125,7 +125,7 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
     @property
     def title(self) -> str:
         """See `Kernel.title`."""
-        return (StepKind.COPIES if self._tensors > 2 else StepKind.COPY).named()
+        return (StepKind.COPIES if self._tensors > 2 else StepKind.COPY).step_name()
 
     @property
     def reads(self) -> range:

@@ -206,7 +206,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
     # `Kernel`. Its tensors are its result and its operand.
 
     name = "tiles"
-    title = StepKind.COPY.named()
+    title = StepKind.COPY.step_name()
     is_empty = False
 
     @property

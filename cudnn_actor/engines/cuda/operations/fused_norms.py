@@ -99,7 +99,7 @@ class Normed(msgspec.Struct, frozen=True, tag="normed"):
     @property
     def title(self) -> str:
         """See `Kernel.title`."""
-        return StepKind.NORM.named(f"{self.operation.kind}: {len(self.launches())}")
+        return StepKind.NORM.step_name(f"{self.operation.kind}: {len(self.launches())}")
 
     @property
     def reads(self) -> list[int]:

@@ -122,7 +122,7 @@ def _gather(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> _Gathe
     places = operation.places(x.dims, indices.dims)
     of_x, of_indices = strides_of(places, x, indices)
     walk = Walk.over("t", y.dims, y=y.strides, x=of_x, indices=of_indices)
-    selects = tuple((x.dims[axis], x.strides[axis]) for axis in places.selected)
+    selects = tuple((x.dims[axis], x.strides[axis]) for axis in places.selected_axes)
     component = indices.strides[-1] if places.stacked else 0
     return _in_packs(_Gather(walk, selects, component, x.dtype.itemsize), math.gcd(x.alignment, y.alignment))
 
@@ -233,7 +233,7 @@ def _scatter(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> _Sca
         ),
         updates=written,
         elements=elements,
-        selects=tuple((x.dims[axis], steps[axis]) for axis in places.selected),
+        selects=tuple((x.dims[axis], steps[axis]) for axis in places.selected_axes),
         component=indices.strides[-1] if places.stacked else 0,
         destinations=destinations,
         together=together,

@@ -211,7 +211,7 @@ def _floats(x: GraphTensor) -> Any:
 def _lists(taps: Taps, transposed: int | None) -> Lists:
     """A dimension's tables; `transposed`: the size of x's dimension, for a gradient."""
     if transposed is not None:
-        return taps.transposed(transposed)
+        return taps.transpose(transposed)
     return taps._replace(places=np.where(taps.outside[:, None], -1, taps.places)).lists()
 
 

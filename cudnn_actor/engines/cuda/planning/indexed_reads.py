@@ -85,7 +85,7 @@ def read_of(operation: Node, x: GraphTensor, dims: tuple[int, ...], *given: Grap
         places = operation.places(x.dims, indices.dims)
         steps, of_indices = (_over(dims, of) for of in strides_of(places, x, indices))
         component = indices.strides[-1] if places.stacked else 0
-        return Read(steps, dict.fromkeys(places.selected), (of_indices, component))
+        return Read(steps, dict.fromkeys(places.selected_axes), (of_indices, component))
     axes = indices_of(operation, x.dims, dims)
     assert axes is not None, "the operation is no such one"
     steps = _over(dims, [0 if n in axes else step for n, step in enumerate(x.strides)])

@@ -92,11 +92,11 @@ def _runs(step: Step) -> str:
     """The name of a step in an explanation."""
     match step:
         case GraphStep():
-            return StepKind.CUDNN.named(step.engine)
+            return StepKind.CUDNN.step_name(step.engine)
         case OperationStep():
-            return LAUNCHERS[step.launcher].named(step.operation.kind)
+            return LAUNCHERS[step.launcher].step_name(step.operation.kind)
         case ProductStep():
-            return StepKind.CUBLASLT.named()
+            return StepKind.CUBLASLT.step_name()
         case KernelStep():
             return step.kernel.title
 
