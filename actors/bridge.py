@@ -214,7 +214,7 @@ class LoopBridge:
 
 
 def _forget_parent() -> None:
-    """In a forked child, forget the loops, which belong to the parent. Waking one would write to the parent's
+    """Forget the loops in a forked child: they belong to the parent. Waking one would write to the parent's
     socket."""
     _pending.clear()
     _bridges.clear()

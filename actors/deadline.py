@@ -86,4 +86,4 @@ def require_timeout(timeout: object) -> None:
 
 
 _ENDLESS = _Within()
-"""Of all calls without a timeout: nothing in it changes."""
+"""The deadline of all calls without a timeout: nothing in it changes."""

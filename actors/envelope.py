@@ -258,7 +258,7 @@ class Envelope:
             self.mailbox.dropped += 1
 
     def rule_out(self) -> bool | None:
-        """Have the message not started, if it has not been. Any thread; never blocks.
+        """Prevent the message from starting, if it has not started. Any thread; never blocks.
 
         Returns whether it certainly never starts; None as `Elsewhere.withdraw`.
         """

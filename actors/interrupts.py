@@ -1,4 +1,5 @@
-"""Where a signal handler may raise, and how code is written so that this does no harm.
+"""Signal handlers may raise at many places. This module says where, and how code is written so that this does
+no harm.
 
 CPython runs signal handlers on the main thread, between two instructions of whatever runs there: at
 the entry of a Python function, at the back-edge of a loop, and after a call. An exception that a handler

@@ -69,7 +69,7 @@ class KeptThreads:
             self.under_way -= 1
 
     def end(self) -> None:
-        """Have the threads end after what they do. Any thread; never blocks. Idempotent."""
+        """End the threads once they have done their present work. Any thread; never blocks. Idempotent."""
         while self._started:
             self._started -= 1
             self._jobs.put(None)

@@ -60,7 +60,7 @@ class Mailbox:
         self.withdrawn = 0
         """Messages of cancelled senders that were dropped to make room. Written under the lock."""
         self.expired = 0
-        """The same for senders whose timeout had passed."""
+        """How many messages were dropped because their senders' timeouts had passed."""
         self.on_refusal: Callable[[Envelope, Exception], None] | None = None
         """Told of each message that the mailbox itself answers with an error: on any thread, perhaps under
         the lock. It must be quick and raise nothing."""

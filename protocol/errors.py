@@ -90,7 +90,7 @@ class OperationError(CudnnActorError):
     where: str
 
     def at(self, operations: Iterable[int], where: str = "") -> Self:
-        """The same error, about these operations."""
+        """A copy of this error that names these operations."""
         return type(self).of_facts({**self._facts, "operations": tuple(operations), "where": where})
 
 
@@ -146,7 +146,7 @@ class InvalidRequest(CudnnActorError, ValueError):
         return cls(**{**facts, "value": Words(value) if isinstance(value, str) else value})
 
     def about(self, field: str) -> Self:
-        """The same error, about an argument of another name."""
+        """A copy of this error about an argument of another name."""
         return type(self).of_facts({**self._facts, "field": field})
 
 
@@ -373,12 +373,13 @@ class OutOfMemory(OperationError, MemoryError):
         self.retry_safe = most is None or requested <= most
 
     def as_part_of(self, requested: int, *, in_use: int, where: str) -> Self:
-        """The same error, about all of what the request was a part of, beside buffers of so many bytes."""
+        """A copy of this error about the whole of which the request was a part, with `in_use` bytes in other
+        buffers."""
         facts = {**self._facts, "requested": requested, "in_use": in_use, "where": where, "largest": None}
         return type(self).of_facts(facts)
 
     def beside(self, *, in_use: int, arena_bytes: int) -> Self:
-        """The same error, of a service whose buffers take so many bytes."""
+        """A copy of this error for a service whose buffers take so many bytes."""
         return type(self).of_facts({**self._facts, "in_use": in_use, "arena_bytes": arena_bytes})
 
 
@@ -581,7 +582,7 @@ class ExecutionFailed(OperationError):
         self.retry_safe = of_model
 
     def of_run(self) -> Self:
-        """The same error, of a run of a model."""
+        """A copy of this error for a run of a model."""
         return type(self).of_facts({**self._facts, "of_model": True})
 
 

@@ -247,7 +247,7 @@ class Deployments:
         return known is not None and known.of is graph
 
     def deployed(self, ref: ModelRef, graphs: Iterable[ModelGraph]) -> tuple[Deployed, ...]:
-        """Those of the given graphs that a model has. Raises `NotDeployed`."""
+        """The graphs of these that a model has. Raises `NotDeployed`."""
         model = self._model(ref)
         return tuple(model.graphs[each.name] for each in graphs if self._has(model, each))
 

@@ -217,13 +217,12 @@ class ServiceState(ExecutionState):
                 return  # the service has stopped, and its memory goes with it
 
     def unload(self, model: ModelRef, graphs: tuple[str, ...] | None) -> None:
-        """Have graphs of a model forgotten, or all of them, without waiting: see `UnloadModel`. Any
-        thread."""
+        """Ask to forget graphs of a model, or all of them, without waiting: see `UnloadModel`. Any thread."""
         with contextlib.suppress(ActorStopped):  # the models go with the service
             self.mailbox.admit(Envelope(UnloadModel(model=model, graphs=graphs)))
 
     def forget(self, identities: frozenset[str], plans: frozenset[str]) -> None:
-        """Have graphs and plans dropped from the caches, in every process: see `Forget`. Any thread."""
+        """Ask to drop graphs and plans from the caches, in every process: see `Forget`. Any thread."""
         with contextlib.suppress(ActorStopped):  # the caches go with the service
             self.mailbox.admit(Envelope(Forget(identities=identities, plans=plans)))
 

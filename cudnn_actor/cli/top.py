@@ -37,7 +37,7 @@ class SourceLost(Exception):
 
 
 class Source(Protocol):
-    """Where metrics come from."""
+    """A source of metrics."""
 
     def read(self) -> tuple[Metrics, ...]:
         """The metrics of the source's services now. Blocks for some seconds at most. Raises `SourceLost`."""

@@ -98,7 +98,8 @@ class ExpectedRun:
             other.forget_values()
 
     def elsewhere(self, instead: Mapping[int, Binding], slots: Sequence[Slot]) -> ExpectedRun | None:
-        """The same plan on other buffers in place of some; None if it is expected on many others already.
+        """A run of the same plan on other buffers in place of some; None if the plan is expected on many
+        others already.
 
         It counts as long as it is kept and `slots` is the graph's `Bound.slots`. Once any buffer has ended,
         that is another object, and the keeper looks its buffers up again.
@@ -216,6 +217,6 @@ def _prepare(
 
 
 def written_slots(cached: CachedMessage, slots: Sequence[Slot]) -> list[Slot]:
-    """Those buffers of a request's plan that the request writes."""
+    """The slots of those buffers of a request's plan that the request writes."""
     written = frozenset(cached.lowered.outputs)
     return [slot for name, slot in zip(cached.lowered.buffers, slots, strict=True) if name in written]

@@ -1,4 +1,5 @@
-"""Where NumPy arrays lie in the memory of this process. Where buffers lie is in `memory_table`."""
+"""The addresses of NumPy arrays in the memory of this process. The places of buffers are in
+`memory_table`."""
 
 from __future__ import annotations
 

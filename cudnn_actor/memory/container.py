@@ -33,7 +33,7 @@ _FOR_ARENAS = 3 / 4
 that are being copied."""
 
 GROUPS = Path("/sys/fs/cgroup")
-"""Where the groups are, which have the limits."""
+"""The folder of the groups, which have the limits."""
 OWN_GROUPS = Path("/proc/self/cgroup")
 """The file that names the groups of this process."""
 

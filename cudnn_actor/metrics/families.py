@@ -29,7 +29,7 @@ class Kind(enum.Enum):
     COUNTER = "counter"
     """A number that never falls. Prometheus's names of these end with `_total`."""
     TRITON_COUNTER = "counter, by Triton's name"
-    """The same, under a name of Triton's, which does not end with `_total`."""
+    """A counter under a name of Triton's, which does not end with `_total`."""
     GAUGE = "gauge"
     """A number."""
     HISTOGRAM = "histogram"

@@ -58,7 +58,7 @@ class Alike(NamedTuple):
         return cls(kinds, {name: spec_of(array) for name, array in arrays})
 
     def views(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-        """What `checked_inputs` returns for inputs, if they are like these; else None."""
+        """The result of `checked_inputs` for inputs, if they are like these; else None."""
         if type(inputs) is not dict or len(inputs) != len(self.kinds):
             return None
         views: dict[str, np.ndarray] = {}

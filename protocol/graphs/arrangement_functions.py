@@ -17,8 +17,8 @@ from cudnn_actor.protocol.types.tensor import whole_numbers
 __all__ = ["ArrangementFunctions", "Blocks"]
 
 Blocks = Literal["DCR", "CRD"]
-"""What the channels of `depth_to_space` consist of, the slowest first. DCR: the row in the block, the column,
-the result's channel. CRD: the result's channel, the row, the column."""
+"""The order of the parts of `depth_to_space`'s channels, the slowest first. DCR: the row in the block, the
+column, the result's channel. CRD: the result's channel, the row, the column."""
 
 _FEW = 8
 """Up to this many times, `tile` concatenates a tensor with itself; for more, it broadcasts the tensor."""

@@ -95,7 +95,8 @@ class _Layout:
         return chain
 
     def _trunk(self, source: Hashable, rank: int) -> Hashable:
-        """What lines from a box share in a layer: the box itself in its own layer, else one without width."""
+        """The box in a layer that all lines from a box pass: the box itself in its own layer, else one
+        without width."""
         return source if rank == self._ranks[source] else ("line", source, rank)
 
     def placement(self) -> Placed:

@@ -250,7 +250,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return sum(len(piece.operations) for piece in self.pieces) + len(self.views)
 
     def with_times(self, graph: OperationGraph, times: PlanTimes) -> Explanation:
-        """The same, with what was measured; `graph` is the one that it explains."""
+        """A copy of this explanation with measured times. `graph`: the graph that it explains."""
         found = piece_times(graph, [piece.operations for piece in self.pieces], times)
         pieces = zip(self.pieces, found, strict=True)
         return msgspec.structs.replace(
@@ -261,7 +261,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     def with_only_candidates(self) -> Explanation:
-        """The same, of an engine that has no choice: each piece's one candidate is what runs it."""
+        """A copy of this explanation for an engine without a choice: each piece has one candidate, the plan
+        that runs it."""
 
         def only(piece: PieceOfPlan) -> PieceOfPlan:
             facts: Any = {"chosen": True, "deterministic": True, "workspace": piece.workspace}

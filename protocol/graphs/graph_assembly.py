@@ -91,7 +91,7 @@ class GraphAssembly:
         return kept[::-1]
 
     def _bind(self, name: str, number: int) -> None:
-        """Have an output written to a buffer: the tensor itself, or a copy of an input or another output."""
+        """Bind an output to a buffer: the tensor itself, or a copy of an input or another output."""
         made = self._made[number]
         before = self._inputs.get(name)
         spec = made.spec if before is None else self._made[before].spec

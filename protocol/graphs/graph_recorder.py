@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Recorder", "as_called", "pointwise_mode"]
 
 _OWN = "cudnn_actor.protocol."
-"""What the names of this package's modules begin with."""
+"""The prefix of the names of this package's modules."""
 _LARGEST = 2.0**128 - 2.0**103
 """Below it, every number rounds to a float32 that is not infinite."""
 _OF_LENGTHS = ("input_lengths", "target_lengths", "lengths_q", "lengths_kv")
@@ -69,9 +69,10 @@ class Recorder:
         self._operations: list[Node] = []
         self._constants: dict[tuple[str, type, DType, tuple[int, ...]], int] = {}
         self.place = ""
-        """What adds the operations that follow, for people; empty for the line of code that does."""
+        """The place that error messages give for the operations that follow; empty for the line of code that
+        adds them."""
         self._gradient_of = ""
-        """While `grad` adds operations: the label of what they are the gradient of."""
+        """The label of the operations that `grad` is adding, "gradient of ..."; empty otherwise."""
 
     @property
     def added(self) -> int:
@@ -430,7 +431,7 @@ def pointwise_mode(mode: object) -> PointwiseMode:
 
 
 def as_called(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """The same error, about the caller's argument.
+    """The error with the name of the caller's argument as its field.
 
     `names`: fields → the caller's arguments, where those have other names; of a tuple of operands, the name
     of all, or of one as `operands[0]`.
@@ -515,7 +516,7 @@ def _promote(operands: Sequence[Any]) -> DType:
 
 
 def _line() -> str:
-    """Where the code is, outside of this package, that adds an operation: "file.py:12"."""
+    """The line of code outside of this package that adds an operation: "file.py:12"."""
     frame = sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_OWN):
         frame = frame.f_back

@@ -311,7 +311,8 @@ def _around(sizes: tuple[int, ...]) -> Window:
 
 
 def affine_places(numbers: Any, *, align_corners: bool) -> Any:
-    """Where the elements of a dim are, from -1 to 1, of their numbers from 0: an array, or a tensor."""
+    """The places of a dim's elements, from -1 to 1. `numbers`: the elements' numbers from 0, an array or a
+    tensor."""
     (size,) = numbers.shape
     return (numbers * 2.0 - (size - 1)) / max(1, size - 1 if align_corners else size)
 

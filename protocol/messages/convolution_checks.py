@@ -32,7 +32,7 @@ _RESULT_DTYPES = {
     DType.INT8: (DType.INT32, DType.INT8, DType.FLOAT32),
     DType.UINT8: (DType.INT32, DType.UINT8, DType.FLOAT32),
 }
-"""What can hold the results of a convolution of these."""
+"""The dtype of a convolution's operands → the dtypes that its results may have."""
 
 
 def check_types(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:

@@ -30,7 +30,8 @@ SCRATCH: Final = "scratch"
 
 
 class Place(NamedTuple):
-    """Where a value lies in the scratch buffer: bytes from its start, and its shape there."""
+    """The place of a value in the scratch buffer: its distance from the start in bytes, and its spec
+    there."""
 
     offset: int
     spec: TensorSpec

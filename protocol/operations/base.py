@@ -78,7 +78,7 @@ class Part(NamedTuple):
 
 
 class TensorRole(enum.StrEnum):
-    """Where a graph tensor's values come from: see `graph`."""
+    """The source of a graph tensor's values: see `graph`."""
 
     BOUND = "bound"
     SCALAR = "scalar"
@@ -153,9 +153,9 @@ def is_all(size: int, part: slice) -> bool:
 def needed_of_leading(
     specs: Specs, wanted: Mapping[str, Region], count: int, names: Sequence[str]
 ) -> dict[str, Region] | None:
-    """What `Operation.needs` gives where results along the first dims, so many, are computed apart.
+    """The result of `Operation.needs` if results along the first `count` dims are computed independently.
 
-    Those of these inputs that are given have the same first dims. None if a part of the others is wanted.
+    The inputs of these names have the same first dims. None if a part of the other dims is wanted.
     """
     first = next(iter(wanted.values()))[:count]
     for name, region in wanted.items():
@@ -294,7 +294,7 @@ class Operation(Record, Generic[T], tag=True):
                 yield name, value
 
     def with_operands(self, of: Callable[[str], Any]) -> Operation[Any]:
-        """The same operation on other operands, those that `of` gives for the operands' names."""
+        """A copy of this operation on other operands: `of` returns the operand of a name."""
         changes: dict[str, Any] = {"numerics": None}
         for name in (*self.inputs, *self.outputs):
             value = getattr(self, name)
@@ -398,7 +398,7 @@ class Operation(Record, Generic[T], tag=True):
         return sum(spec.size for spec in specs.values())
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
-        """Which part of each input a part of the outputs follows from; None if `evaluate` needs all of them.
+        """The part of each input that a part of the outputs needs; None if `evaluate` needs whole inputs.
 
         `evaluate` of these parts must give that part of the outputs. It is stated, not traced: definitions
         read elements by indices and in views, of which a trace does not show what follows from what. Where

@@ -42,12 +42,10 @@ __all__ = [
 
 
 class ChannelNorm(Norm[T]):
-    """What all of them share: which elements have one mean and one variance.
+    """The base of the norms of channels. It says which elements have a common mean and variance.
 
-    Attributes
-    ----------
-    over_samples
-        Whether a channel's elements of all samples have.
+    Attributes ---------- over_samples Whether a channel's elements of all samples have a common mean and
+    variance.
     """
 
     over_samples: ClassVar[bool] = True
@@ -424,7 +422,7 @@ class _Gradients(NormBackward[T], ChannelNorm[T]):
     dbias: T | None = None
 
     def _rows_of(self, values: Mapping[str, Array]) -> tuple[Array, Array, Array, tuple[int, ...]]:
-        """What `gradient_of_rows` takes."""
+        """The arguments of `gradient_of_rows`."""
         dy, x = (self._split_groups(values[name]) for name in ("dy", "x"))
         mean, inverse = (values[name].reshape(-1, x.shape[1], 1, 1) for name in ("mean", "inverse_deviation"))
         return dy * self._of_channels(values, "scale", 1.0), (x - mean) * inverse, inverse, self.axes
@@ -544,5 +542,5 @@ def _example(x: tuple[int, ...], groups: int, layout: LayoutName = "NCHW") -> Ex
 
 
 def examples() -> tuple[Example, ...]:
-    """In either layout."""
+    """Examples in both layouts."""
     return _example((2, 8, 5, 4), 2), _example((3, 16, 6, 6), 4, "NHWC")

@@ -60,7 +60,8 @@ def check_operation(message: Operation[BufferRef]) -> Operation[BufferRef]:
 
 
 def check_inputs(message: Operation[BufferRef]) -> Operation[BufferRef]:
-    """The same without the outputs."""
+    """The operation, with parameters of their declared types, as by `check_operation`. Its outputs are not
+    checked."""
     for name, kind in _field_types(type(message)).items():
         value = getattr(message, name)
         if name in message.inputs:

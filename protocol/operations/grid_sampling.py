@@ -225,7 +225,7 @@ class GridSample(Operation[T], tag=True):
             yield at, xp.where(inside, weight, 0.0) if self.padding is GridPadding.ZEROS else weight
 
     def _places(self, xp: Any, grid: Array, size: int) -> Array:
-        """Where a grid's numbers lie along a dim; whole places for the nearest."""
+        """The places of a grid's numbers along a dim; whole numbers for the nearest."""
         corners = self.align_corners
         place = (grid + 1) / 2 * (size - 1) if corners else ((grid + 1) * size - 1) / 2
         place = xp.where(place >= -FARTHEST, xp.minimum(place, FARTHEST), -FARTHEST).astype(grid.dtype)

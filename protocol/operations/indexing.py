@@ -44,18 +44,13 @@ _SPREAD = 7919
 
 
 class Places(NamedTuple):
-    """Which elements of x are selected, for each place of what is read from it or written to it.
+    """The elements of x that indices select: for each place of the array that is read from x, or written to
+    it.
 
-    Parameters
-    ----------
-    dims
-        Of what is read, or written.
-    own
-        For each axis of x: the axis of these dims that it is. None if an index selects it.
-    of_indices
-        The same for each axis of the indices, but for the one along which the indices of several axes lie.
-    stacked
-        Whether there is one, the last.
+    Parameters ---------- dims The dims of the array that is read or written. own For each axis of x, the
+    corresponding axis of these dims. None if an index selects it. of_indices For each axis of the indices,
+    the corresponding axis of these dims; except for the axis along which the indices of several axes lie.
+    stacked Whether the indices have such an axis, which is the last.
     """
 
     dims: tuple[int, ...]
@@ -69,7 +64,7 @@ class Places(NamedTuple):
         return tuple(axis for axis, own in enumerate(self.own) if own is None)
 
     def at(self, xp: Any, indices: Array, x: tuple[int, ...]) -> tuple[Any, ...]:
-        """What to index an array of dims `x` with, for an array of `dims`."""
+        """The index of an array of dims `x` that gives an array of `dims`."""
         arrays = [axis for axis, own in enumerate(self.own) if own is None or own in self.of_indices]
         first, last = min(arrays), max(arrays) + 1
         block = [own for own in self.own[first:last] if own is not None]
@@ -98,7 +93,7 @@ class _Indexed(Operation[T]):
     """How indices select: along an axis, element by element, or as lists."""
 
     def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
-        """Which elements of a tensor of dims `x` indices of these dims select. Raises `InvalidRequest`."""
+        """The elements of a tensor of dims `x` that indices of these dims select. Raises `InvalidRequest`."""
         return self._places(x, indices)
 
     def _attributes(self) -> dict[str, Any]:

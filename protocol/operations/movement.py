@@ -52,7 +52,7 @@ class Movement(Operation[T], tag=True):
         return dtypes[0]
 
     def view(self, dims: tuple[int, ...], strides: tuple[int, ...]) -> Placed | None:
-        """Where the result lies in an operand of these dims and strides; None if it must be copied."""
+        """The place of the result in an operand of these dims and strides; None if it must be copied."""
         del dims, strides
         return None
 
@@ -462,7 +462,7 @@ class Concat(Operation[T], tag=True):
         }
 
     def starts(self, dims: Sequence[tuple[int, ...]]) -> list[int]:
-        """Where the part of each operand, of these dims, begins along the dim."""
+        """The start of each operand's part along the dim. `dims`: of the operands."""
         sizes = [each[self.axis] for each in dims]
         return list(itertools.accumulate(sizes, initial=0))[:-1]
 

@@ -98,7 +98,7 @@ def gradient_of_rows(
 
 
 def magnitude_of_mean(xp: Any, x: Array, axes: tuple[int, ...]) -> Array:
-    """What `Operation.magnitudes` gives for the mean along these axes, which stay with one element."""
+    """The result of `Operation.magnitudes` for the mean along these axes, which stay with one element."""
     return xp.sqrt((x * x).mean(axis=axes, keepdims=True) / math.prod(x.shape[axis] for axis in axes))
 
 
@@ -288,7 +288,7 @@ class LayerNorm(_ForwardNorm[T], tag=True):
 
 class _BackwardNorm(NormBackward[T], _RowNorm[T]):
     def _rows(self, values: Mapping[str, Array]) -> tuple[Array, Array, Array, tuple[int, ...]]:
-        """What `gradient_of_rows` takes."""
+        """The arguments of `gradient_of_rows`."""
         inverse = values["inverse_deviation" if "mean" in values else "inverse_rms"]
         normal = (values["x"] - values.get("mean", 0.0)) * inverse
         return values["dy"] * values.get("scale", 1.0), normal, inverse, self.reduced(normal.ndim)

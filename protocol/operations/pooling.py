@@ -91,7 +91,7 @@ class _Pooling(Operation[T]):
         return _Windows(self.window, of_x, of_y)
 
     def _some_windows(self, window: Window, specs: Specs, region: Region) -> _Windows:
-        """What a part of y is computed from; or a part of dx, which is made larger."""
+        """The windows from which a part of y is computed; or a part of dx, which is made larger."""
         gradient = "dx" in specs
         x, y = (specs[name].dims for name in (("dx", "dy") if gradient else ("x", "y")))
         places = window.reaching(region[2:], y[2:]) if gradient else region[2:]

@@ -464,10 +464,10 @@ _MIDDLE, _OUTER = 0.425, 5.0
 
 
 def quantile(xp: Any, unit: Array) -> Array:
-    """Where the normal distribution's function has these values, between 0 and 1.
+    """The numbers at which the normal distribution's function has these values, between 0 and 1.
 
-    Only of operations that are rounded exactly, so that every engine gets the same bits.
-    M. Wichura, "Algorithm AS 241: the percentage points of the normal distribution", Appl. Stat. 37 (1988).
+    It uses only operations that are rounded exactly, so that every engine gets the same bits. M. Wichura,
+    "Algorithm AS 241: the percentage points of the normal distribution", Appl. Stat. 37 (1988).
     """
     centred = unit - 0.5
     tail = xp.sqrt(-_logarithm(xp, xp.minimum(unit, 1.0 - unit)))

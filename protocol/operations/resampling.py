@@ -44,14 +44,14 @@ _MOST_KEPT = 1 << 16
 
 
 class ResampleMode(enum.StrEnum):
-    """What lies between elements."""
+    """How values between elements are computed."""
 
     NEAREST = "nearest"
     """One of the two neighbours: see `NearestRounding`."""
     LINEAR = "linear"
-    """Of the two neighbours, more of the nearer one. Floats only, as what follows."""
+    """A mean of the two neighbours, in which the nearer one has more weight. Floats only, and so is CUBIC."""
     CUBIC = "cubic"
-    """By Keys' cubic convolution of four neighbours."""
+    """Keys' cubic convolution of four neighbours."""
 
 
 class Coordinates(enum.StrEnum):
@@ -62,7 +62,7 @@ class Coordinates(enum.StrEnum):
     HALF_PIXEL = "half_pixel"
     """(i + 1/2) / scale - 1/2."""
     HALF_PIXEL_SYMMETRIC = "half_pixel_symmetric"
-    """The same, moved so that the middles agree where the size is not the scale times x's."""
+    """As HALF_PIXEL, moved so that the middles agree if y's size is not the scale times x's."""
     PYTORCH_HALF_PIXEL = "pytorch_half_pixel"
     """As HALF_PIXEL; -1/2 if x times the scale has one element."""
     ALIGN_CORNERS = "align_corners"
@@ -79,7 +79,7 @@ class NearestRounding(enum.StrEnum):
     """The choice of the nearest of two neighbours."""
 
     ROUND_PREFER_FLOOR = "round_prefer_floor"
-    """In the middle the first."""
+    """The nearer one; of two equally near ones, the first."""
     ROUND_PREFER_CEIL = "round_prefer_ceil"
     FLOOR = "floor"
     """The first."""
@@ -87,7 +87,8 @@ class NearestRounding(enum.StrEnum):
 
 
 class Lists(NamedTuple):
-    """What each element is a sum of: from `starts` on, up to the next one's, places and weights."""
+    """The terms of each element's sum: places and weights, from the element's entry in `starts` to the next
+    one's."""
 
     starts: np.ndarray
     places: np.ndarray
@@ -95,7 +96,8 @@ class Lists(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """The taps of a result along one dim: the elements of the operand, with weights, that each is a sum of.
+    """The taps of a result along one dim: the elements of the operand of which each element is a weighted
+    sum.
 
     Parameters
     ----------
@@ -116,7 +118,7 @@ class Taps(NamedTuple):
         return self._replace(weights=self.weights**2)
 
     def lists(self) -> Lists:
-        """One for each element of the result."""
+        """The taps as lists, one for each element of the result."""
         size, count = self.places.shape
         return Lists(np.arange(size + 1) * count, self.places.ravel(), self.weights.ravel())
 
@@ -176,7 +178,7 @@ class _Resampling(Operation[T]):
         return Part(operation, dict.fromkeys(self.inputs, tuple(read)), wanted)
 
     def taps_along(self, x: tuple[int, ...], axis: int, elements: np.ndarray | None = None) -> Taps:
-        """What elements of y along a dim are made of: those of these numbers; None for all.
+        """The taps of elements of y along a dim. `elements`: their numbers; None for all.
 
         Along all of them, the first and the last place never decrease, or never increase.
         """

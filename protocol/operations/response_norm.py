@@ -149,7 +149,8 @@ class LocalResponseNormBackward(_Response[T], tag=True):
     def _terms(
         self, xp: Any, values: Mapping[str, Array], each: Callable[[Array], Array]
     ) -> tuple[Array, Array]:
-        """What each element adds to its own gradient, and the sum of what those around it add.
+        """The term that each element adds to its own gradient, and the sum of the terms of the elements
+        around it.
 
         `each`: a function of each term, such that of a product is the product of those of its factors.
         """

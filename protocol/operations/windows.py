@@ -1,4 +1,4 @@
-"""Where a pooling's windows lie: of one size, at regular steps, or as many as the result has elements.
+"""The windows of a pooling: of one size, at regular steps, or as many as the result has elements.
 
 Adaptive windows are PyTorch's.
 https://docs.pytorch.org/docs/stable/generated/torch.nn.AdaptiveAvgPool2d.html

@@ -83,8 +83,8 @@ class _AttachedState(ExecutionState):
                 self.mailbox.admit(Envelope(Free(buffer=result)))
 
     def unload(self, model: ModelRef, graphs: tuple[str, ...] | None) -> None:
-        """Have the service forget graphs of a model, or all of them, without waiting: see `UnloadModel`. Any
-        thread."""
+        """Ask the service to forget graphs of a model, or all of them, without waiting: see `UnloadModel`.
+        Any thread."""
         with contextlib.suppress(ActorStopped):
             self.mailbox.admit(Envelope(UnloadModel(model=model, graphs=graphs)))
 

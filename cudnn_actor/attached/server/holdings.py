@@ -228,7 +228,8 @@ class Holdings:
                 self.nbytes -= what.nbytes
 
     def end(self) -> None:
-        """Have all buffers freed and all models unloaded, without waiting, once earlier requests are done."""
+        """Ask to free all buffers and to unload all models once earlier requests are done, without waiting
+        for that."""
         self.epoch += 1
         for model in self._models:
             self._state.unload(model, None)

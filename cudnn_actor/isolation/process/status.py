@@ -75,7 +75,8 @@ _WORD_BYTES = 8
 _PLAN_BYTES = 120
 """Bytes for a plan's tag. A longer tag is cut off."""
 _RECORD_BYTES = 4 * _WORD_BYTES + _PLAN_BYTES
-"""What the worker writes for each place: begun, finished, when its run began, how long it took, the plan."""
+"""The bytes that the worker writes for each place: begun, finished, when its run began, how long it took, the
+plan."""
 _COUNT, _BEAT, _SINCE, _BUILDING, _BUILT, _TURNED, _RESIDENT, _PLANS = range(8)
 _HEADER_WORDS = 16
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
