@@ -204,6 +204,8 @@ def ask_from_a_thread(complaints: Complaints, service: CudnnService, kept: Buffe
         service.values(plane(1000.0))
     with complaints.unless_refused("health"):
         CudnnRef(service).health()
+    with complaints.unless_refused("metrics"):
+        CudnnRef(service).metrics()
     complaints.unless(not CudnnRef(service).alive, "the service is alive")
     complaints.unless(not CudnnRef(service).ready, "the service is ready")
     complaints.unless(not ref.is_alive(), "actor_ref is alive")
