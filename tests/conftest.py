@@ -27,7 +27,7 @@ from .forked_programs import end_server, server_descriptors
 from .left_out import left_out
 from .log_lines import capture_logs, handled_by
 from .patience import PATIENCE_S
-from .whole import WHOLE, covering, more
+from .whole import WHOLE, covering, more, together_for
 
 if TYPE_CHECKING:
     from .tracing import Tracing
@@ -72,24 +72,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _products(items: list[pytest.Item]) -> Iterable[tuple[int, list[pytest.Function]]]:
     """The cases of each test with the marker `pairwise`, for each engine, without those for a GPU.
 
-    With each, how many values together are run: of what the engine in float64 evaluates, one. What is wrong
-    in one engine alone, for two certain values, would need a combination of three.
+    With each, how many values together are run.
     """
     found: dict[tuple[object, str, object], list[pytest.Function]] = {}
+    together: dict[tuple[object, str, object], int] = {}
     for item in items:
-        if item.get_closest_marker("pairwise") and not item.get_closest_marker("gpu"):
+        if (marker := item.get_closest_marker("pairwise")) and not item.get_closest_marker("gpu"):
             assert isinstance(item, pytest.Function)
-            engine = item.callspec.params.get("new_engine")
-            found.setdefault((item.parent, item.originalname, engine), []).append(item)
-    return [
-        (1 if engine == "exact" and not _pairs_of_exact(cases[0]) else 2, cases)
-        for (_, _, engine), cases in found.items()
-    ]
-
-
-def _pairs_of_exact(case: pytest.Function) -> bool:
-    marker = case.get_closest_marker("pairwise")
-    return marker is not None and marker.kwargs.get("of_exact", False)
+            test = item.parent, item.originalname, item.callspec.params.get("new_engine")
+            found.setdefault(test, []).append(item)
+            together[test] = together_for(item, marker)
+    return [(together[test], cases) for test, cases in found.items()]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

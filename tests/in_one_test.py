@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import pytest
 
-__all__ = ["in_one_test"]
+from .whole import WHOLE, covering, together_for
+
+__all__ = ["cases_in_one_test", "in_one_test"]
 
 Test = Callable[..., None]
+_PARAM: Final = type(pytest.param())
+_LONGEST: Final = 200
+"""Characters of a value in the name of a case."""
 _FAILURES: Final = (Exception, pytest.fail.Exception, pytest.skip.Exception, pytest.xfail.Exception)
 """What pytest raises for an outcome is no `Exception`: `pytest.raises` does where nothing is raised."""
+
+
+class _Case(NamedTuple):
+    """The values of a case by the names of their parameters, and what tells a failure's reader which it is.
+
+    `labels` are called when the case has failed: to spell out every value would take longer than the tests.
+    """
+
+    values: Mapping[str, Any]
+    labels: tuple[Callable[[], object], ...]
+
+    def name(self) -> str:
+        """What a failure calls the case."""
+        return ", ".join(str(label()) for label in self.labels)
 
 
 def in_one_test(
@@ -21,8 +41,9 @@ def in_one_test(
 ) -> Callable[[Test], Test]:
     """Run a test with each of the cases, as `pytest.mark.parametrize` does, but as one test.
 
-    All cases are run. A failure names each that failed, with its error. The cases share the test's fixtures.
-    A case that skips itself, or expects its failure, is one that failed: the report would say it of all.
+    All cases are run. A failure names each that failed, with its error. A case that skips itself, or expects
+    its failure, is one that failed: the report would say it of all. The cases share the test's fixtures: of a
+    fixture that has a method `begin_case`, it is called before each case.
 
     Parameters
     ----------
@@ -37,34 +58,113 @@ def in_one_test(
     rows: list[Sequence[Any]] = [(case,) if len(wanted) == 1 else tuple(case) for case in cases]
     if not rows:
         raise ValueError(f"no case of {names}")
+    every_case = [
+        _Case(dict(zip(wanted, row, strict=True)), tuple(functools.partial(ids, value) for value in row))
+        for row in rows
+    ]
 
     def decorate(test: Test) -> Test:
-        of_test = inspect.signature(test)
-        if inspect.iscoroutinefunction(test) or inspect.isgeneratorfunction(test):
-            raise TypeError(f"{test.__name__} would run nothing when it is called")
-        if missing := {*wanted} - {*of_test.parameters}:
-            raise TypeError(f"{test.__name__} does not take {', '.join(sorted(missing))}")
+        signature = _signature_without(wanted, test)
 
         @functools.wraps(test)
         def every(**fixtures: Any) -> None:
-            failures: list[BaseException] = []
-            failed: list[str] = []
-            for row in rows:
-                try:
-                    test(**fixtures, **dict(zip(wanted, row, strict=True)))
-                except _FAILURES as error:
-                    failed.append(", ".join(str(ids(value)) for value in row))
-                    error.add_note(f"in the case: {failed[-1]}")
-                    failures.append(error)
-                    if "from pytest-timeout" in str(error):
-                        break  # it interrupts a test once: another case that hangs would do so for ever
-            if failures:
-                raise BaseExceptionGroup(
-                    f"{len(failed)} of {len(rows)} cases failed: {'; '.join(failed)}", failures
-                )
+            _run(test, every_case, fixtures)
 
-        kept = [each for name, each in of_test.parameters.items() if name not in wanted]
-        every.__signature__ = of_test.replace(parameters=kept)  # type: ignore[attr-defined]
+        every.__signature__ = signature  # type: ignore[attr-defined]
         return every
 
     return decorate
+
+
+def cases_in_one_test(test: Test) -> Test:
+    """Run all cases of the `pytest.mark.parametrize` below this decorator as one test, as `in_one_test` does.
+
+    With the marker `pairwise`, too, `make test` runs the part of them that `tests.whole` says. The test of a
+    GPU runs all of them.
+    """
+    marks: list[pytest.Mark] = list(getattr(test, "pytestmark", ()))
+    columns = [list(_cases_of(mark)) for mark in marks if mark.name == "parametrize"]
+    every_case = [
+        _Case(
+            {name: value for part in parts for name, value in part.values.items()},
+            tuple(label for part in parts for label in part.labels),
+        )
+        for parts in itertools.product(*columns)  # as pytest: those of the highest mark change first
+    ]
+    products = [mark for mark in marks if mark.name == "pairwise"]
+    signature = _signature_without([*every_case[0].values], test)
+    request = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY)
+
+    @functools.wraps(test)
+    def every(request: pytest.FixtureRequest, **fixtures: Any) -> None:
+        cases = every_case
+        if products and not WHOLE and not request.node.get_closest_marker("gpu"):
+            together = together_for(request.node, products[0])
+            rows = [tuple(case.values.values()) for case in every_case]
+            cases = [every_case[place] for place in covering(rows, together=together)]
+        _run(test, cases, fixtures)
+
+    every.pytestmark = [  # type: ignore[attr-defined]
+        mark for mark in marks if mark.name not in ("parametrize", "pairwise")
+    ]
+    every.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), request]
+    )
+    return every
+
+
+def _cases_of(mark: pytest.Mark) -> Iterator[_Case]:
+    """The cases that a `pytest.mark.parametrize` names."""
+    names, rows = mark.args[0], [*mark.args[1]]
+    wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else [*names]
+    if mark.kwargs.get("indirect"):
+        raise TypeError(f"{names} is a fixture's")
+    ids = mark.kwargs.get("ids")
+    texts = [None] * len(rows) if ids is None or callable(ids) else [*ids]
+    for row, text in zip(rows, texts, strict=True):
+        case = row if isinstance(row, _PARAM) else pytest.param(*(row if len(wanted) > 1 else [row]))
+        if case.marks:
+            raise TypeError(f"a case of {names} has a mark, which would be of all cases")
+        known = case.id or text
+        labels = [functools.partial(ids if callable(ids) else _repr, each) for each in case.values]
+        yield _Case(
+            dict(zip(wanted, case.values, strict=True)), (lambda known=known: known,) if known else (*labels,)
+        )
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)[:_LONGEST]
+    except ValueError:  # an int of more digits than Python writes
+        return f"<{type(value).__name__}>"
+
+
+def _signature_without(names: Sequence[str], test: Test) -> inspect.Signature:
+    """What pytest is to give the test that runs the cases: the fixtures."""
+    signature = inspect.signature(test)
+    if inspect.iscoroutinefunction(test) or inspect.isgeneratorfunction(test):
+        raise TypeError(f"{test.__name__} would run nothing when it is called")
+    if missing := {*names} - {*signature.parameters}:
+        raise TypeError(f"{test.__name__} does not take {', '.join(sorted(missing))}")
+    kept = [each for name, each in signature.parameters.items() if name not in names]
+    return signature.replace(parameters=kept)
+
+
+def _run(test: Test, cases: Sequence[_Case], fixtures: Mapping[str, Any]) -> None:
+    """Run every case, and raise a group of what the failed ones raised."""
+    failures: list[BaseException] = []
+    failed: list[str] = []
+    beginnings = [each.begin_case for each in fixtures.values() if hasattr(each, "begin_case")]
+    for case in cases:
+        try:
+            for begin_case in beginnings:
+                begin_case()
+            test(**fixtures, **case.values)
+        except _FAILURES as error:
+            failed.append(case.name())
+            error.add_note(f"in the case: {failed[-1]}")
+            failures.append(error)
+            if "from pytest-timeout" in str(error):
+                break  # it interrupts a test once: another case that hangs would do so for ever
+    if failures:
+        raise BaseExceptionGroup(f"{len(failed)} of {len(cases)} cases failed: {'; '.join(failed)}", failures)

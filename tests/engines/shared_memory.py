@@ -22,6 +22,10 @@ class SharedMemory:
         self.view = memoryview(mapping)
         self._next = 0
 
+    def begin_case(self) -> None:
+        """Forget all arrays: the next case of a test has the whole mapping. See `tests.in_one_test`."""
+        self._next = 0
+
     def room(self, spec: TensorSpec, offset: int = 0) -> np.ndarray:
         """An array of a buffer's dims and dtype, `offset` bytes past a good place for it."""
         dtype = spec.dtype.numpy

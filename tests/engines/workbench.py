@@ -39,6 +39,11 @@ class Workbench:
         self._next = 0
         self._offsets: dict[int, int] = {}
 
+    def begin_case(self) -> None:
+        """Forget all buffers: the next case of a test has the whole arena. See `tests.in_one_test`."""
+        self._next = 0
+        self._offsets.clear()
+
     def place(self, array: np.ndarray, spec: TensorSpec | None = None) -> BufferRef:
         """A buffer that holds an array, packed unless a spec says otherwise."""
         array = np.asarray(array)  # a number of NumPy's is no array
