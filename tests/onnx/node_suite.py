@@ -28,6 +28,8 @@ from cudnn_actor.onnx import ModelLimits, backend
 from cudnn_actor.onnx.operators import RANDOM
 from cudnn_actor.protocol.errors import CudnnActorError
 
+from ..kept import kept
+
 __all__ = ["Outcome", "Verdict", "cases", "counts", "judged"]
 
 
@@ -55,7 +57,11 @@ class Outcome(NamedTuple):
 
 
 def cases() -> list[Any]:
-    """Every case of the suite."""
+    """Every case of the suite. ONNX takes five seconds to compute their results, so they are kept."""
+    return kept(f"node-suite-of-onnx-{onnx.__version__}-numpy-{np.__version__}", _computed_cases)
+
+
+def _computed_cases() -> list[Any]:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         from onnx.backend.test.loader import load_model_tests
