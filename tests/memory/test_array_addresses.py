@@ -8,11 +8,14 @@ import pytest
 
 from cudnn_actor.memory.array_addresses import address_of
 
+from ..in_one_test import cases_in_one_test
+
 WHOLE = np.zeros((4, 6), np.float32)
 FIXED = WHOLE.view()
 FIXED.flags.writeable = False
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "array",
     [

@@ -17,6 +17,7 @@ from cudnn_actor.broker.request_checks import slots_of
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol import BufferRef, Copy, StaleBufferError, StaleReason
 
+from ..in_one_test import cases_in_one_test
 from ..instructions import functions_in, instructions
 from .memory_fixtures import Grown
 
@@ -68,6 +69,7 @@ def revived(grown: Grown, ref: BufferRef) -> None:
 steps = pytest.mark.parametrize("step", [freed, torn, freed_and_revived, freed_revived_and_torn, revived])
 
 
+@cases_in_one_test
 @steps
 @pytest.mark.parametrize("who", ["the owner is interrupted", "the sender is interrupted"])
 def test_a_look_in_the_middle_of_an_end_finds_a_live_buffer_or_a_stale_reference(

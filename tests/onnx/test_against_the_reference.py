@@ -18,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor.onnx import backend
 
+from ..in_one_test import cases_in_one_test
 from ..whole import some
 
 _CASES = some(12)
@@ -180,6 +181,7 @@ def quantised(draw: Draw) -> Drawn:
     )
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "family",
     [

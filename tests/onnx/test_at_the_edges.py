@@ -12,6 +12,7 @@ from onnx import AttributeProto, TensorProto, helper
 from cudnn_actor.models import InvalidModel
 from cudnn_actor.onnx import backend
 
+from ..in_one_test import cases_in_one_test
 from .small_models import FLOAT, INT64, graph_of, model_of, node
 
 INF, NAN = np.inf, np.nan
@@ -265,6 +266,7 @@ def test_a_quantised_sum_of_nothing_that_does_not_fit_is_told_with_its_dims(b: t
         backend.run_model(model, [np.empty((2, 3, 0), np.uint8), np.ones(b, np.uint8)])
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 @pytest.mark.parametrize(
     ("equation", "dims"),

@@ -18,6 +18,7 @@ from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import has_body
 from cudnn_actor.onnx.operators import handler_of
 
+from ..in_one_test import cases_in_one_test
 from .small_models import FLOAT, INT64, graph_of, model_of, node
 
 F4 = np.float32
@@ -158,6 +159,7 @@ def imported(proto: onnx.ModelProto) -> None:
 EACH = [pytest.param(each, id=f"{each.name}-{each.since_version}") for each in operators_with_axes()]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("schema", EACH)
 def test_an_axis_that_there_is_not_is_refused_and_each_other_is_taken(schema: Any) -> None:
     row = ROWS[schema.name]

@@ -31,6 +31,7 @@ from cudnn_actor.onnx.folding import fold
 from cudnn_actor.service import GraphLimits
 
 from ..growth import thread_seconds
+from ..in_one_test import cases_in_one_test
 from ..patience import PATIENCE_S
 from .bombs import KNOWN, imported
 from .small_models import FLOAT, INT64, graph_of, model_of, node
@@ -70,6 +71,7 @@ def test_small_files_of_every_operator_take_no_more_than_the_limits() -> None:
     ]  # seconds of the processor, of 0.07 that are allowed
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", KNOWN)
 def test_constants_beyond_the_limit_are_refused_with_the_option_that_raises_it(name: str) -> None:
     data = KNOWN[name]()
@@ -79,6 +81,7 @@ def test_constants_beyond_the_limit_are_refused_with_the_option_that_raises_it(n
     assert re.search(r"raise the limit|are not computed when a model|are the most", fate.text), fate.text
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("op", "arrays", "options"),
     [

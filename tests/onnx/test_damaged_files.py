@@ -14,6 +14,7 @@ from cudnn_actor import DType, InvalidRequest, TensorSpec
 from cudnn_actor.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import OnnxModel
 
+from ..in_one_test import cases_in_one_test
 from .small_models import FLOAT, INT64, model_of, node
 from .test_bounds import PORTS, SPECS
 
@@ -159,6 +160,7 @@ def test_a_dtype_that_onnx_does_not_have(place: str) -> None:
         OnnxModel(proto)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("version", [8, 21])
 @pytest.mark.parametrize("count", [0, -1, 5, 1 << 30, 1 << 62])
 def test_a_scan_of_more_inputs_than_it_has(version: int, count: int) -> None:

@@ -13,6 +13,7 @@ from cudnn_actor import DType, TensorSpec
 from cudnn_actor.errors import InvalidModel
 from cudnn_actor.onnx import OnnxModel
 
+from ..in_one_test import cases_in_one_test
 from .small_models import FLOAT, INT64, graph_of, model_of, node
 
 HALF, DOUBLE, BFLOAT, BOOL = (
@@ -38,6 +39,7 @@ def two_inputs(op: str, first: int, second: int, result: int, dims: Any = (3, 3)
     return model_of([node(op, "a b", "y", **attributes)], inputs, {"y": (result, None)})
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dims", [(3, 3), ("N", "N")])
 @pytest.mark.parametrize(("op", "first", "second", "result"), PAIRS)
 def test_operands_that_contradict_their_operator_are_refused_when_a_model_is_loaded(
@@ -49,6 +51,7 @@ def test_operands_that_contradict_their_operator_are_refused_when_a_model_is_loa
         OnnxModel(two_inputs(op, first, first, result, dims))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("made", "declared"),
     [

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from cudnn_actor import DType
 
+from ..in_one_test import cases_in_one_test
 from .importing import imported, kinds, run
 from .small_models import model_of, node
 
@@ -91,6 +92,7 @@ def check(proto: onnx.ModelProto, *, tanh: bool, rtol: float) -> None:
     np.testing.assert_allclose(y.astype("f8"), wanted, rtol=rtol, atol=rtol)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("reshaped", [False, True])
 @pytest.mark.parametrize("code", [HALF, BFLOAT16])
 @pytest.mark.parametrize("name", SPELLED)

@@ -16,6 +16,7 @@ from cudnn_actor import spawn
 from cudnn_actor.models.source import values_of
 from cudnn_actor.onnx import OnnxModel
 
+from ..in_one_test import cases_in_one_test
 from ..whole import some
 from .importing import check, imported, kinds, run
 from .small_models import FLOAT, Dims, model_of, node
@@ -279,6 +280,7 @@ def _options(op: str, flat: bool) -> dict[str, Any]:
     return {"Transpose": {"perm": [1, 0] if flat else [0, 2, 1]}}.get(op, {})
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("seed", range(some(60)))
 def test_drawn_models_compute_the_same(seed: int) -> None:
     proto, x = drawn(seed), rng.standard_normal((2, N, K)).astype("f4")

@@ -15,6 +15,7 @@ from cudnn_actor.models import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol.errors import CudnnActorError
 
+from ..in_one_test import cases_in_one_test
 from . import node_suite
 from .small_models import FLOAT, model_of, node
 
@@ -32,6 +33,7 @@ def of_one(op: str, dims: list[Any], tensors: dict[str, Any], **attributes: Any)
     return model_of([one], {"x": (FLOAT, dims)}, {"y": (FLOAT, None)}, made)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("op", "dims", "tensors", "attributes"),
     [
@@ -104,6 +106,7 @@ def test_dims_behind_other_nodes_are_known() -> None:
         OnnxModel(proto)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("op", "dims", "tensors", "attributes"),
     [

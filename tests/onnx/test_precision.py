@@ -18,6 +18,7 @@ from cudnn_actor.models.rounding import largest
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol import InvalidRequest
 
+from ..in_one_test import cases_in_one_test
 from .small_models import FLOAT, INT64, graph_of, image_model, model_of, node
 
 DEVICE = "cpu"
@@ -320,6 +321,7 @@ def test_pictures_are_scaled_before_they_are_rounded(dtype: str) -> None:
     assert apart(*run(proto, inputs, dtype), *wanted(proto, inputs)) < BOUNDS[dtype]
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("least", [LEAST, -np.inf, -1e9])
@@ -409,6 +411,7 @@ def test_recurrent_networks(dtype: str, op: str) -> None:
         assert apart(found, right) < BOUNDS[dtype]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
     "op",

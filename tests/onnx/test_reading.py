@@ -18,6 +18,7 @@ from cudnn_actor import DType, InvalidRequest, TensorSpec, spawn
 from cudnn_actor.errors import InvalidModel, ModelNotFound
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 
+from ..in_one_test import cases_in_one_test
 from .mutation import damaged, fate
 from .small_models import FLOAT, graph_of, image_model, model_of, node
 
@@ -89,6 +90,7 @@ def _sparse(model: onnx.ModelProto) -> None:
     )
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("change", "where", "problem"),
     [

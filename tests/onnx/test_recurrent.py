@@ -25,6 +25,7 @@ from cudnn_actor.onnx.operators import recurrent
 from cudnn_actor.service import GraphLimits
 
 from ..engines.differences import computed
+from ..in_one_test import cases_in_one_test
 from .small_models import FLOAT, INT64, graph_of, model_of, node
 from .test_against_the_reference import Draw, of_node
 
@@ -277,6 +278,7 @@ def of_lengths(op: str, direction: str, layout: int, lengths: list[int] | None, 
     return model, inputs
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("layout", [0, 1])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("op", GATES)

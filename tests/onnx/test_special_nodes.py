@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from cudnn_actor.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import OnnxModel
 
+from ..in_one_test import cases_in_one_test
 from .importing import HALF, PORTS, X, rng, run
 from .small_models import FLOAT, graph_of, model_of, node
 
@@ -201,6 +202,7 @@ def test_quotients_are_rounded_to_a_half_type_before_they_are_quantised() -> Non
     np.testing.assert_array_equal(found, np.clip(np.rint(x / scale) + np.float32(7), 0, None))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_nodes_that_the_suite_does_not_have(case: Any, constant: bool) -> None:
@@ -212,6 +214,7 @@ def test_nodes_that_the_suite_does_not_have(case: Any, constant: bool) -> None:
         np.testing.assert_allclose(value, right, rtol=1e-5 if near else 0, atol=1e-6 if near else 0)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("size", [(1, 3, 4), (2, 1, 3), (1, 4, 1), (1, 1, 1), (1, 2, 3, 4), (2, 1, 3, 1)])

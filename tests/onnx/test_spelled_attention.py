@@ -17,6 +17,7 @@ from cudnn_actor.models.source import NeedsValues
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol.operations import Attention
 
+from ..in_one_test import cases_in_one_test
 from .importing import imported, kinds, run
 from .networks.recipes import inputs_of, read
 from .small_models import Dims, model_of, node
@@ -85,6 +86,7 @@ def check_attention(proto: onnx.ModelProto, scale: float, mask: np.ndarray) -> N
     np.testing.assert_allclose(y.astype("f8"), wanted, rtol=0.05, atol=0.05)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("code", [HALF, TensorProto.BFLOAT16])
 @pytest.mark.parametrize(
     ("nodes", "scale"),
@@ -400,6 +402,7 @@ NETWORKS = Path(__file__).parent / "networks" / "data"
 ATTENDING = ("bert", "gpt2", "llama", "vit", "whisper_encoder")
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "path", sorted(p for p in NETWORKS.glob("*.onnx") if p.name.split(".")[0] in ATTENDING)
 )

@@ -10,6 +10,8 @@ import pytest
 
 from cudnn_actor.protocol import GraphBuilder, InvalidRequest, TensorSpec
 
+from ..in_one_test import cases_in_one_test
+
 STATE = ("int64", (2,))
 M, N, X, W, V, Q = (
     ("float32", dims) for dims in ((4, 6), (4, 6), (2, 8, 4, 4), (8, 8, 3, 3), (8,), (1, 2, 8, 16))
@@ -246,6 +248,7 @@ class Calls:
         return found
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_what_is_wrong_is_told_of_an_argument_of_the_function(name: str) -> None:
     arguments = list(inspect.signature(getattr(GraphBuilder, name)).parameters)[1:]

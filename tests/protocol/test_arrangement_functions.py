@@ -11,6 +11,7 @@ import pytest
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, InvalidRequest, Layout, Tensor
 
 from ..engines.differences import check_gradients, computed
+from ..in_one_test import cases_in_one_test
 
 X = np.arange(48.0).reshape(2, 4, 6)
 Build = Callable[[GraphBuilder, Tensor], Any]
@@ -79,6 +80,7 @@ def _broadcast(x: np.ndarray) -> np.ndarray:
     return np.broadcast_to(x, (3, 2, 4, 6))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_are_numpys(name: str) -> None:
     build, wanted = FUNCTIONS[name]
@@ -89,6 +91,7 @@ def test_functions_are_numpys(name: str) -> None:
         np.testing.assert_array_equal(one, other, strict=True)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("name", ["tile", "repeat", "broadcast_to", "roll"])
 def test_every_dtype(name: str, dtype: DType) -> None:
@@ -166,6 +169,7 @@ REFUSED: dict[str, tuple[Build, str]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused(name: str) -> None:
     build, field = REFUSED[name]

@@ -14,6 +14,7 @@ from cudnn_actor.protocol.operations.gradients import GRADIENTS
 
 from ..engines.differences import check_gradients
 from ..engines.problems import normal
+from ..in_one_test import cases_in_one_test
 from .test_graph_functions import computed
 
 X = np.array([[-3.0, -0.5, -0.0], [0.25, 1.5, 30.0]])
@@ -55,6 +56,7 @@ SLOPES: dict[str, tuple[str, dict[str, float], Any]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("mode", "options", "slope"), SLOPES.values(), ids=SLOPES)
 def test_a_backward_function_of_elements_is_dy_times_the_derivative(
     mode: str, options: Any, slope: Any
@@ -63,6 +65,7 @@ def test_a_backward_function_of_elements_is_dy_times_the_derivative(
     np.testing.assert_allclose(got, DY * slope(X), rtol=1e-12, atol=1e-15)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", [mode for mode in GRADIENTS if FUNCTIONS[mode].arity == 1])
 def test_every_function_of_one_operand_with_a_derivative_has_a_backward_one(mode: PointwiseMode) -> None:
     g = GraphBuilder()

@@ -29,7 +29,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.types import other_names
 
-from ..in_one_test import in_one_test
+from ..in_one_test import cases_in_one_test, in_one_test
 
 
 class Wrong(NamedTuple):
@@ -522,6 +522,7 @@ class TestOtherLibrariesNames:
             assert made.dims == (2, 3)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("use", "text"),
     [

@@ -39,6 +39,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.messages import Travelling
 
+from ..in_one_test import cases_in_one_test
 from ..whole import more, some
 from .protocol_strategies import MESSAGES, arrays, messages, refs, replies
 
@@ -195,6 +196,7 @@ def test_a_spec_that_cannot_be_is_malformed() -> None:
         decode_message(packed(fields))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "dims",
     [

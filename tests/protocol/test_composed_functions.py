@@ -14,6 +14,7 @@ from cudnn_actor.protocol.types.dtypes import DTypeName
 
 from ..engines.differences import check_gradients
 from ..engines.problems import normal
+from ..in_one_test import cases_in_one_test
 from .test_graph_functions import computed
 
 X = normal((2, 3, 4), DType.FLOAT64, 1)
@@ -42,6 +43,7 @@ EQUATIONS = [
 ]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("equation", "dims"), [(one, dims) for one, *dims in EQUATIONS], ids=str)
 def test_einsum_is_numpys_with_its_gradients(equation: str, dims: list[tuple[int, ...]]) -> None:
     given = arrays(*dims)
@@ -56,6 +58,7 @@ def test_einsum_is_numpys_with_its_gradients(equation: str, dims: list[tuple[int
 # Statistics.
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("axis", [None, 1, (0, 2), -1])
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("name", ["var", "std"])
@@ -218,6 +221,7 @@ def test_a_tensor_has_its_shape_by_numpys_name() -> None:
 # Mistakes.
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("use", "text"),
     [

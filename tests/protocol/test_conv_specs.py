@@ -9,6 +9,8 @@ from hypothesis import assume, given
 
 from cudnn_actor.protocol import Activation, ConvSpec, Epilogue, InvalidRequest, Numerics
 
+from ..in_one_test import cases_in_one_test
+
 Axis = tuple[int, int, int, int, int, int]
 """Size, taps, pre-padding, post-padding, stride, dilation."""
 
@@ -93,6 +95,7 @@ def test_symmetric_takes_numpys_integers() -> None:
     assert conv == ConvSpec.symmetric(2, pad=1, stride=(1, 2))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("field", "options"),
     [
@@ -131,6 +134,7 @@ def test_a_value_out_of_range_is_told_the_bound_that_it_breaks(pad: int, bound: 
         ConvSpec.symmetric(2, pad=pad)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -235,6 +239,7 @@ def test_numerics_are_bools(field: str) -> None:
     assert caught.value.field == field
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("field", ["prefer", "exclude"])
 @pytest.mark.parametrize("value", ["eng45", ["eng45"], (45,), ("",), None])
 def test_names_of_plans_are_in_a_tuple(field: str, value: object) -> None:

@@ -8,7 +8,10 @@ import pytest
 
 from cudnn_actor.protocol import DType
 
+from ..in_one_test import cases_in_one_test
 
+
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("member", "itemsize", "floating"),
     [
@@ -32,6 +35,7 @@ def test_each_type_knows_its_size_and_kind(member: DType, itemsize: int, floatin
     assert member.numpy.itemsize == itemsize
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("member", DType)
 def test_a_type_is_found_by_member_name_and_numpy_dtype(member: DType) -> None:
     assert DType.of(member) is member
@@ -45,6 +49,7 @@ def test_bfloat16_is_the_one_of_ml_dtypes() -> None:
     assert DType.BFLOAT16.numpy == np.dtype(ml_dtypes.bfloat16)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("member", DType)
 def test_a_type_is_compared_with_members_names_and_numpy_dtypes_but_not_with_scalar_classes(
     member: DType,
@@ -56,6 +61,7 @@ def test_a_type_is_compared_with_members_names_and_numpy_dtypes_but_not_with_sca
     assert DType.of(other) is member
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "other",
     [

@@ -43,7 +43,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.errors import Words
 
-from ..in_one_test import in_one_test
+from ..in_one_test import cases_in_one_test, in_one_test
 
 EVERY_ERROR: list[CudnnActorError] = [
     CudnnActorError("something of its own"),
@@ -133,6 +133,7 @@ def test_a_request_that_may_have_run_is_never_safe_to_send_again() -> None:
     assert all(cls.ran is False for cls in CLASSES if cls.retry_safe)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("error", "fix"),
     [

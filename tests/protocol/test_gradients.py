@@ -13,6 +13,8 @@ from cudnn_actor.protocol import TensorSpec
 from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
 from cudnn_actor.protocol.operations.gradients import GRADIENTS, gradients, require_all
 
+from ..in_one_test import cases_in_one_test
+
 JUMPS = {
     *("sign", "ceil", "floor", "round", "trunc", "eq", "ne", "lt", "le", "gt", "ge"),
     *("logical_and", "logical_or", "logical_xor", "logical_not", "is_nan", "is_inf"),
@@ -77,6 +79,7 @@ def test_a_function_that_has_neither_a_gradient_nor_jumps_is_refused() -> None:
         require_all(rows)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("mode", "parameters"), PARAMETERS, ids=str)
 def test_gradients_are_the_limits_of_differences(mode: PointwiseMode, parameters: dict[str, float]) -> None:
     operands, step = inputs(mode), 1e-6
@@ -95,6 +98,7 @@ def test_gradients_are_the_limits_of_differences(mode: PointwiseMode, parameters
         assert np.abs(wanted).max() > 0.01, "these points say nothing"
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("mode", "operands", "wanted"),
     [

@@ -27,6 +27,8 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.types.dtypes import DTypeName
 
+from ..in_one_test import cases_in_one_test
+
 SQUARES = Window.symmetric(2, size=2)
 
 
@@ -185,6 +187,7 @@ def mistakes() -> dict[str, object]:
     }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("what", mistakes())
 def test_a_mistake_is_raised_at_the_line_that_makes_it(what: str) -> None:
     mistake = mistakes()[what]
@@ -243,6 +246,7 @@ def test_what_only_takes_integers_reads_integers() -> None:
         operation.check({name: body.tensor(uid).spec for name, uid in operation.named()})
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("use", "dtype"),
     [

@@ -14,6 +14,8 @@ from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.protocol import DType, GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DTypeName
 
+from ..in_one_test import cases_in_one_test
+
 A = np.array([[-2.0, -0.5, 0.0], [0.25, 1.5, 3.0]])
 B = np.array([[1.0], [-2.0]])
 WHOLE, OTHER = np.array([[-7, 3, 0], [5, 12, -1]]), np.array([2, 3, 1])
@@ -47,6 +49,7 @@ TWO = (
 # fmt: on
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", ONE)
 def test_a_function_of_one_tensor_is_numpys(name: str) -> None:
     with np.errstate(all="ignore"):
@@ -56,6 +59,7 @@ def test_a_function_of_one_tensor_is_numpys(name: str) -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-14)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", TWO)
 def test_a_function_of_two_tensors_is_numpys(name: str) -> None:
     with np.errstate(all="ignore"):
@@ -65,6 +69,7 @@ def test_a_function_of_two_tensors_is_numpys(name: str) -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-14)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "name", ["bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", "mod", "maximum"]
 )
@@ -97,6 +102,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_and_methods_are_numpys(name: str) -> None:
     with np.errstate(all="ignore"):
@@ -178,6 +184,7 @@ WITH_OPTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor], Tensor], Callable
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", WITH_OPTIONS)
 def test_functions_with_options(name: str) -> None:
     function, wanted = WITH_OPTIONS[name]

@@ -11,6 +11,8 @@ import pytest
 
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, InvalidRequest, Loop, TensorSpec
 
+from ..in_one_test import cases_in_one_test
+
 
 def body() -> Graph:
     g = GraphBuilder()
@@ -82,6 +84,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused_by_name(name: str) -> None:
     make, problem = REFUSED[name]

@@ -23,6 +23,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.messages.lowering import lower, signature
 from cudnn_actor.protocol.types.dtypes import DTypeName
 
+from ..in_one_test import cases_in_one_test
 from .lowering_fixtures import CONV, backward_data, backward_filter, forward, ref
 
 RELU = Epilogue(activation=Activation.RELU)
@@ -160,6 +161,7 @@ def test_each_meaning_has_its_own_digest_and_signature() -> None:
     assert len({signature(message) for message in VARIANTS.values()}) == len(VARIANTS)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("message", VARIANTS.values(), ids=VARIANTS.keys())
 def test_other_buffers_and_scalar_values_share_a_signature_and_a_graph(message: Convolved) -> None:
     fields = {name: getattr(message, name) for name in message.__struct_fields__}

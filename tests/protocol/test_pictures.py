@@ -19,6 +19,8 @@ from cudnn_actor.protocol.graphs.explanation import piece_of
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.graphs.timing import PieceTime, PlanTimes
 
+from ..in_one_test import cases_in_one_test
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -81,6 +83,7 @@ def test_a_picture_has_a_box_for_each_port_and_operation() -> None:
     assert any(re.fullmatch(r"conv_fwd test_pictures\.py:\d+", words) for words in shown)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("kind", StepKind)
 def test_a_piece_has_the_colour_of_its_first_step_and_the_docs_have_its_name(kind: StepKind) -> None:
     step = kind.step_name("eng1")

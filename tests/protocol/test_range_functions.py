@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from cudnn_actor.protocol import DType, GraphBuilder, InvalidRequest, Tensor
 
 from ..engines.differences import check_gradients, computed
+from ..in_one_test import cases_in_one_test
 
 
 def result(y: Tensor, **values: np.ndarray) -> np.ndarray:
     return computed(y.builder.build(y=y), values)["y"]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype is not DType.BOOL])
 def test_ranges_of_every_dtype(dtype: DType) -> None:
     wanted = (3 + 5 * np.arange(20)).astype(dtype.numpy)
@@ -55,6 +57,7 @@ def test_the_dtype_follows_from_the_numbers() -> None:
     assert g.arange(0, 3, dtype="int8").dtype is DType.INT8
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", DType)
 def test_diagonals_of_every_dtype(dtype: DType) -> None:
     for rows, columns, k in ((3, 3, 0), (4, 2, -1), (2, 5, 2), (3, 3, 9), (0, 2, 0)):
@@ -63,6 +66,7 @@ def test_diagonals_of_every_dtype(dtype: DType) -> None:
     np.testing.assert_array_equal(result(GraphBuilder().eye(3)), np.eye(3, dtype=np.float32), strict=True)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("dims", [(4, 4), (2, 3, 5), (2, 1, 5, 2)])
 def test_triangles_of_every_dtype(dtype: DType, dims: tuple[int, ...]) -> None:
@@ -96,6 +100,7 @@ def hot(indices: np.ndarray, depth: int, axis: int, on: Any, off: Any) -> np.nda
     return np.moveaxis(y, -1, axis)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("axis", [-1, 0, 1, 2, -3])
 @pytest.mark.parametrize("dtype", ["int64", "int8", "uint8", "float32", "uint64"])
 def test_one_hot(axis: int, dtype: Any) -> None:
@@ -108,6 +113,7 @@ def test_one_hot(axis: int, dtype: Any) -> None:
     np.testing.assert_array_equal(found, wanted, strict=True)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", DType)
 def test_one_hot_of_every_dtype(dtype: DType) -> None:
     g = GraphBuilder()

@@ -25,6 +25,8 @@ from cudnn_actor.protocol.graphs.reproduction import graph_of, token
 from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.types.epilogue import Activation
 
+from ..in_one_test import cases_in_one_test
+
 
 def buffer(*dims: int) -> BufferRef:
     return BufferRef(slot=0, generation=0, spec=TensorSpec.packed(dims, "float16", "NHWC"), device="cuda:0")
@@ -66,6 +68,7 @@ def test_a_token_is_one_word_to_a_shell_and_fits_a_line_of_a_terminal_s_paste(gr
     assert len(token(graph)) < 1000
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "text",
     [

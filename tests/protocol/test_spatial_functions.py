@@ -15,6 +15,7 @@ from cudnn_actor.protocol.types.dtypes import DTypeName
 
 from ..engines.differences import check_gradients
 from ..engines.problems import normal
+from ..in_one_test import cases_in_one_test
 from .test_graph_functions import computed
 
 BLOCKS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -69,6 +70,7 @@ def columns(x: np.ndarray, options: dict[str, Any]) -> np.ndarray:
     return flat[:, :, at].reshape(x.shape[0], x.shape[1] * at.shape[0], at.shape[1])
 
 
+@cases_in_one_test
 @each_way
 def test_blocks_become_columns_and_columns_are_summed_up(dims: Any, options: dict[str, Any]) -> None:
     x = np.asarray(normal(dims, DType.FLOAT64, 0))
@@ -131,6 +133,7 @@ def test_nan_stays_in_its_place() -> None:
 # Affine places.
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("dims", [(2, 3, 4), (2, 3, 4, 5), (1, 1, 1, 3), (2, 1, 2, 3, 1), (0, 1, 2, 2)])
 def test_affine_places_are_a_matrix_times_those_of_the_elements(
@@ -298,6 +301,7 @@ def test_new_statistics_of_each_activation_have_names() -> None:
 # Mistakes.
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("use", "text"),
     [

@@ -14,6 +14,8 @@ from hypothesis import given
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, TensorSpec, packed_strides
 from cudnn_actor.protocol.types.tensor import LayoutName
 
+from ..in_one_test import cases_in_one_test
+
 DIMS = st.lists(st.integers(0, 7), min_size=3, max_size=5).map(tuple)
 OF_ANY_RANK = st.lists(st.integers(0, 4), max_size=8).map(tuple)
 
@@ -137,6 +139,7 @@ def test_numpys_integers_are_welcome() -> None:
     assert TensorSpec.strided(dims, np.array([12, 4, 1], np.int32)) == spec  # type: ignore[arg-type]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "dims",
     [(1.0, 2), (True, 2), (np.True_, 2), (np.float64(2), 2), "12", ("1",), 5, None, (1,) * 9, [[1]]],
@@ -186,6 +189,7 @@ def test_overlapping_strides_are_refused_with_the_fix(
     assert (caught.value.field, caught.value.value) == ("strides", repr(strides))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("alignment", [0, 8, 15, 24, 48, 512, -16, 16.0, True, None])
 def test_an_alignment_is_a_power_of_two_from_16_to_256(alignment: int) -> None:
     with pytest.raises(InvalidRequest, match="leave it at 16") as caught:

@@ -11,6 +11,7 @@ from cudnn_actor.protocol import BufferRef, Compute, ConvSpec, InvalidRequest
 from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations import Attention, LayerNorm
 
+from ..in_one_test import cases_in_one_test
 from .lowering_fixtures import CONV, backward_data, backward_filter, forward, ref
 
 ARRAY: np.ndarray = np.zeros((2, 4, 8, 8), np.float32)
@@ -120,6 +121,7 @@ BAD: dict[str, tuple[Compute, str, str, str]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("message", "field", "value", "fix"), BAD.values(), ids=BAD.keys())
 def test_bad_input_is_refused_with_field_value_and_fix(
     message: Compute, field: str, value: str, fix: str

@@ -10,6 +10,8 @@ import pytest
 
 from cudnn_actor.protocol import GraphBuilder, InvalidRequest
 
+from ..in_one_test import cases_in_one_test
+
 Int = Callable[[int], Any]
 
 
@@ -58,6 +60,7 @@ TAKEN: dict[str, Callable[[GraphBuilder, Int], Any]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", TAKEN)
 def test_numpys_whole_numbers_are_taken_as_ints(name: str) -> None:
     graphs = []
