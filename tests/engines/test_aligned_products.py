@@ -11,6 +11,7 @@ from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.protocol import DType, OperationGraph
 from cudnn_actor.protocol.operations import MatMul
 
+from ..in_one_test import cases_in_one_test
 from .test_products import added, biased, evaluated, memory, product
 
 ODD = {
@@ -46,6 +47,7 @@ def has_whole_vectors(graph: OperationGraph) -> bool:
     return not any(number % 8 for number in sizes | steps)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", ODD)
 def test_products_of_whole_vectors_compute_the_same(name: str) -> None:
     graph, kinds = ODD[name]

@@ -22,6 +22,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from .problems import normal
 from .references import TOLERANCES, assert_close
 from .test_random import computed, word
@@ -279,6 +280,7 @@ def gradients(problem: Problem, values: dict[str, np.ndarray]) -> dict[str, np.n
     return found
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_problem
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -294,6 +296,7 @@ def test_the_forward_pass(bench: Workbench, problem: Problem, dtype: DType) -> N
     case.close(alone, wanted[0])
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_problem
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -416,6 +419,7 @@ def test_samples_are_finite_whatever_the_scale(scale: float) -> None:
     assert samples["q"].any()
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("changes", "field_"),
     [

@@ -14,6 +14,7 @@ from cudnn_actor import spawn
 from cudnn_actor.protocol import DType, GraphBuilder, InvalidRequest, Tensor, alibi_slopes
 from cudnn_actor.protocol.types.dtypes import DTypeName
 
+from ..in_one_test import cases_in_one_test
 from .differences import check_gradients, computed
 
 B, H, G, S, L, D, E = 3, 4, 2, 5, 7, 3, 2
@@ -299,6 +300,7 @@ def headed(
     return g.multi_head_attention(g.input("x", dims), weights=weights, heads=heads)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", WRONG)
 def test_what_does_not_fit_is_refused_by_name(name: str) -> None:
     field, function = WRONG[name]

@@ -19,6 +19,8 @@ from cudnn_actor.engines.cuda.running.recipe import (
 from cudnn_actor.protocol import DType, GraphTensor
 from cudnn_actor.protocol.operations import MatMul
 
+from ..in_one_test import cases_in_one_test
+
 X, BIAS, Y = Buffer(0), Buffer(1), Buffer(2)
 A, B, C = (Scratch(offset, 256) for offset in (0, 256, 512))
 
@@ -40,6 +42,7 @@ def kernel(*sources: Source, size: int = 4) -> KernelStep[Elementwise]:
     return KernelStep(elementwise(Leaf(0, DType.FLOAT32), DType.FLOAT32, (size,), [(1,), (1,)]), sources)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("steps", "wanted"),
     [

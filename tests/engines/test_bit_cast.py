@@ -10,6 +10,7 @@ import pytest
 
 from cudnn_actor.protocol import BitCast, DType, GraphBuilder, InvalidRequest, Layout, TensorSpec
 
+from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .differences import computed
 from .workbench import Workbench, spread
@@ -33,6 +34,7 @@ def numbers(dtype: DType) -> np.ndarray:
     return np.array(given, dtype.numpy)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize(("source", "dtype"), PAIRS)
 def test_each_bit_is_kept(bench: Workbench, source: DType, dtype: DType) -> None:

@@ -30,6 +30,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from .problems import normal
 from .references import TOLERANCES
 from .workbench import Workbench, spread
@@ -150,6 +151,7 @@ class Bench:
             np.testing.assert_allclose(got, wanted[name], rtol=error, atol=error * largest, err_msg=name)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_case
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,6 +170,7 @@ def test_the_forward_passes(bench: Workbench, dtype: DType, layout: Layout, kind
         on.close({"normal": alone}, wanted)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_case
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,6 +200,7 @@ def test_the_backward_passes(bench: Workbench, dtype: DType, layout: Layout, kin
         on.close(outputs, wanted, {"dx": largest})
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_case
 def test_inference_sums_and_responses(bench: Workbench, dtype: DType, layout: Layout) -> None:
@@ -264,6 +268,7 @@ def test_running_statistics_may_be_those_of_onnx(bench: Workbench) -> None:
     np.testing.assert_allclose(bench.read(new), 0.75 * np.array([1, 2]) + 0.25 * x.var(axis=(0, 2)))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("kind", "changes", "field"),
     [

@@ -19,6 +19,7 @@ from cudnn_actor.protocol import (
     Tensor,
 )
 
+from ..in_one_test import cases_in_one_test
 from .problems import normal
 from .workbench import Workbench
 
@@ -96,6 +97,7 @@ def drawn(dims: Mapping[str, tuple[int, ...]], dtype: DType) -> dict[str, np.nda
     return {name: np.asarray(normal(of, dtype, n)) for n, (name, of) in enumerate(dims.items())}
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 @pytest.mark.parametrize("name", CASES)

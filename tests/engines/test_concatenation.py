@@ -18,6 +18,7 @@ from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import Concat, DType, Graph, GraphBuilder, InvalidRequest, Tensor, TensorSpec
 
+from ..in_one_test import cases_in_one_test
 from ..whole import some
 from . import host_cuda
 from .differences import check_gradients, computed
@@ -30,6 +31,7 @@ def integers(dims: tuple[int, ...], dtype: DType, start: int = 0) -> np.ndarray:
     return (np.arange(np.prod(dims, dtype=int)) + start).reshape(dims).astype(dtype.numpy)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", DType)
 def test_every_dtype_is_numpys(bench: Workbench, dtype: DType) -> None:
     arrays = [integers((2, size, 3), dtype, size) for size in (2, 1, 4)]
@@ -174,6 +176,7 @@ PIECES: dict[str, tuple[Build, list[str]]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", PIECES)
 def test_pieces_write_their_part_of_the_result_where_they_can(name: str) -> None:
     build, kinds = PIECES[name]

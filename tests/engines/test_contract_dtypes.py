@@ -10,6 +10,7 @@ import pytest
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec
 from cudnn_actor.protocol.operations import GraphTensor, MaxPool, Pointwise, PointwiseMode, Window
 
+from ..in_one_test import cases_in_one_test
 from .workbench import Workbench, spread
 
 INTEGERS = [dtype for dtype in DType if not dtype.is_floating and dtype is not DType.BOOL]
@@ -29,6 +30,7 @@ def values_of(dtype: DType, dims: tuple[int, ...] = DIMS) -> np.ndarray:
     return np.resize(np.array(extremes(dtype), dtype.numpy), dims)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("layout", list(Layout))
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -41,6 +43,7 @@ def test_no_integer_loses_a_digit_in_any_layout(bench: Workbench, dtype: DType, 
     np.testing.assert_array_equal(bench.read(dst), values)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_a_fill_is_exact(bench: Workbench, dtype: DType) -> None:
     ref = bench.empty(spread((2, 3, 4), dtype))
@@ -49,6 +52,7 @@ def test_a_fill_is_exact(bench: Workbench, dtype: DType) -> None:
         assert bench.read(ref).ravel().tolist() == [number] * 24
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_a_fill_with_the_next_number_out_of_range_is_refused(bench: Workbench, dtype: DType) -> None:
     ref, limits = bench.empty(TensorSpec.packed((2,), dtype)), np.iinfo(dtype.value)
@@ -60,6 +64,7 @@ def test_a_fill_with_the_next_number_out_of_range_is_refused(bench: Workbench, d
     assert bench.read(ref).tolist() == [77, 77]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_numbers_of_another_width_are_taken_if_they_fit(bench: Workbench, dtype: DType) -> None:
     for other in INTEGERS:
@@ -87,6 +92,7 @@ def test_bools_are_bytes_of_0_and_1(bench: Workbench, layout: Layout) -> None:
     np.testing.assert_array_equal(bench.bytes_of(other).reshape(DIMS), values.astype(np.uint8))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("value", [False, True, 0, 1, 0.0, 1.0, np.True_, np.int64(1)])
 def test_a_bool_is_filled_with_a_bool_or_0_or_1(bench: Workbench, value: Any) -> None:
     ref = bench.empty(TensorSpec.packed((3, 2), "bool", "NCHW"))
@@ -94,6 +100,7 @@ def test_a_bool_is_filled_with_a_bool_or_0_or_1(bench: Workbench, value: Any) ->
     assert bench.bytes_of(ref).tolist() == [int(value)] * 6
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("value", [2, -1, 0.5, 1.5, float("nan"), float("inf")])
 def test_a_bool_is_filled_with_nothing_else(bench: Workbench, value: float) -> None:
     ref = bench.empty(TensorSpec.packed((3,), "bool"))
@@ -116,12 +123,14 @@ def test_bools_and_zeros_and_ones_are_taken_for_bools_and_nothing_else(bench: Wo
     assert bench.read(ref).tolist() == [False, True]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", list(DType))
 def test_bools_are_0_and_1_of_every_dtype(bench: Workbench, dtype: DType) -> None:
     ref = bench.place(np.array([True, False]), TensorSpec.packed((2,), dtype))
     assert bench.read(ref).astype(np.float64).tolist() == [1, 0]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", [*INTEGERS, DType.BOOL])
 def test_the_largest_is_found_without_losing_a_digit(bench: Workbench, dtype: DType) -> None:
     near = [0, 1] if dtype is DType.BOOL else extremes(dtype)

@@ -6,6 +6,7 @@ import scipy.special
 
 from cudnn_actor.protocol import Activation, ConvFwd, ConvSpec, DType, Epilogue, Layout, TensorSpec
 
+from ..in_one_test import cases_in_one_test
 from .problems import FLOATS, PROBLEMS, normal, smooth
 from .references import assert_close, scipy_forward
 from .workbench import Workbench
@@ -39,6 +40,7 @@ def activate(bench: Workbench, values: np.ndarray, epilogue: Epilogue) -> np.nda
     return bench.run(ConvFwd(x=bench.place(values), w=bench.place(unit), y=y, conv=ONE, epilogue=epilogue))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -48,6 +50,7 @@ def test_every_activation_matches_its_formula(bench: Workbench, activation: Acti
     assert_close(got, ACTIVATIONS[activation](x.astype("float64"), DEFAULTS.get(activation, 0.0)))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("activation", DEFAULTS)
 def test_an_activation_takes_its_parameter(bench: Workbench, activation: Activation) -> None:
     x = smooth((1, 1, 9, 11))
@@ -55,6 +58,7 @@ def test_an_activation_takes_its_parameter(bench: Workbench, activation: Activat
     assert_close(got, ACTIVATIONS[activation](x, 1.75))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_huge_arguments_give_limits_not_warnings(bench: Workbench, activation: Activation) -> None:
     x = np.array([-1e30, -1e5, -800.0, 800.0, 1e5, 1e30], np.float32).reshape(1, 1, 2, 3)
@@ -83,6 +87,7 @@ def test_alpha_beta_bias_and_activation_come_in_this_order(bench: Workbench) -> 
     assert_close(got, np.tanh(1.5 * convolved - 0.5 * before + bias.reshape(1, 4, 1, 1)))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("alpha", [1.0, -2.0, 0.0])
 @pytest.mark.parametrize("beta", [1.0, 0.25, 0.0])
@@ -112,6 +117,7 @@ def test_with_beta_nan_in_the_output_stays_nan(bench: Workbench) -> None:
     assert np.isnan(bench.run(ConvFwd(x=ones, w=ones, y=y, conv=ONE, beta=1.0)))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "spec",
     [

@@ -4,6 +4,7 @@ import pytest
 
 from cudnn_actor.protocol import ConvFwd, ConvSpec, DType, Layout, TensorSpec
 
+from ..in_one_test import cases_in_one_test
 from .problems import FLOATS, PROBLEMS, Problem, normal
 from .references import assert_close, scipy_forward
 from .workbench import Workbench
@@ -24,6 +25,7 @@ def packed(problem: Problem, dtype: DType, layout: Layout) -> tuple[TensorSpec, 
     return x, w, y
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
@@ -31,6 +33,7 @@ def test_every_kind_of_convolution_matches_scipy(bench: Workbench, name: str, la
     check_forward(bench, PROBLEMS[name], packed(PROBLEMS[name], DType.FLOAT32, layout))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["one_dimensional", "padded", "three_dimensional", "depthwise"])

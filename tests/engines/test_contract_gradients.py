@@ -5,6 +5,7 @@ import pytest
 
 from cudnn_actor.protocol import BufferRef, ConvBwdData, ConvBwdFilter, ConvFwd, DType, Layout, TensorSpec
 
+from ..in_one_test import cases_in_one_test
 from .problems import FLOATS, PROBLEMS, Problem, normal
 from .references import assert_close, direct_backward_data, direct_backward_filter, scipy_forward
 from .workbench import Workbench
@@ -41,6 +42,7 @@ class Gradients:
         return self.bench.run(ConvBwdFilter(x=x, dy=dy, dw=dw, conv=self.problem.conv))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
@@ -69,6 +71,7 @@ def central_differences(g: Gradients, of: np.ndarray) -> np.ndarray:
 SMALL = ["one_of_everything", "mostly_padding", "pointwise_strided", "one_output"]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", SMALL)
 def test_backward_data_matches_central_differences(bench: Workbench, name: str) -> None:
     g = Gradients(bench, PROBLEMS[name], DType.FLOAT64)
@@ -81,6 +84,7 @@ def test_backward_filter_matches_central_differences(bench: Workbench, name: str
     assert_close(g.backward_filter(), central_differences(g, g.w))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["one_dimensional", "strided", "three_dimensional", "depthwise"])
@@ -99,6 +103,7 @@ def test_inputs_that_no_output_sees_have_a_gradient_of_0(bench: Workbench) -> No
     assert dx[:, :, :2, :2].all()
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_backward_data_takes_alpha_and_beta(bench: Workbench, dtype: DType) -> None:
     g = Gradients(bench, PROBLEMS["grouped"], dtype)
@@ -110,6 +115,7 @@ def test_backward_data_takes_alpha_and_beta(bench: Workbench, dtype: DType) -> N
     assert_close(bench.run(message), wanted)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_backward_filter_takes_alpha_and_beta(bench: Workbench, dtype: DType) -> None:
     g = Gradients(bench, PROBLEMS["grouped"], dtype)

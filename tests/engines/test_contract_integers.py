@@ -5,6 +5,7 @@ import pytest
 
 from cudnn_actor.protocol import Activation, ConvFwd, ConvSpec, DType, Epilogue, Layout, TensorSpec
 
+from ..in_one_test import cases_in_one_test
 from .problems import PROBLEMS, integers
 from .references import direct_forward
 from .workbench import Workbench
@@ -13,6 +14,7 @@ ONE = ConvSpec.symmetric(2)
 BYTES = [DType.INT8, DType.UINT8]
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("dtype", BYTES)

@@ -18,6 +18,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
 )
 
+from ..in_one_test import cases_in_one_test
 from .devices import EngineFactory
 from .problems import PROBLEMS, normal
 from .workbench import ARENA_BYTES, Workbench, spread
@@ -54,6 +55,7 @@ PLACES = [
 ]
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("rows_last", [False, True])
 @pytest.mark.parametrize(("layout", "dims"), PLACES)
@@ -143,6 +145,7 @@ def test_after_every_fence_all_work_is_done(bench: Workbench) -> None:
     assert bench.engine.probe() is None
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", EVERY)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC, Layout.STRIDED])
 def test_what_is_written_is_read_back(bench: Workbench, dtype: DType, layout: Layout) -> None:
@@ -161,6 +164,7 @@ def test_an_array_in_any_strides_can_be_written(bench: Workbench) -> None:
     np.testing.assert_array_equal(bench.read(bench.place(values, SPEC)), values)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", EVERY)
 def test_a_copy_changes_the_layout_and_nothing_else(bench: Workbench, dtype: DType) -> None:
     values = np.arange(120).reshape(SPEC.dims).astype(dtype.numpy)
@@ -206,6 +210,7 @@ def elements_of(spec: TensorSpec) -> np.ndarray:
     return mask
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", EVERY)
 def test_a_fill_sets_every_element(bench: Workbench, dtype: DType) -> None:
     ref = bench.empty(TensorSpec.packed((2, 3, 4, 5), dtype, Layout.NHWC))
@@ -247,6 +252,7 @@ def test_floats_can_be_filled_with_nan_and_infinity(bench: Workbench) -> None:
         assert np.isnan(bench.read(ref).astype("float32")).all()
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "source", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.bool_]
 )

@@ -20,7 +20,7 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
 )
 
-from ..in_one_test import in_one_test
+from ..in_one_test import cases_in_one_test, in_one_test
 from .shared_memory import shared_memory
 from .test_contract_shared import settle
 from .workbench import Workbench, spread
@@ -120,6 +120,7 @@ def test_values_of_other_dims_are_refused_even_if_there_are_none(
             bench.engine.write(bench.binding(ref), np.zeros(other, np.float32))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("dims", [(), (1,), (0,), (3, 0), (2, 0, 3, 1), (2, 1, 3, 1, 2, 3, 2, 2)])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8])

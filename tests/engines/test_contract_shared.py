@@ -13,6 +13,7 @@ import pytest
 from cudnn_actor.engines.base import Engine, EngineFailure
 from cudnn_actor.protocol import ConvFwd, ConvSpec, DType, Layout, TensorSpec
 
+from ..in_one_test import cases_in_one_test
 from ..whole import pairwise
 from .devices import EngineFactory
 from .shared_memory import SharedMemory, shared_memory
@@ -74,6 +75,7 @@ EVERY_SPEC = pytest.mark.parametrize(
 )
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @WAYS
 @EVERY_SPEC
@@ -86,6 +88,7 @@ def test_values_go_to_where_they_are_wanted(
     np.testing.assert_array_equal(into, values)
 
 
+@cases_in_one_test
 @EVERY_SPEC
 def test_values_come_from_where_they_are(bench: Workbench, shared: SharedMemory, spec: TensorSpec) -> None:
     values = values_of(spec)
@@ -97,6 +100,7 @@ def test_values_come_from_where_they_are(bench: Workbench, shared: SharedMemory,
     np.testing.assert_array_equal(bench.read(ref), values)
 
 
+@cases_in_one_test
 @EVERY_SPEC
 def test_a_direct_copy_moves_what_is_there_each_time_that_it_is_called(
     bench: Workbench, shared: SharedMemory, spec: TensorSpec
@@ -139,6 +143,7 @@ def test_a_copy_in_parts_moves_those_that_are_asked_for(
         np.testing.assert_array_equal(engine.read(dst), values)
 
 
+@cases_in_one_test
 @EVERY_SPEC
 def test_a_direct_copy_out_is_there_behind_a_fence(
     bench: Workbench, shared: SharedMemory, spec: TensorSpec

@@ -16,6 +16,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.messages.messages import Compute
 
+from ..in_one_test import cases_in_one_test
 from .problems import PROBLEMS, Problem, normal
 from .references import assert_close
 from .workbench import Workbench
@@ -49,6 +50,7 @@ def least_workspace(bench: Workbench, message: Compute) -> int:
     return refusal.value.requested
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,6 +86,7 @@ def test_a_workspace_that_nothing_fits_in_is_refused(bench: Workbench, kind: str
     assert refusal.value.limit == least - 1
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["padded", "mostly_padding", "strided", "strided_past_the_filter"])

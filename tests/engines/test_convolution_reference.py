@@ -21,6 +21,7 @@ from cudnn_actor.protocol import (
     OperationGraph,
 )
 
+from ..in_one_test import cases_in_one_test
 from .host_cuda import CUPY
 
 
@@ -121,6 +122,7 @@ class Data:
         return seen(self._graph.tensor(uid), self._memory[uid])
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -10,12 +10,15 @@ import pytest
 
 from cudnn_actor.engines.cpu import transfer
 
+from ..in_one_test import cases_in_one_test
+
 
 def two_arrays(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
     """Bytes to copy, and where to."""
     return np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8), np.zeros(nbytes, np.uint8)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("nbytes", [1, 3, 4, 1001, 4096, 100_003])
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_all_bytes_are_copied(nbytes: int, threads: int) -> None:

@@ -18,6 +18,7 @@ from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import GraphBuilder, OperationGraph, Pad, PadMode, Tensor
 
+from ..in_one_test import cases_in_one_test
 from .host_cuda import Stream
 from .moved_graphs import CONCATENATED, IN_ROWS, TRANSPOSED
 from .test_self_check import on_the_host
@@ -194,6 +195,7 @@ def test_tensors_may_have_no_elements(name: str) -> None:
         assert fault(piece, None) is None
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("name", "change"), CASES, ids=lambda one: getattr(one, "__name__", one))
 def test_what_copies_something_else_does_not(name: str, change: Sabotage) -> None:
     assert fault(GRAPHS[name], change) is not None

@@ -25,6 +25,7 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
 )
 
+from ..in_one_test import cases_in_one_test
 from .problems import PROBLEMS, integers, normal
 from .references import assert_close, scipy_forward
 from .workbench import Workbench
@@ -122,6 +123,7 @@ def test_plans_of_each_kind_have_tags_of_their_own() -> None:
     assert tags == [named, f"{named}/exact"]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("role", [TensorRole.VIRTUAL, TensorRole.BOUND])
 @pytest.mark.parametrize("dtype", DType)
 def test_what_passes_between_operations_is_rounded_to_its_dtype(

@@ -14,6 +14,7 @@ import pytest
 from cudnn_actor.engines.cuda.operations import ctc_loss
 from cudnn_actor.protocol import CTCLoss, DType, GraphBuilder, GraphTensor, InvalidRequest, Tensor, TensorSpec
 
+from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .differences import check_gradients, computed
 from .problems import FLOATS, normal
@@ -126,6 +127,7 @@ def check(found: dict[str, np.ndarray], problem: Problem) -> None:
         )
 
 
+@cases_in_one_test
 @each_problem
 def test_the_loss_is_that_of_all_alignments_together(bench: Workbench, problem: Problem) -> None:
     check(problem.run(bench), problem)
@@ -207,6 +209,7 @@ def test_a_long_loss_is_the_logarithm_of_a_number_of_alignments(bench: Workbench
     np.testing.assert_allclose(found["dlog_probs"][0, 0, 0], first, rtol=1e-5)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("field", "changes"),
     [

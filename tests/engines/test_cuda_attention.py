@@ -23,6 +23,8 @@ from cudnn_actor.protocol.operations import (
     alibi_slopes,
 )
 
+from ..in_one_test import cases_in_one_test
+
 ROWS, COLUMNS = 9, 13
 LENGTHS = (-(2**31), -3, 0, 1, 5, ROWS, COLUMNS, 100, 2**31 - 1)
 
@@ -135,6 +137,7 @@ def test_a_window_without_keys_is_not_given_to_cudnn(
         attention_operands(operation, given)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [

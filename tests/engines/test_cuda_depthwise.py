@@ -20,6 +20,7 @@ from cudnn_actor.engines.cuda.planning.partition import Stored, cut
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, Layout, OperationGraph
 
+from ..in_one_test import cases_in_one_test
 from ..whole import pairwise
 from . import host_cuda
 from .depthwise_graphs import DEPTHWISE as GRAPHS
@@ -90,6 +91,7 @@ def compare(graph: Graph, found: list[np.ndarray], wanted: list[np.ndarray]) -> 
         np.testing.assert_allclose(got, np.asarray(expected, np.float64), rtol=tolerance, atol=1e-5)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_kernel_computes_all_results_of_its_graph(name: str) -> None:
     graph = GRAPHS[name]

@@ -25,6 +25,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
 )
 
+from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .host_cuda import defined, launched
 from .workbench import spread
@@ -105,6 +106,7 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     host_cuda.use(monkeypatch)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("operation", "specs"), PROBLEMS)
 def test_gathers_move_the_bits_of_their_definition(operation: Any, specs: Specs) -> None:
     """With indices below 0 and out of range, too."""
@@ -117,6 +119,7 @@ def test_gathers_move_the_bits_of_their_definition(operation: Any, specs: Specs)
     assert got["y"].tobytes() == wanted["y"].tobytes()
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("operation", "specs"), WRITTEN)
 def test_scatters_compute_their_definition(operation: Any, specs: Specs) -> None:
     """Small whole numbers, so sums are exact; products may round."""

@@ -23,6 +23,7 @@ from cudnn_actor.engines.cuda.library.cudnn_files import (
 )
 from cudnn_actor.engines.cuda.library.versions import RUN
 
+from ..in_one_test import cases_in_one_test
 from .broken_machines import CLONE, PACKAGES, Machine, bare_machine, whole_machine
 
 DRIVER = Driver(
@@ -171,6 +172,7 @@ DOUBTFUL = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", PREVENTING)
 def test_what_prevents_the_use_of_a_gpu_is_named_with_its_fix(name: str) -> None:
     found, (what, fix) = PREVENTING[name]
@@ -180,6 +182,7 @@ def test_what_prevents_the_use_of_a_gpu_is_named_with_its_fix(name: str) -> None
     assert first.detail
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", DOUBTFUL)
 def test_what_may_go_wrong_is_named_and_prevents_nothing(name: str) -> None:
     found, (what, fix) = DOUBTFUL[name]

@@ -23,6 +23,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.operations.random import STATE
 
+from ..in_one_test import cases_in_one_test
 from .host_cuda import compile_for, defined, launched, use
 from .problems import normal
 from .workbench import spread
@@ -81,6 +82,7 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("kind", "dtype", "of"), DRAWN)
 def test_random_numbers_have_the_same_bits(kind: Any, dtype: DType, of: dict[str, Any]) -> None:
     for operation, specs in numbers(kind, dtype, of):

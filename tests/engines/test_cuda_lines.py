@@ -15,6 +15,7 @@ from cudnn_actor.engines.cuda.running.recipe import Buffer, OperationStep, Scrat
 from cudnn_actor.protocol import DType, GraphTensor, Layout, OperationGraph, TensorSpec
 from cudnn_actor.protocol.operations import Reduction, ReductionMode
 
+from ..in_one_test import cases_in_one_test
 from . import host_cuda
 
 F32, F16 = DType.FLOAT32, DType.FLOAT16
@@ -28,6 +29,7 @@ def lines(
     return lines_of(dims, [strides], axes, [dtype], vectors=[0])
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("dims", "axes", "form", "vector"),
     [

@@ -35,6 +35,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.operations import Pad
 
 from ..gpu.choices import Choices
+from ..in_one_test import cases_in_one_test
 from .test_matmul import RESULTS, SHAPES, lying
 
 PRODUCT = MatMul(a=0, b=1, y=2)
@@ -94,6 +95,7 @@ def specs_of(of_a: Any, of_b: Any, dtype: DType, result: DType, how: tuple[str, 
     return [lying(*of) for of in zip(dims, dtypes, how, strict=True)]
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize(("of_a", "of_b"), SHAPES, ids=str)
 @pytest.mark.parametrize(("dtype", "result"), [r for r in RESULTS if r[0].is_floating])

@@ -81,6 +81,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.tensor import packed_strides
 
+from ..in_one_test import cases_in_one_test
 from .host_cuda import sources_of
 from .workbench import spread
 
@@ -465,6 +466,7 @@ def test_every_operation_runs_on_cuda_or_is_refused_by_name() -> None:
         assert bool(row.ways) != bool(row.refused) or issubclass(kind, Movement | Concat) or in_layers
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", list(DType))
 def test_a_kernel_that_only_copies_copies_the_bits(dtype: DType) -> None:
     """By way of float or double, not every int64 would arrive."""

@@ -18,6 +18,7 @@ from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph, TensorSpec
 
+from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .moved_graphs import TRANSPOSED
 from .test_partition import array_in, evaluated, filled
@@ -222,6 +223,7 @@ def test_as_many_bytes_are_accessed_at_once_as_memory_allows() -> None:
     }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "kernel",
     [

@@ -16,6 +16,7 @@ from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.cuda.diagnosis.gpus import _NODES, Gpu, find_driver_apart
 from cudnn_actor.protocol import InvalidRequest
 
+from ..in_one_test import cases_in_one_test
 from ..log_lines import capture_logs
 from ..patience import PATIENCE_S
 from .broken_machines import CLONE, WITHOUT_DRIVER, Machine, bare_machine, whole_machine
@@ -118,6 +119,7 @@ def without_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Sai
     return asked_for_each(machine, "auto")
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "device", ["", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:x", "cuda:0 ", "cpu:0", None, 0]
 )

@@ -42,6 +42,7 @@ from cudnn_actor.protocol.operations import (
     Window,
 )
 
+from ..in_one_test import cases_in_one_test
 from ..whole import some
 from .pooling_oracle import max_pool
 from .problems import PROBLEMS, Problem, integers, normal
@@ -129,17 +130,20 @@ def assert_same(tiled: np.ndarray, by_definition: np.ndarray) -> None:
     assert_close(by_definition, tiled)
 
 
+@cases_in_one_test
 @each_problem
 def test_a_convolution(bench: Workbench, problem: Problem) -> None:
     assert_same(*both_of_a_message(bench, forward(bench, problem)))
 
 
+@cases_in_one_test
 @each_problem
 def test_the_gradient_of_the_input(bench: Workbench, problem: Problem) -> None:
     dy, w, dx = (bench.place(normal(d, F64, n)) for n, d in enumerate((problem.y, problem.w, problem.x)))
     assert_same(*both_of_a_message(bench, ConvBwdData(dy=dy, w=w, dx=dx, conv=problem.conv)))
 
 
+@cases_in_one_test
 @each_problem
 def test_the_gradient_of_the_filter(bench: Workbench, problem: Problem) -> None:
     x, dy, dw = (bench.place(normal(d, F64, n)) for n, d in enumerate((problem.x, problem.y, problem.w)))
@@ -158,6 +162,7 @@ def test_a_convolution_with_scalars_a_bias_and_an_activation(
     assert_same(*both_of_a_message(bench, message))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("result", [DType.INT32, None, DType.FLOAT32])
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
@@ -188,6 +193,7 @@ def numbers(dims: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return values
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("mode", "parameter"),
     [*((mode, None) for mode in UNARY), *itertools.product(WITH_PARAMETER, (0.25, 3.0))],
@@ -236,6 +242,7 @@ def test_functions_of_integers_are_exact_and_saturate(
         assert result[2].tolist() == np.clip(wanted, limits.min, limits.max).tolist()
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("role", [TensorRole.VIRTUAL, TensorRole.BOUND])
 @pytest.mark.parametrize("dtype", [d for d in DType if d not in (DType.INT64, DType.UINT64, DType.UINT32)])
 def test_what_passes_between_operations_is_rounded_alike(

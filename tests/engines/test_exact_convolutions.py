@@ -18,6 +18,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.base import tensor_of
 
+from ..in_one_test import cases_in_one_test
 from .problems import Problem, normal
 
 PROBLEMS = {
@@ -53,6 +54,7 @@ def _graph(problem: Problem, result: str) -> OperationGraph:
     return OperationGraph(tensors=tensors, operations=(_operation(result, problem.conv),))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("result", OPERATIONS)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())

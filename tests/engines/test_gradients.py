@@ -24,6 +24,7 @@ from cudnn_actor.protocol import (
     Tensor,
 )
 
+from ..in_one_test import cases_in_one_test
 from ..whole import some
 from .differences import Function, check_gradients, computed, gradients
 from .problems import normal
@@ -49,6 +50,7 @@ def twice(function: Function, name: str = "x") -> Function:
 # Functions of each element.
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("power", [0, 1, 2, 3, -1])
 @pytest.mark.parametrize("of_tensor", [False, True])
 def test_derivatives_of_powers_at_0_too(power: int, of_tensor: bool) -> None:
@@ -77,6 +79,7 @@ def test_derivatives_by_base_and_exponent_where_the_exponent_is_0() -> None:
     np.testing.assert_array_equal(found["dba"][:3], [0.5, 2.0, np.inf])
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", ["mul", "div", "pow", "max", "sub", "prelu", "fmod"])
 @pytest.mark.parametrize(
     ("of_a", "of_b"), [((2, 3), (3,)), ((2, 1), (4, 1, 3)), ((3,), ()), ((2, 3), (2, 3))]
@@ -180,17 +183,20 @@ def for_reduction(mode: ReductionMode, dims: tuple[int, ...]) -> dict[str, np.nd
     return {"x": np.abs(x) + 0.1 if mode is ReductionMode.LOG_SUM else x}
 
 
+@cases_in_one_test
 @each_reduction
 @pytest.mark.parametrize(("axes", "keep"), [(None, False), ((1,), False), ((-1, 0), True), ((), False)])
 def test_reductions(mode: ReductionMode, axes: tuple[int, ...] | None, keep: bool) -> None:
     check_gradients(reduction(mode, axes, keep=keep), for_reduction(mode, (2, 3, 4)))
 
 
+@cases_in_one_test
 @each_reduction
 def test_reductions_have_gradients_of_gradients(mode: ReductionMode) -> None:
     check_gradients(twice(reduction(mode, (1,), keep=False)), for_reduction(mode, (3, 4)), tolerance=1e-5)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("mode", "x", "wanted"),
     [
@@ -279,6 +285,7 @@ MOVEMENTS: dict[str, Callable[[GraphBuilder, Tensor], Any]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", MOVEMENTS)
 def test_movements(name: str) -> None:
     check_gradients(MOVEMENTS[name], values(x=(2, 3, 5)))

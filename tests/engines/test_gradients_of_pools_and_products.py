@@ -22,6 +22,7 @@ from cudnn_actor.protocol import (
     Window,
 )
 
+from ..in_one_test import cases_in_one_test
 from .differences import check_gradients, gradients
 from .test_gradients import twice, values
 
@@ -84,6 +85,7 @@ FUNCTIONS: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_the_builder(name: str) -> None:
     check_gradients(FUNCTIONS[name], values(x=IMAGE))

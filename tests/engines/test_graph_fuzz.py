@@ -58,6 +58,7 @@ from ..gpu.operations import ROWS
 from ..gpu.operations.cases import OperationCase
 from ..gpu.operations.drawing import draw as draw_operation
 from ..gpu.operations.rows import Row
+from ..in_one_test import cases_in_one_test
 from ..whole import some
 from .mistakes import attribute
 from .single_precision import SinglePrecision
@@ -148,6 +149,7 @@ def test_inputs_that_follow_from_a_tensor_are_drawn_for_any_rank() -> None:
                     argument_of(parameter)(sketch, x)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("row", DRAWN, ids=[row.operation.__name__ for row in DRAWN])
 def test_every_operation_is_drawn_that_a_builder_takes(row: Row) -> None:
     knows = issubclass(row.operation, Randomness)  # its only input is a state
@@ -294,6 +296,7 @@ NEAR = float(np.nextafter(np.float32(np.e), np.float32(3)))
 """Not exp(1), but a float32 that its error may make of it."""
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "step",
     [

@@ -21,6 +21,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .differences import check_gradients, computed
 from .onnx_reference import reference
@@ -65,6 +66,7 @@ def wanted_of(x: np.ndarray, grid: np.ndarray, options: tuple[ResampleMode, Grid
     return np.asarray(made)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize(("mode", "padding", "corners"), EVERY)
 def test_grid_samples_are_onnxs(
@@ -120,6 +122,7 @@ def test_a_builder_samples() -> None:
     np.testing.assert_allclose(computed(graph, given)["y"], wanted, atol=1e-5)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("number", "options"), [*enumerate(EVERY)], ids=[" ".join(map(str, of)) for of in EVERY]
 )

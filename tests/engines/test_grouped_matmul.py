@@ -21,6 +21,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from ..whole import some
 from .problems import FLOATS, normal
 from .references import assert_close
@@ -94,6 +95,7 @@ class Problem:
         assert_close(self.backward(bench, result, how), gradient(self.tokens, self.dy, self.offsets))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_offsets
 @pytest.mark.parametrize(("dtype", "result"), RESULTS)
@@ -103,6 +105,7 @@ def test_each_row_is_multiplied_by_the_matrix_of_its_expert(
     Problem(offsets, dtype).check(bench, result)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("how", ["swapped", "gaps"])
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -162,6 +165,7 @@ FORWARD = {"tokens": of(9, 6), "weights": of(3, 6, 4), "offsets": of(3, dtype=I3
 BACKWARD = {"tokens": of(9, 6), "dy": of(9, 4), "offsets": of(3, dtype=I32), "dweights": of(3, 6, 4)}
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

@@ -22,6 +22,8 @@ from cudnn_actor.protocol.operations import (
     SoftmaxBackward,
 )
 
+from ..in_one_test import cases_in_one_test
+
 DIMS = (3, 4, 5)
 REDUCED: dict[ReductionMode, Any] = {
     ReductionMode.MAX: np.max,
@@ -95,6 +97,7 @@ def computed(operation: Any) -> tuple[Body, dict[str, np.ndarray]]:
     return body, {name: body.array(value) for name, value in found.items()}
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", CASES)
 def test_an_operation_along_lines_is_its_definition(name: str) -> None:
     operation = CASES[name]
@@ -111,6 +114,7 @@ def test_every_operation_along_lines_has_a_case() -> None:
     assert {type(operation) for operation in CASES.values()} == set(IN_LINES)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", CASES)
 def test_there_is_no_division_for_each_element_of_a_line(name: str) -> None:
     body, _ = computed(CASES[name])

@@ -24,6 +24,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from .differences import check_gradients, computed
 from .onnx_reference import reference
 from .workbench import Workbench, spread
@@ -86,6 +87,7 @@ DIMS: list[tuple[tuple[int, ...], int, tuple[int, ...]]] = [
 each_dims = pytest.mark.parametrize(("x", "axis", "indices"), DIMS)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @each_dims
 @pytest.mark.parametrize("gaps", [False, True])
@@ -99,6 +101,7 @@ def test_gather_is_numpys_take(
     np.testing.assert_array_equal(got, reference("Gather", [array, at], axis=axis))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", DType)
 def test_every_dtype_is_moved_as_it_is(bench: Workbench, dtype: DType) -> None:
     bits = np.random.default_rng(1).integers(0, 256, (6, 4 * dtype.itemsize), np.uint8)
@@ -116,6 +119,7 @@ def test_samples_may_have_indices_of_their_own(bench: Workbench, batch: int, axi
         np.testing.assert_array_equal(got[place], np.take(x[place], at[place], axis - batch))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize(
@@ -134,6 +138,7 @@ def test_elements_are_those_along_an_axis(
     np.testing.assert_array_equal(got, reference("GatherElements", [array[part], at], axis=positive))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize(
@@ -199,6 +204,7 @@ def test_nothing_is_gathered_of_nothing(
     assert got.shape == wanted
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("kind", "attributes", "dims", "field"),
     [
@@ -262,6 +268,7 @@ def whole(dims: tuple[int, ...], seed: int, dtype: DType = DType.FLOAT32) -> np.
     return np.random.default_rng(seed).integers(-3, 4, dims).astype(dtype.numpy)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @each_reduction
 @pytest.mark.parametrize("gaps", [False, True])
@@ -281,6 +288,7 @@ def test_slices_are_written_one_after_the_other(
     np.testing.assert_array_equal(got, one_by_one(given["x"], places, reduction))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @each_reduction
 @pytest.mark.parametrize("gaps", [False, True])
@@ -320,6 +328,7 @@ def test_scatters_are_onnxs(bench: Workbench, reduction: ScatterReduction) -> No
     np.testing.assert_array_equal(got, wanted)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @each_reduction
 @pytest.mark.parametrize(
@@ -342,6 +351,7 @@ def test_writes_out_of_range_go_to_the_nearest_place(bench: Workbench) -> None:
     np.testing.assert_array_equal(got, given["updates"][[1, 2, 0]])
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @each_reduction
 @pytest.mark.parametrize(
@@ -419,6 +429,7 @@ def test_gradients_of_gathers(name: str) -> None:
     check_gradients(twice, given, tolerance=1e-6)
 
 
+@cases_in_one_test
 @each_reduction
 @pytest.mark.parametrize("name", SELECTED)
 def test_gradients_of_scatters(name: str, reduction: ScatterReduction) -> None:

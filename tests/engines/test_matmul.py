@@ -12,6 +12,7 @@ import pytest
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, MatMul, TensorSpec
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from .problems import integers, normal
 from .references import assert_close
 from .workbench import Workbench, spread
@@ -71,6 +72,7 @@ def lying(dims: tuple[int, ...], dtype: DType, how: str) -> TensorSpec:
     return TensorSpec.strided(dims, swapped, dtype) if how == "swapped" else TensorSpec.packed(dims, dtype)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_shape
 @pytest.mark.parametrize(("dtype", "result"), RESULTS)
@@ -83,6 +85,7 @@ def test_products(
     check(bench.read(y), product(a, b))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("how", [*itertools.product(("packed", "swapped", "gaps"), repeat=3)], ids="-".join)
 @pytest.mark.parametrize("dtype", [F32, DType.INT8])
@@ -138,6 +141,7 @@ def of(*dims: int, dtype: DType = F32) -> TensorSpec:
     return TensorSpec.packed(dims, dtype)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

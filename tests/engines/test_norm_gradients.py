@@ -19,6 +19,7 @@ from cudnn_actor.protocol import (
     Tensor,
 )
 
+from ..in_one_test import cases_in_one_test
 from .differences import Function, check_gradients, gradients
 from .problems import normal
 
@@ -113,6 +114,7 @@ FUNCTIONS: dict[str, tuple[Function, dict[str, np.ndarray]]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     function, given = FUNCTIONS[name]

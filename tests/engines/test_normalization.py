@@ -19,6 +19,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from .problems import normal
 from .references import assert_close
 from .workbench import Workbench, spread
@@ -88,6 +89,7 @@ def rms_norm(x: np.ndarray, scale: Any, axes: tuple[int, ...]) -> list[np.ndarra
     return [x * inverse * scale, inverse]
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_shape
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -113,6 +115,7 @@ def test_the_forward_passes(
         case.close(got, wanted)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_shape
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -215,6 +218,7 @@ def test_a_large_mean_cancels_no_digits(bench: Workbench) -> None:
     np.testing.assert_allclose(bench.read(y), wanted, atol=2e-3)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 from cudnn_actor.protocol import GraphBuilder, InvalidRequest, Tensor
 
+from ..in_one_test import cases_in_one_test
 from .differences import computed
 
 DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
@@ -28,6 +29,7 @@ def of(x: np.ndarray, function: Any) -> np.ndarray:
     return computed(g.build(y=made), {"x": x})["y"]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", COMPARISONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_comparison_with_any_int_is_that_of_its_value(dtype: str, name: str) -> None:
@@ -74,6 +76,7 @@ def test_narrow_integers_saturate_where_numpy_raises(dtype: str) -> None:
         np.testing.assert_array_equal(of(x, lambda _, t, number=number: t + number), wanted)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "int32"])
 @pytest.mark.parametrize(
     ("lower", "upper"),

@@ -27,6 +27,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
 )
 
+from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .differences import check_gradients, computed
 from .workbench import Workbench, spread
@@ -212,6 +213,7 @@ def test_modes_are_numpys(mode: PadMode, data: st.DataObject) -> None:
     np.testing.assert_array_equal(computed(graph, {"x": x})["y"], np.pad(x, widths, mode))  # type: ignore[call-overload]
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DType)
@@ -226,6 +228,7 @@ def test_modes_of_every_dtype(bench: Workbench, dtype: DType, mode: PadMode) -> 
     np.testing.assert_array_equal(bench.run(operation), wanted)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("widths", [((1, 2), (0, 3)), ((7, 9), (11, 4)), ((0, 5), (6, 0))])
 def test_gradients_of_modes(mode: PadMode, widths: Widths) -> None:
@@ -254,6 +257,7 @@ def test_a_result_without_elements_launches_nothing(mode: Any) -> None:
     assert not host_cuda.sources_of(step.operation, step.tensors)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", DType)
 def test_every_dtype_is_numpys(bench: Workbench, dtype: DType) -> None:
     dims, value = (2, 3, 4), 1.0
@@ -283,6 +287,7 @@ def test_the_builders_function_is_numpys() -> None:
         g.pad(x, [(1,), (2, 3)])
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("field", "value", "dtype"),
     [

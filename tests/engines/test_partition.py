@@ -30,6 +30,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Node, Pad, Pointwise, Resample
 from cudnn_actor.protocol.operations.indexing import Gathering
 
+from ..in_one_test import cases_in_one_test
 from ..whole import some
 
 
@@ -207,6 +208,7 @@ OF_IMAGES: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", OF_IMAGES)
 def test_compositions_of_images_are_cut_into_pieces_that_compute_them(name: str) -> None:
     g = GraphBuilder()
@@ -367,6 +369,7 @@ UPDATES: dict[str, Callable[[GraphBuilder, Tensor, Tensor, Tensor], dict[str, Te
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", UPDATES)
 def test_updates_read_what_all_inputs_held_before(name: str) -> None:
     g = GraphBuilder()

@@ -14,6 +14,7 @@ from cudnn_actor.protocol.operations import Pad
 
 from ..gpu.operations.cases import arrays
 from ..gpu.operations.drawing import draw
+from ..in_one_test import cases_in_one_test
 
 FAMILIES = (
     *("response_norm", "grid_sampling", "sorting", "reduction", "indexing", "pooling", "normalization"),
@@ -26,6 +27,7 @@ def spread(size: int) -> slice:
     return slice((size - 1) % 3, None, 3) if size > 3 else slice(None)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("family", FAMILIES)
 def test_spread_places_of_results_follow_from_what_they_need(family: str) -> None:
     seed, cut = secrets.randbelow(1 << 32), 0

@@ -15,7 +15,7 @@ from cudnn_actor.protocol import DType, InvalidRequest, OperationGraph, TensorSp
 from cudnn_actor.protocol.operations import FUNCTIONS, GraphTensor, Pointwise, PointwiseMode, TensorRole
 from cudnn_actor.protocol.operations.functions import TRUTH
 
-from ..in_one_test import in_one_test
+from ..in_one_test import cases_in_one_test, in_one_test
 from .pointwise_oracle import FLOATS, INTEGERS, PARAMETERS
 from .workbench import Workbench, spread
 
@@ -153,6 +153,7 @@ def test_identity_rounds_once(bench: Workbench, dtype: DType) -> None:
     np.testing.assert_array_equal(got[[0, 1, 2, 4, 5, 6, 7, 8, 9]].astype(np.float64), np.delete(wanted, 3))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("read", [DType.FLOAT64, DType.FLOAT32])
 @pytest.mark.parametrize("dtype", [*INTS, DType.UINT64])
@@ -171,6 +172,7 @@ def test_an_int64_is_rounded_to_float32_once(bench: Workbench) -> None:
     assert run(bench, PointwiseMode.IDENTITY, (x,), DType.FLOAT32).item() == 2.0**62 + 2.0**39
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize(
     ("fields", "wanted"),
@@ -193,6 +195,7 @@ def test_relu_with_a_slope_and_bounds(
     np.testing.assert_array_equal(got.astype(np.float64), wanted)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("mode", "fields", "wanted"),
     [
@@ -300,6 +303,7 @@ def test_what_a_result_is_if_nothing_is_said() -> None:
     assert inferred(PointwiseMode.SHIFT_LEFT, byte, byte) is long
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("mode", "dtypes", "fields", "field", "words"),
     [
@@ -327,6 +331,7 @@ def test_what_a_function_does_not_take(
     assert words in str(caught.value)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", PointwiseMode)
 def test_samples_tell_functions_apart(mode: PointwiseMode) -> None:
     """In a check, each operand has values of its own, and the results are many numbers, not one."""
@@ -350,6 +355,7 @@ def test_samples_tell_functions_apart(mode: PointwiseMode) -> None:
     assert max(counts) <= 180
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", PointwiseMode)
 def test_each_element_of_a_sample_follows_from_the_number_drawn_in_its_place(mode: PointwiseMode) -> None:
     specs = {f"operands[{n}]": TensorSpec.packed((3, 40)) for n in range(FUNCTIONS[mode].arity)}
@@ -393,6 +399,7 @@ def test_bits_of_bools_are_truth_values(bench: Workbench) -> None:
     assert run(bench, PointwiseMode.BITWISE_XOR, (x, ~x), DType.BOOL).tolist() == [True, True]
 
 
+@cases_in_one_test
 @pytest.mark.pairwise(of_exact=True)
 @pytest.mark.parametrize("mode", [PointwiseMode.ELU, PointwiseMode.SELU, PointwiseMode.CELU])
 @pytest.mark.parametrize("dtype", FLOATING)

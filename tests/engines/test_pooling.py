@@ -23,6 +23,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.operations import AdaptiveWindow, AvgPool, LpPool, MaxPool, Window
 
+from ..in_one_test import cases_in_one_test
 from ..whole import WHOLE, some
 from .pooling_oracle import Windows, avg_pool, flat_position, lp_pool, max_pool, output_dims
 from .problems import FLOATS, integers, normal
@@ -112,6 +113,7 @@ def mean(bench: Workbench, x: BufferRef, y: BufferRef, pool: Windows, *, include
     return bench.run(AvgPool(x=x, y=y, window=pool, include_padding=include_padding))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
@@ -121,6 +123,7 @@ def test_the_largest_element_and_its_index_in_any_layout(
     assert_largest(bench, values(dims, DType.FLOAT32), pool, layout)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
@@ -134,11 +137,13 @@ def test_the_mean_in_any_layout(
     assert_close(got, avg_pool(x, pool, include_padding=include_padding))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
 def test_the_largest_of_every_dtype(bench: Workbench, dtype: DType) -> None:
     assert_largest(bench, values((2, 3, 7, 6), dtype), POOLINGS["overlapping"][1])
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("include_padding", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -163,6 +168,7 @@ def test_a_large_int64_loses_no_digit(bench: Workbench) -> None:
     assert index.ravel().tolist() == [1, 3, 5]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
 def test_of_equal_elements_the_first_of_the_window_is_found(bench: Workbench, dtype: DType) -> None:
     x = np.zeros((2, 2, 5, 6), dtype.numpy)
@@ -229,6 +235,7 @@ def powers(
     return bench.run(LpPool(x=bench.place(x, lying(x.shape, dtype, layout)), y=y, window=pool, p=p))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
@@ -240,6 +247,7 @@ def test_the_norm_in_any_layout(
         assert_close(powers(bench, x, pool, p, layout), lp_pool(x, pool, p))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -320,6 +328,7 @@ FUNCTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor], Tensor], Callable[[n
 }
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])

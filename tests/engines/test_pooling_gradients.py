@@ -22,6 +22,7 @@ from cudnn_actor.protocol.operations import (
     Window,
 )
 
+from ..in_one_test import cases_in_one_test
 from .pooling_oracle import (
     Windows,
     avg_pool_backward,
@@ -108,6 +109,7 @@ IMAGES: dict[str, tuple[tuple[int, ...], Windows]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("dims", "pool"), IMAGES.values(), ids=IMAGES)
 def test_the_gradient_of_the_largest_is_its_slope(
     bench: Workbench, dims: tuple[int, ...], pool: Windows
@@ -121,6 +123,7 @@ def test_the_gradient_of_the_largest_is_its_slope(
     np.testing.assert_allclose(got, differences(moved, dy, dims, 0.25), rtol=0, atol=1e-11)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("include_padding", [False, True])
 @pytest.mark.parametrize(("dims", "pool"), IMAGES.values(), ids=IMAGES)
@@ -148,6 +151,7 @@ def lp_gradient(
     return bench.run(LpPoolBackward(dy=dy, x=x, y=y, dx=dx, window=pool, p=p))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.5])
 @pytest.mark.parametrize(("dims", "pool"), IMAGES.values(), ids=IMAGES)
@@ -164,6 +168,7 @@ def test_the_gradient_of_the_norm_is_its_slope(
     np.testing.assert_allclose(got, differences(moved, dy, dims, 1e-5), rtol=0, atol=1e-7)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
@@ -176,6 +181,7 @@ def test_the_gradient_of_the_norm_in_any_layout(
         assert_close(got, lp_pool_backward(dy, x, pool, p))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_norm_of_zeros_and_of_huge_numbers_has_a_gradient(bench: Workbench, dtype: DType) -> None:
     pool, huge = Window.symmetric(1, size=2), float(np.finfo(np.float16).max) / 2
@@ -194,6 +200,7 @@ def test_a_window_whose_norm_is_given_as_zero_adds_nothing(bench: Workbench) -> 
     np.testing.assert_array_equal(got, [[[0, 0.25, 0.5]]])
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
@@ -209,6 +216,7 @@ def test_both_gradients_in_any_layout(
         assert_close(got, avg_pool_backward(dy, pool, dims, include_padding=include))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients_are_of_the_results_dtype_and_rounded_once(bench: Workbench, dtype: DType) -> None:
     dims, pool = (2, 2, 6, 5), Window.symmetric(2, size=3, pad=1, stride=1)

@@ -20,6 +20,8 @@ from cudnn_actor.engines.cuda.running.barriers import waits
 from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, ProductStep, Recipe, Scratch
 from cudnn_actor.protocol import DType, GraphBuilder, GraphTensor, OperationGraph, Tensor
 
+from ..in_one_test import cases_in_one_test
+
 BFLOAT16, FLOAT16, FLOAT32, FLOAT64 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64
 After = Callable[[GraphBuilder, Tensor], Tensor]
 
@@ -138,6 +140,7 @@ def run_of(found: GraphProduct, memories: Mapping[int, np.ndarray]) -> None:
     run(found.product, [given[uid] for uid in found.uids])
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_cublaslt_is_asked_for_what_the_graph_means(name: str) -> None:
     graph = PRODUCTS[name]
@@ -175,6 +178,7 @@ OTHERS = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_cublaslt_has_no_epilogue_for_is_not_asked_of_it(name: str) -> None:
     assert product_of(OTHERS[name]) is None
@@ -220,6 +224,7 @@ SPLIT = {
 """What cuBLASLt computes of them."""
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", SPLIT)
 def test_cublaslt_computes_what_it_can_before_a_kernel_computes_the_rest(name: str) -> None:
     graph = GRAPHS[name]

@@ -30,6 +30,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations.random import Randomness, philox, quantile
 
+from ..in_one_test import cases_in_one_test
 from .workbench import Workbench, spread
 
 FLOATS = [dtype for dtype in DType if dtype.is_floating]
@@ -119,6 +120,7 @@ def rounded(value: float, dtype: DType) -> Any:
     return min(around, key=lambda near: (abs(float(near) - value), near.view(np.uint16) % 2))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("gaps", [False, True])
@@ -127,18 +129,22 @@ def test_uniform_numbers_are_those_of_the_definition(
 ) -> None:
     for dtype, (low, high) in itertools.product(FLOATS, [(0.0, 1.0), (-0.3, 7.7)]):
         operation = ask(RandomUniform, dtype=dtype, low=low, high=high)
-
-        def formula(
-            first: int, second: int, dtype: DType = dtype, low: float = low, high: float = high
-        ) -> Any:
-            unit = ((first << 32 | second) >> 11) / 2**53 if dtype is DType.FLOAT64 else first / 2**32
-            found = rounded(low + (high - low) * unit, dtype)
-            if found >= high:
-                found = np.nextafter(found, dtype.numpy.type(-math.inf))
-            return np.nextafter(found, dtype.numpy.type(math.inf)) if found < low else found
-
-        wanted = each(state, DIMS, formula).astype(dtype.numpy)
+        wanted = uniform_numbers(state, dtype, low, high)
         assert drawn(bench, operation, state, gaps=gaps).tobytes() == wanted.tobytes()
+
+
+@functools.cache
+def uniform_numbers(state: tuple[int, int], dtype: DType, low: float, high: float) -> np.ndarray:
+    """What is drawn, by the definition."""
+
+    def formula(first: int, second: int) -> Any:
+        unit = ((first << 32 | second) >> 11) / 2**53 if dtype is DType.FLOAT64 else first / 2**32
+        found = rounded(low + (high - low) * unit, dtype)
+        if found >= high:
+            found = np.nextafter(found, dtype.numpy.type(-math.inf))
+        return np.nextafter(found, dtype.numpy.type(math.inf)) if found < low else found
+
+    return each(state, DIMS, formula).astype(dtype.numpy)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -149,22 +155,23 @@ def test_whole_numbers_are_those_of_the_definition(bench: Workbench, state: tupl
         beyond = min(most + 1, (1 << 64) - 1)
         for low, high in [(0, 1), (3, 100), (least, beyond), (least, least + 7), (most - 5, beyond)]:
             operation = ask(RandomIntegers, dtype=dtype, low=low, high=high)
-            wanted = each(
-                state,
-                DIMS,
-                lambda first, second, low=low, high=high: low + ((high - low) * (first << 32 | second) >> 64),
-            )
-            np.testing.assert_array_equal(drawn(bench, operation, state), wanted.astype(dtype.numpy))
+            wanted = whole_numbers(state, low, high).astype(dtype.numpy)
+            np.testing.assert_array_equal(drawn(bench, operation, state), wanted)
+
+
+@functools.cache
+def whole_numbers(state: tuple[int, int], low: int, high: int) -> np.ndarray:
+    """What is drawn, by the definition."""
+    return each(state, DIMS, lambda first, second: low + ((high - low) * (first << 32 | second) >> 64))
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_coins_are_those_of_the_definition(bench: Workbench, state: tuple[int, int]) -> None:
-    for dtype, probability in itertools.product(DType, (0.0, 0.3, 1 - 1e-11, 1.0)):
-        operation = ask(RandomBernoulli, dtype=dtype, probability=probability)
-        wanted = each(state, DIMS, lambda first, _, p=probability: first < round(p * 2**32))
-        np.testing.assert_array_equal(
-            drawn(bench, operation, state).astype(np.int64), wanted.astype(np.int64)
-        )
+    for probability in (0.0, 0.3, 1 - 1e-11, 1.0):
+        wanted = each(state, DIMS, lambda first, _, p=probability: first < round(p * 2**32)).astype(np.int64)
+        for dtype in DType:
+            operation = ask(RandomBernoulli, dtype=dtype, probability=probability)
+            np.testing.assert_array_equal(drawn(bench, operation, state).astype(np.int64), wanted)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -265,6 +272,7 @@ def test_another_seed_gives_other_numbers(bench: Workbench) -> None:
         assert (first == second).sum() <= 1
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dims", [(), (0,), (3, 0), (1,), (2,), (3,)])
 def test_any_number_of_elements(bench: Workbench, dims: tuple[int, ...]) -> None:
     for kind in (RandomUniform, RandomNormal, RandomBernoulli):
@@ -272,6 +280,7 @@ def test_any_number_of_elements(bench: Workbench, dims: tuple[int, ...]) -> None
     assert drawn(bench, ask(RandomIntegers, dims, high=5), (3, 2)).shape == dims
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("kind", "changes", "field"),
     [

@@ -24,6 +24,7 @@ from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep, Operatio
 from cudnn_actor.protocol import DType, GraphBuilder, GraphTensor, Layout, OperationGraph, Tensor
 from cudnn_actor.protocol.operations import ConvolutionForward, MatMul
 
+from ..in_one_test import cases_in_one_test
 from ..whole import some
 
 BFLOAT16, FLOAT16, FLOAT32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
@@ -119,6 +120,7 @@ PIXELS = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", PATCHES | PIXELS)
 def test_windows_side_by_side_are_a_product(name: str) -> None:
     graph = (PATCHES | PIXELS)[name]
@@ -156,6 +158,7 @@ STRIDED = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", [*STRIDED, *(n for n in PATCHES if n != "a border is left")])
 def test_blocks_as_pixels_need_no_strides(name: str) -> None:
     graph = (STRIDED | PATCHES)[name]

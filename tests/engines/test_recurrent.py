@@ -24,6 +24,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from .differences import check_gradients, computed
 from .problems import normal
 from .workbench import Workbench, workbench
@@ -120,6 +121,7 @@ CASES = [
 each_case = pytest.mark.parametrize(("mode", "directions", "state", "lengths"), CASES)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_case
 def test_layers_are_what_loops_over_numbers_give(
@@ -135,6 +137,7 @@ def test_layers_are_what_loops_over_numbers_give(
         np.testing.assert_allclose(bench.read(ref), wanted[name], rtol=0, atol=1e-12, err_msg=name)
 
 
+@cases_in_one_test
 @each_case
 def test_gradients_are_differences(
     mode: str, directions: int, state: int, lengths: tuple[int, ...] | None
@@ -477,6 +480,7 @@ WEIGHTS = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -513,6 +517,7 @@ def test_a_mistake_names_its_field(changes: dict[str, Any], field: str) -> None:
     refused(Recurrent, FORWARD | changes, field)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("kind", "changes", "field"),
     [

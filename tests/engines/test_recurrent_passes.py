@@ -34,6 +34,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.service.reserves import keeping
 
+from ..in_one_test import cases_in_one_test
 from ..service.trained_layers import LAYERS, Arrays, Layer
 from .test_recurrent_calls import Computing, Run, library
 from .test_recurrent_networks import Values
@@ -120,6 +121,7 @@ def test_weights_are_brought_into_the_librarys_form_by_each_pass_that_reads_them
     assert kinds == [[LayerWeights, Layers], [LayerWeights, LayerBackwardData], [LayerBackwardWeights]]
 
 
+@cases_in_one_test
 @each_layer
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_checked_has_the_layer_before_and_the_operation_twice(
@@ -162,6 +164,7 @@ def test_a_graph_without_bytes_is_checked_itself() -> None:
     assert close_graph(g.build(y=y).body) is None
 
 
+@cases_in_one_test
 @each_layer
 @pytest.mark.parametrize("nbytes", [100, 100_000])
 def test_operands_that_tuning_draws_are_as_large_as_their_buffers(layer: Layer, nbytes: int) -> None:

@@ -21,6 +21,7 @@ from cudnn_actor.protocol.operations import Specs
 from cudnn_actor.protocol.operations import recurrent_steps as definitions
 from cudnn_actor.protocol.operations.base import tensor_of
 
+from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .problems import FLOATS, normal
 from .workbench import Workbench, spread
@@ -224,6 +225,7 @@ def check(found: dict[str, np.ndarray], problem: Problem) -> None:
         )
 
 
+@cases_in_one_test
 @each_problem
 def test_steps_are_those_of_the_formulas(bench: Workbench, problem: Problem) -> None:
     check(problem.run(bench), problem)
@@ -258,6 +260,7 @@ def test_what_lies_behind_a_sequence_has_no_effect(bench: Workbench) -> None:
     check(problem.run(bench, x=x), problem)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("field", "changes"),
     [

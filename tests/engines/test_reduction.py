@@ -26,6 +26,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from .problems import normal
 from .references import TOLERANCES
 from .workbench import Workbench, spread
@@ -139,6 +140,7 @@ def saturated(value: int, dtype: DType) -> int | bool:
 # Reductions.
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", Mode)
 def test_floats(bench: Workbench, mode: Mode) -> None:
     kinds = zip(FLOATS, itertools.cycle(BOTH), strict=False)
@@ -154,6 +156,7 @@ def test_floats(bench: Workbench, mode: Mode) -> None:
         close(got, reduced(x.astype(np.float64), axes, OF_FLOATS[mode], keep=keep), x.size)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", WHOLE)
 def test_integers_are_exact_wrap_around_and_saturate(bench: Workbench, dtype: DType) -> None:
     x = some_integers(dtype, (3, 130))
@@ -181,6 +184,7 @@ def test_nan_is_handed_on_from_anywhere(bench: Workbench, dtype: DType, axis: in
         np.testing.assert_array_equal(np.isnan(got), [True, True, True, False], mode)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("group", "wanted"),
     [
@@ -198,6 +202,7 @@ def test_log_sum_exp_of_extremes(bench: Workbench, group: list[float], wanted: f
     np.testing.assert_allclose(result_of(bench, Reduction(x=x, mode=Mode.LOG_SUM_EXP)), wanted, rtol=1e-6)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", Mode)
 def test_of_no_elements(bench: Workbench, mode: Mode) -> None:
     x = of(bench, np.empty((2, 0, 3), np.float32))
@@ -221,6 +226,7 @@ def test_a_float_result_may_be_wider_or_narrower(bench: Workbench, dtype: DType)
 # Places.
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", DType)
 def test_places_of_extremes(bench: Workbench, dtype: DType) -> None:
     x = np.random.default_rng(4).integers(0, 5, (3, 40, 6)).astype(dtype.numpy)  # full of equals
@@ -245,6 +251,7 @@ def test_the_first_nan_is_found_before_any_number(bench: Workbench, mode: Mode) 
 # Running sums and products.
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("mode", [Mode.SUM, Mode.PRODUCT])
@@ -297,6 +304,7 @@ def test_an_infinite_element_does_not_reach_what_is_before_it(bench: Workbench) 
 # Mistakes, and the values of a check.
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("operation", "fields", "field"),
     [
@@ -339,6 +347,7 @@ def test_a_mistake_in_dtypes_names_its_field(bench: Workbench) -> None:
         assert caught.value.field == field
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", Mode)
 def test_elements_of_samples_follow_from_the_numbers_in_their_places_where_it_is_said(mode: Mode) -> None:
     operation = Reduction(x=0, y=1, mode=mode, axes=(1,))
@@ -352,6 +361,7 @@ def test_elements_of_samples_follow_from_the_numbers_in_their_places_where_it_is
         assert len({*zip(drawn.flat, whole.flat, strict=True)}) > len(numbers)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", Mode)
 def test_a_check_sees_what_a_plan_leaves_out_or_mixes_up(mode: Mode) -> None:
     """In groups of any length; and the values have a finite result."""
@@ -374,6 +384,7 @@ def test_a_check_sees_what_a_plan_leaves_out_or_mixes_up(mode: Mode) -> None:
         assert (np.roll(wanted, 1) != wanted).any()
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dims", [(4, 5), (4, 0), (0, 5)])
 @pytest.mark.parametrize("dtype", DType)

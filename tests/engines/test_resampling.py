@@ -25,6 +25,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .differences import check_gradients, computed
 from .onnx_reference import reference
@@ -71,6 +72,7 @@ def resampled(bench: Workbench, operation: Resample[Any], x: np.ndarray, *, gaps
     return bench.run(operation.with_operands(refs.__getitem__))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize(("x", "sizes"), SIZES)
@@ -84,6 +86,7 @@ def test_the_nearest_element_is_onnxs(
         np.testing.assert_array_equal(got, onnx(array, operation))
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("mode", [LINEAR, CUBIC])
 @pytest.mark.parametrize("coordinates", COORDINATES)
@@ -108,6 +111,7 @@ def test_interpolation_is_onnxs(
         )  # it has cubic weights in float32
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("mode", ResampleMode)
 @pytest.mark.parametrize("coordinates", COORDINATES)
@@ -122,6 +126,7 @@ def test_scales_decide_the_places_though_sizes_are_rounded(
         np.testing.assert_allclose(resampled(bench, operation, array), onnx(array, operation), atol=1e-5)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", DType)
 def test_the_nearest_element_is_moved_as_it_is(bench: Workbench, dtype: DType) -> None:
     x = np.random.default_rng(1).integers(0, 2, (2, 3, 4)).astype(dtype.numpy)
@@ -160,6 +165,7 @@ def test_what_has_no_weight_is_not_read(bench: Workbench) -> None:
     np.testing.assert_array_equal(resampled(bench, operation, x), [1, 2])
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

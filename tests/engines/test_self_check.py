@@ -58,6 +58,7 @@ from cudnn_actor.protocol import (
 )
 
 from ..gpu.test_fused_checks import Sabotage, another_function, plan_of, the_first_place
+from ..in_one_test import cases_in_one_test
 from .host_cuda import CUPY, Stream
 
 LAST = 99
@@ -158,6 +159,7 @@ def contents(tensor: GraphTensor, checked: CheckedTensor) -> np.ndarray:
     return np.ctypeslib.as_array(data).view(tensor.dtype.numpy)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", list(DType))
 def test_tensors_of_each_dtype_have_the_same_numbers_as_far_as_it_holds_them(dtype: DType) -> None:
     tensor = GraphTensor(uid=0, dims=(40, 50), strides=(50, 1), dtype=dtype)

@@ -24,6 +24,7 @@ from ..gpu.families import CONVOLUTION, FAMILIES
 from ..gpu.fuzz import fuzz
 from ..gpu.graphs.fuzzing import fuzz_graphs
 from ..gpu.operations.drawing import draw
+from ..in_one_test import cases_in_one_test
 from .devices import SESSIONS, factory
 from .differences import computed
 from .launched import SQUARE, Launched, launched_product
@@ -74,6 +75,7 @@ def run(bench: Workbench, graph: Graph, *scalars: float, **given: Any) -> dict[s
 # The models.
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != CONVOLUTION])
 def test_what_is_written_is_a_model_that_onnx_accepts(family: str) -> None:
     written = 0

@@ -14,6 +14,7 @@ from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol import BufferRef, DType, InvalidRequest, Softmax, SoftmaxBackward, TensorSpec
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from .problems import normal
 from .references import TOLERANCES
 from .workbench import Workbench, spread
@@ -45,6 +46,7 @@ def close(got: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=error, atol=error * np.abs(wanted).max())
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_case
 def test_forward(bench: Workbench, dtype: DType, log: bool) -> None:
@@ -56,6 +58,7 @@ def test_forward(bench: Workbench, dtype: DType, log: bool) -> None:
         )
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @each_case
 def test_backward(bench: Workbench, dtype: DType, log: bool) -> None:
@@ -112,6 +115,7 @@ def test_of_no_elements(bench: Workbench, dims: tuple[int, ...]) -> None:
     assert backward(bench, x, x, 0, log=True).shape == dims
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("operation", "changes", "field"),
     [

@@ -12,6 +12,7 @@ import pytest
 from cudnn_actor.protocol import DType, GraphBuilder, GraphTensor, InvalidRequest, Tensor, TensorSpec, TopK
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .differences import check_gradients, computed
 from .onnx_reference import reference
@@ -60,6 +61,7 @@ def check(x: np.ndarray, operation: TopK[Any], values: np.ndarray, indices: np.n
     assert values.tobytes() == wanted.tobytes()
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("largest", [False, True])

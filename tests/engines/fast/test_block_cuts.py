@@ -9,10 +9,13 @@ import pytest
 
 from cudnn_actor.engines.cpu.fast.blocks import block_elements, merged_axes, pieces
 
+from ...in_one_test import cases_in_one_test
+
 DIMS = [(5,), (17, 1000), (10_000, 3), (3, 2, 9000), (40_000,), (2, 70_000), (1, 1)]
 MOST = [1, 100, 16_384]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("dims", "most"), [(dims, most) for dims in DIMS for most in MOST if math.prod(dims) <= 1000 * most]
 )

@@ -24,6 +24,7 @@ from cudnn_actor.protocol.operations import (
     ConvolutionForward,
 )
 
+from ...in_one_test import cases_in_one_test
 from ..problems import PROBLEMS, Problem
 from .kernel_runs import run_kernel
 
@@ -187,12 +188,14 @@ def _check(problem: Problem, layout: str, dtype: DType) -> None:
         assert np.all(np.abs(found[0] - known.wanted) <= bound), operation
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("layout", LAYOUTS)  # of one problem after the other: see `_known`
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
 def test_results_are_right_and_do_not_depend_on_the_lanes(problem: Problem, layout: str) -> None:
     _check(problem, layout, DType.FLOAT32)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("layout", LAYOUTS[:3])
 @pytest.mark.parametrize("problem", LARGER.values(), ids=LARGER.keys())
 def test_results_of_several_lanes_are_right_too(problem: Problem, layout: str) -> None:
@@ -234,6 +237,7 @@ def test_float64_is_computed_in_float64(problem: str) -> None:
     _check(PROBLEMS[problem], "packed", DType.FLOAT64)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("problem", ["pointwise_padded", "grouped", "depthwise", "depthwise, strided"])
@@ -253,6 +257,7 @@ def test_nan_and_infinity_go_where_they_go_in_the_definition(
             np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-3)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("problem", ["padded", "pointwise", "grouped", "depthwise", "few filters in a group"])
 def test_what_is_bound_reads_its_operands_in_each_run(problem: str, layout: str) -> None:
@@ -278,6 +283,7 @@ def _by_tap(operation: Any, specs: Mapping[str, TensorSpec]) -> BackwardDataByTa
     return BackwardDataByTap(ConvGeometry(x, w, y, operation.conv), np.float32)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "name",

@@ -18,6 +18,7 @@ from cudnn_actor.protocol import DType, Layout, TensorSpec
 from cudnn_actor.protocol.operations import Gather, GatherElements, GatherND, Resample, ResampleBackward
 from cudnn_actor.protocol.operations.resampling import Coordinates, ResampleMode
 
+from ...in_one_test import cases_in_one_test
 from .kernel_cases import check_any
 from .kernel_runs import array_of, peak_of_second, run
 from .test_allocation import MOST_BYTES
@@ -45,6 +46,7 @@ def test_random_problems_are_within_the_bounds_of_their_operations(
     check_any(family, made, count, least=least)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 @pytest.mark.parametrize(
     ("dims", "indices", "axis"),

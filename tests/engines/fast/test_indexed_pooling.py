@@ -33,6 +33,7 @@ from cudnn_actor.protocol.operations import (
     Window,
 )
 
+from ...in_one_test import cases_in_one_test
 from ...whole import WHOLE
 from .kernel_cases import check
 from .kernel_runs import array_of, peak_of_second, run_kernel
@@ -107,6 +108,7 @@ def test_the_first_of_the_largest_is_found_and_its_gradient_added(dims: tuple[in
             np.testing.assert_array_equal(found["dx"], clipped)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dtype", [DType.INT64, DType.UINT64])
 @pytest.mark.parametrize(("dims", "window"), SHAPES, ids=[str(dims) for dims, _ in SHAPES])
 def test_whole_numbers_of_64_bits_are_compared_as_such(
@@ -132,6 +134,7 @@ NORMS = [
 ]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("p", "dtype"), NORMS)
 @pytest.mark.parametrize(("dims", "window"), SHAPES, ids=[str(dims) for dims, _ in SHAPES])
 def test_norms_and_their_gradients_hold_large_and_small_numbers(
@@ -352,6 +355,7 @@ def narrow_norms_gradient(node: Any, specs: Any) -> Any:
     return joined_norms_gradient(node, specs["dx"].dims, specs["dy"].dims)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 5.5])
 @pytest.mark.parametrize(("dims", "window", "most"), TILED_SHAPES, ids=[str(of[0]) for of in TILED_SHAPES])
 def test_windows_in_parts_have_the_norms_of_float32_without_scales(

@@ -21,6 +21,7 @@ from cudnn_actor.protocol.operations import (
     Transpose,
 )
 
+from ...in_one_test import cases_in_one_test
 from .kernel_cases import check_any
 from .kernel_runs import array_of, calls_of, run
 
@@ -86,6 +87,7 @@ def test_large_arrays_are_copied_in_blocks_of_any_layout(operation: Any, given: 
         np.testing.assert_array_equal(y, wanted)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", PadMode)
 @pytest.mark.parametrize("dims", [(1, 4), (2, 3), (5, 2)])
 def test_a_border_that_is_much_longer_than_x_takes_few_calls(mode: PadMode, dims: tuple[int, ...]) -> None:

@@ -24,6 +24,8 @@ from cudnn_actor.protocol.operations import Softmax, Transpose
 from cudnn_actor.protocol.operations.base import tensor_of
 from cudnn_actor.protocol.types.dtypes import DTypeName
 
+from ...in_one_test import cases_in_one_test
+
 MIB = 1 << 20
 
 
@@ -358,6 +360,7 @@ OUT_OF_RANGE: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16"])
 def test_integers_meet_numbers_that_their_dtype_does_not_hold(name: str, dtype: DTypeName) -> None:

@@ -15,6 +15,7 @@ from cudnn_actor.protocol import DType, GraphBuilder, Layout, OperationGraph, Te
 from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
+from ...in_one_test import cases_in_one_test
 from .kernel_cases import check_any
 from .kernel_runs import array_of, carrier_dtype, run
 
@@ -83,6 +84,7 @@ def bounds(g: GraphBuilder, layout: Layout, dtype: DType) -> Any:
     return g.build(y=g.tanh(g.minimum(g.maximum(x, row), 1.5)) - 0.25 * x)
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_floating])
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
@@ -166,6 +168,7 @@ def test_powers_with_a_constant_are_those_of_numpy(exponent: float) -> None:
     np.testing.assert_allclose(y, wanted, rtol=3e-7)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("dims", [(1, 1, 24), (12, 1, 24), (1, 701, 1), (1, 701, 24), (1, 1, 1)])
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_what_is_repeated_in_all_blocks_is_read_in_each_run(dims: tuple[int, ...], lanes: int) -> None:
@@ -189,6 +192,7 @@ def test_what_is_repeated_in_all_blocks_is_read_in_each_run(dims: tuple[int, ...
         np.testing.assert_array_equal(y, (given["x"] - given["row"]) * given["gate"])
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", [mode for mode in PointwiseMode if FUNCTIONS[mode].truth])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.INT32, DType.BOOL])
 def test_truth_values_lie_where_their_strides_say(mode: PointwiseMode, dtype: DType) -> None:

@@ -33,6 +33,7 @@ from cudnn_actor.protocol import (
     Window,
 )
 
+from ...in_one_test import cases_in_one_test
 from .kernel_cases import check_any
 from .kernel_runs import array_of, calls_of, peak_of_second, run
 from .test_allocation import MOST_BYTES
@@ -65,6 +66,7 @@ def made(operation: Operation[Any], specs: dict[str, TensorSpec]) -> Kernel | No
     return None
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("kind", [MaxPool, AvgPool])
 @pytest.mark.parametrize(("dims", "window"), SHAPES, ids=[str(dims) for dims, _ in SHAPES])
 def test_blocks_give_what_the_definition_gives_on_any_number_of_lanes(
@@ -94,6 +96,7 @@ def test_blocks_give_what_the_definition_gives_on_any_number_of_lanes(
 LARGE = ((1, 3, 190, 180), S(2, size=(3, 4), stride=(1, 2), pad=1))
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("dims", "window"), [*SHAPES, LARGE], ids=lambda one: str(one)[:30])
 def test_gradients_of_means_are_spread_in_blocks(dims: tuple[int, ...], window: Any) -> None:
     outputs = window.output_dims(dims)
@@ -130,6 +133,7 @@ EXTREME = [
 ]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dims", "window"), EXTREME, ids=[str(dims) for dims, *_ in EXTREME])
 def test_calls_and_scratch_are_bounded_whatever_the_windows(
@@ -160,6 +164,7 @@ TILED = [
 """Dims of images, windows, and bytes of scratch that hold less than a row."""
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dims", "window", "most"), TILED, ids=[str(dims) for dims, *_ in TILED])
 def test_windows_in_parts_give_what_the_definition_gives(

@@ -12,6 +12,8 @@ from cudnn_actor.engines.cpu.fast.recorder import Recorder
 from cudnn_actor.engines.cpu.fast.recording import NotRecordable, Recording
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
 
+from ...in_one_test import cases_in_one_test
+
 DIMS = (3, 4, 5)
 
 
@@ -113,6 +115,7 @@ def several(found: Any) -> list[Any]:
     return [*found] if isinstance(found, (tuple, list)) else [found]
 
 
+@cases_in_one_test
 @pytest.mark.pairwise
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -151,6 +154,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_depends_on_elements_or_is_not_known_is_refused(name: str) -> None:
     with pytest.raises(NotRecordable):

@@ -12,6 +12,7 @@ from cudnn_actor.engines.cpu.fast.recurrent_steps import recurrent_steps
 from cudnn_actor.operations import CellActivation, CellFunction
 from cudnn_actor.protocol.operations import RecurrentSteps
 
+from ...in_one_test import cases_in_one_test
 from .kernel_cases import Make, check
 
 MAKES: dict[Any, Make] = {RecurrentSteps: recurrent_steps}
@@ -28,6 +29,7 @@ def test_a_step_and_a_sequence_at_a_time_give_the_same(monkeypatch: pytest.Monke
     check("recurrent_steps", MAKES, 16)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("function", CellFunction)
 def test_a_function_is_that_of_the_definition(function: CellFunction) -> None:
     """Also of values at which its formula changes, of infinity and of NaN."""

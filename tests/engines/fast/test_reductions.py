@@ -11,6 +11,7 @@ from cudnn_actor.engines.cpu.fast.reductions import reduction
 from cudnn_actor.protocol import DType, TensorSpec
 from cudnn_actor.protocol.operations import Reduction, ReductionMode
 
+from ...in_one_test import cases_in_one_test
 from .kernel_cases import check
 from .kernel_runs import run_kernel
 
@@ -21,6 +22,7 @@ def test_random_problems_are_right_within_their_bounds_on_any_number_of_lanes() 
     check("reduction", MAKES, 100)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("mode", ReductionMode)
 @pytest.mark.parametrize(("dims", "axes"), [((2, 90_000), (1,)), ((6000, 30), (0,)), ((3, 7, 9000), None)])
 def test_long_lines_are_cut_into_pieces(
@@ -41,6 +43,7 @@ def test_long_lines_are_cut_into_pieces(
     np.testing.assert_allclose(first, wanted, rtol=1e-5, atol=1e-6 * size)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     "values", [[np.inf, 1], [-np.inf, -np.inf], [np.nan, 1], [np.inf, -np.inf], [-np.inf, 2]]
 )
@@ -93,6 +96,7 @@ def test_powers_of_float64_are_taken_below_an_element_that_the_result_does_not_h
         np.testing.assert_array_equal(found.astype(dtype.numpy), wanted)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize("keep_dims", [False, True])
 @pytest.mark.parametrize("mode", ReductionMode)
 def test_without_reduced_dims_each_element_is_a_line(mode: ReductionMode, keep_dims: bool) -> None:
