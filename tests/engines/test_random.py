@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -124,13 +125,15 @@ def rounded(value: float, dtype: DType) -> Any:
 @pytest.mark.pairwise
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("ends", [(0.0, 1.0), (-0.3, 7.7)])
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_uniform_numbers_are_those_of_the_definition(
-    bench: Workbench, state: tuple[int, int], gaps: bool
+    bench: Workbench, state: tuple[int, int], dtype: DType, ends: tuple[float, float], gaps: bool
 ) -> None:
-    for dtype, (low, high) in itertools.product(FLOATS, [(0.0, 1.0), (-0.3, 7.7)]):
-        operation = ask(RandomUniform, dtype=dtype, low=low, high=high)
-        wanted = uniform_numbers(state, dtype, low, high)
-        assert drawn(bench, operation, state, gaps=gaps).tobytes() == wanted.tobytes()
+    low, high = ends
+    operation = ask(RandomUniform, dtype=dtype, low=low, high=high)
+    wanted = uniform_numbers(state, dtype, low, high)
+    assert drawn(bench, operation, state, gaps=gaps).tobytes() == wanted.tobytes()
 
 
 @functools.cache
@@ -147,16 +150,33 @@ def uniform_numbers(state: tuple[int, int], dtype: DType, low: float, high: floa
     return each(state, DIMS, formula).astype(dtype.numpy)
 
 
+def limits_of(dtype: DType) -> tuple[int, int]:
+    """The least number of a dtype, and the one past the largest, which is an int64 or uint64 itself."""
+    limits = np.iinfo(dtype.value)
+    return int(limits.min), min(int(limits.max) + 1, (1 << 64) - 1)
+
+
+RANGES: dict[str, Callable[[int, int], tuple[int, int]]] = {
+    "one number": lambda least, beyond: (0, 1),
+    "few numbers": lambda least, beyond: (3, 100),
+    "all numbers": lambda least, beyond: (least, beyond),
+    "the least numbers": lambda least, beyond: (least, least + 7),
+    "the largest numbers": lambda least, beyond: (beyond - 6, beyond),
+}
+
+
+@cases_in_one_test
+@pytest.mark.pairwise
 @pytest.mark.parametrize("state", STATES)
-def test_whole_numbers_are_those_of_the_definition(bench: Workbench, state: tuple[int, int]) -> None:
-    for dtype in INTEGERS:
-        limits = np.iinfo(dtype.value)
-        least, most = int(limits.min), int(limits.max)
-        beyond = min(most + 1, (1 << 64) - 1)
-        for low, high in [(0, 1), (3, 100), (least, beyond), (least, least + 7), (most - 5, beyond)]:
-            operation = ask(RandomIntegers, dtype=dtype, low=low, high=high)
-            wanted = whole_numbers(state, low, high).astype(dtype.numpy)
-            np.testing.assert_array_equal(drawn(bench, operation, state), wanted)
+@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_whole_numbers_are_those_of_the_definition(
+    bench: Workbench, state: tuple[int, int], dtype: DType, name: str
+) -> None:
+    low, high = RANGES[name](*limits_of(dtype))
+    operation = ask(RandomIntegers, dtype=dtype, low=low, high=high)
+    wanted = whole_numbers(state, low, high).astype(dtype.numpy)
+    np.testing.assert_array_equal(drawn(bench, operation, state), wanted)
 
 
 @functools.cache
@@ -165,29 +185,37 @@ def whole_numbers(state: tuple[int, int], low: int, high: int) -> np.ndarray:
     return each(state, DIMS, lambda first, second: low + ((high - low) * (first << 32 | second) >> 64))
 
 
+@cases_in_one_test
+@pytest.mark.pairwise
 @pytest.mark.parametrize("state", STATES)
-def test_coins_are_those_of_the_definition(bench: Workbench, state: tuple[int, int]) -> None:
-    for probability in (0.0, 0.3, 1 - 1e-11, 1.0):
-        wanted = each(state, DIMS, lambda first, _, p=probability: first < round(p * 2**32)).astype(np.int64)
-        for dtype in DType:
-            operation = ask(RandomBernoulli, dtype=dtype, probability=probability)
-            np.testing.assert_array_equal(drawn(bench, operation, state).astype(np.int64), wanted)
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1 - 1e-11, 1.0])
+@pytest.mark.parametrize("dtype", DType)
+def test_coins_are_those_of_the_definition(
+    bench: Workbench, state: tuple[int, int], dtype: DType, probability: float
+) -> None:
+    operation = ask(RandomBernoulli, dtype=dtype, probability=probability)
+    wanted = each(state, DIMS, lambda first, _: first < round(probability * 2**32))
+    np.testing.assert_array_equal(drawn(bench, operation, state).astype(np.int64), wanted.astype(np.int64))
 
 
+@cases_in_one_test
+@pytest.mark.pairwise
 @pytest.mark.parametrize("state", STATES)
-def test_normal_numbers_are_scipys_quantiles(bench: Workbench, state: tuple[int, int]) -> None:
-    for dtype, (mean, deviation) in itertools.product(FLOATS, [(0.0, 1.0), (100.0, 0.5)]):
+@pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (100.0, 0.5)])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_normal_numbers_are_scipys_quantiles(
+    bench: Workbench, state: tuple[int, int], dtype: DType, mean: float, deviation: float
+) -> None:
+    def formula(first: int, second: int) -> float:
+        if dtype is DType.FLOAT64:
+            return (((first << 32 | second) >> 12) + 0.5) / 2**52
+        return (first + 0.5) / 2**32
 
-        def formula(first: int, second: int, dtype: DType = dtype) -> float:
-            if dtype is DType.FLOAT64:
-                return (((first << 32 | second) >> 12) + 0.5) / 2**52
-            return (first + 0.5) / 2**32
-
-        z = scipy.special.ndtri(each(state, DIMS, formula).astype(np.float64))
-        got = drawn(bench, ask(RandomNormal, dtype=dtype, mean=mean, deviation=deviation), state)
-        wanted = mean + deviation * z
-        ulps = np.abs(got.astype(np.float64) - wanted) / spacing(wanted, dtype)
-        assert ulps.max() <= (8 if dtype is DType.FLOAT64 else 0.51)
+    z = scipy.special.ndtri(each(state, DIMS, formula).astype(np.float64))
+    got = drawn(bench, ask(RandomNormal, dtype=dtype, mean=mean, deviation=deviation), state)
+    wanted = mean + deviation * z
+    ulps = np.abs(got.astype(np.float64) - wanted) / spacing(wanted, dtype)
+    assert ulps.max() <= (8 if dtype is DType.FLOAT64 else 0.51)
 
 
 def spacing(values: np.ndarray, dtype: DType) -> np.ndarray:

@@ -117,15 +117,21 @@ def test_a_part_is_evaluated_on_the_host_until_the_device_has_the_functions() ->
     assert place_of(whole.body, ready=False) is OnDevice, "no part of it is evaluated by itself"
 
 
+class OfFewRows(OnHostInPart):
+    """An eighth of the part that the host evaluates: kernels that run on the host take long."""
+
+    most_work, most_elements = OnHostInPart.most_work // 8, OnHostInPart.most_elements // 8
+
+
 @pytest.mark.parametrize("change", [None, another_function, the_first_place])
 def test_what_is_evaluated_in_part_is_checked(change: Sabotage | None) -> None:
     g = GraphBuilder()
-    graph = g.build(y=g.exp(g.input("x", (400, 1024))) * 0.5 + 1.0).body
+    graph = g.build(y=g.exp(g.input("x", (50, 1024))) * 0.5 + 1.0).body
     plan = compile_split(graph, None, None)
     if change is not None:
         (step,) = plan.recipe.steps
         plan = CudaPlan(msgspec.structs.replace(plan.recipe, steps=(change(step),)), plan.graphs)
-    check = SelfCheck(graph, BuildContext(None, Stream()), place=OnHostInPart)
+    check = SelfCheck(graph, BuildContext(None, Stream()), place=OfFewRows)
     found = check.fault(plan)
     check.close()
     assert (found is None) == (change is None), found
