@@ -127,9 +127,9 @@ def _cases_of(mark: pytest.Mark) -> Iterator[_Case]:
             raise TypeError(f"a case of {names} has a mark, which would be of all cases")
         known = case.id or text
         labels = [functools.partial(ids if callable(ids) else _repr, each) for each in case.values]
-        yield _Case(
-            dict(zip(wanted, case.values, strict=True)), (lambda known=known: known,) if known else (*labels,)
-        )
+        if known:
+            labels = [functools.partial(str, known)]
+        yield _Case(dict(zip(wanted, case.values, strict=True)), tuple(labels))
 
 
 def _repr(value: object) -> str:

@@ -8,7 +8,7 @@ for each engine. Of the engine that computes in float64, this part has each valu
 evaluates an operation's definition, whatever the dtypes and layouts are, and rounds the result. The code of
 the fast plans depends on them: of these, each pair is run. So it is of convolutions and chains of pointwise
 operations, which the engine in float64 computes tile by tile, and of how it rounds: the marker of these tests
-is `pairwise(of_exact=True)`.
+is `pairwise(of_exact=True)`. So it is also where one test runs all cases (`tests.in_one_test`).
 
 Of random problems of engines, and of rounds of a race, it runs a third; and of the random problems that must
 show a mistake, a third have to. Other examples of hypothesis are three times as many in `make test-all`: they

@@ -40,7 +40,11 @@ class Workbench:
         self._offsets: dict[int, int] = {}
 
     def begin_case(self) -> None:
-        """Forget all buffers: the next case of a test has the whole arena. See `tests.in_one_test`."""
+        """Forget all buffers: the next case of a test has the whole arena. See `tests.in_one_test`.
+
+        Waits for all that is enqueued: a device must not write to what the case before had.
+        """
+        _outlast(self.engine)
         self._next = 0
         self._offsets.clear()
 

@@ -241,6 +241,7 @@ COUNTS: list[tuple[str, dict[str, Any], int]] = [
 ]
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(("op", "given", "version"), COUNTS)
 @pytest.mark.parametrize("constant", [False, True])
 def test_a_count_below_its_least_value_is_refused(

@@ -10,11 +10,10 @@ from typing import Any
 from ...gpu.operations.cases import OperationCase
 from ...gpu.operations.drawing import draw
 from ...whole import some
-from .kernel_runs import error
+from .kernel_runs import LANES, error
 
 __all__ = ["Make", "check", "check_any", "drawn"]
 
-LANES = (1, 2, 3)
 Make = Callable[[Any, Any], Any]
 
 

@@ -14,10 +14,14 @@ from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import TensorSpec
 
 from ...gpu.operations.cases import OperationCase, arrays, error_over_bound, truth
+from ...whole import WHOLE
 
-__all__ = ["array_of", "calls_of", "carrier_dtype", "error", "peak_of_second", "run", "run_kernel", "stored"]
+__all__ = ["LANES", "array_of", "calls_of", "carrier_dtype", "error", "peak_of_second", "run"]
+__all__ += ["run_kernel", "stored"]
 
 Arrays = dict[Any, np.ndarray]
+LANES = (1, 2, 3) if WHOLE else (1, 3)
+"""Numbers of lanes whose results must be the same. Of 3, each has neighbours, and their parts may differ."""
 _RUNS = 2
 """A second run finds what the first one has left."""
 

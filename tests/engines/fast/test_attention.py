@@ -13,7 +13,7 @@ from cudnn_actor.protocol import DType, TensorSpec
 from cudnn_actor.protocol.operations import Attention, AttentionBackward
 
 from .kernel_cases import Make, check
-from .kernel_runs import run_kernel
+from .kernel_runs import LANES, run_kernel
 
 MAKES: dict[Any, Make] = {Attention: attention, AttentionBackward: attention_backward}
 
@@ -38,7 +38,7 @@ def wanted_and_found(
     }
     with np.errstate(all="ignore"):
         wanted = operation.evaluate(np, exact, specs)
-    found = [run_kernel(attention, operation, specs, given, lanes) for lanes in (1, 2, 3)]
+    found = [run_kernel(attention, operation, specs, given, lanes) for lanes in LANES]
     for name in wanted:
         assert all(np.array_equal(found[0][name], each[name], equal_nan=True) for each in found)
     return [wanted, found[0]]

@@ -26,7 +26,7 @@ from cudnn_actor.protocol.operations import (
 
 from ...in_one_test import cases_in_one_test
 from ..problems import PROBLEMS, Problem
-from .kernel_runs import run_kernel
+from .kernel_runs import LANES, run_kernel
 
 LAYOUTS = ("packed", "channels last", "mixed", "channels last with a packed filter", "with gaps")
 LARGER = {
@@ -181,7 +181,7 @@ def _check(problem: Problem, layout: str, dtype: DType) -> None:
     for operation in _operations(problem.conv):
         specs, known = _specs(operation, problem, layout, dtype), _known(problem, operation, dtype)
         (name,) = operation.outputs
-        found = [run_kernel(make, operation, specs, known.values, lanes)[name] for lanes in (1, 2, 3)]
+        found = [run_kernel(make, operation, specs, known.values, lanes)[name] for lanes in LANES]
         assert all(np.array_equal(each, found[0]) for each in found), operation
         terms = math.prod(problem.w[1:]) + math.prod(problem.y[2:]) * problem.y[0]
         bound = 4 * math.sqrt(terms) * (2.0**-53 if dtype is DType.FLOAT64 else 2.0**-24) * known.magnitudes

@@ -20,7 +20,7 @@ from cudnn_actor.protocol.operations.resampling import Coordinates, ResampleMode
 
 from ...in_one_test import cases_in_one_test
 from .kernel_cases import check_any
-from .kernel_runs import array_of, peak_of_second, run
+from .kernel_runs import LANES, array_of, peak_of_second, run
 from .test_allocation import MOST_BYTES
 
 RNG = np.random.default_rng(38)
@@ -137,12 +137,12 @@ def test_pictures_are_made_larger_on_any_number_of_lanes(layout: Layout) -> None
         kernel = made(operation, specs)
         assert kernel is not None
         found = []
-        for lanes in (1, 2, 3):
+        for lanes in LANES:
             y = array_of(specs["y"])
             run(kernel, {"x": array_of(specs["x"], x)}, {"y": y}, lanes)
             found.append(y)
-        np.testing.assert_array_equal(found[1], found[0])
-        np.testing.assert_array_equal(found[2], found[0])
+        for other in found[1:]:
+            np.testing.assert_array_equal(other, found[0])
         np.testing.assert_allclose(found[0], wanted, rtol=1e-6, atol=1e-6)
 
 

@@ -48,6 +48,7 @@ def test_random_problems_are_exact() -> None:
 LARGE = (2, 130, 40, 33)
 
 
+@cases_in_one_test
 @pytest.mark.parametrize(
     ("operation", "given"),
     [
