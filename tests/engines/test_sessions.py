@@ -25,6 +25,7 @@ from ..gpu.fuzz import fuzz
 from ..gpu.graphs.fuzzing import fuzz_graphs
 from ..gpu.operations.drawing import draw
 from ..in_one_test import cases_in_one_test
+from ..whole import some
 from .devices import SESSIONS, factory
 from .differences import computed
 from .launched import SQUARE, Launched, launched_product
@@ -150,12 +151,12 @@ def test_bounds_behind_a_convolution_let_nan_pass_and_bound_infinities(bench: Wo
 @pytest.mark.parametrize("family", FAMILIES)
 def test_operations_are_within_their_bounds(engine: CpuEngine, family: str) -> None:
     """NaN and infinities are among the values; what has no counterpart is computed with NumPy."""
-    report = fuzz(engine, SEED, range(15), family=family)
+    report = fuzz(engine, SEED, range(some(24)), family=family)
     assert not report.failures, str(report)
 
 
 def test_graphs_are_within_the_bounds_of_their_operations(engine: CpuEngine) -> None:
-    report = fuzz_graphs(engine, SEED, range(20), shrinks=False)
+    report = fuzz_graphs(engine, SEED, range(some(30)), shrinks=False)
     assert not report.failures, str(report)
 
 
