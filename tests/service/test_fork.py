@@ -25,7 +25,7 @@ def run(*command: str, **environment: str) -> None:
     filters = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
     environment = {**os.environ, **environment}
     done = forked_programs.run(
-        [*filters, "-m", HERE, *command], cwd=ROOT, env=environment, timeout=PATIENCE_S
+        [*filters, "-m", HERE, *command], cwd=ROOT, env=environment, timeout=PATIENCE_S, spare=True
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 

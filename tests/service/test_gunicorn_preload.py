@@ -9,8 +9,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from ..forked_programs import Program
 from ..patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +28,7 @@ WORKERS = 2
 class Server:
     """A gunicorn at work, at a Unix socket."""
 
-    def __init__(self, process: subprocess.Popen[bytes], address: Path, log: Path) -> None:
+    def __init__(self, process: Program, address: Path, log: Path) -> None:
         self.process = process
         self.log = log
         self._address = address
@@ -72,7 +71,7 @@ def serving(isolation: str) -> Iterator[Server]:
         environment = {**os.environ, "TEST_ISOLATION": isolation, "XDG_RUNTIME_DIR": folder}
         with (
             log.open("wb") as stderr,
-            subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, stderr=stderr) as process,
+            Program(command, cwd=ROOT, env=environment, stderr=stderr, spare=True) as process,
         ):
             try:
                 server = Server(process, address, log)

@@ -22,7 +22,7 @@ ENTRIES = ("ref.ask", "ref.tell", "ask", "submit", "tell")
 
 
 def run(program: str, *arguments: object) -> dict[str, Any]:
-    done = forked_programs.run(["-m", f"tests.service.{program}", *map(str, arguments)])
+    done = forked_programs.run(["-m", f"tests.service.{program}", *map(str, arguments)], spare=True)
     assert done.returncode == 0, done.stderr[-4000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
