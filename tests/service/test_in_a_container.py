@@ -20,19 +20,27 @@ from ..patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 SPAWN = """
-import asyncio, resource, sys, threading
+import asyncio, os, resource, sys
 from cudnn_actor import CudnnActorError, spawn
 
 async def main():
     async with spawn(device="cpu", isolation="process", max_restarts=0, standby=1) as gpu:
         return await gpu.ping()
 
-if len(sys.argv) > 1:
-    resource.setrlimit(resource.RLIMIT_NPROC, (int(sys.argv[1]),) * 2)
-try:
-    print(asyncio.run(main()))
-except CudnnActorError as error:
-    print(type(error).__name__, error)
+def say() -> None:
+    try:
+        print(asyncio.run(main()), flush=True)
+    except CudnnActorError as error:
+        print(type(error).__name__, error, flush=True)
+
+for limit in map(int, sys.argv[1:]):
+    if (child := os.fork()) == 0:
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit,) * 2)
+        say()
+        sys.exit()
+    os.waitpid(child, 0)
+if not sys.argv[1:]:
+    say()
 """
 OTHER_USER = [
     "setpriv",
@@ -72,13 +80,18 @@ def test_a_worker_starts_where_proc_is_read_only() -> None:
 
 
 @pytest.mark.skipif(not can(*OTHER_USER), reason="this user may not run programs as another")
-@pytest.mark.parametrize("limit", [1, 2, 4, 5])
-def test_where_there_may_be_no_more_processes_the_error_names_the_limit(limit: int) -> None:
-    """Denied are the first thread of this process, a later one, another process, and a thread of that."""
-    done = run(*OTHER_USER, sys.executable, "-c", SPAWN, str(limit))
+def test_where_there_may_be_no_more_processes_the_error_names_the_limit() -> None:
+    """Denied are the first thread of a process, a later one, another process, and a thread of that.
+
+    Each has its limit in a child of one program, which itself is one of the processes that are counted.
+    """
+    done = run(*OTHER_USER, sys.executable, "-c", SPAWN, "2", "3", "5", "6")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("StartFailed ")
-    assert "(ulimit -u, or the container's limit of pids)" in done.stdout
+    said = done.stdout.splitlines()
+    assert len(said) == 4
+    for line in said:
+        assert line.startswith("StartFailed ")
+        assert "(ulimit -u, or the container's limit of pids)" in line
 
 
 FILL = """
@@ -208,16 +221,13 @@ def test_a_thread_stays_awake_only_if_the_container_s_quota_leaves_cores_to_othe
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize(
-    ("limit", "named"),
-    [("RLIMIT_AS, (room() + (60 << 20),) * 2", "ulimit -v"), ("RLIMIT_FSIZE, (20 << 20,) * 2", "ulimit -f")],
-)
-def test_where_no_large_arena_can_be_had_smaller_ones_are(isolation: str, limit: str, named: str) -> None:
-    done = run(sys.executable, "-c", SMALL.format(limit=limit), isolation, MALLOC_ARENA_MAX="1")
+def test_where_no_large_arena_can_be_had_smaller_ones_are(isolation: str) -> None:
+    done = run(sys.executable, "-c", SMALL, isolation, MALLOC_ARENA_MAX="1")
     assert done.returncode == 0, done.stderr
-    first, refused = done.stdout.splitlines()
-    assert first == "1.0"
-    assert re.findall("ulimit -.", refused) == [named]
+    first, no_space, again, no_file = done.stdout.splitlines()
+    assert first == again == "1.0"
+    assert re.findall("ulimit -.", no_space) == ["ulimit -v"]
+    assert re.findall("ulimit -.", no_file) == ["ulimit -f"]
 
 
 SMALL = """
@@ -228,16 +238,20 @@ from cudnn_actor import OutOfMemory, spawn
 def room():
     return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 
-async def main():
+async def use_small_arenas(kind, limit):
+    # In the processes of one service, for as long as it lives.
+    before = resource.getrlimit(kind)
     async with spawn(device="cpu", isolation=sys.argv[1]) as gpu:
-        resource.setrlimit(resource.{limit})
+        resource.setrlimit(kind, (limit, before[1]))
         if gpu.worker_pid is not None:
-            resource.prlimit(gpu.worker_pid, resource.{limit})
+            resource.prlimit(gpu.worker_pid, kind, (limit, before[1]))
         print((await gpu.download(await gpu.upload(np.ones((1, 1, 64, 64), np.float32)))).max())
         try:
             await gpu.empty((1, 1, 8192, 8192), dtype="float32")  # 256 MiB
         except OutOfMemory as error:
             print(error)
+    resource.setrlimit(kind, before)
 
-asyncio.run(main())
+asyncio.run(use_small_arenas(resource.RLIMIT_AS, room() + (60 << 20)))
+asyncio.run(use_small_arenas(resource.RLIMIT_FSIZE, 20 << 20))
 """

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from .. import forked_programs
 from ..patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,9 @@ def program(text: str, before: str, folder: Path, python: str = sys.executable, 
     ids=["what is no folder", "a working directory that is gone", "another working directory"],
 )
 def test_whatever_python_tolerates_in_its_search_path_workers_start(before: str, tmp_path: Path) -> None:
-    assert program(SPAWN, before, tmp_path) == ["answered 1"]
+    before = f"sys.path.append({str(ROOT)!r}); {before}"
+    done = forked_programs.run(["-c", SPAWN.format(before=before)], cwd=tmp_path, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "answered 1\n", "")
 
 
 def shown_path(before: str, folder: Path) -> list[str]:
