@@ -19,6 +19,7 @@ from cudnn_actor import CudnnRef, OutOfMemory
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.errors import OutOfDescriptors
 from cudnn_actor.isolation import staging
+from cudnn_actor.memory.memory_table import MemoryTable
 from cudnn_actor.messages import Ping, Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.service import Spawning
@@ -26,17 +27,20 @@ from cudnn_actor.service.service import CudnnService
 
 from ..patience import PATIENCE_S
 
-LARGE = (1, 1, 5120, 4096)
-"""Of float32: 80 MiB, so that two do not lie in one arena, nor in one segment of staging memory. More than
-the C library has set aside for a thread."""
+ARENA_BYTES = 16 << 20
+"""Of an arena, and of a segment of staging memory: less than a service has, so that less fills them."""
+LARGE = (1, 1, 1536, 4096)
+"""Of float32: 24 MiB, so that two do not lie in one arena, nor in one segment of staging memory."""
 NEEDS_NOTHING = {
     ("thread", "descriptors", "download"),
     ("process", "descriptors", "download"),
     ("apart", "memory", "empty"),
 }
 """What this process needs neither memory nor a descriptor for."""
-_M_ARENA_MAX = -8
+_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
 """Of mallopt(3)."""
+_START_BYTES = 128 << 20
+"""Bytes of address space that a service's threads and its worker's take for themselves, about."""
 _ROOM = 16 << 20
 """Bytes of address space that the limit leaves: for an interpreter, and for no large array."""
 
@@ -143,7 +147,7 @@ async def _check_that_all_is_well(gpu: CudnnRef, kept: Any, full: Any) -> np.nda
 
 async def _fill_up(place: str) -> None:
     """Under a limit that holds for workers too, take buffers until there is no room; then go on with less."""
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + 9 * (80 << 20), -1))
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + _START_BYTES + 9 * (24 << 20), -1))
     ones = np.ones(LARGE, np.float32)
     async with Spawning(_service(place)) as gpu:
         worker = gpu.worker_pid
@@ -195,13 +199,27 @@ async def _starve(place: str) -> None:
 
 
 def have_one_heap() -> None:
-    """Each further one that the C library has for a thread, of workers too, has address space set aside."""
-    assert ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1) == 1
-    os.environ["MALLOC_ARENA_MAX"] = "1"
+    """Each further one that the C library has for a thread, of workers too, has address space set aside.
+
+    And large arrays are in no heap, whose space would stay when they are freed.
+    """
+    for option, variable, value in (
+        (_M_ARENA_MAX, "MALLOC_ARENA_MAX", 1),
+        (_M_MMAP_THRESHOLD, "MALLOC_MMAP_THRESHOLD_", 1 << 20),
+    ):
+        assert ctypes.CDLL(None).mallopt(option, value) == 1
+        os.environ[variable] = str(value)
+
+
+def have_small_arenas() -> None:
+    """Let less memory fill an arena, and a segment of staging memory."""
+    MemoryTable.__init__.__kwdefaults__["arena_bytes"] = ARENA_BYTES  # type: ignore[index]
+    staging.SEGMENT_BYTES = ARENA_BYTES
 
 
 if __name__ == "__main__":
     have_one_heap()
+    have_small_arenas()
     what, place = sys.argv[1:]
     match what:
         case "starve":
