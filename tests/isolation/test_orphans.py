@@ -28,7 +28,7 @@ def parent(name: str) -> Iterator[tuple[Program, list[int]]]:
     pipe = subprocess.PIPE
     streams: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe}
     with (
-        Program(words, cwd=ROOT, **streams, start_new_session=True) as process,
+        Program(words, cwd=ROOT, **streams, start_new_session=True, spare=True) as process,
         dumped_after(PATIENCE_S, process),
     ):
         try:

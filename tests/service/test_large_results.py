@@ -18,6 +18,8 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.isolation import staging
+from cudnn_actor.isolation.process.parent import model_runs
 from cudnn_actor.messages import (
     DeployModel,
     Download,
@@ -48,6 +50,18 @@ async def test_large_results_are_given_without_a_copy_and_their_memory_is_used_a
 
 COUNT = 20_000
 """So many rows that results are lent, and not copied."""
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of the data fills a segment of staging memory: each has 4 MiB, and room for notes."""
+    for module in (staging, model_runs):
+        monkeypatch.setattr(module, "SEGMENT_BYTES", (4 << 20) + (64 << 10))
+
+
+@pytest.fixture
+def no_idle_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_IDLE_BYTES", 0)
 
 
 async def test_no_later_run_changes_a_large_result_that_is_held() -> None:
@@ -97,8 +111,9 @@ async def test_the_memory_of_large_results_is_used_again_once_they_are_dropped()
         assert _segments() <= before + 1
 
 
+@pytest.mark.usefixtures("small_segments")
 async def test_results_of_an_unloaded_model_are_held_and_then_given_back() -> None:
-    count = 200_000  # so the places of ten runs fit in two segments
+    count = 25_000  # so the places of ten runs fit in two segments
     async with deployed(count, 4) as (gpu, model):
         check(await run(gpu, model, images(4)), images(4))
         before = _segments()
@@ -168,15 +183,13 @@ async def test_lent_memory_is_used_again_once_it_is_dropped() -> None:
         assert len(seen) < 20
 
 
-async def test_lent_memory_is_given_back_by_the_next_turns_once_it_is_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("cudnn_actor.isolation.staging._IDLE_BYTES", 0)
+@pytest.mark.usefixtures("small_segments", "no_idle_segments")
+async def test_lent_memory_is_given_back_by_the_next_turns_once_it_is_dropped() -> None:
     feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
     async with deployed() as (gpu, model):
         check(await run(gpu, model, images(4)), images(4))  # later runs use its staging memory
         before = _segments()
-        lent = [await gpu.staging(feature, N=3 << 20) for _ in range(4)]
+        lent = [await gpu.staging(feature, N=3 << 17) for _ in range(4)]
         lent[0][:] = 1
         assert _segments() >= before + 3
         lent.clear()
@@ -185,9 +198,9 @@ async def test_lent_memory_is_given_back_by_the_next_turns_once_it_is_dropped(
                 check(await run(gpu, model, images(4)), images(4))
 
 
-async def test_a_worker_unmaps_lent_memory_that_runs_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cudnn_actor.isolation.staging._IDLE_BYTES", 0)
-    count = 3 << 20
+@pytest.mark.usefixtures("small_segments", "no_idle_segments")
+async def test_a_worker_unmaps_lent_memory_that_runs_have_read() -> None:
+    count = 3 << 17
     feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
     async with deployed(count, 4) as (gpu, model):
         check(await run(gpu, model, images(4)), images(4))

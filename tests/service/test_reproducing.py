@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import graph_of
 from cudnn_actor.protocol.messages.lowering import lower
 
-from .families import FORMS, Form, Stage
+from .families import FORMS, Stage
 from .rigs import Trio, spawn_on
 
 
@@ -51,11 +52,21 @@ async def test_the_error_carries_the_graph_the_status_and_the_plan(at: str) -> N
 
 
 @pytest.mark.parametrize("at", ["build", "execute"])
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-async def test_the_error_of_every_operation_carries_its_graph(form: Form, at: str) -> None:
+async def test_the_error_of_every_operation_carries_its_graph(at: str) -> None:
+    wrong = {}
     async with spawn_on(lambda: Failing(at)) as gpu:
-        message = (await Stage.on(gpu, form.problem)).message(form.operation)
-        with pytest.raises(ExecutionFailed) as caught:
-            await gpu.ask(message)
-        assert f"cudnn-actor reproduce {caught.value.reproduce}" in str(caught.value)
-        assert graph_of(caught.value.reproduce) == lower(message).graph
+        for name, form in FORMS.items():
+            message = (await Stage.on(gpu, form.problem)).message(form.operation)
+            outcome = await asyncio.gather(gpu.ask(message), return_exceptions=True)
+            if not _carries(outcome[0], lower(message).graph):
+                wrong[name] = outcome
+    assert not wrong
+
+
+def _carries(error: object, graph: OperationGraph) -> bool:
+    """Whether an error says how to repeat a graph, in its field and in its text."""
+    return (
+        isinstance(error, ExecutionFailed)
+        and f"cudnn-actor reproduce {error.reproduce}" in str(error)
+        and graph_of(error.reproduce) == graph
+    )
