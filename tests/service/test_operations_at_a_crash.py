@@ -48,21 +48,33 @@ pytestmark = pytest.mark.usefixtures("isolation")
 
 
 def in_each_isolation(
-    name: str, every: dict[str, Any], kind: Callable[[Any], object]
+    name: str,
+    every: dict[str, Any],
+    kind: Callable[[Any], object],
+    kind_in_process: Callable[[Any], object] | None = None,
 ) -> pytest.MarkDecorator:
-    """The first of each kind in both isolations, and with `WHOLE` all of them on a thread.
+    """The first of each kind on a thread, and of each `kind_in_process` in a process.
 
+    With `WHOLE`, all of them on a thread, and the first of each kind in a process.
     `test_an_operation_writes_its_outputs_and_reads_all_else` tests for all of them which buffers are written.
     """
-    firsts = {kind(one): key for key, one in reversed(every.items())}
-    some = [key for key in every if key in firsts.values()]
-    cases = [("thread", key) for key in (every if WHOLE else some)] + [("process", key) for key in some]
+    some = _firsts(every, kind)
+    few = some if WHOLE or kind_in_process is None else _firsts(every, kind_in_process)
+    cases = [("thread", key) for key in (every if WHOLE else some)] + [("process", key) for key in few]
     given = [pytest.param(isolation, every[key], id=f"{isolation}-{key}") for isolation, key in cases]
     return pytest.mark.parametrize(("isolation", name), given, indirect=["isolation"])
 
 
+def _firsts(every: dict[str, Any], kind: Callable[[Any], object]) -> list[str]:
+    firsts = {kind(one): key for key, one in reversed(every.items())}
+    return [key for key in every if key in firsts.values()]
+
+
 each_form = in_each_isolation(
-    "form", FORMS, lambda form: (len(form.operation.reads), len(form.operation.writes))
+    "form",
+    FORMS,
+    lambda form: (len(form.operation.reads), len(form.operation.writes)),
+    lambda form: len(form.operation.writes),
 )
 
 
