@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -33,6 +34,7 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.errors import ReentrantAsk, StaleReason
 from cudnn_actor.messages import Allocate, Copy, Download, Fill, Free, Upload, Warm
 
+from .cases import all_cases
 from .rigs import ONE_BY_ONE, THREAD_ONLY, Trio, in_thread, single, spawn, spawn_on
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -104,25 +106,23 @@ WAYS: dict[str, Callable[[CudnnRef, Any], Awaitable[Any]]] = {
 BAD = BAD_COMPUTE | BAD_MEMORY
 
 
-@pytest.mark.pairwise
-@pytest.mark.parametrize(("make", "field", "shown"), BAD.values(), ids=BAD)
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_bad_request_is_named_and_harms_nothing(
-    make: Callable[[Operands], Any], field: str, shown: str, way: str
-) -> None:
+async def test_a_bad_request_is_named_and_harms_nothing() -> None:
     async with spawn(device="cpu") as gpu:
         operands = await Operands.on(gpu)
-        message = make(operands)
-        with pytest.raises(InvalidRequest) as caught:
-            await WAYS[way](gpu, message)
-        assert caught.value.field == field
-        assert shown in caught.value.value
-        assert caught.value.fix
-        for part in (caught.value.value, caught.value.fix):
-            assert part in str(caught.value)
-        assert (await gpu.statistics()).live_buffers == 5
-        y = await gpu.conv_fwd(operands.x, operands.w, conv=ONE_BY_ONE)
-        assert (await gpu.download(y)).max() == 36
+        with all_cases() as case:
+            for (name, (make, field, shown)), way in itertools.product(BAD.items(), WAYS):
+                with case(f"{name}, by {way}"):
+                    with pytest.raises(InvalidRequest) as caught:
+                        await WAYS[way](gpu, make(operands))
+                    assert caught.value.field == field
+                    assert shown in caught.value.value
+                    assert caught.value.fix
+                    for part in (caught.value.value, caught.value.fix):
+                        assert part in str(caught.value)
+                    assert (await gpu.statistics()).live_buffers == 5
+                    y = await gpu.conv_fwd(operands.x, operands.w, conv=ONE_BY_ONE)
+                    assert (await gpu.download(y)).max() == 36
+                    await gpu.free(y)
 
 
 async def test_an_output_that_is_an_operand_is_refused_where_it_is_sent() -> None:

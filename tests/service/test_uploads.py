@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,27 +16,28 @@ from cudnn_actor import DType, InvalidRequest, Layout
 from cudnn_actor.protocol.types.dtypes import DTypeName
 from cudnn_actor.protocol.types.tensor import LayoutLike
 
+from .cases import all_cases
 from .rigs import spawn
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
+LAYOUTS: list[LayoutLike] = [Layout.NCHW, "NHWC"]
 DIMS = [(2, 3, 5), (2, 3, 4, 5), (2, 3, 4, 5, 6)]
 
 
-@pytest.mark.pairwise
-@pytest.mark.parametrize("layout", [Layout.NCHW, "NHWC"])
-@pytest.mark.parametrize("dtype", list(DType))
-async def test_what_comes_out_is_what_went_in(layout: LayoutLike, dtype: DType) -> None:
+async def test_what_comes_out_is_what_went_in() -> None:
     async with spawn(device="cpu") as gpu:
-        for dims in DIMS:
-            values = np.arange(np.prod(dims)).reshape(dims) % 100
-            array = values.astype(dtype.numpy)
-            ref = await gpu.upload(array, layout=layout)
-            assert (ref.spec.dims, ref.spec.layout, ref.spec.dtype) == (dims, Layout(layout), dtype)
-            out = await gpu.download(ref)
-            np.testing.assert_array_equal(out, array)
-            assert out.dtype == array.dtype
-            assert out.flags.c_contiguous
+        with all_cases() as case:
+            for layout, dtype, dims in itertools.product(LAYOUTS, DType, DIMS):
+                with case((layout, dtype, dims)):
+                    values = np.arange(np.prod(dims)).reshape(dims) % 100
+                    array = values.astype(dtype.numpy)
+                    ref = await gpu.upload(array, layout=layout)
+                    assert (ref.spec.dims, ref.spec.layout, ref.spec.dtype) == (dims, Layout(layout), dtype)
+                    out = await gpu.download(ref)
+                    np.testing.assert_array_equal(out, array)
+                    assert out.dtype == array.dtype
+                    assert out.flags.c_contiguous
 
 
 @pytest.mark.parametrize("dims", [(), (0,), (2, 0, 3), (0, 0), (1,) * 8, (2, 1, 3, 1, 2, 3, 2, 2)])
@@ -161,17 +163,17 @@ BAD: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("array", "options", "field"), BAD)
-async def test_what_is_no_tensor_is_named_with_its_field_and_a_fix(
-    array: Callable[[], Any], options: dict[str, Any], field: str
-) -> None:
+async def test_what_is_no_tensor_is_named_with_its_field_and_a_fix() -> None:
     async with spawn(device="cpu") as gpu:
-        with pytest.raises(InvalidRequest) as caught:
-            await gpu.upload(array(), **options)
-        assert caught.value.field == field
-        assert caught.value.fix in str(caught.value)
-        assert (await gpu.statistics()).live_buffers == 0
-        await gpu.upload([1.0])
+        with all_cases() as case:
+            for number, (array, options, field) in enumerate(BAD):
+                with case(f"BAD[{number}]"):
+                    with pytest.raises(InvalidRequest) as caught:
+                        await gpu.upload(array(), **options)
+                    assert caught.value.field == field
+                    assert caught.value.fix in str(caught.value)
+                    assert (await gpu.statistics()).live_buffers == 0
+                    await gpu.free(await gpu.upload([1.0]))
 
 
 async def test_what_a_buffer_cannot_hold_is_named_as_the_argument_of_write() -> None:
