@@ -30,7 +30,7 @@ def test_cases_that_all_hold_raise_nothing() -> None:
         pass
 
 
-def test_what_fails_outside_of_the_cases_is_raised_as_it_is() -> None:
+def test_an_error_outside_of_the_cases_is_raised_as_it_is() -> None:
     def fail() -> None:
         with all_cases() as case, case("this"):
             pass
