@@ -216,7 +216,8 @@ def _looks_and_serves(service: CudnnService, kept: BufferRef, isolation: Isolati
 
 def services_come_and_go(isolation: Isolation) -> None:
     """Children of a process that starts and stops services all the time; some start one of their own."""
-    ends, rounds = threading.Event(), threading.Semaphore(0)
+    ends, rounds, forks = threading.Event(), threading.Semaphore(0), threading.Event()
+    forks.set()
 
     def come_and_go() -> None:
         while not ends.is_set():
@@ -224,6 +225,7 @@ def services_come_and_go(isolation: Isolation) -> None:
             assert service.actor_ref.ask(Ping(), timeout=PATIENCE_S) == 1
             service.stop(PATIENCE_S)
             rounds.release()
+            forks.wait(0.05)  # at once while children are forked; else a pause, in which they get on
 
     first = start(device="cpu", isolation=isolation)
     load = Load(first)
@@ -234,7 +236,9 @@ def services_come_and_go(isolation: Isolation) -> None:
             by_fork_and_exit(lambda: look_around(first, load.kept, rounds=1)),
             by_fork_and_exit(lambda: _looks_and_serves(first, load.kept, isolation)),
         ]
+        forks.clear()
         end_well(children)
+        forks.set()
         assert rounds.acquire(timeout=PATIENCE_S)
     ends.set()
     thread.join(PATIENCE_S)
