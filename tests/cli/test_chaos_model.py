@@ -23,6 +23,7 @@ from cudnn_actor.trials.chaos.swaps import SwapLoad, Versions
 from cudnn_actor.trials.chaos.tally import Tally
 
 from ..onnx.small_models import FLOAT, image_model, model_of, node
+from .chaos_until import chaos_until
 from .terminal import cudnn_actor, cudnn_actor_here
 
 
@@ -37,25 +38,15 @@ def path(tmp_path: Path) -> Path:
 def test_a_model_is_served_batched_and_swapped_through_kills(
     path: Path, tmp_path: Path, standby: int
 ) -> None:
-    out = tmp_path / "chaos.json"
     words = ["--kill-every", "0.4", "--standby", str(standby), "--seed", str(standby)]
     words += ["--tasks", "1", "--problems", "8", "--load", "tasks,models,batched,swaps"]
     wanted = Counter({"ModelRun": 4, "BatchedRun": 4, "WeightWrite": 2, "restarts": 1})
-    seen: Counter[str] = Counter()
-    for seconds in (2, 8, 32, 128):  # a slow machine gets more
-        done = cudnn_actor(
-            "chaos", "--model", str(path), *words, "--seconds", str(seconds), "--out", str(out)
-        )
-        assert out.exists(), done.stdout + done.stderr
-        record = json.loads(out.read_text())
-        counts = record["counts"]
-        assert (counts["lost"], counts["wrong"], record["stuck"], record["stopped"]) == (0, 0, [], ""), (
-            done.stdout
-        )
-        seen += Counter(record["messages"]) + Counter(restarts=counts["restarts"])
-        if seen >= wanted:
-            break
-    assert seen >= wanted
+    done, record = chaos_until(wanted, tmp_path / "chaos.json", "--model", str(path), *words)
+    counts = record["counts"]
+    assert (counts["lost"], counts["wrong"], record["stuck"], record["stopped"]) == (0, 0, [], ""), (
+        done.stdout
+    )
+    assert Counter(record["messages"]) + Counter(restarts=counts["restarts"]) >= wanted
 
 
 @pytest.mark.parametrize(
@@ -71,7 +62,8 @@ def test_what_a_model_does_not_allow_is_left_out_unless_it_is_asked_for(
     path, out = tmp_path / "plain.onnx", tmp_path / "chaos.json"
     port: Any = (FLOAT, [batch, 3])
     onnx.save(model_of([node("Relu", "x", "y")], {"x": port}, {"y": port}), path)
-    words = ["chaos", "--model", str(path), "--seconds", "0.1", "--faults", "none", "--out", str(out)]
+    words = ["chaos", "--model", str(path), "--isolation", "thread", "--seconds", "0.1"]
+    words += ["--faults", "none", "--out", str(out)]
     asked = cudnn_actor_here(*words, "--load", kind)
     assert asked.returncode == 2
     assert why in asked.stderr
@@ -234,7 +226,8 @@ def test_a_model_that_cannot_be_run_is_one_line(operator: str | None, problem: s
     if operator is not None:
         port: Any = (FLOAT, ["N", 3])
         onnx.save(model_of([node(operator, "x", "y", name="n")], {"x": port}, {"y": port}), path)
-    done = cudnn_actor_here("chaos", "--model", str(path), "--seconds", "1", "--load", "models")
+    words = ["--model", str(path), "--isolation", "thread", "--seconds", "1", "--load", "models"]
+    done = cudnn_actor_here("chaos", *words)
     assert done.returncode == 2
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1
