@@ -38,6 +38,7 @@ class Server:
             limits=httpx.Limits(max_keepalive_connections=0),
             timeout=PATIENCE_S,
             trust_env=False,
+            verify=False,  # there is no TLS
         )
 
     def close(self) -> None:

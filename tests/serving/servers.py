@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gevent
 import grpc.aio
@@ -22,6 +22,7 @@ from ..patience import PATIENCE_S
 
 __all__ = [
     "PATIENCE_S",
+    "PLAIN",
     "descendants",
     "name_of",
     "running",
@@ -48,6 +49,10 @@ def _begin_grpc() -> asyncio.AbstractEventLoop:
 _GRPC_LOOP = _begin_grpc()
 resource_tracker.ensure_running()
 gevent.get_hub().loop.update_now()
+
+
+PLAIN: Final[Any] = {"trust_env": False, "verify": False, "timeout": PATIENCE_S}
+"""For a client of httpx without TLS: else each client reads the machine's certificates, which takes 20 ms."""
 
 
 def square_model() -> onnx.ModelProto:
@@ -104,4 +109,4 @@ async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until a condition holds, which nothing tells of."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.002)  # other processes, which start or end, have the processor meanwhile

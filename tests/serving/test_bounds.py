@@ -17,8 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from cudnn_actor.serving.server import ServerOptions, serve
 
-from ..patience import PATIENCE_S
-from .servers import write_square
+from .servers import PLAIN, write_square
 
 MOST = 4000
 HELD = 3900
@@ -37,7 +36,7 @@ async def test_requests_under_way_have_no_more_bytes_than_the_server_takes(tmp_p
         most_bytes=MOST,
         service={"device": "cpu", "isolation": "thread"},
     )
-    async with serve(options) as server, httpx.AsyncClient(timeout=PATIENCE_S) as client:
+    async with serve(options) as server, httpx.AsyncClient(**PLAIN) as client:
         url = f"http://127.0.0.1:{server.http_port}/v2/models/square/infer"
         _, slow = await asyncio.open_connection("127.0.0.1", server.http_port)
         head = f"POST /v2/models/square/infer HTTP/1.1\r\nhost: here\r\ncontent-length: {MOST}\r\n\r\n"
@@ -69,7 +68,7 @@ async def test_a_body_counts_as_it_is_once_it_is_decompressed(tmp_path: Path) ->
         most_bytes=MOST,
         service={"device": "cpu", "isolation": "thread"},
     )
-    async with serve(options) as server, httpx.AsyncClient(timeout=PATIENCE_S) as client:
+    async with serve(options) as server, httpx.AsyncClient(**PLAIN) as client:
         url = f"http://127.0.0.1:{server.http_port}/v2/models/square/infer"
         packed = gzip.compress(body(3 * MOST).encode())
         assert len(packed) < MOST

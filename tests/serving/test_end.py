@@ -16,7 +16,7 @@ from cudnn_actor.errors import ServiceStopped
 from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve
 
 from ..patience import PATIENCE_S
-from .servers import running, workers_of, write_square
+from .servers import PLAIN, running, workers_of, write_square
 
 
 async def test_it_is_no_longer_ready_while_it_answers_what_is_under_way(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ async def test_it_is_no_longer_ready_while_it_answers_what_is_under_way(tmp_path
     running_server = asyncio.create_task(run())
     server = await begun
     base = f"http://127.0.0.1:{server.http_port}"
-    async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=PATIENCE_S) as http:
+    async with httpx.AsyncClient(base_url=base, **PLAIN) as http:
         with server.host.admitted():
             assert server.gpu.worker_pid is not None
             os.kill(server.gpu.worker_pid, signal.SIGKILL)
@@ -74,7 +74,7 @@ def test_the_garbage_collector_looks_no_more_at_what_was_there_before_it_served(
 
 def another_worker(pid: int, before: int, port: int) -> int:
     """The worker that has taken the place of one that died, once it is ready."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE_S) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", **PLAIN) as http:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             for found in workers_of(pid):

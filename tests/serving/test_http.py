@@ -13,7 +13,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from ..patience import PATIENCE_S
-from .servers import running, write_square
+from .servers import PLAIN, running, write_square
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -101,7 +101,7 @@ def test_errors_have_the_status_of_their_kind(
 
 
 def test_what_is_not_offered_is_said(port: int) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", **PLAIN) as http:
         assert http.get("/v2/trace/setting").status_code == 501
         assert http.get("/v2/nothing").status_code == 404
         assert "cudnn_actor_state" in http.get("/metrics").text
@@ -120,5 +120,5 @@ def test_a_server_without_its_packages_names_the_extra(
 def test_how_often_a_worker_is_replaced_is_said_on_the_command_line(tmp_path: Path) -> None:
     words = ("--http", "0", "--grpc", "0", "--max-restarts", "7", "--period", "30")
     with running(str(write_square(tmp_path)), *words) as (_, ports):
-        found = httpx.get(f"http://127.0.0.1:{ports['http']}/metrics", trust_env=False, timeout=PATIENCE_S)
+        found = httpx.get(f"http://127.0.0.1:{ports['http']}/metrics", **PLAIN)
         assert 'cudnn_actor_restarts_left{service="cudnn"} 7.0' in found.text.splitlines()

@@ -29,7 +29,7 @@ from cudnn_actor.serving.tokens import Tokens
 from ..inside import kept_by, service_behind
 from ..onnx.small_models import image_model
 from ..patience import PATIENCE_S
-from .servers import running, write_square
+from .servers import PLAIN, running, write_square
 
 CONNECTIONS = 12
 """Of so many, it is all but certain that each of two processes has one."""
@@ -63,7 +63,7 @@ async def serving(folder: Path, **options: Any) -> AsyncIterator[tuple[Inference
     chosen = {"http": 0, "grpc": None, "models": {"square": write_square(folder)}, **options}
     async with serve(ServerOptions(service=service, **chosen)) as server:
         base = f"http://127.0.0.1:{server.http_port}"
-        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=PATIENCE_S) as http:
+        async with httpx.AsyncClient(base_url=base, **PLAIN) as http:
             yield server, http
 
 
@@ -181,7 +181,7 @@ def test_both_faces_speak_tls(processes: str, tmp_path: Path) -> None:
             with httpx.Client(base_url=base, trust_env=False, verify=trusted, timeout=PATIENCE_S) as http:
                 assert http.post(INFER, json=REQUEST).status_code == 200
             with pytest.raises(httpx.TransportError):
-                httpx.get(base.replace("https", "http"), trust_env=False, timeout=PATIENCE_S)
+                httpx.get(base.replace("https", "http"), **PLAIN)
         trusted.set_alpn_protocols(["h2"])
         for _ in range(CONNECTIONS):
             with (
@@ -202,9 +202,7 @@ def test_requests_are_answered_or_refused_while_a_server_ends(processes: str, tm
             """Until the server has gone; each on a connection of its own."""
             with contextlib.suppress(httpx.TransportError):
                 while True:
-                    found.append(
-                        httpx.post(url, json=REQUEST, trust_env=False, timeout=PATIENCE_S).status_code
-                    )
+                    found.append(httpx.post(url, json=REQUEST, **PLAIN).status_code)
                     first.set()
 
         with ThreadPoolExecutor(4) as clients:

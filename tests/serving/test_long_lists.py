@@ -19,7 +19,7 @@ from cudnn_actor.serving.host import _MOST_ASIDE
 from cudnn_actor.serving.server import ServerOptions, serve
 
 from ..patience import PATIENCE_S
-from .servers import write_square
+from .servers import PLAIN, write_square
 
 ROWS = 4000
 
@@ -53,7 +53,7 @@ async def test_only_short_lists_are_read_and_written_on_the_event_loop(
         noting(name)
     async with serve(options_for(tmp_path)) as server:
         url = f"http://127.0.0.1:{server.http_port}/v2/models/square/infer"
-        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(**PLAIN) as client:
             small = (await client.post(url, json=body(2))).json()
             assert small["outputs"][0]["data"] == [0, 1, 4, 9, 16, 25]
             assert here == {"decode, loop": 1, "encode, loop": 1}
@@ -102,7 +102,7 @@ async def test_a_version_whose_request_is_being_read_is_closed_behind_it(
         return decode(*args)
 
     monkeypatch.setattr(http_wire, "decode", decode_later)
-    async with serve(options_for(tmp_path)) as server, httpx.AsyncClient(trust_env=False) as client:
+    async with serve(options_for(tmp_path)) as server, httpx.AsyncClient(**PLAIN) as client:
         url = f"http://127.0.0.1:{server.http_port}/v2/models/square/infer"
         asked = asyncio.ensure_future(client.post(url, json=body(ROWS), timeout=PATIENCE_S))
         try:

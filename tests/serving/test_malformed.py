@@ -12,7 +12,7 @@ import pytest
 
 from ..patience import PATIENCE_S
 from .malformed import BODY, HEAD, damage, exchanged
-from .servers import running, write_square
+from .servers import PLAIN, running, write_square
 
 CONNECTIONS = int(os.environ.get("SERVING_CONNECTIONS", "150"))
 """How many malformed connections there are over HTTP, and over gRPC."""
@@ -35,7 +35,7 @@ def test_malformed_connections_cost_nothing_but_themselves(
     assert not found.to_blame, f"seed {seed}: {found.to_blame}"
     assert found.grown_descriptors <= 5
     assert found.grown_bytes < 32 << 20, f"seed {seed}"
-    with httpx.Client(base_url=f"http://127.0.0.1:{ports['http']}", trust_env=False) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{ports['http']}", **PLAIN) as http:
         assert http.get("/v2/health/ready").status_code == 200
         assert http.post("/v2/models/square/infer", content=BODY).json()["outputs"][0]["data"] == [1, 4, 9]
 

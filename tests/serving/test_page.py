@@ -17,7 +17,7 @@ import cudnn_actor.serving
 
 from ..onnx.small_models import image_model
 from ..patience import PATIENCE_S
-from .servers import running
+from .servers import PLAIN, running
 
 TEXT = (Path(cudnn_actor.serving.__file__).parent / "page.html").read_text()
 SCRIPT = TEXT.partition("<script>")[2].partition("</script>")[0]
@@ -84,7 +84,7 @@ def test_its_script_asks_a_server_and_reads_the_answers(tmp_path: Path) -> None:
         done = subprocess.run(
             ["node", str(program), base], capture_output=True, text=True, check=True, timeout=PATIENCE_S
         )
-        with httpx.Client(base_url=base, trust_env=False) as http:
+        with httpx.Client(base_url=base, **PLAIN) as http:
             assert "default-src 'none'" in http.get("/").headers["content-security-policy"]
             white = np.ones((1, 3, 8, 8), np.float32)
             asked = {

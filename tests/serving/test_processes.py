@@ -21,7 +21,7 @@ from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve, se
 from cudnn_actor.serving.settings import Batching
 
 from ..service.rigs import Gate, in_thread, spawn_gated
-from .servers import PATIENCE_S, until, write_square
+from .servers import PLAIN, until, write_square
 
 INFER = "/v2/models/square/infer"
 REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
@@ -40,9 +40,7 @@ async def connections(server: InferenceServer, **options: Any) -> AsyncIterator[
     base = f"http://127.0.0.1:{server.http_port}"
     async with contextlib.AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(
-                httpx.AsyncClient(base_url=base, trust_env=False, timeout=PATIENCE_S, **options)
-            )
+            await stack.enter_async_context(httpx.AsyncClient(base_url=base, **PLAIN, **options))
             for _ in range(CONNECTIONS)
         ]
         for client in clients:

@@ -14,9 +14,8 @@ import tritonclient.grpc.aio as triton
 from cudnn_actor import CudnnRef, InvalidRequest
 from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve_with
 
-from ..patience import PATIENCE_S
 from ..service.rigs import spawn
-from .servers import write_square
+from .servers import PLAIN, write_square
 
 pytest.importorskip("opentelemetry.sdk", reason="it is in the group `test`")
 
@@ -44,7 +43,7 @@ def options_for(folder: Path, **options: Any) -> ServerOptions:
 
 async def posted(server: InferenceServer, *headers: dict[str, str]) -> None:
     url = f"http://127.0.0.1:{server.http_port}/v2/models/square/infer"
-    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(**PLAIN) as client:
         for each in headers:
             assert (await client.post(url, json=BODY, headers=each)).status_code == 200
 

@@ -15,7 +15,7 @@ from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve_wit
 from cudnn_actor.serving.settings import Batching
 
 from ..service.rigs import Gate, in_thread, spawn_gated
-from .servers import until, write_square
+from .servers import PLAIN, until, write_square
 
 HOUR_US = 3.6e9
 PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
@@ -25,7 +25,7 @@ async def told_by_both(server: InferenceServer) -> Any:
     """The statistics of the model `square` over HTTP, once it is seen that gRPC says the same."""
     base = f"http://127.0.0.1:{server.http_port}"
     async with (
-        httpx.AsyncClient(base_url=base, trust_env=False) as http,
+        httpx.AsyncClient(base_url=base, **PLAIN) as http,
         triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
     ):
         (told,) = (await http.get("/v2/models/square/stats")).json()["model_stats"]
