@@ -1,4 +1,7 @@
-"""Runs a benchmark in this process, whose forkserver has its imports already: that takes a third as long."""
+"""Runs a benchmark in this process, whose forkserver has its imports already: that takes a third as long.
+
+The processes of Python that it starts are forked, too: see `forked_programs`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,52 @@ import contextlib
 import importlib
 import io
 import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
-__all__ = ["ROOT", "measured"]
+import benchmarks.gpu.__main__
+import benchmarks.gpu.cold
+import benchmarks.models
+
+from ..forked_programs import Program, run
+
+__all__ = ["ROOT", "forked_processes", "measured"]
 
 ROOT = Path(__file__).parents[2]
+
+
+_FORKING = (benchmarks.gpu.__main__, benchmarks.gpu.cold, benchmarks.models)
+"""Modules that start processes of Python, from which they read text."""
+
+
+class _Forking:
+    """What these modules use of `subprocess`."""
+
+    PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
+    SubprocessError, CalledProcessError = subprocess.SubprocessError, subprocess.CalledProcessError
+
+    @staticmethod
+    def Popen(command: Sequence[str], *, text: bool = True, **how: Any) -> Program:  # noqa: N802
+        return Program(command[1:], spare=True, **how)
+
+    @staticmethod
+    def run(
+        command: Sequence[str], *, text: bool, capture_output: bool = False, **how: Any
+    ) -> subprocess.CompletedProcess[str]:
+        return run(command[1:], spare=True, **how)
+
+
+@contextlib.contextmanager
+def forked_processes() -> Iterator[None]:
+    """Have the processes of benchmarks forked."""
+    with contextlib.ExitStack() as stack:
+        for module in _FORKING:
+            stack.enter_context(mock.patch.object(module, "subprocess", _Forking))
+        yield
 
 
 def measured(name: str, words: str | Sequence[str], out: Path | None = None) -> tuple[int, str]:
@@ -30,7 +71,12 @@ def measured(name: str, words: str | Sequence[str], out: Path | None = None) -> 
     ]
     output, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
     try:
-        with mock.patch.object(sys, "argv", argv), contextlib.chdir(ROOT), contextlib.redirect_stdout(output):
+        with (
+            mock.patch.object(sys, "argv", argv),
+            contextlib.chdir(ROOT),
+            contextlib.redirect_stdout(output),
+            forked_processes(),
+        ):
             status = module.main()
     finally:
         signal.signal(signal.SIGTERM, before)

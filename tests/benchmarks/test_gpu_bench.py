@@ -25,7 +25,7 @@ from cudnn_actor.cli.logbook import LogBook
 from .. import forked_programs
 from ..once import once
 from ..patience import PATIENCE_S
-from .running import ROOT, measured
+from .running import ROOT, forked_processes, measured
 from .synthetic_gpu_run import gpu_run
 
 PAGE = ROOT / "docs" / "measurements.md"
@@ -51,7 +51,7 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> Report:
         report = new_report(quick=True)
         report.platform = platform_of(setting_of(budget_s=1.0))
         for name, part in PARTS.items():
-            with LogBook():
+            with LogBook(), forked_processes():
                 setattr(report, name, part.measure(setting_of(budget_s=part.budget_s)))
         write(report, folder / "report.json")
 
