@@ -15,6 +15,7 @@ import cudnn_actor
 from cudnn_actor import CudnnActorError, errors
 from cudnn_actor.moved_names import HOMES
 
+from .in_one_test import in_one_test
 from .public_names import PACKAGES, SNAPSHOT
 
 REMEDY = "if this is meant, run `python -m tests.public_names`"
@@ -37,12 +38,12 @@ def test_the_public_names_are_those_of_the_snapshot() -> None:
 
 FIRST = """
 import importlib, os, sys
-import msgspec, numpy, onnx, pykka, rich, structlog
+import cudnn_actor  # whatever is imported of it first, this is imported before
 
 for name in sys.argv[1:]:
     if (pid := os.fork()) == 0:
         importlib.import_module(name)
-        sys.exit()
+        os._exit(0)
     if os.waitpid(pid, 0)[1]:
         sys.exit(f"{name} cannot be the first module that is imported")
 """
@@ -50,7 +51,7 @@ COMMANDS = [f"cudnn_actor.{each}" for each in ("cli.serve", "cli.doctor", "cli.d
 
 
 def test_whatever_is_imported_first_finds_what_it_needs() -> None:
-    """Each in a process of its own that has imported nothing of this package. Warnings are errors.
+    """Each in a process of its own that has imported nothing but the top of this package. Warnings are errors.
 
     Other tests import in an order of their own, or run programs in processes that have imported most of it.
     """
@@ -67,7 +68,7 @@ def test_what_a_package_says_it_has_is_there(package: ModuleType) -> None:
     assert {name for name in dir(package) if name[0].isupper()} <= set(package.__all__)
 
 
-@pytest.mark.parametrize("name", HOMES)
+@in_one_test("name", HOMES)
 def test_an_import_that_has_moved_warns_once_and_gives_the_same(name: str) -> None:
     home, found = HOMES[name], dict[str, object]()
     with warnings.catch_warnings(record=True, action="always") as caught:
