@@ -52,9 +52,8 @@ def without_links(archive: Path) -> Path:
     """A copy of what is built from, as some ZIP tools unpack it: each link is a file with a path in it."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", PLUGIN):
         shutil.copy(ROOT / name, archive)
-    ignored = shutil.ignore_patterns("__pycache__")
     for name in (*TOP, "docs", "editable"):
-        shutil.copytree(ROOT / name, archive / name, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / name, archive / name, symlinks=True)  # with what has been compiled
     links = [path for top in ("cudnn_actor", "editable") for path in (archive / top).iterdir()]
     links = [path for path in links if path.is_symlink()]
     assert len(links) == len(TOP) + 2
@@ -65,11 +64,27 @@ def without_links(archive: Path) -> Path:
     return archive
 
 
+def built(hook: str, archive: Path, wheels: Path, **environment: str) -> Path:
+    """What setuptools builds of an archive, by one of its hooks. `make wheel` has `build` call them."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import setuptools.build_meta as s, sys; s.{hook}(sys.argv[1])", str(wheels)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=archive,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = wheels.glob("*.whl")
+    return wheel
+
+
 @pytest.mark.parametrize("kind", ["full", "minimal"])
 def test_an_archive_without_links_installs_and_imports(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("build", reason="the wheel is built with it: it is in the group `check`")
+    pytest.importorskip("setuptools", reason="the wheel is built with it: it is in the group `check`")
     archive, wheels, installed = tmp_path / "archive", tmp_path / "wheels", tmp_path / "installed"
-    archive.mkdir()
+    for folder in (archive, wheels):
+        folder.mkdir()
     earlier = archive / "build" / "lib" / "cudnn_actor" / "trials"  # what an earlier build has left there
     earlier.mkdir(parents=True)
     (earlier / "__init__.py").touch()
@@ -77,17 +92,8 @@ def test_an_archive_without_links_installs_and_imports(kind: str, tmp_path: Path
     listed = archive / "cudnn_actor.egg-info" / "SOURCES.txt"  # and what it has noted
     listed.parent.mkdir()
     listed.write_text("".join(f"{file.relative_to(ROOT)}\n" for file in (ROOT / "cudnn_actor").rglob("*.py")))
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels)]
-    built = subprocess.run(
-        [*command, str(without_links(archive))],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | ({"CUDNN_ACTOR_MINIMAL": "1"} if kind == "minimal" else {}),
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    (wheel,) = wheels.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(installed)
+    minimal = {"CUDNN_ACTOR_MINIMAL": "1"} if kind == "minimal" else {}
+    zipfile.ZipFile(built("build_wheel", without_links(archive), wheels, **minimal)).extractall(installed)
     assert {file.relative_to(installed) for file in installed.rglob("*.py")} - {Path(PLUGIN)} == {
         Path(package.replace(".", "/"), file.name)
         for package, folder in declared().items()
@@ -122,7 +128,7 @@ def test_an_archive_without_links_installs_and_imports(kind: str, tmp_path: Path
 def test_an_editable_installation_imports_and_has_its_types(links: str, tmp_path: Path) -> None:
     """Type checkers read folders in `.pth` files; they do not run import hooks, which are there without
     links."""
-    pytest.importorskip("build", reason="setuptools is with it in the group `check`")
+    pytest.importorskip("setuptools", reason="it is in the group `check`")
     archive, wheels, site = tmp_path / "archive", tmp_path / "wheels", tmp_path / "site"
     for folder in (archive, wheels, site):
         folder.mkdir()
@@ -132,13 +138,7 @@ def test_an_editable_installation_imports_and_has_its_types(links: str, tmp_path
         for name in [*in_the_package, "editable/cudnn_actor", f"editable/{PLUGIN}"]:
             (archive / name).unlink()
             (archive / name).symlink_to((ROOT / name).readlink())
-    build = "import setuptools.build_meta, sys; print(setuptools.build_meta.build_editable(sys.argv[1]))"
-    made = subprocess.run(
-        [sys.executable, "-c", build, str(wheels)], capture_output=True, text=True, check=False, cwd=archive
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
-    (wheel,) = wheels.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(site)
+    zipfile.ZipFile(built("build_editable", archive, wheels)).extractall(site)
     others = [place for place in sys.path if place and not (Path(place) / "cudnn_actor").exists()]
     program = (
         "import site, sys; site.addsitedir(sys.argv[1]); sys.path += sys.argv[2:]; "
