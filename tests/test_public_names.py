@@ -51,7 +51,7 @@ COMMANDS = [f"cudnn_actor.{each}" for each in ("cli.serve", "cli.doctor", "cli.d
 
 
 def test_whatever_is_imported_first_finds_what_it_needs() -> None:
-    """Each in a process of its own that has imported nothing but the top of this package. Warnings are errors.
+    """Each in a process of its own that has imported only the top of this package. Warnings are errors.
 
     Other tests import in an order of their own, or run programs in processes that have imported most of it.
     """
