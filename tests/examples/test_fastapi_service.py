@@ -315,5 +315,5 @@ def two_of(server: Server, *, besides: int) -> dict[int, int]:
             found[body["pid"]] = body["worker_pid"]
         return len(found) == 2
 
-    server.until("two of them ready", look, pause_s=0.02)
+    server.until("two of them ready", look, pause_s=0.05)
     return found

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import numpy as np
 
 from examples.fastapi_service import KERNEL
 
+from ..forked_programs import Program
 from ..patience import PATIENCE_S
 
 __all__ = ["PATIENCE_S", "Server", "blurred", "image", "serve"]
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 class Server:
     """A server's first process, the port that it listens on, and what it has written."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def __init__(self, process: Program, port: int, log: Path) -> None:
         self.process = process
         self._log = log
         self._client = httpx.Client(  # every request on a connection of its own
@@ -126,14 +126,15 @@ def serve(tmp_path: Path, *command: str, **environment: str) -> Iterator[Server]
     words = [word.format(port=port) for word in command]
     more = {name: value.format(port=port) for name, value in environment.items()}
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, *words],
+        process = Program(
+            words,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **more},
+            env={**os.environ, **more},
             start_new_session=True,  # so that a Ctrl-C can be sent to all of it, and to nobody else
+            spare=True,
         )
     server = Server(process, port, log)
     try:
@@ -150,7 +151,7 @@ def image(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 def blurred(picture: np.ndarray) -> np.ndarray:
     """What the server must make of it."""
-    from scipy.signal import correlate2d  # it takes two seconds of each process that collects these tests
-
-    sums: np.ndarray = correlate2d(picture.astype(np.float64), KERNEL[0, 0].astype(np.float64), mode="same")
+    kernel = KERNEL[0, 0].astype(np.float64)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(picture, kernel.shape[0] // 2), kernel.shape)
+    sums: np.ndarray = (windows * kernel).sum(axis=(2, 3))
     return sums.round().clip(0, 255).astype(np.uint8)
