@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 
-from cudnn_actor import Graph, GraphBuilder, Layout, TensorSpec, spawn
+from cudnn_actor import CudnnRef, Graph, GraphBuilder, Layout, TensorSpec, spawn
 from cudnn_actor.operations import ReductionMode
 
 from ..counterparts.names import unknown_names
@@ -475,23 +474,35 @@ def test_transforms_write_the_layouts_and_dtypes_that_they_say() -> None:
     assert port.spec.layout is Layout.NHWC
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_a_function_of_the_page_computes_what_numpy_does(case: Case) -> None:
-    function, wanted = shown()[case.name], case.wanted(**case.arrays)
+async def test_the_functions_of_the_page_compute_what_numpy_does() -> None:
+    """One service for all: to start one for each takes longer than they do."""
+    failures = []
     async with spawn(device="cpu") as gpu:
-        buffers = {name: await gpu.upload(array) for name, array in case.arrays.items()}
-        if inspect.iscoroutinefunction(function):
-            await function(gpu, **buffers, **dict(case.others))
-        else:
-            graph = graph_of(function, case)
-            assert wanted.keys() == {graph.names_of.get(uid) for uid in graph.body.written} - {None}
-            made = await gpu.apply(graph, buffers)
-            references = made if isinstance(made, tuple) else (made,)
-            buffers |= dict(zip((port.name for port in graph.outputs), references, strict=True))
-        for name, array in wanted.items():
-            found = await gpu.download(buffers[name])
-            assert found.shape == np.shape(array)
-            np.testing.assert_allclose(found, array, rtol=2e-4, atol=2e-5, err_msg=name)
+        for case in CASES:
+            try:
+                await computes_what_numpy_does(gpu, case)
+            except Exception as error:  # noqa: BLE001 - each is told of
+                error.add_note(f"in the function {case.name}")
+                failures.append(error)
+    if failures:
+        raise ExceptionGroup(f"{len(failures)} of {len(CASES)} functions", failures)
+
+
+async def computes_what_numpy_does(gpu: CudnnRef, case: Case) -> None:
+    function, wanted = shown()[case.name], case.wanted(**case.arrays)
+    buffers = {name: await gpu.upload(array) for name, array in case.arrays.items()}
+    if inspect.iscoroutinefunction(function):
+        await function(gpu, **buffers, **dict(case.others))
+    else:
+        graph = graph_of(function, case)
+        assert wanted.keys() == {graph.names_of.get(uid) for uid in graph.body.written} - {None}
+        made = await gpu.apply(graph, buffers)
+        references = made if isinstance(made, tuple) else (made,)
+        buffers |= dict(zip((port.name for port in graph.outputs), references, strict=True))
+    for name, array in wanted.items():
+        found = await gpu.download(buffers[name])
+        assert found.shape == np.shape(array)
+        np.testing.assert_allclose(found, array, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
 def graph_of(function: Callable[..., Graph], case: Case) -> Graph:
