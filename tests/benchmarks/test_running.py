@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import ast
-import functools
 from pathlib import Path
-
-import pytest
 
 from .running import ROOT
 
 
-@functools.cache
-def mains() -> dict[Path, ast.FunctionDef]:
-    """The `main` of each module that has one."""
-    return {
-        file: node
-        for file in sorted((ROOT / "benchmarks").rglob("*.py"))
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef) and node.name == "main"
-    }
+def last_lines(file: Path) -> tuple[str, str]:
+    """The statement at a module's end, and what its `main` wants there; "" for both if it has none."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and node.name == "main":
+            assert node.returns is not None, file
+            call = "main()" if ast.unparse(node.returns) == "None" else "sys.exit(main())"
+            return ast.unparse(body[-1]), f"if __name__ == '__main__':\n    {call}"
+    return "", ""
 
 
-@pytest.mark.parametrize("file", mains(), ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_a_benchmark_is_a_program_that_ends_with_its_status(file: Path) -> None:
-    returns = mains()[file].returns
-    assert returns is not None
-    call = "main()" if ast.unparse(returns) == "None" else "sys.exit(main())"
-    last = ast.parse(file.read_text(encoding="utf-8")).body[-1]
-    assert ast.unparse(last) == f"if __name__ == '__main__':\n    {call}"
+def test_each_benchmark_is_a_program_that_ends_with_its_status() -> None:
+    found = {str(file): last_lines(file) for file in (ROOT / "benchmarks").rglob("*.py")}
+    assert sum(last != "" for last, _ in found.values()) > 40
+    assert {file: last for file, (last, wanted) in found.items() if last != wanted} == {}

@@ -176,6 +176,7 @@ bounded = diagnosis._run_bounded
 diagnosis._run_bounded = lambda device, isolation: bounded(device, "thread")
 """
 DOCTOR = ("" if WHOLE else IN_A_THREAD) + ON_THE_CPU.replace(', "--device", "cpu"', "")
+IN_LINES = DOCTOR.replace(', "--json"', "")
 
 
 def doctor(machine: Machine, program: str = DOCTOR, **environment: str) -> tuple[int, dict[str, Any]]:
@@ -202,8 +203,7 @@ def test_without_driver_and_packages_nothing_is_wrong_and_what_is_missing_has_it
 
 
 def test_a_machine_without_a_gpu_is_told_that_the_cpu_serves_and_given_no_order(tmp_path: Path) -> None:
-    program = WITHOUT_DRIVER + "import sys\nfrom cudnn_actor.cli import main\nsys.exit(main(['doctor']))\n"
-    done = Machine(tmp_path).run("-c", program)
+    done = Machine(tmp_path).run("-c", WITHOUT_DRIVER + IN_LINES)
     assert re.search(
         r"✓ device +cpu +there is no GPU to use: there is no NVIDIA driver \([^()]+\)$", done.stdout, re.M
     )
@@ -234,7 +234,7 @@ def test_a_gpu_that_nobody_installed_packages_for_is_a_failure_unless_the_cpu_is
 def test_a_driver_that_does_not_work_is_a_failure_and_why_the_cpu_serves(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.driver(gpus=0, status=999)
-    done = machine.run("-m", "cudnn_actor.cli", "doctor")
+    done = machine.run("-c", IN_LINES)
     assert done.returncode == 1
     assert re.search(
         r"✗ NVIDIA driver .* does not work: cuInit returned CUDA_ERROR_OF_A_TOY \(999\)", done.stdout

@@ -34,6 +34,7 @@ from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.trials.chaos.computations import PROBLEMS, Computation, Problem, message
 
 from ..engines.single_precision import SinglePrecision
+from ..in_one_test import in_one_test
 from .terminal import cudnn_actor_here
 
 PROBLEM = "conv_fwd x=2x6x7x7 w=4x3x3x3 pad=1 groups=2 dtype=float16 layout=NHWC bias=yes beta=2"
@@ -141,10 +142,11 @@ def graph_of(problem: Problem, operation: Computation) -> OperationGraph:
     return lower(message(operation, refs)).graph
 
 
-@pytest.mark.parametrize(("problem", "operation"), GRAPHS.values(), ids=map(str, GRAPHS))
+@in_one_test("of", GRAPHS, ids=str)
 def test_the_token_of_every_operation_runs_and_each_of_its_results_is_compared(
-    problem: Problem, operation: Computation, capsys: pytest.CaptureFixture[str]
+    of: tuple[str, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    problem, operation = GRAPHS[of]
     assert main(["reproduce", token(graph_of(problem, operation)), "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     for name, _ in operation.named(operation.outputs):
