@@ -158,8 +158,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
     A report takes both processes nearly half a millisecond. What is to tell how long each part took has all.
     """
-    option = item.config.option
-    if not hasattr(item.config, "workerinput") or option.durations is not None or option.xmlpath:
+    of_each_part = item.config.getoption("durations", None) is not None or item.config.getoption(
+        "xmlpath", None
+    )
+    if of_each_part or not hasattr(item.config, "workerinput"):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in filter(is_news, runtestprotocol(item, log=False, nextitem=nextitem)):
