@@ -472,6 +472,24 @@ def test_a_result_of_few_elements_is_computed_from_several_draws() -> None:
     check.close()
 
 
+def test_a_plan_behind_another_one_is_checked_with_every_draw() -> None:
+    """It writes what is right for the values that the check of the plan before it has left."""
+    g = GraphBuilder()
+    graph = g.build(y=g.sum(g.input("x", (4, 6)), (0, 1))).body
+    y = graph.tensor(graph.results[0])
+    place = graph.bound.index(y.uid)
+    check = SelfCheck(graph, BuildContext(None, Stream()))
+    assert check.fault(compile_split(graph, None, None, choice=LAST)) is None
+    left = ctypes.c_float.from_address(check.pointers[place]).value
+    constant = elementwise(Constant(left), y.dtype, y.dims, [y.strides])
+    recipe = Recipe(
+        tag="left", steps=(KernelStep(constant, (Buffer(place),)),), scratch=0, buffers=2, scalars=0
+    )
+    assert check.fault_of_draw(CudaPlan(recipe, ())) is None
+    assert "of its results are wrong" in str(check.fault(CudaPlan(recipe, ())))
+    check.close()
+
+
 def test_a_long_sum_of_integers_is_no_sum_of_zeros() -> None:
     """Numbers that are as small as those of float16 must be would all be rounded to 0."""
     g = GraphBuilder()

@@ -123,7 +123,7 @@ class SelfCheck:
         self._drawn: int | None = 0
         """The draw of which the tensors have the values; None if they may have others."""
         few = any(0 < math.prod(graph.tensor(uid).dims) < _FEW for uid in graph.results)
-        self._more_draws = range(1, _DRAWS_OF_FEW if few else 1)
+        self._draws = range(_DRAWS_OF_FEW if few else 1)
         self.pointers = [self._tensors[self._overwritten.get(uid, uid)].pointer for uid in graph.bound]
 
     @functools.cached_property
@@ -207,21 +207,29 @@ class SelfCheck:
 
         If there is no reference for the graph, only NaN and the guards are checked. Raises `MemoryError` if
         the inputs' values are to be drawn again, since another plan may have written there, without room.
+
+        Each plan is checked with all draws. It begins with the draw that the plan before it ended with, whose
+        values are still there: tuning checks many plans, and each draw takes time.
         """
         journal = self.context.journal
         if journal.may_kill(plan.tag):
             return "its self-check killed an earlier process"
-        if self._drawn != 0:
-            self._draw(0)
+        first = self._drawn
+        if first is None:
+            self._draw(first := 0)
         with journal.trying(plan.tag):
             fault = self.fault_of_draw(plan)
-            for draw in self._more_draws:
+            for draw in self._draws_after(first):
                 if fault is not None or not self._can_draw(draw, plan.tag):
                     break
                 fault = self.fault_of_draw(plan)
         if fault is not None:
             self._drawn = None  # it may have written anywhere: the next plan must not be blamed for that
         return fault
+
+    def _draws_after(self, draw: int) -> list[int]:
+        """The other draws: those behind this one, then those before it."""
+        return [*self._draws[draw + 1 :], *self._draws[:draw]]
 
     def fault_of_draw(self, plan: CudaPlan) -> str | None:
         """Run a plan on the inputs of the present draw, and judge the results. None if it passes. Blocks."""
