@@ -6,8 +6,8 @@ keys, or queries, that the masks leave. Scores are never written to memory: T. D
 et al., "FlashAttention", NeurIPS 2022. Sums are added up in an order that the dims
 alone decide.
 
-The C++ of the kernels is in `kernels.attention_code`. There, `Seen` says which scores the masks leave. The masks
-of cuDNN's kernels are in `operations.attention`: see `attention_masks`.
+The C++ of the kernels is in `kernels.attention_code`. There, `Seen` says which scores the
+masks leave. The masks of cuDNN's kernels are in `operations.attention.attention_masks`.
 """
 
 from __future__ import annotations
