@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["gpu_behind", "kept_by", "service_behind"]
+__all__ = [
+    "give_engine",
+    "gpu_behind",
+    "isolation_of",
+    "kept_by",
+    "service_behind",
+    "sessions_of",
+    "worker_source_of",
+]
 
 
 def service_behind(handle: Any) -> Any:
@@ -24,3 +32,23 @@ def gpu_behind(model: Any) -> Any:
 def kept_by(model: Any) -> Any:
     """What a model keeps: its graphs with their weights (`cudnn_actor.models.keeping.Keeping`)."""
     return model._keeping
+
+
+def isolation_of(service: Any) -> Any:
+    """How a service's actor runs (`cudnn_actor.isolation.base.Isolation`)."""
+    return service._isolation
+
+
+def worker_source_of(service: Any) -> Any:
+    """What launches a service's workers and has its standby, in process isolation."""
+    return isolation_of(service)._life.source
+
+
+def give_engine(service: Any, engine: object) -> None:
+    """Have a service that has not started use another engine in place of its own."""
+    isolation_of(service)._engine = engine
+
+
+def sessions_of(served: Any) -> Any:
+    """The sessions of a server's clients (`cudnn_actor.attached.server.session.Session`)."""
+    return served._sessions

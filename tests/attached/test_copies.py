@@ -14,7 +14,7 @@ from cudnn_actor.attached import serve_socket
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
-from ..inside import service_behind
+from ..inside import service_behind, sessions_of
 from ..patience import PATIENCE_S
 from ..service.rigs import Gate, Trio, in_thread, isolated, spawn_gated
 from .conftest import eventually
@@ -34,7 +34,7 @@ async def test_copies_over_the_bound_are_made_when_there_is_room(
             trio = await Trio.on(gpu)
             client = await connect(served.path)
             service: Any = service_behind(client)
-            (session,) = served._sessions
+            (session,) = sessions_of(served)
             copies = session._copies
 
             async def two_are_there() -> bool:

@@ -17,7 +17,7 @@ from cudnn_actor.attached.wire import ForgetGraph, KnowGraph, Requests
 from cudnn_actor.isolation import known_graphs
 from cudnn_actor.processes.frames import encode
 
-from ..inside import service_behind
+from ..inside import service_behind, sessions_of
 from .raw_client import ATTACH, Raw
 
 DIMS = (1, 4, 8, 8)
@@ -91,7 +91,7 @@ async def test_both_sides_keep_the_bounds_and_forgotten_graphs_come_again(
     monkeypatch.setattr(known_graphs, "MOST_GRAPHS", 3)
     graphs = [adding(float(value)) for value in range(5)]
     x, y = await client.upload(np.zeros(DIMS, np.float32)), await client.empty(DIMS)
-    (session,) = served._sessions
+    (session,) = sessions_of(served)
     kept = session._received._graphs
     runs = [RunGraph.bind(graph, x=x, y=y) for graph in graphs]
     for value, run in enumerate((*runs, runs[0])):
@@ -112,7 +112,7 @@ async def test_graphs_are_bounded_by_their_bytes_and_the_latest_stays(
     mailbox: Any = service_behind(client).state.mailbox
     mailbox._graphs._limit = 1
     x, y = await client.upload(np.zeros(DIMS, np.float32)), await client.empty(DIMS)
-    (session,) = served._sessions
+    (session,) = sessions_of(served)
     for value in range(3):
         await client.ask(RunGraph.bind(adding(float(value)), x=x, y=y))
         assert len(session._received._graphs) == 1
@@ -121,7 +121,7 @@ async def test_graphs_are_bounded_by_their_bytes_and_the_latest_stays(
 async def test_a_client_that_ends_leaves_no_graph(client: CudnnRef, served: ServedSocket) -> None:
     x, y = await client.upload(np.zeros(DIMS, np.float32)), await client.empty(DIMS)
     await client.ask(RunGraph.bind(adding(1.0), x=x, y=y))
-    (session,) = served._sessions
+    (session,) = sessions_of(served)
     assert len(session._received._graphs) == 1
     session.end()
     assert len(session._received._graphs) == len(session._received._known) == 0

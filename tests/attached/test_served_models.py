@@ -17,7 +17,7 @@ from cudnn_actor.blocking import BlockingServedModel
 from cudnn_actor.errors import NotDeployed
 from cudnn_actor.messages import RunModel
 
-from ..inside import gpu_behind
+from ..inside import gpu_behind, sessions_of
 from ..onnx.small_models import image_model
 from ..patience import PATIENCE_S
 
@@ -148,7 +148,7 @@ async def test_a_name_may_get_another_model_and_lose_it(
     async with await gpu.load(image_model().SerializeToString()) as successor:
         expected = await gpu.run(successor, image=IMAGE)
         running = asyncio.ensure_future(images.run(image=several))
-        (session,) = lending._sessions
+        (session,) = sessions_of(lending)
         while not session._tasks:  # noqa: ASYNC110 - until the server imports it for these dims
             await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -191,7 +191,7 @@ async def test_a_run_that_is_withdrawn_ends(
 
     monkeypatch.setattr(lending.lent, "_run", never)
     running = asyncio.ensure_future(images.run(image=IMAGE))
-    (session,) = lending._sessions
+    (session,) = sessions_of(lending)
     while not session._tasks:  # noqa: ASYNC110 - until the server has it
         await asyncio.sleep(0)
     running.cancel()
@@ -202,7 +202,7 @@ async def test_a_client_that_goes_in_a_run_leaves_no_share(
     images: ServedModel, lending: ServedSocket
 ) -> None:
     running = asyncio.ensure_future(images.run(image=np.concatenate([IMAGE] * 5)))
-    (session,) = lending._sessions
+    (session,) = sessions_of(lending)
     while not session.asked:  # noqa: ASYNC110 - until the server has it
         await asyncio.sleep(0)
     session.end()

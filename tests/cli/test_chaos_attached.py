@@ -21,6 +21,7 @@ from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings
 from cudnn_actor.trials.chaos.strikes import Striker
 from cudnn_actor.trials.chaos.tally import Tally
 
+from ..inside import sessions_of
 from ..patience import PATIENCE_S
 from .chaos_rigs import Asked, buffer, download
 
@@ -78,7 +79,7 @@ async def test_an_attached_client_that_loses_a_living_service_is_a_mistake(
     async with spawn(device="cpu", isolation="thread") as gpu, serve_socket(gpu, callers.path) as served:
 
         async def cut(*_: object) -> None:
-            next(iter(served._sessions)).end()
+            next(iter(sessions_of(served))).end()
             raise ServiceStopped(reason="it was cut")
 
         monkeypatch.setattr(callers, "_run_tasks", cut)

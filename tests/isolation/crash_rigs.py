@@ -63,7 +63,7 @@ from cudnn_actor.protocol.messages.codec import encode_reply
 from cudnn_actor.service import Spawning
 from tests.service.worker_rigs import ExecutingEngine
 
-from ..inside import service_behind
+from ..inside import service_behind, worker_source_of
 from ..patience import PATIENCE_S
 
 HERE = "tests.isolation.crash_rigs"
@@ -933,7 +933,7 @@ def _tell(service: CudnnService, *others: int) -> None:
     standby: Any = None
     while standby is None:  # it is started by another thread, which needs the interpreter for that
         time.sleep(0.001)
-        standby = service._isolation._life.source.standby  # type: ignore[attr-defined]
+        standby = worker_source_of(service).standby
     servers = {launcher.pid for launcher in Launcher._shared.values()}
     pids = [*servers, service.worker_pid, standby.pid, *others]
     # A log line of another thread may be half written: it begins a line of its own, so that it is found.

@@ -28,7 +28,7 @@ from cudnn_actor.trials.bench.crashes import standby_ready
 from tests.service.noticed_hangs import LATE_S, NOTICED_S, hanging_standby, late_standby, notice_hang
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
-from ..inside import service_behind
+from ..inside import service_behind, worker_source_of
 from ..log_lines import line
 from ..patience import PATIENCE_S
 from .crash_rigs import Points, gone, kill, pid_of, sent, workers
@@ -295,7 +295,7 @@ async def test_a_standby_whose_start_hangs_is_replaced_when_it_has_taken_too_lon
 async def test_so_is_one_whose_launch_hangs(logs: list[EventDict]) -> None:
     async with workers(standby=1) as (gpu, _):
         first = (await line(logs, "standby.ready"))["pid"]
-        launcher = service_behind(gpu)._isolation._life.source.forkserver
+        launcher = worker_source_of(service_behind(gpu)).forkserver
         with launcher._lock, late_standby(gpu):  # as a launch holds it that waits for imports
             os.kill(first, signal.SIGKILL)
             died = await line(logs, "standby.died", 2)
@@ -306,7 +306,7 @@ async def test_so_is_one_whose_launch_hangs(logs: list[EventDict]) -> None:
 
 async def known_as_standby(gpu: CudnnRef, pid: int) -> None:
     """Wait until the service knows of a worker that it has launched as its standby."""
-    source = service_behind(gpu)._isolation._life.source
+    source = worker_source_of(service_behind(gpu))
     async with asyncio.timeout(PATIENCE_S):
         while source.standby is None or source.standby.pid != pid:  # noqa: ASYNC110
             await asyncio.sleep(0.001)  # there is no event to wait for

@@ -31,7 +31,7 @@ from tests.service.noticed_hangs import NOTICED_S, no_progress_since, notice_han
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 from tests.service.test_nested_supervisors import built
 
-from ..inside import service_behind
+from ..inside import give_engine, service_behind
 from ..patience import PATIENCE_S
 from .crash_rigs import (
     Points,
@@ -247,7 +247,7 @@ def child(name: str, points: Points, **options: object) -> tuple[ChildSpec, Cudn
         name,
         **{"device": "cpu", "isolation": "process", "max_restarts": 0, **options},  # type: ignore[arg-type]
     )
-    service._isolation._engine = choice("BarrierEngine", points.directory)  # type: ignore[attr-defined]
+    give_engine(service, choice("BarrierEngine", points.directory))
     return spec, service, CudnnRef(service)
 
 

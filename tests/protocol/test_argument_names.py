@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import numpy as np
@@ -225,13 +226,14 @@ class Calls:
 
     def __init__(self) -> None:
         self.g = GraphBuilder()
+        self.numbers = itertools.count()
 
     def made(self, argument: Any) -> Any:
         """An argument, of the builder if it is a tensor."""
         if isinstance(argument, list) and argument:
             return [self.made(one) for one in argument]
         if is_tensor(argument):
-            return self.g.input(f"x{len(self.g._inputs)}", argument[1], argument[0])
+            return self.g.input(f"x{next(self.numbers)}", argument[1], argument[0])
         return argument
 
     def wrong(self, name: str) -> list[tuple[str, object, InvalidRequest]]:

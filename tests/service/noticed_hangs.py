@@ -18,7 +18,7 @@ from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
 from cudnn_actor.service.service import CHILD
 from cudnn_actor.supervision.supervisor import Supervisor
 
-from ..inside import service_behind
+from ..inside import service_behind, worker_source_of
 
 __all__ = [
     "LATE_S",
@@ -94,7 +94,7 @@ def short_limit(gpu: CudnnRef, seconds: float) -> Iterator[None]:
 @contextmanager
 def hanging_standby(gpu: CudnnRef) -> Iterator[None]:
     """Give a standby that starts `NOTICED_S` for progress, during the block. The next one has more again."""
-    source = service_behind(gpu)._isolation._life.source
+    source = worker_source_of(service_behind(gpu))
     own, source._hang_after_s = source._hang_after_s, NOTICED_S
     try:
         yield
@@ -105,7 +105,7 @@ def hanging_standby(gpu: CudnnRef) -> Iterator[None]:
 @contextmanager
 def late_standby(gpu: CudnnRef) -> Iterator[None]:
     """Give a standby `LATE_S` to start, during the block. The next one has more again."""
-    source = service_behind(gpu)._isolation._life.source
+    source = worker_source_of(service_behind(gpu))
     own, source._ready_within_s = source._ready_within_s, LATE_S
     try:
         yield

@@ -25,6 +25,7 @@ from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import ChildSpec, LifecycleEvent
 
+from ..inside import give_engine
 from ..patience import PATIENCE_S
 from .worker_rigs import GatedEngine, LaggingEngine, PoisonedEngine
 
@@ -354,7 +355,7 @@ def spawn_mortal(calls: int, **options: Any) -> Spawning:
 def gated_child(gate: Gate, id: str = "cudnn", **options: Any) -> tuple[ChildSpec, CudnnService]:
     """`child_spec` on the engine of `gated`."""
     spec, service = child_spec(id, device="cpu", **options)
-    service._isolation._engine = gated(gate)  # type: ignore[attr-defined]  # both isolations have this attribute
+    give_engine(service, gated(gate))
     return spec, service
 
 

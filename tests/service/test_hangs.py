@@ -34,6 +34,7 @@ from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.service import Spawning
 from cudnn_actor.supervision import ExitKind, Restarting
 
+from ..inside import isolation_of
 from ..log_lines import line
 from ..patience import PATIENCE_S
 from .noticed_hangs import NOTICED_S, no_progress_since, notice_hang, short_limit
@@ -122,10 +123,10 @@ async def test_a_request_of_many_operations_is_no_hang(operation: str) -> None:
 
             def noted() -> None:
                 note()
-                last.append(service._isolation.progress().last_s)
+                last.append(isolation_of(service).progress().last_s)
 
             self.on_progress = noted
-            last.append(service._isolation.progress().last_s)
+            last.append(isolation_of(service).progress().last_s)
             super().execute(plan, buffers, scalars)
 
     g = GraphBuilder()
@@ -150,7 +151,7 @@ async def test_a_plan_of_many_operations_is_no_hang(operation: str) -> None:
 
             def noted() -> None:
                 note()
-                last.append(service._isolation.progress().last_s)
+                last.append(isolation_of(service).progress().last_s)
 
             self.on_progress = noted
             try:

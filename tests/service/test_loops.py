@@ -34,7 +34,7 @@ from cudnn_actor.engines.base import EngineFailure, no_progress
 from cudnn_actor.messages import Fill
 from cudnn_actor.service import Spawning
 
-from ..inside import service_behind
+from ..inside import isolation_of, service_behind
 from ..isolation.device_engine import DeviceEngine
 from ..loop_clock import LONG_S, pass_time
 from ..patience import PATIENCE_S
@@ -167,7 +167,7 @@ class TestAsynchronousEngines:
 
     async def test_each_turn_is_progress_and_the_device_is_not_far_behind(self) -> None:
         seen: list[float] = []
-        engine = _Paced(lambda: seen.append(service._isolation.progress().last_s))
+        engine = _Paced(lambda: seen.append(isolation_of(service).progress().last_s))
         service = service_on(lambda: engine)
         async with Spawning(service) as gpu:
             message = await _message(gpu, counting(), 200, count=ZERO)

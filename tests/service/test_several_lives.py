@@ -17,6 +17,7 @@ from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import Escalated, ExitReason, Restarting, Started, Stopped
 
+from ..inside import isolation_of
 from ..patience import PATIENCE_S
 from .limited import no_descriptors
 from .rigs import (
@@ -192,14 +193,14 @@ def test_a_life_that_begins_while_the_last_releases_its_resources_keeps_its_own(
     if was_started:
         service.launch()
         service.started.result(PATIENCE_S)
-    release = service._isolation.end
+    release = isolation_of(service).end
     gate = Gate()
 
     def end() -> None:
         gate.go_through()
         release()
 
-    service._isolation.end = end  # type: ignore[method-assign]
+    isolation_of(service).end = end
     with gate.closed():
         ending = threading.Thread(target=service.end)
         ending.start()
