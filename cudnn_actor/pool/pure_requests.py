@@ -18,6 +18,8 @@ __all__ = [
     "kind_of_compute",
     "kind_of_run",
     "operand_fields",
+    "overwritten_inputs",
+    "parts_of",
     "references",
     "require_arrays",
     "with_copies",
@@ -41,7 +43,7 @@ def require_arrays(given: Mapping[str, Any], members: Mapping[str, CudnnRef | No
 def references(given: Mapping[str, Any]) -> Iterator[tuple[str, BufferRef]]:
     """The references among arguments, each with its field."""
     for field, value in given.items():
-        for each in _parts(value):
+        for each in parts_of(value):
             if isinstance(each, BufferRef):
                 yield field, each
 
@@ -60,9 +62,9 @@ def with_copies(what: Any, given: Mapping[str, Any], member: int | None) -> dict
 
     Raises `InvalidRequest` if a buffer of the pool was freed, or would be overwritten.
     """
-    overwritten = _overwritten_inputs(what)
+    overwritten = overwritten_inputs(what)
     for name, value in given.items():
-        for each in _parts(value):
+        for each in parts_of(value):
             if isinstance(each, PoolBuffer):
                 _check(name, each, overwritten)
     return {name: value if member is None else _own(value, member) for name, value in given.items()}
@@ -80,7 +82,8 @@ def _check(name: str, buffer: PoolBuffer, overwritten: Collection[str]) -> None:
         raise InvalidRequest(field=name, value=buffer, problem="was freed", fix="upload it again")
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def parts_of(value: Any) -> Iterator[Any]:
+    """The parts of an argument that is a sequence; else the argument itself."""
     if isinstance(value, tuple | list):
         yield from value
     else:
@@ -95,7 +98,8 @@ def _own(value: Any, member: int) -> Any:
     return value
 
 
-def _overwritten_inputs(what: Any) -> Collection[str]:
+def overwritten_inputs(what: Any) -> Collection[str]:
+    """The names of the arguments to which a graph, or an operation of this class, writes."""
     if isinstance(what, Graph):
         return updated_inputs(what)
     return what.outputs if isinstance(what, type) and what in OPERATIONS else ()

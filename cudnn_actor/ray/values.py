@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import ray
 
 from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.pool.pure_requests import overwritten_inputs, parts_of
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.operations import OPERATIONS
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.ray.held import Held
-from cudnn_actor.service.computing import updated_inputs
 
 __all__ = ["as_objects", "not_held", "require_held", "require_pure"]
 
@@ -35,9 +33,9 @@ def require_pure(what: Any, given: Mapping[str, Any], held: Collection[Held]) ->
     held
         The `Held` objects of the pool.
     """
-    overwritten = _overwritten(what)
+    overwritten = overwritten_inputs(what)
     for name, value in given.items():
-        for each in _parts(value):
+        for each in parts_of(value):
             if isinstance(each, BufferRef):
                 raise InvalidRequest(
                     field=name,
@@ -70,19 +68,6 @@ def not_held(field: str, value: object) -> InvalidRequest:
         problem="is nothing that this pool has: it was freed or unloaded, or is another pool's",
         fix="upload or load it with this pool",
     )
-
-
-def _overwritten(what: Any) -> Collection[str]:
-    if isinstance(what, Graph):
-        return updated_inputs(what)
-    return what.outputs if isinstance(what, type) and what in OPERATIONS else ()
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple | list):
-        yield from value
-    else:
-        yield value
 
 
 async def as_objects(given: Mapping[str, Any]) -> list[Any]:

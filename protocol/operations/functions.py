@@ -13,7 +13,16 @@ from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.epilogue import DEFAULTS, Activation
 
-__all__ = ["FUNCTIONS", "SELU", "SELU_ALPHA", "TRUTH", "Function", "PointwiseMode", "saturate_parameters"]
+__all__ = [
+    "FUNCTIONS",
+    "SELU",
+    "SELU_ALPHA",
+    "TRUTH",
+    "Function",
+    "PointwiseMode",
+    "saturate_parameters",
+    "sigmoid",
+]
 
 TRUTH = DType.BOOL
 """The dtype of truth values."""
@@ -200,7 +209,8 @@ def saturate_parameters(parameters: Sequence[float], *, unsigned: bool) -> list[
 # Of floats.
 
 
-def _sigmoid(xp: Any, x: Array) -> Array:
+def sigmoid(xp: Any, x: Array) -> Array:
+    """1 / (1 + exp(-x)), which overflows for no x."""
     decay = xp.exp(-xp.abs(x))
     return xp.where(x >= 0, 1, decay) / (1 + decay)
 
@@ -372,16 +382,16 @@ FUNCTIONS: Mapping[PointwiseMode, Function] = {
         lambda xp, x, p: xp.where(x > 0, x, p * x), parameters=_default(Activation.LEAKY_RELU)
     ),
     _M.PRELU: Function(lambda xp, x, slope: xp.where(x >= 0, x, slope * x), 2, whole=True),
-    _M.SIGMOID: Function(_sigmoid),
+    _M.SIGMOID: Function(sigmoid),
     _M.ELU: Function(_elu, parameters=_default(Activation.ELU)),
     _M.SELU: Function(lambda xp, x: SELU * _elu(xp, x, SELU_ALPHA)),
     _M.CELU: Function(_celu, parameters={"parameter": 1.0}),
     _M.GELU: Function(lambda xp, x: x * (xp.erfc(x * -math.sqrt(0.5)) / 2)),
     # (1 + tanh(z)) / 2 is sigmoid(2 z), which does not cancel for negative z.
-    _M.GELU_TANH: Function(lambda xp, x: x * _sigmoid(xp, math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))),
+    _M.GELU_TANH: Function(lambda xp, x: x * sigmoid(xp, math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))),
     _M.SOFTPLUS: Function(_softplus, parameters=_default(Activation.SOFTPLUS)),
     _M.SOFTSIGN: Function(lambda xp, x: x / (1 + xp.abs(x))),
-    _M.SWISH: Function(lambda xp, x, p: x * _sigmoid(xp, p * x), parameters=_default(Activation.SWISH)),
+    _M.SWISH: Function(lambda xp, x, p: x * sigmoid(xp, p * x), parameters=_default(Activation.SWISH)),
     _M.MISH: Function(lambda xp, x: x * xp.tanh(_softplus(xp, x))),
     _M.HARD_SIGMOID: Function(lambda xp, x, p: _clip(xp, p * x + 0.5, 0, 1), parameters={"parameter": 1 / 6}),
     _M.HARD_SWISH: Function(lambda xp, x: x * _clip(xp, x / 6 + 0.5, 0, 1)),

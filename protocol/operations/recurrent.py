@@ -26,6 +26,7 @@ from cudnn_actor.protocol.operations.base import (
     require_floating,
 )
 from cudnn_actor.protocol.operations.example import ROUNDED, Example
+from cudnn_actor.protocol.operations.functions import sigmoid
 from cudnn_actor.protocol.operations.recurrent_layer import (
     KEPT,
     LayerSizes,
@@ -169,10 +170,10 @@ class Recurrent(RecurrentLayer[T], tag=True):
             return new, c, (new,)
         of_input, of_state = (part.reshape(len(part), self.mode.gates, -1) for part in (a, b))
         if self.mode is RecurrentMode.GRU:
-            r, z = (_sigmoid(xp, of_input[:, n] + of_state[:, n]) for n in range(2))
+            r, z = (sigmoid(xp, of_input[:, n] + of_state[:, n]) for n in range(2))
             n = xp.tanh(of_input[:, 2] + r * of_state[:, 2])
             return (1 - z) * n + z * h, c, (r, z, n, of_state[:, 2])
-        i, f, o = (_sigmoid(xp, of_input[:, n] + of_state[:, n]) for n in (0, 1, 3))
+        i, f, o = (sigmoid(xp, of_input[:, n] + of_state[:, n]) for n in (0, 1, 3))
         g = xp.tanh(of_input[:, 2] + of_state[:, 2])
         cells = f * c + i * g
         return o * xp.tanh(cells), cells, (i, f, g, o, cells)
@@ -581,8 +582,3 @@ def examples() -> tuple[Example, ...]:
         _layer(RecurrentMode.GRU, 2, None),
         _layer(RecurrentMode.TANH, 1, (2, 5, 1)),
     )
-
-
-def _sigmoid(xp: Any, x: Array) -> Array:
-    decay = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1, decay) / (1 + decay)

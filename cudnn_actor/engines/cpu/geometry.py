@@ -104,6 +104,15 @@ class ConvGeometry:
         first = max(0, -(-(start - self.window[axis] + 1) // stride))
         return first, min(self.y[axis + 2], (stop - 1) // stride + 1)
 
+    def most_outputs(self, tile: Dims) -> Dims:
+        """The most outputs along each spatial dim that depend on a box of x of these dims, anywhere in x."""
+        return tuple(
+            min(size, (extent + window - 2) // stride + 1)
+            for size, extent, window, stride in zip(
+                self.y[2:], tile[2:], self.window, self.conv.stride, strict=True
+            )
+        )
+
     def overlap(self, span: Span, axis: int) -> Overlap:
         """The part of a span of padded inputs that lies in x itself; empty slices if there is none."""
         pad, size = self.conv.pre_padding[axis], self.x[axis + 2]

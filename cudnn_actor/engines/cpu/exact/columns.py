@@ -134,16 +134,6 @@ class Scatter:
         """The spans of outputs that touch a box of dx; one of them may be empty."""
         return [self._geometry.touching(span, axis) for axis, span in enumerate(self._padded_spans(box))]
 
-    def most_outputs(self, tile: Dims) -> Dims:
-        """The most outputs per spatial dim that touch a box of these dims, wherever it lies."""
-        geometry = self._geometry
-        return tuple(
-            min(size, (extent + window - 2) // stride + 1)
-            for size, extent, window, stride in zip(
-                geometry.y[2:], tile[2:], geometry.window, geometry.conv.stride, strict=True
-            )
-        )
-
     def footprint(self, tile: Dims) -> int:
         """Bytes of scratch for a box of dx of these dims, columns not counted."""
         geometry = self._geometry

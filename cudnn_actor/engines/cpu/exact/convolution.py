@@ -75,13 +75,9 @@ class BackwardData(_Filtering):
         self._dy = dy
         self._scatter = Scatter(geometry)
 
-    def most_outputs(self, tile: Dims) -> Dims:
-        """The most outputs per spatial dim that are computed for a box of these dims."""
-        return self._scatter.most_outputs(tile)
-
     def footprint(self, tile: Dims) -> int:
         """Bytes for the part of dy that a box of dx depends on, its columns, and their sums."""
-        pixels = (tile[0], *self.most_outputs(tile))
+        pixels = (tile[0], *self._geometry.most_outputs(tile))
         gradient, columns = (self._geometry.y[1], *pixels), self._columns_dims(math.prod(pixels))
         return footprint(gradient, columns) + self._scatter.footprint(tile)
 
@@ -160,7 +156,7 @@ def backward_data(geometry: ConvGeometry, dy: int, w: int) -> BackwardData | Bac
     columns = BackwardData(geometry, dy, w)
     tile = largest_tile(geometry.x, columns.footprint, TILE_BYTES)
     counts = (-(-size // extent) for size, extent in zip(geometry.x[2:], tile[2:], strict=True))
-    outputs = geometry.x[0] * math.prod(counts) * math.prod(columns.most_outputs(tile))
+    outputs = geometry.x[0] * math.prod(counts) * math.prod(geometry.most_outputs(tile))
     by_tap = outputs * math.prod(geometry.taps) > _MOST_OUTPUTS * geometry.meetings
     return BackwardDataByTap(geometry, dy, w) if by_tap else columns
 

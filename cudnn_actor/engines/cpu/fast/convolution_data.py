@@ -86,7 +86,7 @@ class BackwardData:
         self._tiles = {False: self._tile(False)}
         if geometry.groups == 1 and geometry.x[1] >= _LEAST_CHANNELS:
             tile = self._tile(True)
-            outputs = tile[0] * math.prod(self._most_outputs(tile))
+            outputs = tile[0] * math.prod(geometry.most_outputs(tile))
             if outputs <= _MOST_OUTPUTS * math.prod((tile[0], *tile[2:])):
                 self._tiles[True] = tile
 
@@ -112,11 +112,11 @@ class BackwardData:
         return max(least, min(dims[1] // 4, _COLUMN_BYTES * dims[1] // (2 * image)))
 
     def _columns_bytes(self, tile: Dims) -> int:
-        dims = (tile[0], tile[1], *self._geometry.taps, *self._most_outputs(tile))
+        dims = (tile[0], tile[1], *self._geometry.taps, *self._geometry.most_outputs(tile))
         return footprint(dims, itemsize=self._itemsize)
 
     def _gradient_bytes(self, tile: Dims) -> int:
-        dims = (tile[0], self._geometry.y[1], *self._most_outputs(tile))
+        dims = (tile[0], self._geometry.y[1], *self._geometry.most_outputs(tile))
         return footprint(dims, itemsize=self._itemsize)
 
     def _cost(self, channels: int) -> Callable[[Dims], int]:
@@ -130,21 +130,11 @@ class BackwardData:
 
         return cost
 
-    def _most_outputs(self, tile: Dims) -> Dims:
-        """The most outputs along each spatial dim that depend on a box of dx of these dims."""
-        geometry = self._geometry
-        return tuple(
-            min(size, (extent + window - 2) // stride + 1)
-            for size, extent, window, stride in zip(
-                geometry.y[2:], tile[2:], geometry.window, geometry.conv.stride, strict=True
-            )
-        )
-
     def ns(self) -> float:
         """About how long it takes on one lane, at most."""
         geometry, tile = self._geometry, self._tiles[False]
         counts = [-(-size // extent) for size, extent in zip(geometry.x[2:], tile[2:], strict=True)]
-        outputs = geometry.x[0] * math.prod(counts) * math.prod(self._most_outputs(tile))
+        outputs = geometry.x[0] * math.prod(counts) * math.prod(geometry.most_outputs(tile))
         taps = math.prod(geometry.taps)
         each = _CALL_NS if taps <= MOST_BOUND_TAPS else _LATE_CALL_NS
         return products_ns(geometry, outputs * taps) + count_boxes(geometry.x, tile) * taps * each

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, compare_on_device, rounding, some
+from cudnn_actor.engines.cuda.kernels.axes import in_five
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import (
     Constant,
@@ -214,12 +215,12 @@ class Reference:
     def _numbers(self) -> dict[str, int]:
         """The geometry: the kernel's names for the numbers in its `g` array, in their order."""
         conv, out = self._convolution.conv, self._graph.tensor(self.result)
-        lists = {name: _in_five(of.dims, 1) for name, of in zip("xwy", self._shapes(), strict=True)}
+        lists = {name: in_five(of.dims, 1) for name, of in zip("xwy", self._shapes(), strict=True)}
         sizes = {"pre": (conv.pre_padding, 0), "stride": (conv.stride, 1), "dilation": (conv.dilation, 1)}
         lists |= {name: [*[other] * (3 - len(of)), *of] for name, (of, other) in sizes.items()}
-        lists["s_out"] = _in_five(out.strides, 0)
+        lists["s_out"] = in_five(out.strides, 0)
         for number, operand in enumerate(map(self._graph.tensor, self._names)):
-            lists[f"s_{number}"] = _in_five(operand.strides, 0) if number < 2 else _broadcast(operand, out)
+            lists[f"s_{number}"] = in_five(operand.strides, 0) if number < 2 else _broadcast(operand, out)
         found = {f"{name}{axis}": value for name, of in lists.items() for axis, value in enumerate(of)}
         taps, length = self._lengths()
         lanes = min(WARP, power_of_two(length))
@@ -404,14 +405,9 @@ def _convolutions(graph: OperationGraph) -> list[Convolution[int]]:
     return [operation for operation in graph.operations if isinstance(operation, Convolution)]
 
 
-def _in_five(values: Sequence[int], other: int) -> list[int]:
-    """Dims or strides of a tensor with three spatial ones; those that it does not have are `other`."""
-    return [*values[:2], *[other] * (_RANK - len(values)), *values[2:]]
-
-
 def _broadcast(tensor: GraphTensor, to: GraphTensor) -> list[int]:
     """A tensor's strides over the dims of another one: 0 where it has one element."""
-    dims, wanted, strides = _in_five(tensor.dims, 1), _in_five(to.dims, 1), _in_five(tensor.strides, 0)
+    dims, wanted, strides = in_five(tensor.dims, 1), in_five(to.dims, 1), in_five(tensor.strides, 0)
     return [
         0 if own == 1 and size != 1 else stride
         for own, size, stride in zip(dims, wanted, strides, strict=True)

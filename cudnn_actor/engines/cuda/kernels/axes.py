@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Axis", "extent", "merge_axes", "merge_dims"]
+__all__ = ["Axis", "extent", "in_five", "merge_axes", "merge_dims"]
 
 Axis = tuple[int, tuple[int, ...]]
 """A dim's size, and the stride of each of several tensors in it."""
+
+
+def in_five(values: Sequence[int], other: int) -> list[int]:
+    """Dims or strides of a tensor with three spatial ones; those that it does not have are `other`."""
+    return [*values[:2], *[other] * (5 - len(values)), *values[2:]]
 
 
 def extent(sizes: Iterable[int], steps: Iterable[int]) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
+from cudnn_actor.engines.cuda.kernels.axes import in_five
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.index_code import indexing, is_wide, offset_of, split_all, thread_loop
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, grid_over
@@ -117,12 +118,12 @@ def _source(operation: Pooling, tensors: Sequence[GraphTensor], looped: GraphTen
     )
     forward = isinstance(operation, MaxPool | AvgPool | LpPool)
     x, y = (tensors[0], tensors[1]) if forward else (tensors[-1], tensors[0])
-    numbers = {f"x{axis}": size for axis, size in enumerate(_dims(x.dims)) if axis}
-    numbers |= {f"y{axis}": size for axis, size in enumerate(_dims(y.dims)) if axis}
+    numbers = {f"x{axis}": size for axis, size in enumerate(in_five(x.dims, 1)) if axis}
+    numbers |= {f"y{axis}": size for axis, size in enumerate(in_five(y.dims, 1)) if axis}
     numbers |= _window(operation)
     for number, tensor in enumerate(tensors):
-        numbers |= {f"s{number}_{axis}": step for axis, step in enumerate(_dims(tensor.strides, 0))}
-    dims, strides = _dims(looped.dims), _dims(looped.strides, 0)
+        numbers |= {f"s{number}_{axis}": step for axis, step in enumerate(in_five(tensor.strides, 0))}
+    dims, strides = in_five(looped.dims, 1), in_five(looped.strides, 0)
     counts = math.prod(x.dims), math.prod(dims)
     sizes = (tensor.spec.nbytes for tensor in tensors)
     largest = max(*counts, *sizes, *numbers.values(), *_products(operation, x, y))
@@ -143,10 +144,6 @@ extern "C" __global__ void pooling({arguments}, const long long count) {{
     }}
 }}
 """
-
-
-def _dims(values: Sequence[int], other: int = 1) -> list[int]:
-    return [*values[:2], *[other] * (_RANK - len(values)), *values[2:]]
 
 
 def _window(operation: Pooling) -> dict[str, int]:
