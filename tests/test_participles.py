@@ -38,7 +38,7 @@ MOST = {
     "cudnn_actor/plan_store": 1,
     "cudnn_actor/pool": 19,
     "cudnn_actor/processes": 3,
-    "cudnn_actor/ray": 9,
+    "cudnn_actor/ray": 8,
     "cudnn_actor/service": 8,
     "cudnn_actor/serving": 19,
     "cudnn_actor/testing": 5,
