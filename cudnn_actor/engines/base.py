@@ -242,8 +242,11 @@ class RunAnywhere(ABC):
 
         These are arrays on the host, or bindings. All other sources and targets have to be copied.
 
-        Parameters ---------- sources, targets The arrays from which a run reads its inputs, and to which it
-        writes its outputs, with their places among the buffers. None for a new array.
+        Parameters
+        ----------
+        sources, targets
+            The arrays from which a run reads its inputs, and to which it writes its outputs, with their
+            places among the buffers. None for a new array.
         """
 
     @abstractmethod

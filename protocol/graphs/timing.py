@@ -75,13 +75,19 @@ class PlanTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class PieceTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A piece's time, and how near it comes to what the device can do.
 
-    Parameters ---------- us Microseconds, in a run of the whole: the median of several runs. nbytes Bytes
-    that it must read and write: each tensor that it shares with other pieces once, without gaps. flops
-    Floating-point operations of its products, convolutions and attention, where a multiplication and the
-    addition behind it are two; 0 if it has none. What masks and paddings leave out is counted. of_device The
-    time that the device needs for these bytes, or for these products if that is longer, divided by the time
-    that the piece takes. 1 is all that the device can do, and more is possible where tensors are in a cache.
-    None if it has products, and it is not known how fast the device can compute them.
+    Parameters
+    ----------
+    us
+        Microseconds, in a run of the whole: the median of several runs.
+    nbytes
+        Bytes that it must read and write: each tensor that it shares with other pieces once, without gaps.
+    flops
+        Floating-point operations of its products, convolutions and attention, where a multiplication and the
+        addition behind it are two; 0 if it has none. What masks and paddings leave out is counted.
+    of_device
+        The time that the device needs for these bytes, or for these products if that is longer, divided by
+        the time that the piece takes. 1 is all that the device can do, and more is possible where tensors are
+        in a cache. None if it has products, and it is not known how fast the device can compute them.
     """
 
     us: float

@@ -63,11 +63,18 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 class _Attention(Operation[T]):
     """The base of attention and of its gradient.
 
-    Parameters ---------- scale The factor of the scores; None for 1 / sqrt(D). causal Whether position i sees
-    only the positions j ≤ i, both counted from the first. window_left, window_right Position i sees only the
-    positions from i - window_left to i + window_right; None for no bound. slopes ALiBi's: the scores of a
-    head are lowered by its slope times abs(i - j). None for 0. dropout The probability with which a weight
-    becomes 0; the others are divided by 1 - dropout.
+    Parameters
+    ----------
+    scale
+        The factor of the scores; None for 1 / sqrt(D).
+    causal
+        Whether position i sees only the positions j ≤ i, both counted from the first.
+    window_left, window_right
+        Position i sees only the positions from i - window_left to i + window_right; None for no bound.
+    slopes
+        ALiBi's: the scores of a head are lowered by its slope times abs(i - j). None for 0.
+    dropout
+        The probability with which a weight becomes 0; the others are divided by 1 - dropout.
     """
 
     slack = 16.0  # the weights are rounded to the operands' type

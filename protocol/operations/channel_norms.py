@@ -44,8 +44,10 @@ __all__ = [
 class ChannelNorm(Norm[T]):
     """The base of the norms of channels. It says which elements have a common mean and variance.
 
-    Attributes ---------- over_samples Whether a channel's elements of all samples have a common mean and
-    variance.
+    Attributes
+    ----------
+    over_samples
+        Whether a channel's elements of all samples have a common mean and variance.
     """
 
     over_samples: ClassVar[bool] = True

@@ -47,10 +47,17 @@ class Places(NamedTuple):
     """The elements of x that indices select: for each place of the array that is read from x, or written to
     it.
 
-    Parameters ---------- dims The dims of the array that is read or written. own For each axis of x, the
-    corresponding axis of these dims. None if an index selects it. of_indices For each axis of the indices,
-    the corresponding axis of these dims; except for the axis along which the indices of several axes lie.
-    stacked Whether the indices have such an axis, which is the last.
+    Parameters
+    ----------
+    dims
+        The dims of the array that is read or written.
+    own
+        For each axis of x, the corresponding axis of these dims. None if an index selects it.
+    of_indices
+        For each axis of the indices, the corresponding axis of these dims; except for the axis along which
+        the indices of several axes lie.
+    stacked
+        Whether the indices have such an axis, which is the last.
     """
 
     dims: tuple[int, ...]
