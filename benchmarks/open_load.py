@@ -31,8 +31,10 @@ with socket.socket(fileno=int(sys.argv[1])) as given:
 
 
 class Request(NamedTuple):
-    """When a request was to be sent and was answered, in seconds; the member that had it first, if it is
-    known; and how late it was sent, in seconds."""
+    """The moments at which a request was to be sent and was answered, in seconds.
+
+    `member`: the one that had it first, if that is known. `late`: for how many seconds it was sent too late.
+    """
 
     began: float
     ended: float

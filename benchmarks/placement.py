@@ -2,17 +2,18 @@
 
     python -m benchmarks.placement --folder FOLDER --opset 23 --networks resnet50 --out benchmarks/results
 
-Several services, one after the other. Each serves requests for one sample, one at a time: twice where the
-system puts the caller's thread and the worker's, then with both pinned: to two threads of one core, to two
-cores of one node of memory, to two nodes, as far as the machine has them. The first service then goes through
-the processors: the worker on each in turn, and the caller on the one half of them further. A row for each:
+Several services are measured, one after the other. Each serves requests for one sample, one at a time. The
+system chooses the processors of the caller's thread and of the worker's, twice. Then both are pinned: to two
+threads of one core, to two cores of one node of memory, and to two nodes, as far as the machine has them. With
+the first service, the worker is then pinned to each processor in turn, and the caller to the one that is half
+of all processors further. Each placement has a row:
 
 - `request_us`, `numpy_us`: with inputs and outputs on the device, and from NumPy to NumPy.
-- `caller`, `worker`: of the thread that sends, and of the worker's main thread: `cpus`, on which processor it
-  was after so many of the requests; how often it was switched off because it `waited` or had to `yield`, and
-  how many pages it had to map (`faults`), each for one request on the device; and for the caller `pace_us`,
-  how long a loop of a fixed length takes just after an answer.
-- `stages_us`: of the requests on the device, as in `benchmarks.stages`. All are stamped.
+- `caller`, `worker`: the thread that sends, and the worker's main thread. `cpus`: a processor → after how many
+  requests the thread was on it. `waited`, `yielded`, `faults`: for each request on the device, how often the
+  thread was switched off because it waited, and because it had to, and how many pages it had to map.
+- `pace_us` of the caller: how long a loop of a fixed length takes just after an answer.
+- `stages_us`: of the requests on the device, as in `benchmarks.stages`. All of them have stamps.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def placements(cpus: Sequence[int], cores: Mapping[int, int], nodes: Mapping[int
 
 
 def sweep(cpus: Sequence[int]) -> list[Pair]:
-    """Processors for the caller and for the worker, which comes to each, or to `_MOST_SWEPT` of them."""
+    """Pairs of processors for the caller and for the worker. The worker gets each processor once, or
+    `_MOST_SWEPT` of them."""
     count = len(cpus)
     step = -(-count // _MOST_SWEPT)
     return [(cpus[(at + count // 2) % count], cpus[at]) for at in range(0, count, step) if count > 1]
@@ -107,7 +109,7 @@ def _processors(text: str) -> list[int]:
 
 
 class _Thread:
-    """What the system knows of a thread. It has the number of its process."""
+    """Counts of the system about the main thread of a process."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}/task/{pid}")

@@ -19,9 +19,9 @@ Callers send one request after the other: a small convolution of buffers that ea
 - `batch`: samples in a batch, on average; `assembled_ms`, `ran_ms`, `divided_ms`: see `BatchTimes`;
   `waited_ms`: how long a sample waited for its batch, on average; `assembled_p99_ms`, `ran_p99_ms`: the 99th
   percentiles of batches.
-- "80 % load": requests begin at random moments, which another process tells, `asked_per_s`: 0.8 times what
-  the pool answered in a second before. `late_p99_ms`: from such a moment until the request is sent; `p99_ms`
-  includes it.
+- "80 % load": requests begin at random moments, of which another process tells. `asked_per_s`: how many begin
+  in a second, 0.8 times what the pool answered in a second just before. `late_p99_ms`: from such a moment
+  until the request is sent; `p99_ms` includes it.
 - "killed": with all members, one is killed by SIGKILL in turn. `slowest_ms` is the longest request of those
   that were answered within a second after a kill, the median and the maximum of the kills; `others_ms` the
   same of those that the killed member never had; `before_ms` the same of all within 0.3 s before it;

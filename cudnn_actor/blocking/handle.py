@@ -364,7 +364,7 @@ class BlockingRef(BlockingRequests):
         return self._gpu.health()
 
     def metrics(self) -> Metrics:
-        """See `CudnnRef.metrics`. Sends no message; any thread; never blocks."""
+        """See `CudnnRef.metrics`. Sends no message; any thread."""
         return self._gpu.metrics()
 
     @property

@@ -85,10 +85,11 @@ class CudnnRef(Requests):
         return self._service.health()
 
     def metrics(self) -> Metrics:
-        """Counters, latencies and state, as far as this process knows. Sends no message; any thread; never
-        blocks.
+        """Counters, latencies and state, as far as this process knows. Sends no message; any thread.
 
-        `cudnn_actor.metrics.prometheus` publishes them. Raises `ServiceStopped` in a forked child.
+        On CUDA, it waits for the driver for 5 ms at most, except on the thread of an event loop. Else it
+        never blocks. `cudnn_actor.metrics.prometheus` publishes the metrics. Raises `ServiceStopped` in a
+        forked child.
         """
         return self._service.metrics()
 
