@@ -4,14 +4,14 @@
 
 Several services are measured, one after the other. Each serves requests for one sample, one at a time. The
 system chooses the processors of the caller's thread and of the worker's, twice. Then both are pinned: to two
-threads of one core, to two cores of one node of memory, and to two nodes, as far as the machine has them. With
-the first service, the worker is then pinned to each processor in turn, and the caller to the one that is half
-of all processors further. Each placement has a row:
+threads of one core, to two cores of one node of memory, and to two nodes, as far as the machine has them.
+With the first service, the worker is then pinned to each processor in turn, and the caller to the one that is
+half of all processors further. Each placement has a row:
 
 - `request_us`, `numpy_us`: with inputs and outputs on the device, and from NumPy to NumPy.
-- `caller`, `worker`: the thread that sends, and the worker's main thread. `cpus`: a processor → after how many
-  requests the thread was on it. `waited`, `yielded`, `faults`: for each request on the device, how often the
-  thread was switched off because it waited, and because it had to, and how many pages it had to map.
+- `caller`, `worker`: the thread that sends, and the worker's main thread. `cpus`: a processor → after how
+  many requests the thread was on it. `waited`, `yielded`, `faults`: for each request on the device, how often
+  the thread was switched off because it waited, and because it had to, and how many pages it had to map.
 - `pace_us` of the caller: how long a loop of a fixed length takes just after an answer.
 - `stages_us`: of the requests on the device, as in `benchmarks.stages`. All of them have stamps.
 """
