@@ -103,9 +103,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector all modules and tests: it runs behind thousands of the tests.
+    """Keep all modules and tests out of garbage collections: one follows each of thousands of tests.
 
-    What is garbage stays, too: to find it takes half a second of each process.
+    Objects that are garbage now stay, too: to find them takes half a second of each process.
     """
     gc.freeze()
 

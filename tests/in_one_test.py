@@ -23,16 +23,16 @@ _FAILURES: Final = (Exception, pytest.fail.Exception, pytest.skip.Exception, pyt
 
 
 class _Case(NamedTuple):
-    """The values of a case by the names of their parameters, and what tells a failure's reader which it is.
+    """The values of a case by the names of their parameters, and functions that return the parts of its name.
 
-    `labels` are called when the case has failed: to spell out every value would take longer than the tests.
+    `labels` are called only if the case has failed: to name all cases would take longer than to run them.
     """
 
     values: Mapping[str, Any]
     labels: tuple[Callable[[], object], ...]
 
     def name(self) -> str:
-        """What a failure calls the case."""
+        """The name of the case, for a failure."""
         return ", ".join(str(label()) for label in self.labels)
 
 
@@ -41,9 +41,9 @@ def in_one_test(
 ) -> Callable[[Test], Test]:
     """Run a test with each of the cases, as `pytest.mark.parametrize` does, but as one test.
 
-    All cases are run. A failure names each that failed, with its error. A case that skips itself, or expects
-    its failure, is one that failed: the report would say it of all. The cases share the test's fixtures: of a
-    fixture that has a method `begin_case`, it is called before each case.
+    All cases are run. A failure names each that failed, with its error. A case that skips itself, or that
+    expects to fail, counts as failed, because pytest would report that of the whole test. The cases share the
+    test's fixtures. If a fixture has a method `begin_case`, that is called before each case.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""What takes seconds to compute, and is the same in each run: one process computes it, others read it."""
+"""Keeps values that take seconds to compute, and are the same in each run of the tests.
+
+One process computes a value, and the others read it.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ __all__ = ["KEPT", "kept"]
 T = TypeVar("T")
 
 KEPT = Path(__file__).resolve().parents[1] / "build" / "kept-for-tests"
-"""Where it is left for other processes and runs. `make clean` removes it."""
+"""The folder of the values, for other processes and runs. `make clean` removes it."""
 
 
 def kept(name: str, compute: Callable[[], T], folder: Path = KEPT) -> T:
-    """What an earlier call of this name has computed, else what `compute` returns, as pickle reads it again.
+    """The value that an earlier call has kept under this name, else the one that `compute` returns.
 
     The name says all that the value depends on, such as versions of packages. Blocks while another process
     computes it. A file that was not written to its end is computed again.
