@@ -43,8 +43,8 @@ from tests.onnx.networks.recipes import inputs_of, read
 
 from .gpu.setting import gpu_versions
 from .recording import Row, attempted, keep
-from .stages import NETWORKS, on_device, request_us, stages_of, stamped_service
-from .stages_side import STAMPS, stamped_caller
+from .stages import NETWORKS, on_device, request_us, stages_of
+from .stages_side import STAMPS, stamped_caller, stamped_service
 
 __all__ = ["main", "placements", "sweep"]
 
@@ -177,7 +177,7 @@ async def _served(
     """The rows of one service, and when the requests of each were sent."""
     free = os.sched_getaffinity(0)
     found, times = list[Row](), list[Pair]()
-    async with Spawning(stamped_service(given, store, folder)) as gpu:
+    async with Spawning(stamped_service(given.device, folder, plan_store=store)) as gpu:
         model = await gpu.load(path)
         inputs = inputs_of(onnx.load(path), 1)
         message = await on_device(gpu, model, inputs)

@@ -35,23 +35,20 @@ import numpy as np
 import onnx
 from rich.table import Table
 
-from cudnn_actor import CudnnRef, CudnnService, spawn
-from cudnn_actor.engines.engine_choice import WorkerEngine, choose_engine
+from cudnn_actor import CudnnRef, spawn
 from cudnn_actor.messages import RunModel
 from cudnn_actor.models import Model
-from cudnn_actor.options import make_options
 from cudnn_actor.service import Spawning
 from tests.onnx.networks.recipes import inputs_of, read
 
 from .gpu.setting import gpu_versions
 from .recording import Row, attempted, keep
 from .second_process import request_floors
-from .stages_side import STAMPS, stamped_caller
+from .stages_side import STAMPS, stamped_caller, stamped_service
 
-__all__ = ["NETWORKS", "main", "on_device", "request_us", "stages_of", "stamped_service"]
+__all__ = ["NETWORKS", "main", "on_device", "request_us", "stages_of"]
 
 NETWORKS = Path(__file__).parents[1] / "tests" / "onnx" / "networks" / "data"
-_SIDE = "benchmarks.stages_side"
 _WARM = 20
 _IN_FLIGHT = (1, 2, 3)
 _NEARLY_ALL = 0.6
@@ -135,21 +132,11 @@ async def _costs(path: str, isolation: Isolation, given: argparse.Namespace, sto
     return row
 
 
-def stamped_service(given: argparse.Namespace, store: Path, folder: Path) -> CudnnService:
-    """A service whose worker writes its stamps to a file in the folder when it ends."""
-    options = make_options(
-        {"device": given.device, "isolation": "process", "plan_store": store, "hang_after_s": 600.0}
-    )
-    engine = choose_engine(given.device, apart=True)
-    assert engine.worker is not None
-    made = WorkerEngine(f"{_SIDE}:engine", (str(folder), engine.worker.make, *engine.worker.arguments))
-    return CudnnService(options, engine=engine._replace(worker=made))
-
-
 async def _stamped(path: str, given: argparse.Namespace, store: Path, folder: Path) -> None:
     """Send requests whose stamps are in `STAMPS` and, once this has returned, in the folder."""
+    service = stamped_service(given.device, folder, plan_store=store)
     with stamped_caller():
-        async with Spawning(stamped_service(given, store, folder)) as gpu:
+        async with Spawning(service) as gpu:
             model = await gpu.load(path)
             message = await on_device(gpu, model, inputs_of(onnx.load(path), 1))
             for number in range(_WARM + given.runs):

@@ -17,14 +17,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cudnn_actor import CudnnRef
+from cudnn_actor import CudnnRef, CudnnService
 from cudnn_actor.actors.mailbox import Mailbox
+from cudnn_actor.attached.server.session import Session
+from cudnn_actor.engines.engine_choice import WorkerEngine, choose_engine
 from cudnn_actor.execution.executor import Executor
 from cudnn_actor.execution.runner import Runner
 from cudnn_actor.isolation.process.child.outbox import Outbox
+from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
 
-__all__ = ["STAMPS", "engine", "stamped_caller"]
+__all__ = ["STAMPS", "engine", "stamped_caller", "stamped_server", "stamped_service"]
 
 STAMPS: list[tuple[int, str]] = []
 """The stamps of this process: nanoseconds, and the stage that was reached."""
@@ -60,6 +63,27 @@ def stamped_caller() -> Iterator[None]:
         ends.callback(_stamp(Channel, "_push", "request encoded", "request sent"))
         ends.callback(_stamp(Channel, "fetch", after="answer read", if_true=True))
         yield
+
+
+@contextlib.contextmanager
+def stamped_server(folder: Path) -> Iterator[None]:
+    """While it lasts, requests of clients that are attached to this process are stamped. The stamps are
+    written to the folder at the end."""
+    with contextlib.ExitStack() as ends:
+        ends.callback(_stamp(Channel, "fetch", "server: awake", "server: read"))
+        ends.callback(_stamp(Session, "hand_over", "server: its turn"))
+        ends.callback(_stamp(Channel, "_push", "server: encoded", "server: sent"))
+        yield
+    (folder / "server.json").write_text(json.dumps(STAMPS))
+
+
+def stamped_service(device: str, folder: Path, **given: Any) -> CudnnService:
+    """A service, not launched, whose worker writes its stamps to the folder when it ends."""
+    options = make_options({"device": device, "isolation": "process", "hang_after_s": 600.0, **given})
+    given = choose_engine(device, apart=True)
+    assert given.worker is not None
+    made = WorkerEngine(f"{__name__}:engine", (str(folder), given.worker.make, *given.worker.arguments))
+    return CudnnService(options, engine=given._replace(worker=made))
 
 
 def engine(folder: str, make: str, *arguments: Any) -> Any:

@@ -10,7 +10,7 @@ client sends   `Attach` first, once; `MapSegment`, with one descriptor, and `Dro
                a `NeedsRoom`; and the one that may move buffers, `ExportBuffer`, and `ImportBuffer`, with one
                descriptor
 server sends   `Attached` or `Refusal` first; `Happened`, for each lifecycle event; `Status`; `Lent`;
-               `Answers`; `Exported`, with one descriptor, as the answer to an `ExportBuffer`
+               `Answers`; `Near`; `Exported`, with one descriptor, as the answer to an `ExportBuffer`
 =============  ==========================================================================================
 
 Arrays of up to `INLINE_BYTES` travel in the frame. Larger arrays lie in segments: memory that both processes
@@ -66,6 +66,7 @@ __all__ = [
     "Lent",
     "LoadedModel",
     "MapSegment",
+    "Near",
     "NeedsRoom",
     "Place",
     "Reading",
@@ -82,7 +83,7 @@ __all__ = [
     "writing",
 ]
 
-VERSION: Final = 5
+VERSION: Final = 6
 """The version of the frames. Both sides must have the same."""
 LONGEST: Final = 16 << 20
 """The bytes of the longest frame that a server accepts from a client."""
@@ -411,6 +412,11 @@ class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, 
     answers: list[Answer]
 
 
+class Near(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """The answer to the client's only request is near: in some 100 us. It is said of long runs on a device,
+    while nothing else is in work."""
+
+
 class Exported(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """The place of a buffer's bytes: in the arena of `arena_bytes` whose descriptor comes with this frame."""
 
@@ -419,7 +425,7 @@ class Exported(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
     offset: int
 
 
-FromServer = Attached | Refusal | Happened | Status | Lent | Answers | Exported
+FromServer = Attached | Refusal | Happened | Status | Lent | Answers | Near | Exported
 
 FROM_CLIENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromClient)
 FROM_SERVER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromServer)

@@ -12,9 +12,11 @@ from types import TracebackType
 from typing import Any
 
 from cudnn_actor.actors.event_loop import running_loop
+from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.client.attached_service import AttachedService
 from cudnn_actor.attached.paths import peer_of, socket_path
 from cudnn_actor.attached.wire import FROM_SERVER, VERSION, Attach, Attached, Refusal
+from cudnn_actor.isolation.process.cores import may_keep_one_busy
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import StartFailed
@@ -94,6 +96,7 @@ class Connecting:
 async def attached_to(path: Path, name: str) -> AttachedService:
     """The service at a socket, for handles of this process. Raises as `connect`."""
     loop = running_loop()
+    may_stay_awake = await in_own_thread(may_keep_one_busy)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     channel = Channel(connection, FROM_SERVER)
     try:
@@ -115,6 +118,7 @@ async def attached_to(path: Path, name: str) -> AttachedService:
         channel.close()
         raise first.error.to_error()
     service = AttachedService(channel, first)
+    service.link.loops_may_stay_awake = may_stay_awake
     for frame in tuple(channel.frames):  # frames that have arrived with the first one
         service._take(frame)
     channel.frames.clear()

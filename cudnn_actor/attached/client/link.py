@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
+from cudnn_actor.actors.awake import Awake
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.attached.client.announced_segments import AnnouncedSegments
@@ -39,6 +40,7 @@ from cudnn_actor.attached.wire import (
     Given,
     KnowGraph,
     MapSegment,
+    Near,
     NeedsRoom,
     Place,
     Refused,
@@ -76,6 +78,8 @@ log = Log("cudnn_actor.attached")
 _MOST_GATHERED, _GATHERED_BYTES = 32, 64 << 10
 """Gathered messages are sent at once when there are this many, or when they have this many bytes."""
 _STEP = 64
+_AWAKE_S = 250e-6
+"""The most seconds for which the loop stays awake once the server has said that the answer is near."""
 
 
 class _Sent:
@@ -159,6 +163,7 @@ class Link(Mailbox):
         self.on_refusal = self._tell_not_run
         self._scheduled = self._ended = False
         self._gathered = 0
+        self._awake = Awake(self._loop)
         self._loop.add_reader(channel.fileno(), self._readable)
 
     # Senders.
@@ -382,6 +387,8 @@ class Link(Mailbox):
                     self._take_answers(frame.answers, bridges)
                 elif type(frame) is Exported:
                     self._take_answer(frame, bridges)
+                elif type(frame) is Near:
+                    self._await_answer()
                 else:
                     self._on_frame(frame)
         except BadFrame as error:
@@ -392,6 +399,11 @@ class Link(Mailbox):
             self.end(reason)
         elif len(self):
             self.turn()
+
+    def _await_answer(self) -> None:
+        """Stay awake until the answer that is near, as the loop of the service's process does."""
+        if self.loops_may_stay_awake:
+            self._awake.stay(_AWAKE_S, lambda: bool(self._sent))
 
     def _take_answers(self, answers: list[Any], bridges: set[LoopBridge]) -> None:
         bridge, sent_requests, observed = self._bridge, self._sent, self.observer is not None

@@ -94,6 +94,11 @@ class FairShare(Generic[C, ItemT]):
         """Whether a request waits."""
         return bool(self._turns)
 
+    @property
+    def has_one(self) -> bool:
+        """Whether the service has exactly one request."""
+        return self._count == 1
+
     def take(self) -> tuple[C, ItemT, float] | None:
         """The next request for the service, with its client and its estimate; None if no request waits, or if
         the service has enough."""

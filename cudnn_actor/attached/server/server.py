@@ -8,6 +8,7 @@ from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.server.costs import Costs
 from cudnn_actor.attached.server.fair_share import FairShare
 from cudnn_actor.attached.server.lent_models import LentModels
+from cudnn_actor.attached.server.nearness import Nearness
 from cudnn_actor.attached.server.shared_weights import SharedWeights
 from cudnn_actor.attached.wire import Reading
 from cudnn_actor.broker.service_state import ServiceState
@@ -27,6 +28,7 @@ class Server(Protocol):
     shared: SharedWeights
     lent: LentModels
     reading: Reading
+    nearness: Nearness
     window: int
     """How many requests a client may have in flight."""
     copies: int

@@ -23,6 +23,7 @@ from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.server.costs import Costs
 from cudnn_actor.attached.server.fair_share import FairShare
 from cudnn_actor.attached.server.lent_models import LentModels
+from cudnn_actor.attached.server.nearness import Nearness
 from cudnn_actor.attached.server.own_weights import OwnWeights
 from cudnn_actor.attached.server.session import Session
 from cudnn_actor.attached.server.shared_weights import SharedWeights
@@ -200,6 +201,7 @@ class ServedSocket:
         self._pumping = self._pumps_soon = False
         self._finished = -1
         self._loop = running_loop()
+        self.nearness = Nearness(self._loop, self.state.mailbox, self._sessions)
         self._lock, self._listener = listening
         forks.watch(self)
         self._loop.add_reader(self._listener.fileno(), self._accept)
@@ -359,6 +361,7 @@ class ServedSocket:
         self._following.cancel()
         self._listener.close()
         self._end_sessions()
+        self.nearness.end()
         self._own_weights.end()
         try:
             await in_own_thread(_remove, self.path)

@@ -115,6 +115,7 @@ class Session:
             self._segments, answer=self._answer, end_request=self._end_request, in_task=self._in_task
         )
         self._patience = Patience()
+        self._nearness = server.nearness
         self._handlers: dict[type, Any] = {
             Requests: self._take_requests,
             MapSegment: self._map,
@@ -225,6 +226,7 @@ class Session:
         self._answers.append(answer)
         if not self.asked:
             self._flush()
+            self._nearness.note_answered()
         elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -238,6 +240,7 @@ class Session:
     # Requests.
 
     def _take_requests(self, frame: Requests) -> None:
+        self._nearness.note_came()
         for request in frame.requests:
             self._count_request(request.number)
             try:
@@ -376,6 +379,8 @@ class Session:
             found = check_message(state, message, {})
             asked.sent_ns = time.perf_counter_ns()
             asked.send(state, self._bridge, found)
+            if known.cost_us is not None and self._server.share.has_one:
+                self._nearness.note_sent_alone(known.cost_us)
         except CudnnActorError as error:
             asked.deliver(None, error)
         except Exception as error:

@@ -65,8 +65,6 @@ class Dispatcher(Mailbox):
         self.needs_thread = (
             False  # until anyone but a single event loop asks: then the monitor owns the socket
         )
-        self.loops_may_stay_awake = False
-        """Whether an event loop may stay awake when an answer is near: see `cores`."""
         self.wake_monitor: Callable[[], Any] = bool
         """Wakes the monitor's thread, in a single call of a C function. If there is no monitor, this does
         nothing: the next monitor begins with a turn."""
@@ -545,6 +543,7 @@ class Dispatcher(Mailbox):
         self._waiting = []
         self.channel = self._stop = self._here = None
         self.wake_monitor, self.on_stop_asked = bool, lambda: None
+        self.on_near = bool
         self.begun = _none_begun
         self._outbox.clear()  # the parent answers them
         self._loops_to_wake.clear()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cudnn_actor.actors import LoopBridge
+from cudnn_actor.actors.awake import Awake
 from cudnn_actor.actors.interrupts import is_of_a_handler
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.processes.channel import Channel
@@ -31,6 +32,7 @@ class TurnTaker(Protocol):
     needs_thread: bool
     loops_may_stay_awake: bool
     wake_monitor: Callable[[], Any]
+    on_near: Callable[[], Any]
 
     def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
         """Take a turn."""
@@ -57,8 +59,7 @@ class OwningLoop:
         self._channel: Channel | None = None
         self._descriptors: list[int] = []
         """The duplicated descriptor of the socket that the loop reads: one, or none."""
-        self._awake_until_s = 0.0
-        """Until when the loop stays awake, on its own clock, unless an answer comes first."""
+        self._awake = Awake(bridge.loop)
         self._progress_s = 0.0
         """`InFlightTable.progress_s` when it began to stay awake: it changes with each answer."""
 
@@ -139,6 +140,7 @@ class OwningLoop:
         self._dispatcher.turn(self.bridge, read=True)
         if self._dispatcher.host.in_flight.nearing:
             self._await_answer()
+            self._dispatcher.on_near()
         channel = self._channel  # None if an exception has interrupted `_follow` or `_let_go`
         if channel is None or channel.ended or channel is not self._dispatcher.channel:
             self._let_go()
@@ -148,23 +150,15 @@ class OwningLoop:
 
         The worker has said so, or all that was sent is one short copy: its answer comes about when the worker
         could have said so.
-
-        To be woken up takes a loop as long as the worker's word is early, and its thread is slower for a
-        while. A loop that has a callback to run polls its descriptors and does not sleep, so a callback that
-        does nothing keeps it awake. Others have their turns in between, and other threads the lock.
         """
-        now_s, table = self.bridge.loop.time(), self._dispatcher.host.in_flight
+        table = self._dispatcher.host.in_flight
         table.nearing = False  # another thread may set it meanwhile: a word that is lost costs time alone
-        if table.requests and now_s >= self._awake_until_s:  # else it is awake, or its callback was lost
-            self._awake_until_s, self._progress_s = now_s + _AWAKE_S, table.progress_s
-            self._stay_awake()
+        if table.requests and not self._awake.stays:
+            self._progress_s = table.progress_s
+            self._awake.stay(_AWAKE_S, self._none_answered)
 
-    def _stay_awake(self) -> None:
-        loop, table = self.bridge.loop, self._dispatcher.host.in_flight
-        if table.progress_s == self._progress_s and loop.time() < self._awake_until_s:
-            loop.call_soon(self._stay_awake)
-        else:
-            self._awake_until_s = 0.0
+    def _none_answered(self) -> bool:
+        return self._dispatcher.host.in_flight.progress_s == self._progress_s
 
     def _let_go(self) -> None:
         self._channel = None
