@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -19,46 +18,12 @@ from cudnn_actor.messages import Upload
 from tests.service.rigs import AsynchronousEngine, Device, Trio, in_thread, outcome
 
 from ..patience import PATIENCE_S
+from ..sleeps import watched_sleeps
 from .crash_rigs import Points, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
-_TURNS = 50
 _LOOKS = 40
 """Looks at a fence in a run that takes longer than `EARLY_S`."""
-
-
-class Sleeps:
-    """Whether the running loop sleeps, by the timeouts of its selector. Its clock stands still."""
-
-    def __init__(self, loop: Any) -> None:
-        self._awake_turns, self._time = 0, loop.time()
-        self.awake, self.asleep = asyncio.Event(), asyncio.Event()
-        self._select, loop.time = loop._selector.select, lambda: self._time
-
-    def select(self, timeout: float | None = None) -> Any:
-        """Stands in for the selector's."""
-        self._awake_turns = self._awake_turns + 1 if timeout == 0 else 0
-        if self._awake_turns == _TURNS:
-            self.awake.set()
-        elif timeout != 0 and self.awake.is_set() and not self.asleep.is_set():
-            self.asleep.set()
-            timeout = 0
-        return self._select(timeout)
-
-    def pass_time(self) -> None:
-        """Set the clock a second ahead."""
-        self._time += 1.0
-
-
-@contextmanager
-def watched_sleeps() -> Iterator[Sleeps]:
-    loop: Any = asyncio.get_running_loop()
-    sleeps = Sleeps(loop)
-    loop._selector.select = sleeps.select
-    try:
-        yield sleeps
-    finally:
-        del loop._selector.select, loop.time
 
 
 async def run_for_a_while(gpu: CudnnRef, points: Points, trio: Trio) -> None:

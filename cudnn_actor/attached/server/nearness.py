@@ -29,9 +29,9 @@ __all__ = ["Nearness"]
 
 _PROMPT_S = 500e-6
 """Seconds for which the loop looks for the next request, as a worker does (`Inbox`)."""
-_SOON_US, _ANSWER_S = 150.0, 250e-6
-"""The loop awaits the answer awake if the run is expected to take less than the former, in microseconds; and
-then for the latter at most, in seconds."""
+_SOON_US, _ANSWER_S = 165.0, 250e-6
+"""The loop awaits the answer awake if the request is expected to take less than the former, in microseconds;
+and then for the latter at most, in seconds. The worker speaks of runs that take more than `EARLY_S`."""
 _NEAR = Near()
 
 
