@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -79,12 +80,9 @@ def main() -> None:
 
     def rows() -> Iterator[Row]:
         for device in args.devices:
-            yield from attempted(
-                device, lambda device=device: asyncio.run(measured(device, args.rounds, args.count))
-            )
-            yield from attempted(
-                f"{device}, stages", lambda device=device: asyncio.run(staged(device, args.count))
-            )
+            for part, rows_of in (("requests", measured), ("stages", staged)):
+                run = functools.partial(asyncio.run, rows_of(device, args.rounds, args.count))
+                yield from attempted(f"{device}, {part}", run)
 
     known = {"python": platform.python_version(), "cores": os.cpu_count(), "rounds": args.rounds}
     known["awake"] = may_keep_one_busy()
@@ -269,7 +267,7 @@ async def many(ask: Ask, count: int, found: Found, of: tuple[str, str]) -> None:
 # Stages.
 
 
-async def staged(device: str, count: int) -> list[Row]:
+async def staged(device: str, _rounds: int, count: int) -> list[Row]:
     """A row for each way, with its stages."""
     looks = device != "cpu" and may_keep_one_busy()
     found = []

@@ -78,12 +78,13 @@ def stamped_server(folder: Path) -> Iterator[None]:
 
 
 def stamped_service(device: str, folder: Path, **given: Any) -> CudnnService:
-    """A service, not launched, whose worker writes its stamps to the folder when it ends."""
+    """A service, not launched, whose worker writes its stamps to the folder when it ends. `given`: more
+    options."""
     options = make_options({"device": device, "isolation": "process", "hang_after_s": 600.0, **given})
-    given = choose_engine(device, apart=True)
-    assert given.worker is not None
-    made = WorkerEngine(f"{__name__}:engine", (str(folder), given.worker.make, *given.worker.arguments))
-    return CudnnService(options, engine=given._replace(worker=made))
+    chosen = choose_engine(device, apart=True)
+    assert chosen.worker is not None
+    made = WorkerEngine(f"{__name__}:engine", (str(folder), chosen.worker.make, *chosen.worker.arguments))
+    return CudnnService(options, engine=chosen._replace(worker=made))
 
 
 def engine(folder: str, make: str, *arguments: Any) -> Any:

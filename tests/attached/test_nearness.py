@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from cudnn_actor import CudnnRef, Receipt, connect
 from cudnn_actor.attached import serve_socket
-from cudnn_actor.attached.client.link import Link
 from cudnn_actor.attached.server import nearness
 from tests.isolation.crash_rigs import Points, start_forkserver, workers
 from tests.isolation.test_near_answers import run_for_a_while
@@ -52,22 +50,6 @@ async def attached(folder: Path) -> AsyncIterator[tuple[CudnnRef, Points, Trio]]
         trio = await Trio.on(client)
         await client.ask(trio.product())
         yield client, points, trio
-
-
-@contextlib.contextmanager
-def told_near() -> Iterator[threading.Event]:
-    """An event that is set when a client has taken the word that its answer is near."""
-    told, take = threading.Event(), Link._await_answer
-
-    def take_and_tell(link: Link) -> None:
-        take(link)
-        told.set()
-
-    Link._await_answer = take_and_tell  # type: ignore[method-assign]
-    try:
-        yield told
-    finally:
-        Link._await_answer = take  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("cores", [2, 64], indirect=True)
@@ -148,16 +130,16 @@ async def test_a_client_with_cores_stays_awake_when_its_answer_is_near(
             service_behind(client).link.loops_may_stay_awake = client_has_cores
             trio = await Trio.on(client)
             await run_for_a_while(client, points, trio)
-            points.hold("finished")
-            with watched_sleeps() as sleeps, told_near() as told:
+            with watched_sleeps() as sleeps:
+                if not client_has_cores:
+                    await run_for_a_while(client, points, trio)
+                    assert not sleeps.awake.is_set()
+                    return
+                points.hold("finished")
                 future = client.submit(trio.product())
-                await asyncio.to_thread(told.wait)
-                if client_has_cores:
-                    await sleeps.awake.wait()
-                    sleeps.pass_time()
-                    await sleeps.asleep.wait()
-                else:
-                    await sleeps.until_asleep()
+                await sleeps.awake.wait()
+                sleeps.pass_time()
+                await sleeps.asleep.wait()
                 points.let_go("finished")
                 assert isinstance(await future, Receipt)
             assert await trio.result() == 6.0

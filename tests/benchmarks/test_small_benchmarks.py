@@ -113,6 +113,18 @@ def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
     assert all(row["requests_per_s"] > 0 for row in rows)
 
 
+def test_an_attached_process_is_measured_beside_the_floor_and_stage_by_stage(tmp_path: Path) -> None:
+    rows = found_by("attached", "--rounds 1 --count 128", tmp_path)
+    alone = {row["way"]: row["us"] for row in rows if row["what"] == "one at a time"}
+    above = {row["way"]: row["us"] for row in rows if row["what"] == "above"}
+    below = {"floor: relay": "floor: direct", "attached": "in process"}
+    assert all(above[way] == pytest.approx(alone[way] - alone[than], abs=0.2) for way, than in below.items())
+    stages = {row["way"]: row["stages_us"] for row in rows if row["what"] == "stages"}
+    assert set(stages) == {"floor: direct", "floor: relay", "in process", "attached"}
+    assert "relay: awake for the answer" in stages["floor: relay"]
+    assert {"server: its turn", "worker: request read"} <= set(stages["attached"])
+
+
 @pytest.mark.parametrize("members", ["", " --ran-ms 1 --dtype float16 --busy-us 1"])
 def test_the_caller_of_a_pool_is_measured(tmp_path: Path, members: str) -> None:
     words = "--members 1 --image 8 --batch 2 --callers 4 --rounds 1 --seconds 0.05" + members
