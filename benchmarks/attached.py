@@ -2,15 +2,16 @@
 
     python -m benchmarks.attached --devices cpu cuda:0 --out benchmarks/results
 
-The smallest convolution (1×1×1×1), in process isolation; the socket is served by a process of its own. On
-a GPU also a product that takes it some 0.3 ms. All ways in turn in each round. Rows have microseconds a
-request, the median of the rounds:
+A small convolution, on the CPU the smallest (1×1×1×1), in process isolation; the socket is served by a
+process of its own. On a GPU also a product that takes it some 0.3 ms. All ways in turn in each round. Rows
+have microseconds a request, the median of the rounds:
 
 - `one at a time` (of each round, p50): in process; attached; attached to a server whose loop sleeps whenever
   it may, which is all the same where it never stays awake. Beside them the floor (`benchmarks.relayed`): a
   process that only answers, asked directly, and by a relay that passes the bytes on, on an event loop that
   sleeps, and on one that stays awake. The process that answers waits as the worker of the device does.
-- `above`: of each round, the difference to the same without the process on the way.
+- `above`: of each round, the difference to the same without the process on the way; and how many per cent of
+  it the floor is, with a relay that sleeps or stays awake as the server does.
 - `64 in flight`, and what this process's event loop spends on each, by its thread's own clock.
 - `CPU`, one at a time: of this process's event loop, and of the process on the way.
 - `stages`: when a request reaches each stage, one at a time, in microseconds since it was asked: medians.
@@ -59,7 +60,9 @@ _ONE, _ABOVE = "one at a time", "above"
 _DIRECT, _RELAY, _AWAKE = "floor: direct", "floor: relay", "floor: relay, awake"
 _OWN, _ATTACHED, _ASLEEP = "in process", "attached", "attached, asleep"
 _BELOW = {_RELAY: _DIRECT, _AWAKE: _DIRECT, _ATTACHED: _OWN, _ASLEEP: _OWN}
+_FLOOR_OF = {_ATTACHED: _AWAKE if may_keep_one_busy() else _RELAY, _ASLEEP: _RELAY}
 Ask = Callable[[], Awaitable[object]]
+Make = Callable[[CudnnRef], Awaitable[ConvFwd]]
 Found = defaultdict[tuple[str, str, str], list[float]]
 """Seconds by request, way and what was measured."""
 
@@ -148,7 +151,7 @@ class Sides:
         self.server.stdin.flush()
         self.server.stdout.readline()
 
-    async def ways(self, make: Callable[[CudnnRef], Awaitable[ConvFwd]], *, floor: bool) -> dict[str, Ask]:
+    async def ways(self, make: Make, *, floor: bool) -> dict[str, Ask]:
         """What sends a request, for each way."""
         ways: dict[str, Ask] = {way: each.ask for way, each in self.relayed.items()} if floor else {}
         ways[_OWN] = asking(self.own, await make(self.own))
@@ -195,7 +198,7 @@ async def compared(device: str, sides: Sides, rounds: int, count: int) -> list[R
                 await many(ways[way], count, round_found, (what, way))
             for key, seconds in round_found.items() if number else ():  # the first warms
                 found[key] += seconds
-    return [
+    rows: list[Row] = [
         {
             "device": device,
             "request": what,
@@ -206,11 +209,27 @@ async def compared(device: str, sides: Sides, rounds: int, count: int) -> list[R
         }
         for (what, way, name), seconds in found.items()
     ]
+    return [*rows, *shares(rows)]
 
 
-def messages_for(device: str) -> dict[str, Callable[[CudnnRef], Awaitable[ConvFwd]]]:
+def shares(rows: list[Row]) -> list[Row]:
+    """Rows with the floor's per cent of what an attached process takes above."""
+    above = {row["way"]: row for row in rows if row["what"] == _ABOVE and row["request"] == "small"}
+    return [
+        {
+            "device": above[way]["device"],
+            "request": "small",
+            "way": way,
+            "what": "the floor's share of above, %",
+            "percent": round(100 * above[relay]["us"] / above[way]["us"], 1),
+        }
+        for way, relay in _FLOOR_OF.items()
+    ]
+
+
+def messages_for(device: str) -> dict[str, Make]:
     """What is asked of a device."""
-    return {"small": trivial} if device == "cpu" else {"small": trivial, "long": product}
+    return {"small": trivial} if device == "cpu" else {"small": few_channels, "long": product}
 
 
 def asking(gpu: CudnnRef, message: ConvFwd) -> Ask:
@@ -222,6 +241,13 @@ async def trivial(gpu: CudnnRef) -> ConvFwd:
     """A 1×1×1×1 convolution: all costs of a request except arithmetic."""
     x, w, y = [await gpu.upload(np.ones((1, 1, 1, 1), "float32")) for _ in range(3)]
     return ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2))
+
+
+async def few_channels(gpu: CudnnRef) -> ConvFwd:
+    """A 3×3 convolution of 8 channels, which takes a GPU some microseconds."""
+    x = await gpu.upload(np.ones((1, 8, 16, 16), "float32"))
+    w = await gpu.upload(np.ones((8, 8, 3, 3), "float32"))
+    return ConvFwd(x=x, w=w, y=await gpu.empty((1, 8, 14, 14)), conv=ConvSpec.symmetric(2))
 
 
 async def product(gpu: CudnnRef) -> ConvFwd:
@@ -269,6 +295,7 @@ async def many(ask: Ask, count: int, found: Found, of: tuple[str, str]) -> None:
 
 async def staged(device: str, _rounds: int, count: int) -> list[Row]:
     """A row for each way, with its stages."""
+    make = messages_for(device)["small"]
     looks = device != "cpu" and may_keep_one_busy()
     found = []
     for way, kind in ((_DIRECT, "direct"), (_RELAY, "relay")):
@@ -281,19 +308,19 @@ async def staged(device: str, _rounds: int, count: int) -> list[Row]:
     with stamped_caller():
         with tempfile.TemporaryDirectory() as name:
             async with Spawning(stamped_service(device, Path(name))) as own:
-                stamps = await stamps_of(own, count)
+                stamps = await stamps_of(own, make, count)
             found.append(stages_row(device, _OWN, stamps, Path(name)))
         with tempfile.TemporaryDirectory() as name:
             path = f"{name}/s"
             async with served(device, path, name), connect(path) as attached:
-                stamps = await stamps_of(attached, count)
+                stamps = await stamps_of(attached, make, count)
             found.append(stages_row(device, _ATTACHED, stamps, Path(name)))
     return found
 
 
-async def stamps_of(gpu: CudnnRef, count: int) -> list[tuple[int, str]]:
+async def stamps_of(gpu: CudnnRef, make: Make, count: int) -> list[tuple[int, str]]:
     """The stamps of requests, of this process."""
-    message = await trivial(gpu)
+    message = await make(gpu)
     for _ in range(_WARM):
         await gpu.ask(message)
     STAMPS.clear()
@@ -318,8 +345,9 @@ def table(found: list[Row]) -> Table:
     shown = Table("device", "request", "what", *ways, title="A request, us")
     by_what: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
     for row in found:
-        if "us" in row:
-            by_what[row["device"], row["request"], row["what"]][row["way"]] = f"{row['us']:.1f}"
+        if "us" in row or "percent" in row:
+            cells = by_what[row["device"], row["request"], row["what"]]
+            cells[row["way"]] = f"{row.get('us', row.get('percent')):.1f}"
     for what, us in by_what.items():
         shown.add_row(*what, *(us.get(way, "-") for way in ways))
     for row in found:
