@@ -264,6 +264,19 @@ class Channel:
                 self.ended = True
                 return False
         data, ancillary, flags, _ = raw[0]
+        nbytes = len(data) - LENGTH.size
+        if (  # nearly always, one whole frame has come
+            0 <= nbytes <= self._longest
+            and LENGTH.unpack_from(data)[0] == nbytes
+            and not (self._in or ancillary or flags & _CUT_OFF)
+            and len(data) < self._size == _SHORT
+        ):
+            self.drained = True
+            frames = (self._decode(memoryview(data)[LENGTH.size :]),)
+            # One step.
+            self.frames += frames
+            del raw[0]
+            return True
         is_full = len(data) >= self._size
         self.drained = not is_full and not ancillary  # the kernel stops behind bytes with descriptors
         descriptors = descriptors_in(ancillary, flags) if ancillary or flags & _CUT_OFF else ()
