@@ -379,8 +379,8 @@ class Session:
             found = check_message(state, message, {})
             asked.sent_ns = time.perf_counter_ns()
             asked.send(state, self._bridge, found)
-            if known.cost_us is not None and self._server.share.has_one:
-                self._nearness.note_sent_alone(known.cost_us)
+            if self._server.share.has_one and asked.cost_us:
+                self._nearness.note_sent_alone(asked.cost_us)
         except CudnnActorError as error:
             asked.deliver(None, error)
         except Exception as error:
