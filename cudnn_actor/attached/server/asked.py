@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Callable
 from typing import Any, Protocol
+
+import msgspec
 
 from cudnn_actor.actors import Envelope, LoopBridge
 from cudnn_actor.attached.wire import Place
+from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.request_counts import RequestObserver
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.messages.messages import COMPUTE, Allocate, DeployModel
@@ -16,11 +20,15 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["Asked", "Known", "Takes"]
 
 
+def _nothing() -> None:
+    return None
+
+
 class Known:
     """A decoded message, the buffers and models that it names, and its cost; kept for the next time that the
     same bytes come."""
 
-    __slots__ = ("average", "checked", "control", "cost_us", "message", "named", "runs_plan")
+    __slots__ = ("average", "checked", "control", "cost_us", "found", "message", "named", "runs_plan")
 
     def __init__(self, message: Any, named: tuple[Any, ...]) -> None:
         self.message, self.named = message, named
@@ -30,6 +38,9 @@ class Known:
         """The epoch of the client's holdings in which everything that the message names was found there."""
         self.cost_us: float | None = None
         """The average device time of the message's latest runs, in microseconds; None before the first."""
+        self.found: Callable[[], CachedMessage | None] = _nothing
+        """The service's record of a message that runs a plan, as long as the service keeps it. Once its slots
+        are of an earlier epoch, the message is checked anew."""
         self.average: Any = None
         """The average cost of messages of this kind: see `Costs`."""
 
@@ -41,71 +52,75 @@ class Takes(Protocol):
         """Take an answer, once for each request. On the server's loop."""
 
 
-class Asked:
-    """A client's request. It is in a queue first, and has an envelope once the service has it."""
+class Asked(msgspec.Struct, eq=False):
+    """A client's request. It is in a queue first, and has an envelope once the service has it.
 
-    __slots__ = (
-        "answered",
-        "copied",
-        "cost_us",
-        "digest",
-        "envelope",
-        "headers",
-        "imports",
-        "known",
-        "number",
-        "reserved",
-        "results",
-        "room",
-        "room_bytes",
-        "sent_ns",
-        "session",
-        "timeout_s",
-        "withdrawn",
-        "work",
-    )
+    It stands for the future in its envelope, so that an answer is passed on at once, without the event loop.
+    It is "done" once the request is withdrawn, which tells the service not to start the request. Unlike a
+    cancelled future, it still gets the answer. The answer says that nothing reads the client's memory any
+    more.
 
-    def __init__(
-        self, session: Takes, number: int, known: Known, room: Place | None, room_bytes: int
-    ) -> None:
-        self.session, self.number, self.known = session, number, known
-        self.room, self.room_bytes = room, room_bytes
-        self.timeout_s: float | None = None
-        self.headers: dict[str, str] | None = None
-        self.digest: tuple[str, TensorSpec] | None = None
-        """The digest and spec of an `Allocate` whose buffer other clients may share; None for a buffer of its
-        own."""
-        self.envelope: Envelope | None = None
-        self.withdrawn = self.answered = False
-        self.cost_us = 0.0
-        self.sent_ns = 0
-        """When the service was sent it, by `time.perf_counter_ns`; 0 before that, and if it never is."""
-        self.copied = 0
-        """The bytes of values that were copied for the request: see `Copies`."""
-        self.reserved = 0
-        """The bytes that the client's holdings have reserved for the request."""
-        self.imports = False
-        """Whether the request counts as a buffer of another service: see `Holdings.begin_import`."""
-        self.work: asyncio.Future[Any] | None = None
-        """The task or future that runs a model of the server's process for the request."""
-        self.results: Any = None
-        """The arrays of the answer, while they wait for room."""
+    Attributes
+    ----------
+    session, number, known, room, room_bytes, timeout_s, headers
+        The client's session, and what it has sent: see `Request`.
+    digest
+        The digest and spec of an `Allocate` whose buffer other clients may share; None for a buffer of its
+        own.
+    envelope
+        Its envelope, while the service has it.
+    withdrawn, answered
+        Whether the client has withdrawn it, and whether it has its answer.
+    cost_us
+        The estimate of its time in fair share, in microseconds.
+    sent_ns
+        When the service was sent it, by `time.perf_counter_ns`; 0 before that, and if it never is.
+    copied
+        The bytes of values that were copied for the request: see `Copies`.
+    reserved
+        The bytes that the client's holdings have reserved for the request.
+    imports
+        Whether the request counts as a buffer of another service: see `Holdings.begin_import`.
+    work
+        The task or future that runs a model of the server's process for the request.
+    results
+        The arrays of the answer, while they wait for room.
+    """
+
+    session: Takes
+    number: int
+    known: Known
+    room: Place | None
+    room_bytes: int
+    timeout_s: float | None
+    headers: dict[str, str] | None = None
+    digest: tuple[str, TensorSpec] | None = None
+    envelope: Envelope | None = None
+    withdrawn: bool = False
+    answered: bool = False
+    cost_us: float = 0.0
+    sent_ns: int = 0
+    copied: int = 0
+    reserved: int = 0
+    imports: bool = False
+    work: asyncio.Future[Any] | None = None
+    results: Any = None
 
     def send(self, state: ServiceState, bridge: LoopBridge, found: Any) -> None:
         """Put the request into the service's mailbox. Raises `ActorStopped`."""
-        discard = state.discard if type(self.known.message) in (Allocate, DeployModel) else None
-        observer = state.counters.observer
+        message, observer, mailbox = self.known.message, state.counters.observer, state.mailbox
+        discard = state.discard if type(message) in (Allocate, DeployModel) else None
         self.envelope = envelope = _Envelope(
-            self.known.message,
-            future=_Reply(self),  # type: ignore[arg-type]  # it has what envelopes and bridges use of a future
+            message,
+            future=self,  # type: ignore[arg-type]  # it has what envelopes and bridges use of a future
             bridge=bridge,
             timeout_s=self.timeout_s,
             context=None if observer is None else self.context(observer),
             discard=discard,
             found=found,
         )
-        state.mailbox.admit(envelope)
-        needs_thread = state.mailbox.needs_thread
+        mailbox.admit(envelope)
+        needs_thread = mailbox.needs_thread
         if bridge.watch is None if needs_thread else bridge.posted:  # else `sent` does nothing
             bridge.sent(needs_thread=needs_thread)
 
@@ -133,27 +148,21 @@ class Asked:
             self.envelope = None  # it refers to this object: without a cycle, both are freed at once
             self.session.answered(self, value, error)
 
-
-class _Reply:
-    """The stand-in for the future in an envelope. It passes an answer on at once, without the event loop.
-
-    It is "done" once the request is withdrawn, which tells the service not to start the request. Unlike a
-    cancelled future, it still gets the answer. The answer says that nothing reads the client's memory any
-    more.
-    """
-
-    __slots__ = ("_asked",)
-
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    # As the future of its envelope.
 
     def done(self) -> bool:
-        return self._asked.withdrawn or self._asked.answered
+        """Whether the service need not start the request."""
+        return self.withdrawn or self.answered
 
     def set_result(self, value: Any) -> None:
-        self._asked.deliver(value, None)
+        """Give the answer to the session."""
+        if not self.answered:  # `deliver`, inlined
+            self.answered = True
+            self.envelope = None
+            self.session.answered(self, value, None)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The server's loop."""
         return asyncio.get_running_loop()
 
 
@@ -162,5 +171,5 @@ class _Envelope(Envelope):
 
     def deliver(self, value: Any, error: BaseException | None) -> None:
         """Give the answer to the session, also if the request was withdrawn."""
-        reply: Any = self.future
-        reply._asked.deliver(value, error)
+        asked: Any = self.future
+        asked.deliver(value, error)

@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import functools
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -136,13 +137,20 @@ class Session:
 
     def _readable(self) -> None:
         try:
-            frames = self.channel.receive()
-            for frame in frames:
+            channel = self.channel
+            channel.fetch()
+            frames = channel.frames
+            came = bool(frames)
+            while frames:
                 if not self.open:
                     return
-                self._take(frame)
-            if self._patience.waits_since is not None or self.channel.is_partial or self.channel.unclaimed:
-                self._patience.note_rest(self.channel, came=bool(frames), attached=bool(self.name))
+                frame = frames.popleft()
+                if type(frame) is Requests and self.name:
+                    self._take_requests(frame)
+                else:
+                    self._take(frame)
+            if self._patience.waits_since is not None or channel.is_partial or channel.unclaimed:
+                self._patience.note_rest(channel, came=came, attached=bool(self.name))
         except BadFrame as error:
             self._refuse_frame(str(error))
         except OSError as error:  # there was no descriptor or no memory to map a segment
@@ -242,7 +250,9 @@ class Session:
     def _take_requests(self, frame: Requests) -> None:
         self._nearness.note_came()
         for request in frame.requests:
-            self._count_request(request.number)
+            if (number := request.number) <= self._last:
+                self._count_request(number)
+            self._last = number
             try:
                 self._put(request)
             except CudnnActorError as error:
@@ -261,15 +271,23 @@ class Session:
             raise MailboxFull(capacity=self._server.window)
 
     def _put(self, request: Request) -> None:
-        self._check_window()
+        server = self._server
+        if len(self.asked) >= server.window:
+            self._check_window()
         known = self._received.known(request.body)
-        asked = Asked(self, request.number, known, request.room, request.room_bytes)
-        asked.timeout_s, asked.headers = request.timeout_s, request.headers
-        if known.runs_plan and not request.share:  # nearly all
-            self._put_in_turn(asked)
+        asked = Asked(
+            self, request.number, known, request.room, request.room_bytes, request.timeout_s, request.headers
+        )
+        if known.runs_plan and not request.share:  # nearly all: `_put_in_turn`, inlined
+            self.asked[asked.number] = asked
+            asked.cost_us = cost_us = known.cost_us or server.costs.estimate(known)
+            if server.share.pass_through(self, cost_us):
+                self._run_plan(asked, known)
+            else:
+                server.share.put(self, asked, cost_us)
             return
         message = known.message
-        if self._server.lent.run_of(message) is not None:
+        if server.lent.run_of(message) is not None:
             # It takes no turn. It waits for a batch with requests of other clients. Fair share would count
             # that wait as time of the device, and give the service one such request at a time.
             known.control = True
@@ -309,8 +327,9 @@ class Session:
         except CudnnActorError as error:
             self._answer(Refused(frame.number, error.to_record()))
             return
-        asked = Asked(self, frame.number, Known(message, references(message)), None, 0)
-        asked.timeout_s, asked.imports = frame.timeout_s, imports
+        known = Known(message, references(message))
+        asked = Asked(self, frame.number, known, None, 0, frame.timeout_s)
+        asked.imports = imports
         self._put_in_turn(asked)
 
     async def _put_checked(self, asked: Asked, share: str) -> None:
@@ -355,6 +374,9 @@ class Session:
             asked.deliver(None, None)
             return
         known, state, holdings = asked.known, self._server.state, self.holdings
+        if known.runs_plan:
+            self._run_plan(asked, known)
+            return
         message = known.message
         try:
             if known.control and (run := self._server.lent.run_of(message)) is not None:
@@ -369,23 +391,43 @@ class Session:
             if known.checked != holdings.epoch:
                 holdings.check(message, known.named)
                 known.checked = holdings.epoch
-            if not known.runs_plan:
-                if self._answered_here(asked, message):
-                    return
-                self._arrays.check_room(message)
-                if isinstance(message, Allocate):
-                    holdings.reserve(message.spec.nbytes)
-                    asked.reserved = message.spec.nbytes
-            found = check_message(state, message, {})
-            asked.sent_ns = time.perf_counter_ns()
-            asked.send(state, self._bridge, found)
-            if self._server.share.has_one and asked.cost_us:
-                self._nearness.note_sent_alone(asked.cost_us)
-        except CudnnActorError as error:
-            asked.deliver(None, error)
-        except Exception as error:
-            log.exception("request.failed", client=self.name, message=type(message).__name__)
-            asked.deliver(None, error)
+            if self._answered_here(asked, message):
+                return
+            self._arrays.check_room(message)
+            if isinstance(message, Allocate):
+                holdings.reserve(message.spec.nbytes)
+                asked.reserved = message.spec.nbytes
+            self._send_checked(asked, check_message(state, message, {}))
+        except Exception as error:  # noqa: BLE001 - the answer says it
+            self._fail(asked, error)
+
+    def _run_plan(self, asked: Asked, known: Known) -> None:
+        """Send the service a request that runs a plan, whose turn it is. What a request with the same bytes
+        was checked for holds as long as neither the client nor the service has lost a buffer."""
+        state, holdings = self._server.state, self.holdings
+        try:
+            if known.checked != holdings.epoch:
+                holdings.check(known.message, known.named)
+                known.checked = holdings.epoch
+            found = known.found()
+            if found is None or (slots := found.bound) is None or slots.epoch != state.memory.epoch:
+                found = check_message(state, known.message, {})
+                known.found = weakref.ref(found)
+            self._send_checked(asked, found)
+        except Exception as error:  # noqa: BLE001 - the answer says it
+            self._fail(asked, error)
+
+    def _send_checked(self, asked: Asked, found: Any) -> None:
+        asked.sent_ns = time.perf_counter_ns()
+        asked.send(self._server.state, self._bridge, found)
+        if self._server.share.has_one and asked.cost_us:
+            self._nearness.note_sent_alone(asked.cost_us)
+
+    def _fail(self, asked: Asked, error: Exception) -> None:
+        if not isinstance(error, CudnnActorError):
+            kind = type(asked.known.message).__name__
+            log.exception("request.failed", client=self.name, message=kind)
+        asked.deliver(None, error)
 
     def _answered_here(self, asked: Asked, message: Any) -> bool:
         """Answer a request that needs nothing of the service. Returns False for any other request."""
@@ -417,7 +459,13 @@ class Session:
     def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Take the answer of a request. See `Takes`."""
         if asked.known.runs_plan and type(value) is Receipt and self.open:  # nearly all
-            self._end_request(asked, Done(asked.number, value))  # first: the client waits for it
+            answer = Done(asked.number, value)
+            del self.asked[asked.number]
+            if self.asked or self._answers:
+                self._end_request(asked, answer)
+            else:  # first: the client waits for it
+                self.send(Answers([answer]))
+                self._nearness.note_answered()
             self._settle(asked, value, error)
             return
         self._settle(asked, value, error)
