@@ -104,6 +104,11 @@ class Mailbox:
         """Messages that have not been started: those in here, and those that the actor has deferred."""
         return len(self) + self.waiting_elsewhere()
 
+    def look(self) -> bool:
+        """Deliver the answers that have come from another process. Returns whether any had. Only on the event
+        loop that sends, if a single one does, while it stays awake for them."""
+        return False
+
     def waiting_elsewhere(self) -> int:
         """Messages that have been taken out and not started."""
         return self.deferred

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from cudnn_actor.actors import Mailbox
@@ -74,14 +74,15 @@ class Nearness:
         """Note that the service was sent a request, and has no other one. `cost_us`: how long it will take,
         in microseconds."""
         if self._mailbox.loops_may_stay_awake and cost_us < _SOON_US:
-            self._awake.stay(_ANSWER_S, self._is_open)
+            self._awake.stay(_ANSWER_S, self._is_open, self._mailbox.look)
 
-    def note_answered(self) -> None:
-        """Note that all requests of a client are answered."""
+    def note_answered(self, look: Callable[[], bool]) -> None:
+        """Note that all requests of a client are answered. `look`: looks for its next request, as `Look`
+        does."""
         if self._mailbox.loops_may_stay_awake and not self._is_any_open():
             self._idle_since_s = self._loop.time()
             if self._prompt:
-                self._awake.stay(_PROMPT_S, self._is_idle)
+                self._awake.stay(_PROMPT_S, self._is_idle, look)
 
     def _is_idle(self) -> bool:
         return self._idle_since_s < math.inf

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.actors import LoopBridge
+from cudnn_actor.actors.awake import look_at
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.attached.server.array_answers import ArrayAnswers
 from cudnn_actor.attached.server.asked import Asked, Known
@@ -128,6 +129,7 @@ class Session:
             ExportBuffer: self._take_move,
             ImportBuffer: self._take_move,
         }
+        self._look = look_at(channel.fileno())
         self._loop.add_reader(channel.fileno(), self._readable)
 
     def __repr__(self) -> str:
@@ -159,6 +161,13 @@ class Session:
             self.end()
         elif self.open and self._server.share.waits:
             self._server.pump()
+
+    def _look_again(self) -> bool:
+        """Take the requests that have come. Returns whether any had. For a loop that stays awake."""
+        if self._paused or not self.open or not self._look():
+            return False
+        self._readable()
+        return True
 
     def check_patience(self, now_s: float) -> None:
         """End the session if its client has begun a frame long ago and not completed it."""
@@ -234,7 +243,7 @@ class Session:
         self._answers.append(answer)
         if not self.asked:
             self._flush()
-            self._nearness.note_answered()
+            self._nearness.note_answered(self._look_again)
         elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -465,7 +474,7 @@ class Session:
                 self._end_request(asked, answer)
             else:  # first: the client waits for it
                 self.send(Answers([answer]))
-                self._nearness.note_answered()
+                self._nearness.note_answered(self._look_again)
             self._settle(asked, value, error)
             return
         self._settle(asked, value, error)

@@ -129,6 +129,11 @@ class Dispatcher(Mailbox):
         table = self.host.in_flight
         return max(0, table.handed - self.begun()) + table.waiting_again
 
+    def look(self) -> bool:
+        """See `Mailbox.look`."""
+        owner = self._owner
+        return owner is not None and owner.is_running_here() and owner.look()
+
     def _owner_for(self, envelope: Envelope) -> OwningLoop | None:
         """The owner after a message that the present owner did not send; None for the monitor.
 

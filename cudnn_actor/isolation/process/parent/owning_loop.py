@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cudnn_actor.actors import LoopBridge
-from cudnn_actor.actors.awake import Awake
+from cudnn_actor.actors.awake import Awake, look_at
 from cudnn_actor.actors.interrupts import is_of_a_handler
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.processes.channel import Channel
@@ -60,6 +60,8 @@ class OwningLoop:
         self._descriptors: list[int] = []
         """The duplicated descriptor of the socket that the loop reads: one, or none."""
         self._awake = Awake(bridge.loop)
+        self._looks: Callable[[], object] = bool
+        """Whether the socket can be read; nothing if the loop does not read it."""
         self._progress_s = 0.0
         """`InFlightTable.progress_s` when it began to stay awake: it changes with each answer."""
 
@@ -131,6 +133,7 @@ class OwningLoop:
                 raise
             return
         self.bridge.loop.add_reader(self._descriptors[0], self._readable)
+        self._looks = look_at(self._descriptors[0])
         self._channel = channel  # last: so a loop that `reads` reports as reading does read
         dispatcher.turn(self.bridge, read=True)
 
@@ -155,13 +158,20 @@ class OwningLoop:
         table.nearing = False  # another thread may set it meanwhile: a word that is lost costs time alone
         if table.requests and not self._awake.stays:
             self._progress_s = table.progress_s
-            self._awake.stay(_AWAKE_S, self._none_answered)
+            self._awake.stay(_AWAKE_S, self._none_answered, self.look)
+
+    def look(self) -> bool:
+        """Take the answers that have come. Returns whether any had. For a loop that stays awake."""
+        if not self._looks():
+            return False
+        self._readable()
+        return True
 
     def _none_answered(self) -> bool:
         return self._dispatcher.host.in_flight.progress_s == self._progress_s
 
     def _let_go(self) -> None:
-        self._channel = None
+        self._channel, self._looks = None, bool
         for descriptor in self._descriptors:
             self.bridge.loop.remove_reader(descriptor)
         self.close()
@@ -175,7 +185,7 @@ class OwningLoop:
 
     def close(self) -> None:
         """Close the descriptor, which the loop does not read any more. Any thread; idempotent."""
-        self._channel = None
+        self._channel, self._looks = None, bool
         # Suppressed: no descriptor is left, or this object's construction was interrupted.
         with contextlib.suppress(IndexError, AttributeError):
             os.close(self._descriptors.pop())  # `pop` is one step: of two concurrent closers, one gets it
