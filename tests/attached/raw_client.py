@@ -8,10 +8,19 @@ import contextlib
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
-from cudnn_actor.attached.wire import VERSION, Attach
+from cudnn_actor.attached.wire import FROM_SERVER, VERSION, Answers, Attach, Given, Request, Requests
+from cudnn_actor.messages import Allocate
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import encode
+from cudnn_actor.protocol.messages.codec import decode_reply, encode_message
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 ATTACH = Attach(VERSION, "raw")
+_SPEC = TensorSpec.packed((1, 1, 256, 256), DType.FLOAT32, Layout.NCHW)
 
 
 class Raw:
@@ -34,3 +43,39 @@ class Raw:
         with contextlib.suppress(ConnectionError):
             while await loop.sock_recv(self.socket, 1 << 16):
                 pass
+
+
+class Asking:
+    """A client that gives no room unasked."""
+
+    def __init__(self, raw: Raw) -> None:
+        self._raw, self._channel, self._last = raw, Channel(raw.socket, FROM_SERVER), 0
+
+    async def ask(self, message: Any) -> Any:
+        """Send a message, and wait for its answer."""
+        self._last += 1
+        await self._raw.send(encode(Requests([Request(self._last, encode_message(message))])))
+        return await self.answer()
+
+    async def answer(self) -> Any:
+        """The next answer."""
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._raw.socket.fileno(), came.set)
+        try:
+            while True:
+                await came.wait()
+                came.clear()
+                for frame in self._channel.receive():
+                    if isinstance(frame, Answers):
+                        (answer,) = frame.answers
+                        return answer
+        finally:
+            loop.remove_reader(self._raw.socket.fileno())
+
+    async def allocate(self, spec: TensorSpec = _SPEC) -> BufferRef:
+        """A buffer, of 256 KiB unless told otherwise."""
+        given = await self.ask(Allocate(spec=spec))
+        assert isinstance(given, Given)
+        ref = decode_reply(given.body)
+        assert isinstance(ref, BufferRef)
+        return ref

@@ -32,68 +32,25 @@ from cudnn_actor.attached.client.outgoing import ShareWeights
 from cudnn_actor.attached.server import array_answers, copies, received, serving, session
 from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.wire import (
-    FROM_SERVER,
-    Answers,
     Done,
     Dropped,
     Given,
     NeedsRoom,
     Refused,
-    Request,
-    Requests,
     Room,
     digest_of,
 )
 from cudnn_actor.errors import StaleReason, StartFailed
-from cudnn_actor.messages import Allocate, Download, Free
-from cudnn_actor.processes.channel import Channel
+from cudnn_actor.messages import Download, Free
 from cudnn_actor.processes.frames import encode
-from cudnn_actor.protocol.messages.codec import decode_reply, encode_message
-from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 from ..inside import service_behind
 from .client_program import X
-from .raw_client import ATTACH, Raw
+from .raw_client import ATTACH, Asking, Raw
 
 SPEC = TensorSpec.packed((1, 1, 256, 256), DType.FLOAT32, Layout.NCHW)
-
-
-class Asking:
-    """A client that gives no room unasked."""
-
-    def __init__(self, raw: Raw) -> None:
-        self._raw, self._channel, self._last = raw, Channel(raw.socket, FROM_SERVER), 0
-
-    async def ask(self, message: Any) -> Any:
-        """Send a message, and wait for its answer."""
-        self._last += 1
-        await self._raw.send(encode(Requests([Request(self._last, encode_message(message))])))
-        return await self.answer()
-
-    async def answer(self) -> Any:
-        """The next answer."""
-        loop, came = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._raw.socket.fileno(), came.set)
-        try:
-            while True:
-                await came.wait()
-                came.clear()
-                for frame in self._channel.receive():
-                    if isinstance(frame, Answers):
-                        (answer,) = frame.answers
-                        return answer
-        finally:
-            loop.remove_reader(self._raw.socket.fileno())
-
-    async def allocate(self, spec: TensorSpec = SPEC) -> BufferRef:
-        """A buffer, of 256 KiB unless told otherwise."""
-        given = await self.ask(Allocate(spec=spec))
-        assert isinstance(given, Given)
-        ref = decode_reply(given.body)
-        assert isinstance(ref, BufferRef)
-        return ref
 
 
 @pytest.fixture

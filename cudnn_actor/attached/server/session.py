@@ -468,13 +468,7 @@ class Session:
     def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Take the answer of a request. See `Takes`."""
         if asked.known.runs_plan and type(value) is Receipt and self.open:  # nearly all
-            answer = Done(asked.number, value)
-            del self.asked[asked.number]
-            if self.asked or self._answers:
-                self._end_request(asked, answer)
-            else:  # first: the client waits for it
-                self.send(Answers([answer]))
-                self._nearness.note_answered(self._look_again)
+            self._end_run(asked, Done(asked.number, value))  # first: the client waits for it
             self._settle(asked, value, error)
             return
         self._settle(asked, value, error)
@@ -588,6 +582,15 @@ class Session:
         self._answer(answer)
         if self._drains:
             self._answer_drains()
+
+    def _end_run(self, asked: Asked, answer: Done) -> None:
+        """Do what `_end_request` does. The only open request is answered in a few steps less."""
+        del self.asked[asked.number]
+        if self.asked or self._answers:
+            self._end_request(asked, answer)
+        else:  # no drain waits: it would be open
+            self.send(Answers([answer]))
+            self._nearness.note_answered(self._look_again)
 
     def _answer_drains(self) -> None:
         """Answer each drain before which no request is open. Numbers grow, so the first one in the dict is
