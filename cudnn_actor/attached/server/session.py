@@ -139,10 +139,8 @@ class Session:
 
     def _readable(self) -> None:
         try:
-            channel = self.channel
-            channel.fetch()
-            frames = channel.frames
-            came = bool(frames)
+            channel, frames = self.channel, self.channel.frames
+            came = channel.fetch() and bool(frames)
             while frames:
                 if not self.open:
                     return
@@ -411,8 +409,7 @@ class Session:
             self._fail(asked, error)
 
     def _run_plan(self, asked: Asked, known: Known) -> None:
-        """Send the service a request that runs a plan, whose turn it is. What a request with the same bytes
-        was checked for holds as long as neither the client nor the service has lost a buffer."""
+        """Send the service a request that runs a plan. Its bytes are checked once, until a buffer ends."""
         state, holdings = self._server.state, self.holdings
         try:
             if known.checked != holdings.epoch:
@@ -434,8 +431,7 @@ class Session:
 
     def _fail(self, asked: Asked, error: Exception) -> None:
         if not isinstance(error, CudnnActorError):
-            kind = type(asked.known.message).__name__
-            log.exception("request.failed", client=self.name, message=kind)
+            log.exception("request.failed", client=self.name, message=type(asked.known.message).__name__)
         asked.deliver(None, error)
 
     def _answered_here(self, asked: Asked, message: Any) -> bool:
@@ -584,7 +580,7 @@ class Session:
             self._answer_drains()
 
     def _end_run(self, asked: Asked, answer: Done) -> None:
-        """Do what `_end_request` does. The only open request is answered in a few steps less."""
+        """Do what `_end_request` does, in fewer steps for the only open request."""
         del self.asked[asked.number]
         if self.asked or self._answers:
             self._end_request(asked, answer)
