@@ -128,6 +128,15 @@ async def served(device: str, path: str, stamps: str = "") -> AsyncIterator[subp
             server.communicate()
 
 
+def let(server: subprocess.Popen[str], be: str) -> None:
+    """See `Sides.let_server`."""
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(f"{be}\n")
+    server.stdin.flush()
+    server.stdout.readline()
+
+
 @dataclass
 class Sides:
     """The handles and the processes that are compared."""
@@ -145,11 +154,7 @@ class Sides:
 
     def let_server(self, be: str) -> None:
         """Have the loop of the server sleep whenever it may ("asleep"), or behave as it does ("awake")."""
-        assert self.server.stdin is not None
-        assert self.server.stdout is not None
-        self.server.stdin.write(f"{be}\n")
-        self.server.stdin.flush()
-        self.server.stdout.readline()
+        let(self.server, be)
 
     async def ways(self, make: Make, *, floor: bool) -> dict[str, Ask]:
         """What sends a request, for each way."""
@@ -310,11 +315,13 @@ async def staged(device: str, _rounds: int, count: int) -> list[Row]:
             async with Spawning(stamped_service(device, Path(name))) as own:
                 stamps = await stamps_of(own, make, count)
             found.append(stages_row(device, _OWN, stamps, Path(name)))
-        with tempfile.TemporaryDirectory() as name:
-            path = f"{name}/s"
-            async with served(device, path, name), connect(path) as attached:
-                stamps = await stamps_of(attached, make, count)
-            found.append(stages_row(device, _ATTACHED, stamps, Path(name)))
+        for way, be in ((_ATTACHED, "awake"), (_ASLEEP, "asleep")):
+            with tempfile.TemporaryDirectory() as name:
+                path = f"{name}/s"
+                async with served(device, path, name) as server, connect(path) as attached:
+                    let(server, be)
+                    stamps = await stamps_of(attached, make, count)
+                found.append(stages_row(device, way, stamps, Path(name)))
     return found
 
 

@@ -71,7 +71,7 @@ def stamped_server(folder: Path) -> Iterator[None]:
     written to the folder at the end."""
     with contextlib.ExitStack() as ends:
         ends.callback(_stamp(Channel, "fetch", "server: awake", "server: read"))
-        ends.callback(_stamp(Session, "hand_over", "server: its turn"))
+        ends.callback(_stamp(Session, "_run_plan", "server: its turn"))
         ends.callback(_stamp(Channel, "_push", "server: encoded", "server: sent"))
         yield
     (folder / "server.json").write_text(json.dumps(STAMPS))

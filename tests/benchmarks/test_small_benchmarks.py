@@ -120,7 +120,7 @@ def test_an_attached_process_is_measured_beside_the_floor_and_stage_by_stage(tmp
     below = {"floor: relay": "floor: direct", "attached": "in process"}
     assert all(above[way] == pytest.approx(alone[way] - alone[than], abs=0.2) for way, than in below.items())
     stages = {row["way"]: row["stages_us"] for row in rows if row["what"] == "stages"}
-    assert set(stages) == {"floor: direct", "floor: relay", "in process", "attached"}
+    assert set(stages) == {"floor: direct", "floor: relay", "in process", "attached", "attached, asleep"}
     assert "relay: awake for the answer" in stages["floor: relay"]
     assert {"server: its turn", "worker: request read"} <= set(stages["attached"])
 
