@@ -49,18 +49,18 @@ class Asking:
     """A client that gives no room unasked."""
 
     def __init__(self, raw: Raw) -> None:
-        self._raw, self._channel, self._last = raw, Channel(raw.socket, FROM_SERVER), 0
+        self.raw, self._channel, self.last = raw, Channel(raw.socket, FROM_SERVER), 0
 
     async def ask(self, message: Any) -> Any:
         """Send a message, and wait for its answer."""
-        self._last += 1
-        await self._raw.send(encode(Requests([Request(self._last, encode_message(message))])))
+        self.last += 1
+        await self.raw.send(encode(Requests([Request(self.last, encode_message(message))])))
         return await self.answer()
 
     async def answer(self) -> Any:
         """The next answer."""
         loop, came = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._raw.socket.fileno(), came.set)
+        loop.add_reader(self.raw.socket.fileno(), came.set)
         try:
             while True:
                 await came.wait()
@@ -70,7 +70,7 @@ class Asking:
                         (answer,) = frame.answers
                         return answer
         finally:
-            loop.remove_reader(self._raw.socket.fileno())
+            loop.remove_reader(self.raw.socket.fileno())
 
     async def allocate(self, spec: TensorSpec = _SPEC) -> BufferRef:
         """A buffer, of 256 KiB unless told otherwise."""

@@ -138,7 +138,7 @@ async def test_a_client_that_dies_frees_what_it_held_within_three_turns_of_the_l
 ) -> None:
     await asking.allocate()
     assert (await gpu.statistics()).live_buffers == 1
-    asking._raw.socket.close()
+    asking.raw.socket.close()
     for _ in range(3):
         await asyncio.sleep(0)
     assert served.clients == 0
@@ -152,11 +152,11 @@ async def test_answers_that_wait_for_room_are_bounded_by_their_bytes(
     monkeypatch.setattr(array_answers, "_MOST_UNPLACED", 2 * SPEC.nbytes)
     download = Download(src=await asking.allocate())
     for _ in range(2):
-        assert await asking.ask(download) == NeedsRoom(asking._last, SPEC.nbytes)
+        assert await asking.ask(download) == NeedsRoom(asking.last, SPEC.nbytes)
     refused = await asking.ask(download)
     assert isinstance(refused, Refused)
     assert isinstance(refused.error.to_error(), OutOfMemory)
-    await asking._raw.send(encode(Room(2, None, 0)))
+    await asking.raw.send(encode(Room(2, None, 0)))
     assert isinstance(await asking.answer(), Dropped)
     assert isinstance(await asking.ask(download), NeedsRoom)
 

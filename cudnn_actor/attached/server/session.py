@@ -390,7 +390,7 @@ class Session:
                 self._arrays.check_room(message)
                 self._server.lent.begin(asked, run)
                 return
-            if not known.runs_plan and (name := self._server.lent.name_of(message)) is not None:
+            if (name := self._server.lent.name_of(message)) is not None:
                 self._arrays.check_room(message)
                 asked.sent_ns = time.perf_counter_ns()
                 self._server.lent.start(asked, name, self._in_context(asked))
@@ -415,7 +415,7 @@ class Session:
             if known.checked != holdings.epoch:
                 holdings.check(known.message, known.named)
                 known.checked = holdings.epoch
-            found = known.found()
+            found: Any = known.found()
             if found is None or (slots := found.bound) is None or slots.epoch != state.memory.epoch:
                 found = check_message(state, known.message, {})
                 known.found = weakref.ref(found)
