@@ -37,12 +37,15 @@ from cudnn_actor.attached.wire import (
     Given,
     NeedsRoom,
     Refused,
+    Request,
+    Requests,
     Room,
     digest_of,
 )
 from cudnn_actor.errors import StaleReason, StartFailed
 from cudnn_actor.messages import Download, Free
 from cudnn_actor.processes.frames import encode
+from cudnn_actor.protocol.messages.codec import encode_message
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
@@ -144,6 +147,35 @@ async def test_a_client_that_dies_frees_what_it_held_within_three_turns_of_the_l
     assert served.clients == 0
     await gpu.drain()  # it comes after what the server has sent
     assert (await gpu.statistics()).live_buffers == 0
+
+
+async def test_a_loop_that_stays_awake_reads_nothing_of_a_client_that_does_not_read(
+    served: ServedSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[session.Session] = []
+
+    def noted(*facts: Any) -> session.Session:
+        sessions.append(session.Session(*facts))
+        return sessions[-1]
+
+    monkeypatch.setattr(serving, "Session", noted)
+    raw = Raw(served.path)
+    await raw.send(encode(ATTACH))
+    asking = Asking(raw)
+    page = TensorSpec.packed((1, 1, 64, 64), DType.FLOAT32, Layout.NCHW)
+    body = encode_message(Download(src=await asking.allocate(page)))  # the answer travels in the frame
+    (of_client,) = sessions
+    last = asking.last
+    while not of_client.channel.backed_up:
+        last += 1
+        await raw.send(encode(Requests([Request(last, body)])))
+        while of_client.asked:  # noqa: ASYNC110 - nothing tells when the session has answered
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await raw.send(encode(Requests([Request(last + 1, body)])))
+    assert not of_client.look()
+    assert not of_client.asked
+    raw.socket.close()
 
 
 async def test_answers_that_wait_for_room_are_bounded_by_their_bytes(

@@ -129,7 +129,7 @@ class Session:
             ExportBuffer: self._take_move,
             ImportBuffer: self._take_move,
         }
-        self._look = look_at(channel.fileno())
+        self._looks = look_at(channel.fileno())
         self._loop.add_reader(channel.fileno(), self._readable)
 
     def __repr__(self) -> str:
@@ -160,9 +160,9 @@ class Session:
         elif self.open and self._server.share.waits:
             self._server.pump()
 
-    def _look_again(self) -> bool:
+    def look(self) -> bool:
         """Take the requests that have come. Returns whether any had. For a loop that stays awake."""
-        if self._paused or not self.open or not self._look():
+        if self._paused or not self.open or not self._looks():
             return False
         self._readable()
         return True
@@ -241,7 +241,7 @@ class Session:
         self._answers.append(answer)
         if not self.asked:
             self._flush()
-            self._nearness.note_answered(self._look_again)
+            self._nearness.note_answered(self.look)
         elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -586,7 +586,7 @@ class Session:
             self._end_request(asked, answer)
         else:  # no drain waits: it would be open
             self.send(Answers([answer]))
-            self._nearness.note_answered(self._look_again)
+            self._nearness.note_answered(self.look)
 
     def _answer_drains(self) -> None:
         """Answer each drain before which no request is open. Numbers grow, so the first one in the dict is
