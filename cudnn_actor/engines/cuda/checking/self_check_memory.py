@@ -148,8 +148,7 @@ def _bits(numbers: tuple[float, ...], dtype: DType) -> tuple[int, ...]:
 
 
 def _bits_of(numbers: np.ndarray, dtype: DType) -> tuple[int, ...]:
-    """The bits of numbers: see `_bits`. Its cache does not distinguish -0.0 from 0.0, and takes a NaN for
-    another one."""
+    """The bits of numbers, without the cache of `_bits`, which takes -0.0 for 0.0, and finds no NaN again."""
     elements = np.empty(len(numbers), dtype.numpy)
     round_into(numbers.astype(np.float64), dtype, elements)
     return tuple(elements.view(f"u{dtype.itemsize}").astype(np.uint64).view(np.int64).tolist())

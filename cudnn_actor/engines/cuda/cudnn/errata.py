@@ -57,7 +57,7 @@ class _Erratum(NamedTuple):
 
 
 _LARGE = 1 << 21
-"""The elements from which the choice of a norm's kernel matters."""
+"""The number of elements above which the choice of a norm's kernel matters."""
 _ROW_NORMS = (LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward)
 _ERRATA = (
     _Erratum(
