@@ -4,8 +4,8 @@ members have."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
-import os
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,8 +16,9 @@ from cudnn_actor.actors import within
 from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.client.shared_segments import ToShare, gather_at_once, shared_copies
+from cudnn_actor.memory.container import processors
 from cudnn_actor.models import BatchedModel
-from cudnn_actor.models.batch_arrays import Gather
+from cudnn_actor.models.batch_arrays import Gather, concatenate
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.inputs import named_once
 from cudnn_actor.models.sizes import Sizes
@@ -61,9 +62,16 @@ def _gather(members: int) -> Gather | None:
     """The function that copies the inputs of large batches; None for NumPy's.
 
     With one member, the interpreter's lock is mostly free, and NumPy's copy takes half of the processor time.
+    The first call counts the processors: that reads files, and `gather` is called on the threads that copy.
     """
-    spare = len(os.sched_getaffinity(0)) >= _PROCESSORS * members
-    return gather_at_once if members > 1 and spare else None
+    if members < 2:
+        return None
+    are_spare = functools.cache(lambda: processors() >= _PROCESSORS * members)
+
+    def gather(arrays: Sequence[np.ndarray], whole: np.ndarray) -> None:
+        (gather_at_once if are_spare() else concatenate)(arrays, whole)
+
+    return gather
 
 
 class PoolRequests:

@@ -232,7 +232,7 @@ async def test_batches_run_on_all_members_and_survive_their_ends(pool: Pool, log
 async def test_the_system_puts_large_batches_of_several_members_together_where_processors_are_spare(
     members: int, processors: int, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(processors))
+    monkeypatch.setattr("cudnn_actor.pool.requests.processors", lambda: processors)
     counts, write, length = list[int](), os.pwritev, 1 << 18
 
     def noting(descriptor: int, arrays: list[memoryview], at: int) -> int:
