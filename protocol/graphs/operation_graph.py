@@ -331,9 +331,12 @@ class OperationGraph(
     def _meaning(self, tensor: GraphTensor) -> object:
         before = None if tensor.overwrites is None else self.canonical_uids[tensor.overwrites]
         dims, strides = tensor.dims, tensor.strides
-        if tensor.value is None and are_ints(dims) and are_ints(strides):
+        if tensor.value is not None or not are_ints(dims) or not are_ints(strides):
+            return (*tensor.meaning(), before)
+        try:
             return _encoded_tensor((dims, strides), tensor.dtype, tensor.role, tensor.alignment, before)
-        return (*tensor.meaning(), before)
+        except TypeError:  # another field has a value that cannot be looked up, such as a list
+            return (*tensor.meaning(), before)
 
 
 _MOST_KNOWN = 1 << 12

@@ -252,3 +252,10 @@ def test_tensors_that_are_equal_have_the_digests_of_what_they_are() -> None:
     found = [digest(**of) for of in changes]
     assert len({*found}) == len(found)
     assert found == [digest(**of) for of in changes]
+
+
+@pytest.mark.parametrize("wrong", [{"role": ["virtual"]}, {"alignment": [16]}, {"dtype": ["float32"]}])
+def test_a_tensor_with_a_field_of_a_wrong_type_has_a_digest(wrong: dict[str, object]) -> None:
+    """Whoever runs the graph says what is wrong with it."""
+    tensors = (msgspec.structs.replace(GRAPH.tensors[0], **wrong), *GRAPH.tensors[1:])
+    assert replace(GRAPH, tensors=tensors).digest() != GRAPH.digest()
