@@ -136,11 +136,19 @@ async def test_up_to_a_mebibyte_is_copied_without_another_thread(
         np.testing.assert_array_equal(await gpu.download(ref), values)
 
 
-@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize(
+    ("nbytes", "dtype", "alone"),
+    [
+        (PIECE_BYTES, DType.UINT8, True),
+        (PIECE_BYTES + 1, DType.UINT8, False),
+        (PIECE_BYTES, DType.BFLOAT16, False),
+    ],
+)
 async def test_a_loop_on_a_thread_uploads_up_to_a_mebibyte_to_a_new_buffer_by_itself(
-    monkeypatch: pytest.MonkeyPatch, more: int
+    monkeypatch: pytest.MonkeyPatch, nbytes: int, dtype: DType, alone: bool
 ) -> None:
-    """On the main thread, where a signal handler may raise, another thread makes new buffers."""
+    """On the main thread, where a signal handler may raise, another thread makes new buffers. Values that
+    are converted take longer than 50 us."""
     senders: list[int] = []
     sending = Channel.send
 
@@ -151,14 +159,14 @@ async def test_a_loop_on_a_thread_uploads_up_to_a_mebibyte_to_a_new_buffer_by_it
 
     async def upload() -> None:
         async with workers(host_arenas=False) as (gpu, _):
-            await gpu.upload(values)  # from now on there are arenas and staging memory for it
+            await gpu.upload(values, dtype=dtype)  # from now on there are arenas and staging memory for it
             with monkeypatch.context() as patch:
                 patch.setattr(Channel, "send", send)
-                ref = await gpu.upload(values)
-            assert (set(senders) == {threading.get_ident()}) == (not more)
-            np.testing.assert_array_equal(await gpu.download(ref), values)
+                ref = await gpu.upload(values, dtype=dtype)
+            assert (set(senders) == {threading.get_ident()}) == alone
+            np.testing.assert_array_equal((await gpu.download(ref)).astype(np.uint8), values)
 
-    values = np.random.default_rng(0).integers(0, 256, PIECE_BYTES + more, np.uint8)
+    values = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     await in_thread(lambda: asyncio.run(upload()))
 
 

@@ -78,24 +78,21 @@ class Values:
 
     def is_heavy(self, message: Any) -> bool:
         """Whether starting a message copies so much that an event loop leaves it to the monitor's thread."""
-        if type(message) is RunModel:
-            return self._is_heavy_run(message)
-        if type(message) is WriteWeights:
-            return sum(array.nbytes for array in message.values) > HEAVY_BYTES
-        if type(message) not in WITH_VALUES:
-            return False
         match message:
-            case Upload(data=data) | Allocate(data=data):
-                is_device = self.arenas is None
-                most = PIECE_BYTES if is_device and may_be_late(data) else HEAVY_BYTES
-                heavy: bool = getattr(data, "nbytes", 0) > most
-                return heavy and not (is_device and self.staging.locate(data) is not None)
+            case RunModel():
+                return self._is_heavy_run(message)
+            case WriteWeights(values=values):
+                return sum(array.nbytes for array in values) > HEAVY_BYTES
+            case Upload(data=data, dst=dst):
+                return self._is_heavy_upload(data, getattr(dst, "spec", None))
+            case Allocate(data=data, spec=spec):
+                return self._is_heavy_upload(data, spec)
             case Download(src=src):
-                spec = getattr(src, "spec", None)
+                read = getattr(src, "spec", None)
                 return (
                     self.arenas is not None
-                    and isinstance(spec, TensorSpec)
-                    and packed_nbytes(spec) > HEAVY_BYTES
+                    and isinstance(read, TensorSpec)
+                    and packed_nbytes(read) > HEAVY_BYTES
                 )
         return False
 
@@ -110,6 +107,18 @@ class Values:
                 case Upload(dst=buffer) | Download(src=buffer):
                     return packed_nbytes(buffer.spec) <= PIECE_BYTES
         return False
+
+    def _is_heavy_upload(self, data: Any, spec: object) -> bool:
+        """Whether values are many bytes to copy before their request is sent. To convert them takes up to
+        twenty times as long as to copy them."""
+        if getattr(data, "nbytes", 0) <= HEAVY_BYTES:
+            return False
+        if self.arenas is not None or not isinstance(data, np.ndarray) or not isinstance(spec, TensorSpec):
+            return True
+        if data.dtype != spec.dtype.numpy:
+            return True
+        may_wait = may_be_late(data) and data.nbytes <= PIECE_BYTES
+        return not may_wait and self.staging.locate(data) is None
 
     def _is_heavy_run(self, message: RunModel) -> bool:
         """Whether a run of a model copies many bytes before it is sent. Late copies do not count."""
