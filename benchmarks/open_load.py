@@ -85,7 +85,11 @@ async def _load(
         found.append(Request(due_s, time.perf_counter(), late=late))
 
     def start() -> None:
-        for _ in own.recv(1 << 16):
+        told = own.recv(1 << 16)
+        if not told:
+            loop.remove_reader(own)
+            left.set()
+        for _ in told:
             tasks.create_task(one(due_s := next(begun)))
             if due_s == due[-1]:
                 left.set()
@@ -97,4 +101,6 @@ async def _load(
             await left.wait()
         finally:
             loop.remove_reader(own)
+    if next(begun, None) is not None:
+        raise RuntimeError("the process that tells the moments has ended: its error stands above")
     return found
