@@ -148,8 +148,9 @@ async def _relay(caller: socket.socket, worker: socket.socket, *, awake: bool, s
     loop.remove_reader(worker.fileno())
 
 
-def main(kind: str, folder: str, *descriptors: str) -> None:
-    """Be one of the processes."""
+def main() -> None:
+    """Be one of the processes: of a kind, with a folder for stamps or "", and with descriptors of sockets."""
+    kind, folder, *descriptors = sys.argv[1:]
     stamps: Stamps | None = [] if folder else None
     ends = [socket.socket(fileno=int(each)) for each in descriptors]
     if kind in ("answer", "looks"):
@@ -161,4 +162,4 @@ def main(kind: str, folder: str, *descriptors: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -223,7 +223,7 @@ NUMBERS = [
     f"Up to {staging._IDLE_BYTES >> 20} MiB of unused segments",
     f"A result of over {staging.COPY_BYTES >> 10} KiB",
     f"Arrays of over {values.HEAVY_BYTES >> 10} KiB are copied on a thread",
-    f"copies to a device and from it, the bound is {staging.PIECE_BYTES >> 20} MiB",
+    f"copies to a device and from it without a conversion, the bound is {staging.PIECE_BYTES >> 20} MiB",
     f"array of {2 * transfer._PART_BYTES >> 20} MiB or more",
     f"A frame is {frames.LONGEST >> 20} MiB at most",
     f"{channel._MOST_DESCRIPTORS} descriptors may wait for their frames",
