@@ -48,6 +48,8 @@ _open, _read, _close = os.open, os.read, os.close
 """As they are before blocking calls are watched for: to look at each of these takes longer than the call."""
 FAILED = pytest.StashKey[bool]()
 LINES = pytest.StashKey[deque[str]]()
+BRIEF = pytest.StashKey[bool]()
+"""Whether only news is sent of a test: see `is_news`."""
 _FORMATTER = TextFormatter()
 HAS_BLOCKBUSTER = importlib.util.find_spec("blockbuster") is not None
 
@@ -143,12 +145,17 @@ def tracing() -> Iterator[Tracing]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note for the fixtures whether the test itself failed."""
+    """Note for the fixtures whether the test itself failed.
+
+    A failure is reported at once, as pytest does: what comes after it may end the process.
+    """
     report = yield
     if report.when == "call":
         item.stash[FAILED] = report.failed
     if report.failed and (lines := item.stash.get(LINES, None)):
         report.sections.append(("Log lines of services", "\n".join(lines)))
+    if report.failed and item.stash.get(BRIEF, False):
+        item.ihook.pytest_runtest_logreport(report=report)
     return report
 
 
@@ -162,9 +169,13 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     ask = item.config.getoption
     if not hasattr(item.config, "workerinput") or ask("durations", None) is not None or ask("xmlpath", None):
         return None
+    item.stash[BRIEF] = True
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in filter(is_news, runtestprotocol(item, log=False, nextitem=nextitem)):
-        item.ihook.pytest_runtest_logreport(report=report)
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    failed = any(report.failed for report in reports)  # then the rest has what was printed
+    for report in reports:
+        if not report.failed and (failed or is_news(report)):
+            item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
