@@ -5,12 +5,13 @@ One process computes a value, and the others read it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 __all__ = ["KEPT", "kept"]
 
@@ -24,16 +25,22 @@ def kept(name: str, compute: Callable[[], T], folder: Path = KEPT) -> T:
     """The value that an earlier call has kept under this name, else the one that `compute` returns.
 
     The name says all that the value depends on, such as versions of packages. Blocks while another process
-    computes it. A file that was not written to its end is computed again.
+    computes it. A file that cannot be read is computed again. Where no file can be written, none is.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.pickle"
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(Exception):  # a damaged file may raise any error
+        return cast("T", pickle.loads(file.read_bytes()))
+    with contextlib.ExitStack() as held:
         try:
-            value: T = pickle.loads(file.read_bytes())
-        except (OSError, EOFError, pickle.UnpicklingError):
-            value = compute()
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context((folder / f"{name}.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            return compute()
+        with contextlib.suppress(Exception):  # it has been computed meanwhile
+            return cast("T", pickle.loads(file.read_bytes()))
+        value = compute()
+        with contextlib.suppress(OSError):  # the disk may be full
             unfinished = folder / f"{name}.{os.getpid()}"
             unfinished.write_bytes(pickle.dumps(value))
             unfinished.replace(file)

@@ -10,13 +10,16 @@ import collections
 import concurrent.futures
 import enum
 import functools
+import inspect
 import multiprocessing
 import time
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import numpy_helper
@@ -58,7 +61,9 @@ class Outcome(NamedTuple):
 
 def cases() -> list[Any]:
     """Every case of the suite. ONNX takes five seconds to compute their results, so they are kept."""
-    return kept(f"node-suite-of-onnx-{onnx.__version__}-numpy-{np.__version__}", _computed_cases)
+    versions = "-".join(f"{each.__name__}-{each.__version__}" for each in (onnx, np, ml_dtypes))
+    code = zlib.crc32(inspect.getsource(_computed_cases).encode())
+    return kept(f"node-suite-{versions}-{code:08x}", _computed_cases)
 
 
 def _computed_cases() -> list[Any]:
