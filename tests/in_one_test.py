@@ -12,13 +12,13 @@ import pytest
 
 from .whole import WHOLE, covering, together_for
 
-__all__ = ["cases_in_one_test", "in_one_test"]
+__all__ = ["FAILURES", "cases_in_one_test", "ends_all", "in_one_test"]
 
 Test = Callable[..., None]
 _PARAM: Final = type(pytest.param())
 _LONGEST: Final = 200
 """Characters of a value in the name of a case."""
-_FAILURES: Final = (Exception, pytest.fail.Exception, pytest.skip.Exception, pytest.xfail.Exception)
+FAILURES: Final = (Exception, pytest.fail.Exception, pytest.skip.Exception, pytest.xfail.Exception)
 """What pytest raises for an outcome is no `Exception`: `pytest.raises` does where nothing is raised."""
 
 
@@ -132,6 +132,14 @@ def _cases_of(mark: pytest.Mark) -> Iterator[_Case]:
         yield _Case(dict(zip(wanted, case.values, strict=True)), tuple(labels))
 
 
+def ends_all(error: BaseException) -> bool:
+    """Whether pytest-timeout says so.
+
+    It interrupts a test once: another case that hangs would do so for ever.
+    """
+    return "from pytest-timeout" in str(error)
+
+
 def _repr(value: object) -> str:
     try:
         return repr(value)[:_LONGEST]
@@ -160,11 +168,11 @@ def _run(test: Test, cases: Sequence[_Case], fixtures: Mapping[str, Any]) -> Non
             for begin_case in beginnings:
                 begin_case()
             test(**fixtures, **case.values)
-        except _FAILURES as error:
+        except FAILURES as error:
             failed.append(case.name())
             error.add_note(f"in the case: {failed[-1]}")
             failures.append(error)
-            if "from pytest-timeout" in str(error):
-                break  # it interrupts a test once: another case that hangs would do so for ever
+            if ends_all(error):
+                break
     if failures:
         raise BaseExceptionGroup(f"{len(failed)} of {len(cases)} cases failed: {'; '.join(failed)}", failures)

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Final
 
-import pytest
+from ..in_one_test import FAILURES, ends_all
 
 __all__ = ["all_cases"]
 
-_FAILURES: Final = (Exception, pytest.fail.Exception)
-"""The second is what `pytest.raises` raises where nothing is raised."""
 Case = Callable[[object], contextlib.AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
 def all_cases() -> Iterator[Case]:
-    """Give what a case runs in: `with case(name): ...`. All run, and those that fail are named at the end."""
+    """Give what a case runs in: `with case(name): ...`. All run, and those that fail are named at the end.
+
+    As in `tests.in_one_test`, a case that skips itself is one that failed, and behind one that takes too long
+    none runs.
+    """
     failures: list[BaseException] = []
 
     @contextlib.contextmanager
     def case(name: object) -> Iterator[None]:
         try:
             yield
-        except _FAILURES as error:
+        except FAILURES as error:
             error.add_note(f"in the case: {name}")
             failures.append(error)
+            if ends_all(error):
+                raise
 
     yield case
     if failures:
