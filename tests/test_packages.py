@@ -52,8 +52,10 @@ def without_links(archive: Path) -> Path:
     """A copy of what is built from, as some ZIP tools unpack it: each link is a file with a path in it."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", PLUGIN):
         shutil.copy(ROOT / name, archive)
+    # With what has been compiled, but not with what another process is compiling, and then renames.
+    unfinished = shutil.ignore_patterns("*.pyc.*")
     for name in (*TOP, "docs", "editable"):
-        shutil.copytree(ROOT / name, archive / name, symlinks=True)  # with what has been compiled
+        shutil.copytree(ROOT / name, archive / name, symlinks=True, ignore=unfinished)
     links = [path for top in ("cudnn_actor", "editable") for path in (archive / top).iterdir()]
     links = [path for path in links if path.is_symlink()]
     assert len(links) == len(TOP) + 2
