@@ -40,7 +40,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.messages.messages import Travelling
 
 from ..in_one_test import cases_in_one_test
-from ..whole import more, some
+from ..whole import WHOLE, more
 from .protocol_strategies import MESSAGES, arrays, messages, refs, replies
 
 KINDS = {typing.get_origin(kind) or kind for kind in typing.get_args(Travelling)}
@@ -84,7 +84,7 @@ def test_there_is_a_strategy_for_every_message() -> None:
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=[kind.__name__ for kind in MESSAGES])
-@settings(max_examples=some(15))
+@settings(max_examples=30 if WHOLE else 5)
 @given(st.data())
 def test_every_message_round_trips(kind: type, data: st.DataObject) -> None:
     message = data.draw(MESSAGES[kind])
