@@ -39,13 +39,18 @@ class _Forking:
 
     @staticmethod
     def Popen(command: Sequence[str], *, text: bool = True, **how: Any) -> Program:  # noqa: N802
-        return Program(command[1:], spare=True, **how)
+        return Program(_words(command), spare=True, **how)
 
     @staticmethod
     def run(
         command: Sequence[str], *, text: bool, capture_output: bool = False, **how: Any
     ) -> subprocess.CompletedProcess[str]:
-        return run(command[1:], spare=True, **how)
+        return run(_words(command), spare=True, **how)
+
+
+def _words(command: Sequence[str]) -> Sequence[str]:
+    assert command[0] == sys.executable, "this program is not one of this interpreter"
+    return command[1:]
 
 
 @contextlib.contextmanager

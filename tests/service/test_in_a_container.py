@@ -38,7 +38,8 @@ for limit in map(int, sys.argv[1:]):
         resource.setrlimit(resource.RLIMIT_NPROC, (limit,) * 2)
         say()
         sys.exit()
-    os.waitpid(child, 0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{limit}: it did not end well")
 if not sys.argv[1:]:
     say()
 """
