@@ -86,13 +86,17 @@ def running(
             process.kill()
 
 
+_ENDED = (FileNotFoundError, ProcessLookupError)
+"""What /proc says of a process that has ended: where its file is opened, and where an open one is read."""
+
+
 def workers_of(pid: int) -> list[int]:
     """The process ids of the workers of a server's process: of the one that serves, and of a standby."""
     return [each for each in descendants(pid) if name_of(each) == NAME]
 
 
 def descendants(pid: int) -> Iterator[int]:
-    with contextlib.suppress(FileNotFoundError):  # it has ended
+    with contextlib.suppress(*_ENDED):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (thread / "children").read_text().split()):
                 yield child
@@ -100,7 +104,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def name_of(pid: int) -> str:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(*_ENDED):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
 
