@@ -2,10 +2,11 @@
 
     python -m benchmarks.ray_calls --out benchmarks/results
 
-All on the CPU engine: a product of a matrix with (256, 256), from and to arrays. The actor is an async one
-whose method returns an array of the product's size that it has. In each round, all three in turn, one at a
-time. Rows have the p50 of all rounds in microseconds; `ratio` is the pool's request over the sum of the other
-two, by rounds. Ray's own processes need cores, too: on two it measures how these are shared.
+All on the CPU engine: a product of an array with (256, 256) weights, which were uploaded. The actor is an
+async one whose method gets the same array, and returns one of the product's size that it has. In each round,
+all three in turn, one at a time. Rows have the p50 of all rounds in microseconds; `ratio` is the pool's
+request over the sum of the other two, by rounds. Ray's own processes need cores, too: on two it measures how
+these are shared.
 """
 
 from __future__ import annotations
@@ -75,33 +76,32 @@ async def measured(rounds: int, count: int) -> list[Row]:
         def __init__(self) -> None:
             self.known = {rows: np.zeros((rows, 256), "float32") for rows in ROWS}
 
-        async def returns(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:  # noqa: ARG002 - it is sent
+        async def returns(self, a: np.ndarray) -> np.ndarray:
             return self.known[len(a)]
 
     actor: Any = ray.remote(Empty).options(num_cpus=1).remote()
+    chance = np.random.default_rng(0)
+    weights = chance.random((256, 256), "float32")
     found = []
     async with (
         RayPool(num_replicas=1, num_gpus=0) as pool,
         spawn(device="cpu", isolation="process") as gpu,
     ):
         for rows in ROWS:
-            product, arrays = problem(rows)
+            product, x = product_of(rows), chance.random((rows, 256), "float32")
             calls: dict[str, Call] = {
-                "pool": functools.partial(pool.compute, product, **arrays),
-                "actor": functools.partial(actor.returns.remote, **arrays),
-                "in process": functools.partial(gpu.compute, product, **arrays),
+                "pool": functools.partial(pool.compute, product, x=x, w=await pool.upload(weights)),
+                "actor": functools.partial(actor.returns.remote, x),
+                "in process": functools.partial(gpu.compute, product, x=x, w=await gpu.upload(weights)),
             }
             found += await in_turns(rows, calls, rounds, count)
     return found
 
 
-def problem(rows: int) -> tuple[Graph, dict[str, Any]]:
-    """A product of (rows, 256) by (256, 256), and its operands."""
+def product_of(rows: int) -> Graph:
+    """y = x @ w, of (rows, 256) by (256, 256)."""
     g = GraphBuilder()
-    product = g.build(y=g.matmul(g.input("a", (rows, 256)), g.input("b", (256, 256))))
-    chance = np.random.default_rng(0)
-    arrays = {name: chance.random((size, 256), "float32") for name, size in (("a", rows), ("b", 256))}
-    return product, arrays
+    return g.build(y=g.matmul(g.input("x", (rows, 256)), g.input("w", (256, 256))))
 
 
 async def in_turns(rows: int, calls: dict[str, Call], rounds: int, count: int) -> list[Row]:
