@@ -36,6 +36,8 @@ class Awake:
         self._loop = loop
         self._context = contextvars.copy_context()
         self._until_s = 0.0
+        self._number = 0
+        """The number of the callback that goes on. An earlier one, which was lost or comes late, ends."""
         self._goes_on: Callable[[], bool] = bool
         self._look_for: Callable[[], bool] = bool
 
@@ -58,11 +60,14 @@ class Awake:
         sleeps, self._until_s = now_s >= self._until_s, now_s + seconds
         self._goes_on, self._look_for = goes_on, look or bool
         if sleeps:
-            self._loop.call_soon(self._turn, context=self._context)
+            self._number += 1
+            self._loop.call_soon(self._turn, self._number, context=self._context)
 
-    def _turn(self) -> None:
+    def _turn(self, number: int) -> None:
+        if number != self._number:
+            return
         if self._goes_on() and self._loop.time() < self._until_s:
-            self._loop.call_soon(self._turn, context=self._context)  # first: what is found may raise
+            self._loop.call_soon(self._turn, number, context=self._context)  # first: what is found may raise
             look = self._look_for
             for _ in range(_LOOKS):
                 if look():

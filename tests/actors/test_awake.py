@@ -93,3 +93,27 @@ async def test_a_later_call_says_what_to_look_for(pair: tuple[socket.socket, soc
     pair[1].send(b"near")
     await asyncio.sleep(0)
     assert (earlier.found, later.found) == ([], [b"near"])
+
+
+async def test_one_callback_goes_on_however_often_the_time_ends_between_its_turns() -> None:
+    loop: Any = asyncio.get_running_loop()
+    awake, looks, time = Awake(loop), [], loop.time()
+
+    def look() -> bool:
+        looks.append(time)
+        return True  # so each callback looks once in a turn
+
+    loop.time = lambda: time
+    try:
+        for _ in range(20):
+            awake.stay(LONG_S, lambda: True, look)
+            await asyncio.sleep(0)
+            time += 2 * LONG_S  # another callback has taken so long
+        awake.stay(LONG_S, lambda: True, look)
+        looks.clear()
+        await asyncio.sleep(0)
+        assert len(looks) == 1
+    finally:
+        time += 2 * LONG_S
+        await asyncio.sleep(0)
+        del loop.time
