@@ -118,6 +118,17 @@ async def test_the_servers_loop_sleeps_if_the_last_request_came_late(
             await sleeps.until_asleep()
 
 
+async def test_a_service_tells_nothing_to_servers_that_have_ended(gpu: CudnnRef, tmp_path: Path) -> None:
+    told = service_behind(gpu).state.mailbox.on_near
+    first, second = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
+    await first.enter_async_context(serve_socket(gpu, tmp_path / "first.sock"))
+    await second.enter_async_context(serve_socket(gpu, tmp_path / "second.sock"))
+    await first.aclose()  # in the order in which they began
+    assert len(told) == 1
+    await second.aclose()
+    assert not told
+
+
 @pytest.mark.parametrize("client_has_cores", [True, False])
 async def test_a_client_with_cores_stays_awake_when_its_answer_is_near(
     client_has_cores: bool, cores: int, tmp_path: Path

@@ -57,12 +57,12 @@ class Nearness:
         """Since when no request is open; infinite while one is."""
         self._prompt = False
         """Whether the latest request came within `_PROMPT_S` after the answers before it."""
-        self._before, mailbox.on_near = mailbox.on_near, self._tell
+        mailbox.on_near.append(self._tell)
 
     def end(self) -> None:
-        """Let the mailbox tell only whom it told before."""
-        if self._mailbox.on_near == self._tell:
-            self._mailbox.on_near = self._before
+        """Let the mailbox tell this object nothing more."""
+        if self._tell in self._mailbox.on_near:  # not in a forked child
+            self._mailbox.on_near.remove(self._tell)
 
     def note_came(self) -> None:
         """Note that requests have come."""
@@ -95,7 +95,6 @@ class Nearness:
 
     def _tell(self) -> None:
         """Tell the client whose request is the only one that its answer is near."""
-        self._before()
         if asyncio._get_running_loop() is not self._loop:
             return
         waiting = [session for session in self._sessions if session.asked]

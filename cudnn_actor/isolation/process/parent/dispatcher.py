@@ -548,7 +548,7 @@ class Dispatcher(Mailbox):
         self._waiting = []
         self.channel = self._stop = self._here = None
         self.wake_monitor, self.on_stop_asked = bool, lambda: None
-        self.on_near = bool
+        self.on_near = []
         self.begun = _none_begun
         self._outbox.clear()  # the parent answers them
         self._loops_to_wake.clear()

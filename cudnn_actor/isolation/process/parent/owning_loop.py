@@ -32,7 +32,7 @@ class TurnTaker(Protocol):
     needs_thread: bool
     loops_may_stay_awake: bool
     wake_monitor: Callable[[], Any]
-    on_near: Callable[[], Any]
+    on_near: list[Callable[[], Any]]
 
     def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
         """Take a turn."""
@@ -143,7 +143,8 @@ class OwningLoop:
         self._dispatcher.turn(self.bridge, read=True)
         if self._dispatcher.host.in_flight.nearing:
             self._await_answer()
-            self._dispatcher.on_near()
+            for tell in self._dispatcher.on_near:
+                tell()
         channel = self._channel  # None if an exception has interrupted `_follow` or `_let_go`
         if channel is None or channel.ended or channel is not self._dispatcher.channel:
             self._let_go()
