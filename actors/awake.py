@@ -68,9 +68,10 @@ class Awake:
             return
         if self._goes_on() and self._loop.time() < self._until_s:
             self._loop.call_soon(self._turn, number, context=self._context)  # first: what is found may raise
-            look = self._look_for
+            look, time = self._look_for, self._loop.time
             for _ in range(_LOOKS):
-                if look():
+                # Each look may give the lock to another thread, which keeps it for 5 ms if it computes.
+                if look() or time() >= self._until_s:
                     break
         else:
             self._until_s, self._goes_on, self._look_for = 0.0, bool, bool

@@ -117,3 +117,24 @@ async def test_one_callback_goes_on_however_often_the_time_ends_between_its_turn
         time += 2 * LONG_S
         await asyncio.sleep(0)
         del loop.time
+
+
+async def test_other_callbacks_have_their_turns_once_a_look_has_taken_all_the_time() -> None:
+    loop: Any = asyncio.get_running_loop()
+    looks, time = [], loop.time()
+
+    def look() -> bool:
+        nonlocal time
+        time += 2 * LONG_S  # another thread has had the lock
+        looks.append(time)
+        return False
+
+    loop.time = lambda: time
+    try:
+        Awake(loop).stay(LONG_S, lambda: True, look)
+        await asyncio.sleep(0)
+        assert len(looks) == 1
+    finally:
+        time += 2 * LONG_S
+        await asyncio.sleep(0)
+        del loop.time
