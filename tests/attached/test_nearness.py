@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def a_forkserver() -> None:
 def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many cores this process may use."""
     count: int = request.param
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
+    monkeypatch.setattr("cudnn_actor.isolation.process.cores.processors", lambda *_: count)
     return count
 
 

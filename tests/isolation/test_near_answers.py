@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -144,7 +143,7 @@ def test_the_end_of_a_run_is_near_once_and_only_if_it_is_alone_and_long(
 async def test_a_loop_stays_awake_for_a_short_copy_if_there_are_cores(
     cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr("cudnn_actor.isolation.process.cores.processors", lambda *_: cores)
     async with workers("AmpleEngine", host_arenas=False) as (gpu, points), asyncio.timeout(PATIENCE_S):
         values = np.arange(10.0)
         message = Upload(dst=await gpu.upload(values), data=values)
