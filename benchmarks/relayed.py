@@ -62,7 +62,8 @@ class Relayed:
             each.close()
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[None]
+        self._future = self._loop.create_future()
+        self._future.set_result(None)  # no request waits
         self._loop.add_reader(self._socket.fileno(), self._read)
         self._request = bytes(REQUEST_BYTES)
 
@@ -72,7 +73,7 @@ class Relayed:
         self._processes.append(subprocess.Popen(command, pass_fds=descriptors))
 
     async def ask(self) -> None:
-        """Send one request, and wait for its answer."""
+        """Send one request, and wait for its answer. Raises `ConnectionError` if another process has ended."""
         if self._is_stamped:
             self.stamps.append((time.perf_counter_ns(), "asked"))
         self._future = self._loop.create_future()
@@ -88,6 +89,10 @@ class Relayed:
             self.stamps.append((time.perf_counter_ns(), "awake"))
         if self._socket.recv(_LONGEST):
             self._future.set_result(None)
+            return
+        self._loop.remove_reader(self._socket.fileno())  # else the loop would spin
+        if not self._future.done():
+            self._future.set_exception(ConnectionResetError("a process of the floor has ended"))
 
     def close(self) -> None:
         """End the processes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ from benchmarks import building, floor, two_gpus
 from benchmarks.against import environment
 from benchmarks.placement import placements, sweep
 from benchmarks.recording import Row, attempted, keep
+from benchmarks.relayed import Relayed
 from benchmarks.stages import stages_of
 from cudnn_actor.engines.cuda.planning.partition import cut
 
@@ -111,6 +113,18 @@ def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
     ]
     assert [row["way"] for row in rows] == ways
     assert all(row["requests_per_s"] > 0 for row in rows)
+
+
+async def test_a_floor_without_its_processes_raises() -> None:
+    relayed = Relayed("relay")
+    await relayed.ask()
+    os.kill(relayed.relay_pid, signal.SIGSTOP)  # so the next request stays without an answer
+    asking = asyncio.ensure_future(relayed.ask())
+    await asyncio.sleep(0)
+    os.kill(relayed.relay_pid, signal.SIGKILL)
+    with pytest.raises(ConnectionError):
+        await asking
+    relayed.close()
 
 
 def test_an_attached_process_is_measured_beside_the_floor_and_stage_by_stage(tmp_path: Path) -> None:
