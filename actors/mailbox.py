@@ -90,8 +90,8 @@ class Mailbox:
         self.loops_may_stay_awake = False
         """Whether an event loop that sends may stay awake while an answer or a message is near."""
         self.on_near: list[Callable[[], Any]] = []
-        """Each is called when the answer to the only message in work is near, on the event loop that sends, if
-        a single one does. Only a mailbox whose messages another process answers calls them."""
+        """Each is called when the answer to the only message in work is near, on the event loop that sends,
+        if a single one does. Only a mailbox whose messages another process answers calls them."""
         self.forked = False
         """Whether this process was forked from the one that made the mailbox: nobody reads it here."""
         forks.watch(self)

@@ -73,7 +73,7 @@ class Relayed:
         self._processes.append(subprocess.Popen(command, pass_fds=descriptors))
 
     async def ask(self) -> None:
-        """Send one request, and wait for its answer. Raises `ConnectionError` if another process has ended."""
+        """Send one request, and wait for its answer. Raises `ConnectionError` if a process has ended."""
         if self._is_stamped:
             self.stamps.append((time.perf_counter_ns(), "asked"))
         self._future = self._loop.create_future()
