@@ -37,6 +37,12 @@ class Sleeps:
         self.asleep.clear()
         await self.asleep.wait()
 
+    async def until_time_passes(self) -> None:
+        """Wait until the loop stays awake, and sleeps once the clock is a second ahead."""
+        await self.awake.wait()
+        self.pass_time()
+        await self.asleep.wait()
+
     def pass_time(self) -> None:
         """Set the clock a second ahead."""
         self._time += 1.0

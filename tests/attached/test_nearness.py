@@ -63,9 +63,7 @@ async def test_the_servers_loop_stays_awake_for_a_short_run_if_there_are_cores(
             if cores == 2:
                 await sleeps.until_asleep()
             else:
-                await sleeps.awake.wait()
-                sleeps.pass_time()
-                await sleeps.asleep.wait()
+                await sleeps.until_time_passes()
             points.let_go("finished")
             assert isinstance(await future, Receipt)
 
@@ -98,9 +96,7 @@ async def test_the_servers_loop_looks_for_the_next_request_if_the_last_one_came_
             if cores == 2:
                 await sleeps.until_asleep()
             else:
-                await sleeps.awake.wait()
-                sleeps.pass_time()
-                await sleeps.asleep.wait()
+                await sleeps.until_time_passes()
         assert await trio.result() == 6.0
 
 
@@ -147,9 +143,7 @@ async def test_a_client_with_cores_stays_awake_when_its_answer_is_near(
                     return
                 points.hold("finished")
                 future = client.submit(trio.product())
-                await sleeps.awake.wait()
-                sleeps.pass_time()
-                await sleeps.asleep.wait()
+                await sleeps.until_time_passes()
                 points.let_go("finished")
                 assert isinstance(await future, Receipt)
             assert await trio.result() == 6.0

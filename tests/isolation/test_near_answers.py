@@ -60,9 +60,7 @@ async def test_a_loop_sleeps_again_if_the_answer_does_not_come() -> None:
         points.hold("finished")
         with watched_sleeps() as sleeps:
             future = gpu.submit(trio.product())
-            await sleeps.awake.wait()
-            sleeps.pass_time()
-            await sleeps.asleep.wait()
+            await sleeps.until_time_passes()
             points.let_go("finished")
             assert isinstance(await future, Receipt)
         await run_for_a_while(gpu, points, trio)
@@ -155,8 +153,6 @@ async def test_a_loop_stays_awake_for_a_short_copy_if_there_are_cores(
                 await in_thread(lambda: points.wait_for_visits("finished?", 1))
                 assert not sleeps.awake.is_set()
             else:
-                await sleeps.awake.wait()
-                sleeps.pass_time()
-                await sleeps.asleep.wait()
+                await sleeps.until_time_passes()
             points.let_go("finished")
             assert isinstance(await future, Receipt)

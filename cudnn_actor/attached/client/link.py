@@ -55,6 +55,7 @@ from cudnn_actor.attached.wire import (
 from cudnn_actor.broker.request_counts import RequestObserver
 from cudnn_actor.broker.service_state import Export, Import
 from cudnn_actor.isolation.known_graphs import SentGraphs, known_form
+from cudnn_actor.isolation.process.cores import ANSWER_S
 from cudnn_actor.isolation.staging import Block, Staging
 from cudnn_actor.memory import ExportedRange
 from cudnn_actor.memory.exhaustion import exhaustion
@@ -78,8 +79,6 @@ log = Log("cudnn_actor.attached")
 _MOST_GATHERED, _GATHERED_BYTES = 32, 64 << 10
 """Gathered messages are sent at once when there are this many, or when they have this many bytes."""
 _STEP = 64
-_AWAKE_S = 250e-6
-"""The most seconds for which the loop stays awake once the server has said that the answer is near."""
 
 
 class _Sent:
@@ -403,7 +402,7 @@ class Link(Mailbox):
     def _await_answer(self) -> None:
         """Stay awake until the answer that is near, as the loop of the service's process does."""
         if self.loops_may_stay_awake:
-            self._awake.stay(_AWAKE_S, lambda: bool(self._sent))
+            self._awake.stay(ANSWER_S, lambda: bool(self._sent))
 
     def _take_answers(self, answers: list[Any], bridges: set[LoopBridge]) -> None:
         bridge, sent_requests, observed = self._bridge, self._sent, self.observer is not None

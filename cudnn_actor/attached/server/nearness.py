@@ -6,7 +6,7 @@ core busy, the loop behaves as the worker of a device does:
 
 - It stays awake until the answer, if the run takes less than `_SOON_US`. Of a longer one the worker says when
   the answer is near (`OwningLoop`), and the client is told.
-- Once everything is answered, it looks for the next request for `_PROMPT_S`, if the last one came as soon.
+- Once everything is answered, it looks for the next request for `PROMPT_S`, if the last one came as soon.
 
 So a service to which nobody sends sleeps. Everything here runs on the server's loop.
 """
@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING
 from cudnn_actor.actors import Mailbox
 from cudnn_actor.actors.awake import Awake
 from cudnn_actor.attached.wire import Near
+from cudnn_actor.isolation.process.cores import ANSWER_S, PROMPT_S
 
 if TYPE_CHECKING:
     from cudnn_actor.attached.server.session import Session
 
 __all__ = ["Nearness"]
 
-_PROMPT_S = 500e-6
-"""Seconds for which the loop looks for the next request, as a worker does (`Inbox`)."""
-_SOON_US, _ANSWER_S = 165.0, 250e-6
-"""The loop awaits the answer awake if the request is expected to take less than the former, in microseconds;
-and then for the latter at most, in seconds. The worker speaks of runs that take more than `EARLY_S`."""
+_SOON_US = 165.0
+"""The loop awaits the answer awake if the request is expected to take less, in microseconds. The worker
+speaks of runs that take more than `EARLY_S`."""
 _NEAR = Near()
 
 
@@ -56,7 +55,7 @@ class Nearness:
         self._idle_since_s = -math.inf
         """Since when no request is open; infinite while one is."""
         self._prompt = False
-        """Whether the latest request came within `_PROMPT_S` after the answers before it."""
+        """Whether the latest request came within `PROMPT_S` after the answers before it."""
         mailbox.on_near.append(self._tell)
 
     def end(self) -> None:
@@ -67,14 +66,14 @@ class Nearness:
     def note_came(self) -> None:
         """Note that requests have come."""
         if self._mailbox.loops_may_stay_awake and self._idle_since_s < math.inf:
-            self._prompt = self._loop.time() - self._idle_since_s < _PROMPT_S
+            self._prompt = self._loop.time() - self._idle_since_s < PROMPT_S
             self._idle_since_s = math.inf
 
     def note_sent_alone(self, cost_us: float) -> None:
         """Note that the service was sent a request, and has no other one. `cost_us`: how long it will take,
         in microseconds."""
         if self._mailbox.loops_may_stay_awake and cost_us < _SOON_US:
-            self._awake.stay(_ANSWER_S, self._is_open, self._mailbox.look)
+            self._awake.stay(ANSWER_S, self._is_open, self._mailbox.look)
 
     def note_answered(self, look: Callable[[], bool]) -> None:
         """Note that all requests of a client are answered. `look`: looks for its next request, as `Look`
@@ -82,7 +81,7 @@ class Nearness:
         if self._mailbox.loops_may_stay_awake and not self._is_any_open():
             self._idle_since_s = self._loop.time()
             if self._prompt:
-                self._awake.stay(_PROMPT_S, self._is_idle, look)
+                self._awake.stay(PROMPT_S, self._is_idle, look)
 
     def _is_idle(self) -> bool:
         return self._idle_since_s < math.inf

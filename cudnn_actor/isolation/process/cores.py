@@ -1,4 +1,4 @@
-"""Whether a process of a service may keep a core busy while it waits for the other."""
+"""Whether a process of a service may keep a core busy while it waits for the other, and for how long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from pathlib import Path
 
 from cudnn_actor.memory.container import GROUPS, OWN_GROUPS, processors
 
-__all__ = ["may_keep_one_busy"]
+__all__ = ["ANSWER_S", "PROMPT_S", "may_keep_one_busy"]
+
+ANSWER_S = 250e-6
+"""The most seconds for which an event loop stays awake for an answer that is near. The worker says so some
+100 us before the answer."""
+PROMPT_S = 500e-6
+"""Seconds for which a worker, or a server's loop, looks for the next request. A caller that sends it as soon
+as it has the last answer takes less, also if it copies 1 MiB for it first."""
 
 _MANY = 4
 """With this many cores, one thread may keep a core busy: the other cores are enough for the other process and

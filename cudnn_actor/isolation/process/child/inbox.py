@@ -21,6 +21,7 @@ from cudnn_actor.isolation.known_graphs import LoopKnown, ReceivedGraphs, RunKno
 from cudnn_actor.isolation.process.child.decoders import MESSAGES
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.task import InternalTask, KnownCopy, KnownRun, PlacedRun, WorkerTask
+from cudnn_actor.isolation.process.cores import PROMPT_S
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import (
     ForgetRun,
@@ -38,14 +39,12 @@ from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, GraphRun
 
-__all__ = ["PROMPT_S", "Inbox"]
+__all__ = ["Inbox"]
 
-PROMPT_S = 500e-6
-"""Seconds for which a worker polls for the next request. A caller that sends it as soon as it has the last
-answer takes less, also if it copies 1 MiB for it first."""
 _BRIEFLY_S = 150e-6
-"""The same if the last request did not come so soon. The second of several in a row, which a caller sends as
-soon as it has the answer to the first, then finds the worker awake."""
+"""Seconds for which a worker polls for the next request, in place of `PROMPT_S`, if the last request did not
+come so soon. The second of several in a row, which a caller sends as soon as it has the answer to the first,
+then finds the worker awake."""
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
 _RUN_BYTES, _COPY_BYTES, _BYTES_PER_BYTE = 1024, 512, 5

@@ -21,11 +21,11 @@ from cudnn_actor.execution.injection import fail_start
 from cudnn_actor.execution.model_runs import ModelPlaces, Source
 from cudnn_actor.execution.planning import BuildCrash
 from cudnn_actor.execution.runner import Runner
-from cudnn_actor.isolation.process.child.inbox import PROMPT_S, Inbox
+from cudnn_actor.isolation.process.child.inbox import Inbox
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.stages import Stages
 from cudnn_actor.isolation.process.child.task import InternalTask, PlacedRun, WorkerTask
-from cudnn_actor.isolation.process.cores import may_keep_one_busy
+from cudnn_actor.isolation.process.cores import PROMPT_S, may_keep_one_busy
 from cudnn_actor.isolation.process.wire import (
     Counted,
     Done,

@@ -11,13 +11,12 @@ from typing import Any, Protocol
 from cudnn_actor.actors import LoopBridge
 from cudnn_actor.actors.awake import Awake, look_at
 from cudnn_actor.actors.interrupts import is_of_a_handler
+from cudnn_actor.isolation.process.cores import ANSWER_S
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.processes.channel import Channel
 
 __all__ = ["OwningLoop", "TurnTaker"]
 
-_AWAKE_S = 250e-6
-"""The most seconds for which a loop stays awake: the worker's word comes some 100 us before the answer."""
 LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
 """A loop sends at once when the gathered messages are at least 1/SHARE of those in flight, now or usually.
@@ -150,7 +149,7 @@ class OwningLoop:
             self._let_go()
 
     def _await_answer(self) -> None:
-        """Stay awake until the answer comes that is near, but no longer than `_AWAKE_S`.
+        """Stay awake until the answer comes that is near, but no longer than `ANSWER_S`.
 
         The worker has said so, or all that was sent is one short copy: its answer comes about when the worker
         could have said so.
@@ -159,7 +158,7 @@ class OwningLoop:
         table.nearing = False  # another thread may set it meanwhile: a word that is lost costs time alone
         if table.requests and not self._awake.stays:
             self._progress_s = table.progress_s
-            self._awake.stay(_AWAKE_S, self._none_answered, self.look)
+            self._awake.stay(ANSWER_S, self._none_answered, self.look)
 
     def look(self) -> bool:
         """Take the answers that have come. Returns whether any had. For a loop that stays awake."""
