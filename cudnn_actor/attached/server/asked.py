@@ -119,7 +119,8 @@ class Asked(msgspec.Struct, eq=False):
             discard=discard,
             found=found,
         )
-        mailbox.admit(envelope)
+        if not self.known.runs_plan or not mailbox.admit_alone(envelope):
+            mailbox.admit(envelope)
         needs_thread = mailbox.needs_thread
         if bridge.watch is None if needs_thread else bridge.posted:  # else `sent` does nothing
             bridge.sent(needs_thread=needs_thread)

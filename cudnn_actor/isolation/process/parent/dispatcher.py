@@ -34,6 +34,7 @@ from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.isolation.process.parent.fast_path import Reply, complete, hand_over
 from cudnn_actor.isolation.process.parent.in_flight import Violation
 from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
+from cudnn_actor.isolation.process.parent.straight_path import send_alone, straight, take_alone
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answers, Nearing
 from cudnn_actor.processes.channel import Channel
@@ -87,6 +88,8 @@ class Dispatcher(Mailbox):
         """Whether the next message is one that loops leave to the monitor (`Values.is_heavy`)."""
         self._monitor_woken = False
         """Whether the monitor was woken for work that the main thread leaves to other threads."""
+        self.alone = 0
+        """The number of the latest request that took the straight path."""
         self._stop: Envelope | None = None
         """pykka's stop message, which ends the service in its turn. Later messages are not started."""
         self._stop_told = False
@@ -122,6 +125,18 @@ class Dispatcher(Mailbox):
         except BaseException:
             self.wake_monitor()  # in the same step as the exception: the monitor sends what was admitted
             raise
+
+    def admit_alone(self, envelope: Envelope) -> bool:
+        """See `Mailbox.admit_alone`."""
+        owner = self._owner
+        if owner is None or owner.bridge is not envelope.bridge or not owner.reads(self.channel):
+            return False
+        return straight(self, owner.bridge, send_alone, envelope)
+
+    def take_alone(self, bridge: LoopBridge) -> bool:
+        """Read and deliver the answer to what `admit_alone` has sent. On the loop that owns the socket. Returns
+        whether that was done, and was all there was to do."""
+        return straight(self, bridge, take_alone, None)
 
     def waiting_elsewhere(self) -> int:
         """Requests that were dispatched, or wait to be dispatched again, and that the worker has not begun,

@@ -35,7 +35,7 @@ from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.codec import decode_reply
 from cudnn_actor.protocol.messages.messages import COMPUTE, Download, Ping, RunModel, Upload
 
-__all__ = ["Reply", "complete", "hand_over"]
+__all__ = ["FEW", "FILL", "Reply", "complete", "counting", "hand_over", "run_through", "takes_long"]
 
 Reply = tuple[Envelope, Any, BaseException | None]
 
@@ -47,9 +47,10 @@ _NO_LOAN = Loan([])
 _Memory = tuple[list[Any], MutableSequence[Block], tuple[RunStaging, ...], tuple[RunStaging, ...]]
 _NO_MEMORY: _Memory = ([], [], (), ())
 """What `_memory_of` returns for a request without staging memory. The lists stay empty."""
-_FEW = 6
-_FILL = tuple((_NOBODY,) * (_FEW - n) for n in range(_FEW + 1))
-_run_through = deque[None](maxlen=0).extend
+FEW = 6
+"""How many slots a step names."""
+FILL = tuple((_NOBODY,) * (FEW - n) for n in range(FEW + 1))
+run_through = deque[None](maxlen=0).extend
 """Runs an iterator to its end in a single call of a C function."""
 
 
@@ -62,7 +63,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         Whether the next message, if there is one, must take the slow path.
     """
     worker, table, sender = host.workers.serving, host.in_flight, host.sender
-    if worker is None or _takes_long(host):
+    if worker is None or takes_long(host):
         return True
     claims, in_flight, places, unsent = worker.claims, table.requests, table._places, sender._unsent
     late = sender.copies.pending
@@ -78,8 +79,8 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         spare = [None] if request.staged is None and not request.blocks else _spare_of(host, request)
         taken = -1 if request.blocks else 0
         slots = request.slots
-        many = _counting(slots, 1) if len(slots) > _FEW else None
-        a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]
+        many = counting(slots, 1) if len(slots) > FEW else None
+        a, b, c, d, e, f = (*slots, *FILL[len(slots)]) if many is None else FILL[0]
         number, place, claim = request.number, places[-1], envelope.claim
         entry = [Request(number, place, request.body)]
         request.sent_s = now
@@ -110,11 +111,11 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
             del spare[taken]
             del queue[0]
             if many is not None:
-                _run_through(many)
+                run_through(many)
     return False
 
 
-def _counting(slots: Sequence[Slot], change: int) -> Iterator[None]:
+def counting(slots: Sequence[Slot], change: int) -> Iterator[None]:
     """An iterator that changes the `users` of many slots, for a request with more slots than a step names.
 
     The step's last line exhausts it in a single call. The call stays in C and creates no objects, so that
@@ -126,7 +127,7 @@ def _counting(slots: Sequence[Slot], change: int) -> Iterator[None]:
     return map(setattr, tuple(users), itertools.repeat("users"), tuple(users.values()))
 
 
-def _takes_long(host: WorkerHost) -> bool:
+def takes_long(host: WorkerHost) -> bool:
     """Whether no request can take the fast path at the moment."""
     table, state = host.in_flight, host.state
     return bool(
@@ -205,8 +206,8 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
             if value is None or (request.copies and copies.has_any(request.copies)):
                 return True  # perhaps it has failed before its copies were made
             slots, place, blocks = request.slots, [request.place], request.blocks
-            many = _counting(slots, -1) if len(slots) > _FEW else None
-            a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]
+            many = counting(slots, -1) if len(slots) > FEW else None
+            a, b, c, d, e, f = (*slots, *FILL[len(slots)]) if many is None else FILL[0]
             if not (a.live and b.live and c.live and d.live and e.live and f.live) or (
                 many is not None and not all(slot.live for slot in slots)
             ):
@@ -249,7 +250,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 outbox += reply
                 channel.taken += 1
                 if many is not None:
-                    _run_through(many)
+                    run_through(many)
         if finished is not None:
             table.note_finished(finished)
         table.note_progress()

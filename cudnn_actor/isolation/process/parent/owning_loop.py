@@ -36,6 +36,9 @@ class TurnTaker(Protocol):
     def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
         """Take a turn."""
 
+    def take_alone(self, bridge: LoopBridge) -> bool:
+        """Read and deliver the answer to the only request, if it was sent alone."""
+
     def is_owner(self, loop: OwningLoop) -> bool:
         """Whether a loop owns the socket."""
 
@@ -137,15 +140,18 @@ class OwningLoop:
         dispatcher.turn(self.bridge, read=True)
 
     def _readable(self) -> None:
-        in_flight = len(self._dispatcher.host.in_flight.requests)
+        dispatcher = self._dispatcher
+        table = dispatcher.host.in_flight
+        in_flight = len(table.requests)
         self._usual = max(in_flight, self._usual * 7 // 8)
-        self._dispatcher.turn(self.bridge, read=True)
-        if self._dispatcher.host.in_flight.nearing:
+        if in_flight != 1 or not dispatcher.take_alone(self.bridge):
+            dispatcher.turn(self.bridge, read=True)
+        if table.nearing:
             self._await_answer()
-            for tell in self._dispatcher.on_near:
+            for tell in dispatcher.on_near:
                 tell()
         channel = self._channel  # None if an exception has interrupted `_follow` or `_let_go`
-        if channel is None or channel.ended or channel is not self._dispatcher.channel:
+        if channel is None or channel.ended or channel is not dispatcher.channel:
             self._let_go()
 
     def _await_answer(self) -> None:
