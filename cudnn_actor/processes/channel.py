@@ -165,13 +165,15 @@ class Channel:
     def flush(self) -> bool:
         """Send queued frames as far as the socket accepts them. Returns whether the queue is empty."""
         self._is_short = False
-        while self._out and not self.ended:
-            data, descriptors = self._out[0]
-            gone = sum(self._sent) if self._sent else 0
+        out, sent = self._out, self._sent
+        while out and not self.ended:
+            data, descriptors = out[0]
+            gone = sum(sent) if sent else 0
             try:
                 if gone < len(data):
                     self._push(memoryview(data)[gone:] if gone else data, () if gone else descriptors)
-                    continue
+                    if gone + sent[-1] < len(data):  # nearly never
+                        continue
             except BlockingIOError:
                 return False
             except OSError as error:
@@ -181,10 +183,11 @@ class Channel:
                 if is_of_a_handler(error):
                     raise
                 break  # the other side has gone; reading, or its exit, will show that
-            self._drop(descriptors)
+            if self._copies:
+                self._drop(descriptors)
             # One step.
-            del self._out[0]
-            del self._sent[:]
+            del out[0]
+            del sent[:]
         else:
             return True
         self._give_up_sending()
@@ -201,8 +204,6 @@ class Channel:
                 time.sleep(_SHORT_S)
 
     def _drop(self, descriptors: Sequence[int]) -> None:
-        if not self._copies:
-            return
         ours = self._copies.intersection(descriptors)
         closing = map(os.close, ours)
         # One step: its last line is the only call.
@@ -234,6 +235,11 @@ class Channel:
     def is_partial(self) -> bool:
         """Whether a frame has arrived only in part."""
         return bool(self._in)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether either is so: a frame has arrived only in part, or a descriptor was not taken."""
+        return bool(self._in or self._descriptors)
 
     @property
     def unclaimed(self) -> int:

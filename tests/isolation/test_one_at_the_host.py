@@ -16,21 +16,31 @@ from typing import Any
 import pytest
 
 from cudnn_actor import CudnnRef, CudnnService, start
+from cudnn_actor.actors import Envelope, LoopBridge
+from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
+from cudnn_actor.isolation.process.parent.straight_path import send_alone
 from cudnn_actor.messages import Ping
+from tests.service.rigs import Trio
 
 from ..instructions import Hear, instructions
 from ..patience import PATIENCE_S
 
 LOOKS = 2000
 """A thread that has waited for so many looks at it is stuck."""
-SERVE = Dispatcher._serve.__code__
-RETURNS = {step.offset for step in dis.get_instructions(SERVE) if step.opname.startswith("RETURN")}
+WITH_THE_HOST = [Dispatcher._serve.__code__, send_alone.__code__]
+"""The functions that have the host."""
+RETURNS = {
+    (code, step.offset)
+    for code in WITH_THE_HOST
+    for step in dis.get_instructions(code)
+    if step.opname.startswith("RETURN")
+}
 STEPS = [Dispatcher._await_host, Dispatcher.held.__wrapped__, Dispatcher.turn]  # type: ignore[attr-defined]
 
 
 def hearing(hear: Hear) -> AbstractContextManager[None]:
-    return instructions([SERVE, *(each.__code__ for each in STEPS)], hear)
+    return instructions([*WITH_THE_HOST, *(each.__code__ for each in STEPS)], hear)
 
 
 def deaf(_code: CodeType, _offset: int) -> None:
@@ -81,15 +91,19 @@ class Loop:
         self._asked: list[asyncio.Future[int]] = []
 
     def start_a_turn(self, hear: Hear) -> Mark:
-        """Have it send a ping, and be told of what it does meanwhile; made when it has been sent."""
+        """Have it send a request, and be told of what it does meanwhile; made when it has been sent."""
 
         async def send() -> None:
             with hearing(hear):
-                self._asked.append(self._gpu.submit(Ping()))
+                self._asked.append(self.send())
 
         sent = Mark()
         asyncio.run_coroutine_threadsafe(send(), self._loop).add_done_callback(sent.make)
         return sent
+
+    def send(self) -> asyncio.Future[int]:
+        """Send a ping. On the loop."""
+        return self._gpu.submit(Ping())
 
     def answers(self) -> list[int]:
         """What has been asked, all of it answered."""
@@ -105,6 +119,30 @@ class Loop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
         self._loop.close()
+
+
+class StraightLoop(Loop):
+    """Such a loop, whose requests take the straight path where they may."""
+
+    def __init__(self, service: CudnnService) -> None:
+        super().__init__(service)
+        self._state = service.state
+        self.went_straight = 0
+        trio = asyncio.run_coroutine_threadsafe(Trio.on(self._gpu), self._loop).result(PATIENCE_S)
+        self._message = trio.product()
+
+    def send(self) -> asyncio.Future[int]:
+        answer, answered = self._loop.create_future(), self._loop.create_future()
+        answer.add_done_callback(lambda _: answered.set_result(1))
+        found, mailbox = check_message(self._state, self._message, {}), self._state.mailbox
+        envelope = Envelope(
+            self._message, future=answer, bridge=LoopBridge.of_running_loop(), found=found
+        )
+        if mailbox.admit_alone(envelope):
+            self.went_straight += 1
+        else:
+            mailbox.admit(envelope)
+        return answered
 
 
 class Monitor:
@@ -176,7 +214,7 @@ class Encounter:
             self._visit.wait()
 
     def _hear_one(self, code: CodeType, offset: int) -> None:
-        if code is SERVE:
+        if code in WITH_THE_HOST:
             self.met |= self._inside
         if code is not self._steps:
             return
@@ -190,13 +228,13 @@ class Encounter:
                     pass
 
     def _hear_other(self, code: CodeType, offset: int) -> None:
-        if code is not SERVE:
+        if code not in WITH_THE_HOST:
             return
         if not self._came.is_there:
             self._inside = True
             self._came.make()
             self._go_on.wait()
-        self._inside = offset not in RETURNS
+        self._inside = (code, offset) not in RETURNS
 
 
 @pytest.fixture
@@ -233,6 +271,39 @@ def test_a_monitor_that_comes_amid_a_turn_of_the_loop_waits_for_its_end(service:
         return encounter
 
     assert not met_at(loop, encounter_at)
+    loop.close()
+    assert service.health().restarts == 0
+
+
+def test_a_monitor_that_comes_amid_a_straight_request_waits_for_its_end(service: CudnnService) -> None:
+    loop, monitor = StraightLoop(service), Monitor(service)
+
+    def encounter_at(place: int) -> Encounter:
+        encounter = Encounter(
+            send_alone.__code__, place, monitor.start_a_turn, lambda visit: visit.is_there or monitor.waits
+        )
+        encounter.happen(loop.start_a_turn, lambda: False)
+        return encounter
+
+    assert not met_at(loop, encounter_at)
+    assert loop.went_straight > 4
+    loop.close()
+    assert service.health().restarts == 0
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_straight_request_that_comes_amid_a_turn_of_the_monitor_leaves_it_to_him(
+    service: CudnnService, steps: Callable[..., Any]
+) -> None:
+    loop, monitor = StraightLoop(service), Monitor(service)
+
+    def encounter_at(place: int) -> Encounter:
+        encounter = Encounter(steps.__code__, place, loop.start_a_turn, lambda visit: visit.is_there)
+        encounter.happen(monitor.start_a_turn, lambda: monitor.waits)
+        return encounter
+
+    assert not met_at(loop, encounter_at)
+    assert loop.went_straight > 4
     loop.close()
     assert service.health().restarts == 0
 

@@ -7,6 +7,7 @@ back-edge) of the n-th call, until calls have no n-th place. After each, another
 and so must the main thread.
 
 With BUFFERS, each call is a graph with so many, and no other thread asks: so the main thread has the socket.
+The entry "alone" needs that: it takes the straight path, as requests of attached processes do.
 With "model", each call is a run of a model, from an array to an array. With "upload" and "download", each is
 that copy to or from a device, for which the CPU engine's arenas pass. The array that is uploaded is copied
 behind its request.
@@ -31,6 +32,8 @@ import numpy as np
 
 import cudnn_actor
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, CudnnService, GraphBuilder, RunGraph
+from cudnn_actor.actors import Envelope, LoopBridge
+from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.messages import DeployModel, Download, ModelGraph, Ping, RunModel, UnloadModel, Upload
 from cudnn_actor.options import make_options
@@ -180,12 +183,21 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     async def submitted() -> Any:
         return await gpu.submit(grow)
 
+    async def alone() -> Any:
+        bridge, future = LoopBridge.of_running_loop(), loop.create_future()
+        found = check_message(service.state, grow, {})
+        envelope = Envelope(grow, future=future, bridge=bridge, found=found)
+        if not service.state.mailbox.admit_alone(envelope):
+            service.state.mailbox.admit(envelope)
+        return await future
+
     entries: dict[str, Callable[[], Any]] = {
         "ref.ask": lambda: ref.ask(grow, timeout=PATIENCE_S),
         "ref.tell": lambda: ref.tell(grow),
         "ask": lambda: loop.run_until_complete(answered(lambda: gpu.ask(grow))),
         "tell": lambda: loop.run_until_complete(answered(told)),
         "submit": lambda: loop.run_until_complete(answered(submitted)),
+        "alone": lambda: loop.run_until_complete(answered(alone)),
     }
     call, raised, swallowed, clean, at, calls = entries[entry], 0, 0, 0, 0, 0
     while clean < 3:  # how many places a call has depends on who reads the answer

@@ -52,6 +52,11 @@ def test_wherever_a_handler_may_raise_in_a_turn_all_buffers_of_a_graph_are_held_
     _check_injections("process", "submit", 10, files=files)
 
 
+@pytest.mark.parametrize("buffers", [2, 4, 10])
+def test_wherever_a_handler_may_raise_on_the_straight_path_all_buffers_are_held_or_none(buffers: int) -> None:
+    _check_injections("process", "alone", buffers, files=["straight_path.py", "sender.py", "channel.py"])
+
+
 def test_wherever_a_handler_may_raise_a_models_staging_memory_is_in_use_or_kept_once() -> None:
     """It is all free once the model is unloaded."""
     _check_injections("process", "submit", "model", files=["fast_path.py", "model_runs.py"])

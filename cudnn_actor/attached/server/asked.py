@@ -107,9 +107,12 @@ class Asked(msgspec.Struct, eq=False):
     results: Any = None
 
     def send(self, state: ServiceState, bridge: LoopBridge, found: Any) -> None:
-        """Put the request into the service's mailbox. Raises `ActorStopped`."""
-        message, observer, mailbox = self.known.message, state.counters.observer, state.mailbox
-        discard = state.discard if type(message) in (Allocate, DeployModel) else None
+        """Send the service the request: straight to its worker if nothing else is in work, else by the mailbox.
+        Raises `ActorStopped`."""
+        known, observer, mailbox = self.known, state.counters.observer, state.mailbox
+        message, discard, runs_plan = known.message, None, known.runs_plan
+        if not runs_plan and type(message) in (Allocate, DeployModel):
+            discard = state.discard
         self.envelope = envelope = _Envelope(
             message,
             future=self,  # type: ignore[arg-type]  # it has what envelopes and bridges use of a future
@@ -119,8 +122,9 @@ class Asked(msgspec.Struct, eq=False):
             discard=discard,
             found=found,
         )
-        if not self.known.runs_plan or not mailbox.admit_alone(envelope):
-            mailbox.admit(envelope)
+        if runs_plan and mailbox.admit_alone(envelope):
+            return
+        mailbox.admit(envelope)
         needs_thread = mailbox.needs_thread
         if bridge.watch is None if needs_thread else bridge.posted:  # else `sent` does nothing
             bridge.sent(needs_thread=needs_thread)

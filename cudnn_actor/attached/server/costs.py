@@ -27,10 +27,6 @@ class _Average:
     def __init__(self, us: float) -> None:
         self.us = us
 
-    def add(self, us: float) -> None:
-        """Move the average towards the time of the latest run."""
-        self.us += _NEW * (us - self.us)
-
 
 class Costs:
     """Estimates of device time in microseconds: by message if the same message came before, else by kind."""
@@ -55,27 +51,32 @@ class Costs:
         That is the time in its receipt. Without a receipt, it is the time since the request was sent or since
         the request before it ended, whichever is later, because a device runs one request after the other.
         """
-        if isinstance(value, Receipt):
+        known = asked.known
+        if type(value) is Receipt:
             taken_us = value.run_us + _EACH_US
-        elif isinstance(asked.known.message, RunModel | WriteWeights):
+        elif isinstance(known.message, RunModel | WriteWeights):
             taken_us = max(_EACH_US, (now_ns - max(self._last_ns, asked.sent_ns)) / 1e3)
         else:
             taken_us = asked.cost_us
         self._last_ns = now_ns
-        self._note(asked.known, taken_us)
-        return taken_us
-
-    def _note(self, known: Known, taken_us: float) -> None:
         average: _Average | None = known.average
-        if average is None:  # it is kept with the message, which then uses it even if the kind is dropped
-            kind = _kind(known.message)
-            average = known.average = self._by_kind.get(kind)
-            if average is None:
-                known.average = average = _Average(taken_us)
-                self._by_kind.put(kind, average, 1)
-        average.add(taken_us)
+        if average is None:
+            average = self._average_of(known, taken_us)
+        average.us += _NEW * (taken_us - average.us)
         before = known.cost_us
         known.cost_us = average.us if before is None else before + _NEW * (taken_us - before)
+        return taken_us
+
+    def _average_of(self, known: Known, taken_us: float) -> _Average:
+        """The average of a message's kind. It is kept with the message, which then uses it even if the kind is
+        dropped."""
+        kind = _kind(known.message)
+        average = self._by_kind.get(kind)
+        if average is None:
+            average = _Average(taken_us)
+            self._by_kind.put(kind, average, 1)
+        known.average = average
+        return average
 
 
 def _kind(message: Any) -> Any:

@@ -138,8 +138,8 @@ class Session:
     # The connection.
 
     def _readable(self) -> None:
+        channel, frames = self.channel, self.channel.frames
         try:
-            channel, frames = self.channel, self.channel.frames
             came = channel.fetch() and bool(frames)
             while frames:
                 if not self.open:
@@ -149,15 +149,17 @@ class Session:
                     self._take_requests(frame)
                 else:
                     self._take(frame)
-            if self._patience.waits_since is not None or channel.is_partial or channel.unclaimed:
+            if self._patience.waits_since is not None or channel.has_rest:
                 self._patience.note_rest(channel, came=came, attached=bool(self.name))
         except BadFrame as error:
             self._refuse_frame(str(error))
         except OSError as error:  # there was no descriptor or no memory to map a segment
             self._refuse_frame(f"a segment could not be mapped: {error}")
-        if self.open and self.channel.ended:
+        if not self.open:
+            return
+        if channel.ended:
             self.end()
-        elif self.open and self._server.share.waits:
+        elif self._server.share.waits:
             self._server.pump()
 
     def look(self) -> bool:

@@ -129,9 +129,11 @@ class Dispatcher(Mailbox):
     def admit_alone(self, envelope: Envelope) -> bool:
         """See `Mailbox.admit_alone`."""
         owner = self._owner
-        if owner is None or owner.bridge is not envelope.bridge or not owner.reads(self.channel):
+        if owner is None or (bridge := owner.bridge) is not envelope.bridge or not owner.reads(self.channel):
             return False
-        return straight(self, owner.bridge, send_alone, envelope)
+        if bridge.posted:  # perhaps its wake-up was lost: `bridge.sent` sees to that
+            return False
+        return straight(self, bridge, send_alone, envelope)
 
     def take_alone(self, bridge: LoopBridge) -> bool:
         """Read and deliver the answer to what `admit_alone` has sent. On the loop that owns the socket. Returns

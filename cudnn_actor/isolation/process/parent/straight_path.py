@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["send_alone", "straight", "take_alone"]
 
+_FEWEST = 3
+"""Nearly all requests have no more slots: the others' are counted behind a branch. A jump ahead is part of a
+step, unlike one back."""
+
 
 def straight(
     dispatcher: Dispatcher, bridge: LoopBridge, go: Callable[[Dispatcher, Any], bool], argument: Any
@@ -75,24 +79,27 @@ def send_alone(dispatcher: Dispatcher, envelope: Envelope) -> bool:
 
     So its claim is there, and nobody can have withdrawn it. Returns whether it was dispatched.
     """
-    host = dispatcher.host
+    host, channel = dispatcher.host, dispatcher.channel
     table, sender, worker, found = host.in_flight, host.sender, host.workers.serving, envelope.found
     body, bound, in_flight, places = found.body, found.bound, table.requests, table._places
     if (
         in_flight
+        or channel is None
         or worker is None
         or body is None
         or len(body) > BULKY_BYTES
         or bound is None
         or bound.epoch != host.state.memory.epoch
         or takes_long(host)
-        or _has_work(dispatcher)
+        or dispatcher._stop is not None
+        or host.staging.ended  # a turn frees these
+        or host.models._leaving
         or not sender.graphs.knows(envelope.message)
         or (envelope.deadline is not None and envelope.expired)
     ):
         return False
     number, place, slots, sent_s = next(dispatcher._numbers), places[-1], bound.slots, table.clock()
-    many = counting(slots, 1) if len(slots) > FEW else None
+    has_more, many = len(slots) > _FEWEST, counting(slots, 1) if len(slots) > FEW else None
     a, b, c, d, e, f = (*slots, *FILL[len(slots)]) if many is None else FILL[0]
     unsent, entry = sender._unsent, [Request(number, place, body)]
     request = WorkerRequest(
@@ -114,9 +121,10 @@ def send_alone(dispatcher: Dispatcher, envelope: Envelope) -> bool:
         a.users += 1
         b.users += 1
         c.users += 1
-        d.users += 1
-        e.users += 1
-        f.users += 1
+        if has_more:
+            d.users += 1
+            e.users += 1
+            f.users += 1
         in_flight[number] = request
         dispatcher.alone = number
         table.handed += 1
@@ -129,7 +137,7 @@ def send_alone(dispatcher: Dispatcher, envelope: Envelope) -> bool:
     except MemoryError:  # the request is in flight: the monitor sends it when there is memory
         dispatcher.short_of_memory = True
         dispatcher.wake_monitor()
-    if worker.channel.backed_up:
+    if channel.backed_up:
         dispatcher.wake_monitor()
     return True
 
@@ -140,11 +148,14 @@ def take_alone(dispatcher: Dispatcher, _: None) -> bool:
     Returns whether that was done, and was all there is to do.
     """
     host, channel = dispatcher.host, dispatcher.channel
+    broker = host.broker
     table, counters, outbox = host.in_flight, host.state.counters, dispatcher._outbox
     in_flight, waiting = table.requests, counters._times.kept[2]
     request = in_flight.get(dispatcher.alone)
-    if request is None or len(in_flight) > 1 or channel is None or channel.frames or _has_work(dispatcher):
+    if request is None or len(in_flight) > 1 or channel is None or channel.frames or outbox:
         return False
+    if table._again or dispatcher._stop is not None or broker._drains or broker.held:
+        return False  # something may go on once the request has ended
     envelope, cached, slots, number = request.envelope, request.cached, request.slots, request.number
     kind, future, bridge = counters._plain.get(type(envelope.message)), envelope.future, envelope.bridge
     if kind is None or len(waiting) >= MOST_WAITING or cached is None or future is None or bridge is None:
@@ -160,11 +171,9 @@ def take_alone(dispatcher: Dispatcher, _: None) -> bool:
     answer = frame.answers[0] if len(frame.answers) == 1 else None
     if type(answer) is not Done or answer.number != number or answer.place != request.place:
         return False
-    many = counting(slots, -1) if len(slots) > FEW else None
+    has_more, many = len(slots) > _FEWEST, counting(slots, -1) if len(slots) > FEW else None
     a, b, c, d, e, f = (*slots, *FILL[len(slots)]) if many is None else FILL[0]
-    if not (a.live and b.live and c.live and d.live and e.live and f.live) or (
-        many is not None and not all(slot.live for slot in slots)
-    ):
+    if not (a.live and b.live and c.live) or (has_more and not all(slot.live for slot in slots)):
         return False  # a freed buffer: releasing it may free its bytes
     if host.recent.kept:
         host.recent.note(request, cached)
@@ -172,7 +181,7 @@ def take_alone(dispatcher: Dispatcher, _: None) -> bool:
     now_ns, place, reply = time.perf_counter_ns(), [request.place], ((envelope, receipt, None),)
     stamps = kind, envelope.admitted_ns, answer.started_ns, now_ns, answer.run_us
     table.note_finished(request)
-    table.note_progress()
+    table.progress_s = table.clock()  # `note_progress`, where no other request becomes the oldest
     with claims_lock:
         # One step.
         del in_flight[number]
@@ -183,9 +192,10 @@ def take_alone(dispatcher: Dispatcher, _: None) -> bool:
         a.users -= 1
         b.users -= 1
         c.users -= 1
-        d.users -= 1
-        e.users -= 1
-        f.users -= 1
+        if has_more:
+            d.users -= 1
+            e.users -= 1
+            f.users -= 1
         counters.finished += 1
         waiting += stamps
         outbox += reply
@@ -203,27 +213,3 @@ def take_alone(dispatcher: Dispatcher, _: None) -> bool:
     bridge.awaited -= 1
     del outbox[0]
     return True
-
-
-def _has_work(dispatcher: Dispatcher) -> bool:
-    """Whether a turn would find anything to do but to send a request and to read its answer."""
-    host = dispatcher.host
-    broker, sender = host.broker, host.sender
-    return bool(
-        dispatcher._ordinary
-        or dispatcher._control
-        or dispatcher._afterwards
-        or dispatcher._outbox
-        or dispatcher._loops_to_wake
-        or dispatcher._wants_reading
-        or dispatcher._stop is not None
-        or host.in_flight._again
-        or broker._drains
-        or broker.held
-        or broker.memory.has_idle_imports
-        or sender._unsent
-        or sender._sending is not None
-        or sender.copies.pending
-        or host.staging.ended
-        or host.models._leaving
-    )
