@@ -110,8 +110,9 @@ class Mailbox:
         return False
 
     def admit_alone(self, envelope: Envelope) -> bool:
-        """Do what `admit` does, in fewer steps, if nothing is in work and another process can be sent the message
-        at once. Returns whether it was done; if not, call `admit`. On the loop of the envelope's bridge.
+        """Do what `admit` does, in fewer steps, if nothing is in work and another process can be sent the
+        message at once. Returns whether it was done; if not, call `admit`. On the loop of the envelope's
+        bridge.
 
         The message must be one whose `found` says what it runs, and no other thread may know the envelope.
         """

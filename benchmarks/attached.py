@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--devices", nargs="+", default=["cpu"])
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--count", type=int, default=2048, help="requests of a way in a round")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=[*_PARTS])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", nargs=3, metavar=("DEVICE", "PATH", "STAMPS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -83,8 +84,8 @@ def main() -> None:
 
     def rows() -> Iterator[Row]:
         for device in args.devices:
-            for part, rows_of in (("requests", measured), ("stages", staged)):
-                run = functools.partial(asyncio.run, rows_of(device, args.rounds, args.count))
+            for part in args.parts:
+                run = functools.partial(asyncio.run, _PARTS[part](device, args.rounds, args.count))
                 yield from attempted(f"{device}, {part}", run)
 
     known = {"python": platform.python_version(), "cores": os.cpu_count(), "rounds": args.rounds}
@@ -335,6 +336,12 @@ async def stamps_of(gpu: CudnnRef, make: Make, count: int) -> list[tuple[int, st
         await gpu.ask(message)
         STAMPS.append((time.perf_counter_ns(), "answered"))
     return list(STAMPS)
+
+
+_PARTS: dict[str, Callable[[str, int, int], Coroutine[Any, Any, list[Row]]]] = {
+    "requests": measured,
+    "stages": staged,
+}
 
 
 def stages_row(device: str, way: str, stamps: list[tuple[int, str]], folder: Path) -> Row:

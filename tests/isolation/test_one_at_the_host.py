@@ -135,9 +135,7 @@ class StraightLoop(Loop):
         answer, answered = self._loop.create_future(), self._loop.create_future()
         answer.add_done_callback(lambda _: answered.set_result(1))
         found, mailbox = check_message(self._state, self._message, {}), self._state.mailbox
-        envelope = Envelope(
-            self._message, future=answer, bridge=LoopBridge.of_running_loop(), found=found
-        )
+        envelope = Envelope(self._message, future=answer, bridge=LoopBridge.of_running_loop(), found=found)
         if mailbox.admit_alone(envelope):
             self.went_straight += 1
         else:

@@ -134,6 +134,16 @@ async def check(gpu: CudnnRef, message: Any) -> None:
         await gpu.ask(UnloadModel(model=message.model))
 
 
+async def sent_alone(service: CudnnService, message: Any) -> Any:
+    """The answer to a request that runs a plan, and is sent as those of attached processes are."""
+    future, mailbox = asyncio.get_running_loop().create_future(), service.state.mailbox
+    found = check_message(service.state, message, {})
+    envelope = Envelope(message, future=future, bridge=LoopBridge.of_running_loop(), found=found)
+    if not mailbox.admit_alone(envelope):
+        mailbox.admit(envelope)
+    return await future
+
+
 def started(isolation: Any, *, host_arenas: bool) -> CudnnService:
     """A service on the CPU engine."""
     choice = choose_engine("cpu", apart=isolation == "process")._replace(host_arenas=host_arenas)
@@ -183,21 +193,13 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     async def submitted() -> Any:
         return await gpu.submit(grow)
 
-    async def alone() -> Any:
-        bridge, future = LoopBridge.of_running_loop(), loop.create_future()
-        found = check_message(service.state, grow, {})
-        envelope = Envelope(grow, future=future, bridge=bridge, found=found)
-        if not service.state.mailbox.admit_alone(envelope):
-            service.state.mailbox.admit(envelope)
-        return await future
-
     entries: dict[str, Callable[[], Any]] = {
         "ref.ask": lambda: ref.ask(grow, timeout=PATIENCE_S),
         "ref.tell": lambda: ref.tell(grow),
         "ask": lambda: loop.run_until_complete(answered(lambda: gpu.ask(grow))),
         "tell": lambda: loop.run_until_complete(answered(told)),
         "submit": lambda: loop.run_until_complete(answered(submitted)),
-        "alone": lambda: loop.run_until_complete(answered(alone)),
+        "alone": lambda: loop.run_until_complete(answered(lambda: sent_alone(service, grow))),
     }
     call, raised, swallowed, clean, at, calls = entries[entry], 0, 0, 0, 0, 0
     while clean < 3:  # how many places a call has depends on who reads the answer

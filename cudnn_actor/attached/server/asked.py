@@ -107,8 +107,8 @@ class Asked(msgspec.Struct, eq=False):
     results: Any = None
 
     def send(self, state: ServiceState, bridge: LoopBridge, found: Any) -> None:
-        """Send the service the request: straight to its worker if nothing else is in work, else by the mailbox.
-        Raises `ActorStopped`."""
+        """Send the service the request: straight to its worker if nothing else is in work, else by the
+        mailbox. Raises `ActorStopped`."""
         known, observer, mailbox = self.known, state.counters.observer, state.mailbox
         message, discard, runs_plan = known.message, None, known.runs_plan
         if not runs_plan and type(message) in (Allocate, DeployModel):

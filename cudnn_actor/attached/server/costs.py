@@ -68,8 +68,8 @@ class Costs:
         return taken_us
 
     def _average_of(self, known: Known, taken_us: float) -> _Average:
-        """The average of a message's kind. It is kept with the message, which then uses it even if the kind is
-        dropped."""
+        """The average of a message's kind. It is kept with the message, which then uses it even if the kind
+        is dropped."""
         kind = _kind(known.message)
         average = self._by_kind.get(kind)
         if average is None:

@@ -133,12 +133,18 @@ class Dispatcher(Mailbox):
             return False
         if bridge.posted:  # perhaps its wake-up was lost: `bridge.sent` sees to that
             return False
-        return straight(self, bridge, send_alone, envelope)
+        done = straight(self, bridge, send_alone, envelope)
+        if self._wants_turn:  # one was wanted meanwhile
+            self.turn(bridge)
+        return done
 
     def take_alone(self, bridge: LoopBridge) -> bool:
-        """Read and deliver the answer to what `admit_alone` has sent. On the loop that owns the socket. Returns
-        whether that was done, and was all there was to do."""
-        return straight(self, bridge, take_alone, None)
+        """Read and deliver the answer to what `admit_alone` has sent. On the loop that owns the socket.
+        Returns whether that was done, and was all there was to do."""
+        done = straight(self, bridge, take_alone, None)
+        if self._wants_turn:
+            self.turn(bridge)
+        return done
 
     def waiting_elsewhere(self) -> int:
         """Requests that were dispatched, or wait to be dispatched again, and that the worker has not begun,

@@ -1,12 +1,14 @@
-"""The straight path: a request that runs a plan goes to an idle worker in one step, and so does its answer back.
+"""The straight path: a request that runs a plan goes to an idle worker in one step, and its answer comes back
+in another.
 
-It is for a loop that gets requests of other processes one at a time (`attached.server`). Nothing waits and
-nothing is in flight, so there is nothing to gather, to order or to choose. The request does not go through the
-mailbox, and no turn is taken for it. The effect is that of the fast path (`fast_path`), whose argument about
-signal handlers and other threads holds here, too: everything before a step changes only caches.
+It is for an event loop that gets requests of other processes (`attached.server`), and only while nothing
+waits and nothing is in flight. So there is nothing to gather, to order or to choose: the request does not go
+through the mailbox, and neither it nor its answer costs a turn. The effect is that of the fast path
+(`fast_path`), whose argument about signal handlers and other threads holds here, too: everything before a
+step changes only caches.
 
-What does not fit takes the other paths: both functions then return False, and have changed only caches. So does
-everything that a turn would find to do (`_has_work`).
+If anything does not fit, `send_alone` and `take_alone` return False, and the request or the answer takes the
+other paths. So it does if a turn would find other work: memory to be freed, messages that may go on.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from cudnn_actor.isolation.process.parent.fast_path import FEW, FILL, counting, 
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES
 from cudnn_actor.isolation.process.wire import Answers, Done, Request
+from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.protocol.messages.receipts import Receipt
 
 if TYPE_CHECKING:
     from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
@@ -39,7 +43,7 @@ def straight(
     """Let a function below have the host, unless another thread has it or wants it. On the loop that owns the
     socket, whose bridge it is. Returns what the function returns.
 
-    The host is taken and freed as in `Dispatcher.turn`. A turn that is wanted meanwhile is taken at the end.
+    The host is taken and freed as in `Dispatcher.turn`. The caller then takes a turn if one is wanted.
     """
     mine = done = False
     try:
@@ -69,8 +73,6 @@ def straight(
         except RuntimeError:  # the lock has been released already
             pass
         raise
-    if dispatcher._wants_turn:
-        dispatcher.turn(bridge)
     return done
 
 
@@ -134,7 +136,7 @@ def send_alone(dispatcher: Dispatcher, envelope: Envelope) -> bool:
             run_through(many)
     try:
         sender.flush()
-    except MemoryError:  # the request is in flight: the monitor sends it when there is memory
+    except MemoryError:  # the request is in flight: the monitor sends it once there is memory
         dispatcher.short_of_memory = True
         dispatcher.wake_monitor()
     if channel.backed_up:
@@ -143,51 +145,38 @@ def send_alone(dispatcher: Dispatcher, envelope: Envelope) -> bool:
 
 
 def take_alone(dispatcher: Dispatcher, _: None) -> bool:
-    """Read the socket, and complete the request that `send_alone` has dispatched. With the host held.
+    """Read the socket, and complete the request that took the straight path. With the host held.
 
     Returns whether that was done, and was all there is to do.
     """
-    host, channel = dispatcher.host, dispatcher.channel
-    broker = host.broker
+    host, channel, began_s = dispatcher.host, dispatcher.channel, time.monotonic()
     table, counters, outbox = host.in_flight, host.state.counters, dispatcher._outbox
-    in_flight, waiting = table.requests, counters._times.kept[2]
+    in_flight, places = table.requests, table._places
     request = in_flight.get(dispatcher.alone)
-    if request is None or len(in_flight) > 1 or channel is None or channel.frames or outbox:
+    if channel is None or request is None or len(in_flight) > 1 or outbox or _may_free_others(dispatcher):
         return False
-    if table._again or dispatcher._stop is not None or broker._drains or broker.held:
-        return False  # something may go on once the request has ended
-    envelope, cached, slots, number = request.envelope, request.cached, request.slots, request.number
-    kind, future, bridge = counters._plain.get(type(envelope.message)), envelope.future, envelope.bridge
-    if kind is None or len(waiting) >= MOST_WAITING or cached is None or future is None or bridge is None:
-        return False
-    began_s = time.monotonic()
-    try:
-        channel.fetch()
-    except (BadFrame, MemoryError):  # a turn meets it again
-        return False
-    frames = channel.frames
-    if len(frames) != 1 or not channel.drained or type(frame := frames[0]) is not Answers:
-        return False
-    answer = frame.answers[0] if len(frame.answers) == 1 else None
-    if type(answer) is not Done or answer.number != number or answer.place != request.place:
+    envelope, slots, number = request.envelope, request.slots, request.number
+    kind, waiting = counters._plain.get(type(envelope.message)), counters._times.kept[2]
+    if kind is None or len(waiting) >= MOST_WAITING or (done := _answer_to(request, channel)) is None:
         return False
     has_more, many = len(slots) > _FEWEST, counting(slots, -1) if len(slots) > FEW else None
     a, b, c, d, e, f = (*slots, *FILL[len(slots)]) if many is None else FILL[0]
     if not (a.live and b.live and c.live) or (has_more and not all(slot.live for slot in slots)):
         return False  # a freed buffer: releasing it may free its bytes
     if host.recent.kept:
-        host.recent.note(request, cached)
-    receipt = request.receipt(host.state.generation, answer.plan, answer.started_ns, answer.run_us)
-    now_ns, place, reply = time.perf_counter_ns(), [request.place], ((envelope, receipt, None),)
-    stamps = kind, envelope.admitted_ns, answer.started_ns, now_ns, answer.run_us
+        host.recent.note(request, envelope.found)
+    receipt = request.receipt(host.state.generation, done.plan, done.started_ns, done.run_us)
+    now_ns, place, frames = time.perf_counter_ns(), [request.place], channel.frames
+    reply = ((envelope, receipt, None),)
+    stamps = kind, envelope.admitted_ns, done.started_ns, now_ns, done.run_us
     table.note_finished(request)
-    table.progress_s = table.clock()  # `note_progress`, where no other request becomes the oldest
+    table.progress_s = table.clock()  # `note_progress`: no other request becomes the oldest
     with claims_lock:
         # One step.
         del in_flight[number]
         request.claims = None
         envelope.elsewhere = None
-        table._places += place
+        places += place
         table._alone = False
         a.users -= 1
         b.users -= 1
@@ -203,13 +192,45 @@ def take_alone(dispatcher: Dispatcher, _: None) -> bool:
         if many is not None:
             run_through(many)
     dispatcher.read_s = began_s
-    if bridge.posted or bridge is not dispatcher._here or future.done():
-        dispatcher._wants_turn = True  # it delivers what is in the outbox
-        return True
+    _deliver(dispatcher, envelope, receipt)
+    return True
+
+
+def _may_free_others(dispatcher: Dispatcher) -> bool:
+    """Whether anything may go on once the request in flight has ended."""
+    broker = dispatcher.host.broker
+    return bool(
+        dispatcher._stop is not None or dispatcher.host.in_flight._again or broker._drains or broker.held
+    )
+
+
+def _answer_to(request: WorkerRequest, channel: Channel) -> Done | None:
+    """Read the socket. The answer, if it is that of the request, and nothing else has come; it stays in the
+    channel. What has come besides, or cannot be read, is left to a turn."""
+    frames = channel.frames
+    try:
+        if frames or not channel.fetch():
+            return None
+    except (BadFrame, MemoryError):
+        return None
+    if len(frames) != 1 or not channel.drained or type(frame := frames[0]) is not Answers:
+        return None
+    answers = frame.answers
+    if len(answers) != 1 or type(answer := answers[0]) is not Done:
+        return None
+    return answer if answer.number == request.number and answer.place == request.place else None
+
+
+def _deliver(dispatcher: Dispatcher, envelope: Envelope, receipt: Receipt) -> None:
+    """Deliver the only reply in the outbox, or let a turn do so."""
+    bridge, future = envelope.bridge, envelope.future
+    if bridge is None or bridge.posted or bridge is not dispatcher._here or future is None or future.done():
+        dispatcher._wants_turn = True
+        return
     if envelope.watch is not None:
         envelope.unwatch()
     future.set_result(receipt)
+    outbox = dispatcher._outbox
     # One step.
     bridge.awaited -= 1
     del outbox[0]
-    return True
