@@ -150,3 +150,61 @@ async def test_a_client_with_cores_stays_awake_when_its_answer_is_near(
 
     async with workers("AmpleEngine") as (gpu, points), serve_socket(gpu, path):
         await asyncio.to_thread(asyncio.run, attach_and_run(points))
+
+
+@pytest.mark.parametrize("client_has_cores", [True, False])
+async def test_a_client_with_cores_stays_awake_for_its_only_request_if_the_last_one_was_answered_soon(
+    client_has_cores: bool, cores: int, tmp_path: Path
+) -> None:
+    del cores
+    path = tmp_path / "gpu.sock"
+
+    async def attach_and_run(points: Points) -> None:
+        async with asyncio.timeout(PATIENCE_S), connect(path) as client:
+            service_behind(client).link.loops_may_stay_awake = client_has_cores
+            trio = await Trio.on(client)
+            with watched_sleeps() as sleeps:  # whose clock stands still: so that all comes soon
+                await client.ask(trio.product())
+                points.hold("finished")
+                future = client.submit(trio.product())
+                if client_has_cores:
+                    await sleeps.until_time_passes()
+                else:
+                    await sleeps.until_asleep()
+                points.let_go("finished")
+                assert isinstance(await future, Receipt)
+            assert await trio.result() == 6.0
+
+    async with workers("AmpleEngine") as (gpu, points), serve_socket(gpu, path):
+        await asyncio.to_thread(asyncio.run, attach_and_run(points))
+
+
+@pytest.mark.parametrize("last", ["late", "among others"])
+async def test_a_client_sleeps_during_its_only_request_if_the_last_one(
+    last: str, cores: int, tmp_path: Path
+) -> None:
+    del cores
+    path = tmp_path / "gpu.sock"
+
+    async def attach_and_run(points: Points) -> None:
+        async with asyncio.timeout(PATIENCE_S), connect(path) as client:
+            service_behind(client).link.loops_may_stay_awake = True
+            trio = await Trio.on(client)
+            await client.ask(trio.product())
+            with watched_sleeps() as sleeps:
+                points.hold("finished")
+                before = [client.submit(trio.product())]
+                if last == "late":
+                    sleeps.pass_time()
+                else:
+                    before.append(client.submit(trio.product()))
+                points.let_go("finished")
+                await asyncio.gather(*before)
+                points.hold("finished")
+                future = client.submit(trio.product())
+                await sleeps.until_asleep()
+                points.let_go("finished")
+                assert isinstance(await future, Receipt)
+
+    async with workers("AmpleEngine") as (gpu, points), serve_socket(gpu, path):
+        await asyncio.to_thread(asyncio.run, attach_and_run(points))

@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
-from cudnn_actor.actors.awake import Awake
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.attached.client.announced_segments import AnnouncedSegments
+from cudnn_actor.attached.client.awaiting import Awaiting
 from cudnn_actor.attached.client.held import HeldBuffers
 from cudnn_actor.attached.client.outgoing import (
     ShareWeights,
@@ -55,7 +55,6 @@ from cudnn_actor.attached.wire import (
 from cudnn_actor.broker.request_counts import RequestObserver
 from cudnn_actor.broker.service_state import Export, Import
 from cudnn_actor.isolation.known_graphs import SentGraphs, known_form
-from cudnn_actor.isolation.process.cores import ANSWER_S
 from cudnn_actor.isolation.staging import Block, Staging
 from cudnn_actor.memory import ExportedRange
 from cudnn_actor.memory.exhaustion import exhaustion
@@ -162,7 +161,7 @@ class Link(Mailbox):
         self.on_refusal = self._tell_not_run
         self._scheduled = self._ended = False
         self._gathered = 0
-        self._awake = Awake(self._loop)
+        self._awaiting = Awaiting(self._loop, channel.fileno(), self._readable)
         self._loop.add_reader(channel.fileno(), self._readable)
 
     # Senders.
@@ -263,6 +262,8 @@ class Link(Mailbox):
             self._unsent = []
             self._unsent_bytes = 0
             self._send(Requests(requests))
+            if self.loops_may_stay_awake:
+                self._awaiting.note_sent(len(self._sent))
 
     def _prepare(self, envelope: Envelope) -> None:
         """Make a request ready to be sent, or answer its message here."""
@@ -384,10 +385,13 @@ class Link(Mailbox):
             for frame in self._channel.receive():
                 if type(frame) is Answers:
                     self._take_answers(frame.answers, bridges)
+                    if self.loops_may_stay_awake:
+                        self._awaiting.note_answered(len(self._sent))
                 elif type(frame) is Exported:
                     self._take_answer(frame, bridges)
                 elif type(frame) is Near:
-                    self._await_answer()
+                    if self.loops_may_stay_awake:
+                        self._awaiting.await_answer()
                 else:
                     self._on_frame(frame)
         except BadFrame as error:
@@ -398,11 +402,6 @@ class Link(Mailbox):
             self.end(reason)
         elif len(self):
             self.turn()
-
-    def _await_answer(self) -> None:
-        """Stay awake until the answer that is near, as the loop of the service's process does."""
-        if self.loops_may_stay_awake:
-            self._awake.stay(ANSWER_S, lambda: bool(self._sent))
 
     def _take_answers(self, answers: list[Any], bridges: set[LoopBridge]) -> None:
         bridge, sent_requests, observed = self._bridge, self._sent, self.observer is not None
@@ -580,6 +579,7 @@ class Link(Mailbox):
         if self._ended:
             return
         self._ended = True
+        self._awaiting.end()
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
