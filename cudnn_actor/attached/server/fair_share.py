@@ -82,10 +82,12 @@ class FairShare(Generic[C, ItemT]):
         A request that is handed over is counted. The effect is that of `put` and `take`: if no other client
         waits, turns go by until the client's credit suffices, and it keeps none of the credit.
         """
-        if self._turns or (self._count and self.outstanding_us + max(cost_us, 1.0) > self._window_us):
+        if cost_us < 1.0:  # as in `put`
+            cost_us = 1.0
+        if self._turns or (self._count and self.outstanding_us + cost_us > self._window_us):
             return False
         self._queues[client].credit_us = 0.0
-        self.outstanding_us += max(cost_us, 1.0)
+        self.outstanding_us += cost_us
         self._count += 1
         return True
 
@@ -124,9 +126,12 @@ class FairShare(Generic[C, ItemT]):
         self._count -= 1
         self.outstanding_us = max(0.0, self.outstanding_us - cost_us) if self._count else 0.0
         if (queue := self._queues.get(client)) is not None:
-            queue.credit_us = max(queue.credit_us + cost_us - actual_us, -_MOST_DEBT_US)
-            if not queue.waiting:
-                queue.credit_us = min(queue.credit_us, 0.0)
+            credit_us = queue.credit_us + cost_us - actual_us
+            if credit_us > 0.0 and not queue.waiting:
+                credit_us = 0.0
+            elif credit_us < -_MOST_DEBT_US:
+                credit_us = -_MOST_DEBT_US
+            queue.credit_us = credit_us
 
     def _next_client(self) -> C:
         """The client whose turn it is, once credit covers its next request. Some client waits."""

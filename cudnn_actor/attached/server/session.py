@@ -155,11 +155,9 @@ class Session:
             self._refuse_frame(str(error))
         except OSError as error:  # there was no descriptor or no memory to map a segment
             self._refuse_frame(f"a segment could not be mapped: {error}")
-        if not self.open:
-            return
-        if channel.ended:
+        if self.open and channel.ended:
             self.end()
-        elif self._server.share.waits:
+        elif self.open and self._server.share.waits:
             self._server.pump()
 
     def look(self) -> bool:
@@ -467,7 +465,7 @@ class Session:
         """Take the answer of a request. See `Takes`."""
         if asked.known.runs_plan and type(value) is Receipt and self.open:  # nearly all
             self._end_run(asked, Done(asked.number, value))  # first: the client waits for it
-            self._settle(asked, value, error)
+            self._charge(asked, value, has_run=True)
             return
         self._settle(asked, value, error)
         if asked.copied:
@@ -496,15 +494,16 @@ class Session:
 
     def _settle(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Tell fair share how long a request has taken. Free its result if the client has gone."""
-        server = self._server
         if not asked.known.control:
-            taken_us = 0.0
-            if asked.sent_ns and error is None:
-                taken_us = server.costs.note(asked, value, time.perf_counter_ns())
-            server.share.finish(self, asked.cost_us, taken_us)
+            self._charge(asked, value, has_run=bool(asked.sent_ns) and error is None)
         if not self.open:
-            server.state.discard(value)
-        if server.share.waits:
+            self._server.state.discard(value)
+
+    def _charge(self, asked: Asked, value: Any, *, has_run: bool) -> None:
+        server, share = self._server, self._server.share
+        taken_us = server.costs.note(asked, value, time.perf_counter_ns()) if has_run else 0.0
+        share.finish(self, asked.cost_us, taken_us)
+        if share.waits:
             server.pump_soon()
 
     def _note_answer(self, asked: Asked, message: Any, value: Any) -> Any:
@@ -533,8 +532,7 @@ class Session:
             self.holdings.drop(message.buffer)  # a crash has ended the buffer
 
     def _share(self, asked: Asked, ref: Any) -> Any:
-        """Give the client a shared buffer: one that existed before, or the one that was just made, which
-        others share from now on."""
+        """Give the client a shared buffer: an earlier one, or the new one, which others share from now on."""
         shared, digest = self._server.shared, Digest(*asked.digest)  # type: ignore[misc]
         if asked.sent_ns:  # it was just made
             self.holdings.give_up(asked.reserved)
