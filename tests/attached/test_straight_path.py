@@ -201,6 +201,8 @@ async def test_a_buffer_that_is_freed_while_its_request_runs_ends_behind_it(rig:
     assert isinstance(await running, Receipt)
     await freed
     assert (await rig.gpu.statistics()).live_buffers == before - 1
+    others = [await rig.gpu.upload(single(0.0)) for _ in range(4)]
+    assert rig.other.y.slot in {each.slot for each in others}  # it is not in use any more
 
 
 async def test_the_same_bytes_of_another_client_name_buffers_that_it_does_not_have(rig: Rig) -> None:

@@ -82,8 +82,7 @@ class FairShare(Generic[C, ItemT]):
         A request that is handed over is counted. The effect is that of `put` and `take`: if no other client
         waits, turns go by until the client's credit suffices, and it keeps none of the credit.
         """
-        if cost_us < 1.0:  # as in `put`
-            cost_us = 1.0
+        cost_us = max(cost_us, 1.0)
         if self._turns or (self._count and self.outstanding_us + cost_us > self._window_us):
             return False
         self._queues[client].credit_us = 0.0
