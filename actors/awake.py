@@ -66,12 +66,21 @@ class Awake:
     def _turn(self, number: int) -> None:
         if number != self._number:
             return
+        look, time = self._look_for, self._loop.time
+        try:
+            if self._goes_on():
+                for _ in range(_LOOKS):
+                    # Each look may give the lock to another thread, which keeps it for 5 ms if it computes.
+                    if time() >= self._until_s or look():
+                        break
+        finally:  # also if what was found raises
+            if number == self._number:
+                self._turn_again()
+
+    def _turn_again(self) -> None:
+        """Let the loop call `_turn` once more, if there is a reason left. Else the callbacks of what was found
+        are the next."""
         if self._goes_on() and self._loop.time() < self._until_s:
-            self._loop.call_soon(self._turn, number, context=self._context)  # first: what is found may raise
-            look, time = self._look_for, self._loop.time
-            for _ in range(_LOOKS):
-                # Each look may give the lock to another thread, which keeps it for 5 ms if it computes.
-                if look() or time() >= self._until_s:
-                    break
+            self._loop.call_soon(self._turn, self._number, context=self._context)
         else:
             self._until_s, self._goes_on, self._look_for = 0.0, bool, bool

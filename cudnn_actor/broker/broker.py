@@ -425,7 +425,7 @@ class Broker(Generic[W]):
         longer read: call `settle_waiting`."""
         if self.memory.has_idle_imports:
             return True
-        return bool(self._drains or self.held) and (self.has_drains_due or self.held.are_due)
+        return bool(self._drains or self.held.messages) and (self.has_drains_due or self.held.are_due)
 
     def settle_waiting(self) -> None:
         """Answer each `Drain` that can be answered; if a write can begin, return the held-back messages to

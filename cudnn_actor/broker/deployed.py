@@ -206,6 +206,8 @@ class ModelRun(msgspec.Struct, eq=False):
         How many random numbers the model's earlier runs have drawn; None until it first begins.
     found
         The epoch of the memory, and the result of `Deployments.slots` in it. Any thread may replace it.
+    body
+        How a run is encoded for a worker that has all its values in buffers; empty if it has not run so yet.
     """
 
     cached: CachedMessage
@@ -216,6 +218,7 @@ class ModelRun(msgspec.Struct, eq=False):
     into: tuple[tuple[str, BufferRef], ...] = ()
     drawn: int | None = None
     found: tuple[int, tuple[Slot, ...]] = (-1, ())
+    body: bytes = b""
 
     @property
     def copy_in(self) -> tuple[tuple[int, BufferRef], ...]:

@@ -74,16 +74,9 @@ class _Latest(NamedTuple):
     by_key: object
     """The `_Model.by_key` in which the run was found. With another one, its graph may have ended: a sender on
     another thread may note a run of such a graph."""
-
-    def is_for(self, message: RunModel) -> bool:
-        """Whether it is that message, unchanged: the dicts in it could be."""
-        return (
-            message is self.message
-            and self.model.by_key is self.by_key
-            and not message.arrays
-            and tuple(message.buffers.items()) == self.run.buffers
-            and tuple(message.into.items()) == self.run.into
-        )
+    buffers: dict[str, BufferRef]
+    into: dict[str, BufferRef]
+    """What the dicts in the message had. They could be changed."""
 
 
 class Deployments:
@@ -116,8 +109,16 @@ class Deployments:
 
         Raises `NotDeployed`, and `InvalidRequest` for inputs and outputs that are not the model's.
         """
-        if (latest := self._latest) is not None and latest.is_for(message):
-            return latest.run
+        latest = self._latest
+        if (
+            latest is not None
+            and message is latest.message
+            and latest.model.by_key is latest.by_key
+            and not message.arrays
+            and message.buffers == latest.buffers
+            and message.into == latest.into
+        ):
+            return latest.run  # nearly always, a message is sent again
         if (known := self._likely_run(message)) is not None:
             return known
         check_run_model(message)
@@ -142,7 +143,7 @@ class Deployments:
             tuple(into.items()),
         )
         if deployed.of.draws is None and not message.arrays:  # else each run is another one
-            self._latest = _Latest(message, run, model, by_key)
+            self._latest = _Latest(message, run, model, by_key, dict(run.buffers), dict(run.into))
         return run
 
     def _likely_run(self, message: RunModel) -> ModelRun | None:

@@ -44,33 +44,34 @@ class HeldBack:
 
     def __init__(self, state: ServiceState) -> None:
         self._state = state
-        self._held: list[_Held] = []
+        self.messages: list[_Held] = []
+        """Empty if none is held back, which is asked for each request."""
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.messages)
 
     def must_wait(self, envelope: Envelope) -> bool:
         """Whether a message may not begin now. Then pass it to `add`."""
         message = envelope.message
         if type(message) is WriteWeights and self._is_read(message):
             return True
-        return bool(self._held) and self._is_behind(envelope)
+        return bool(self.messages) and self._is_behind(envelope)
 
     def add(self, envelope: Envelope) -> None:
         """Hold a message back, which is answered or returned by `take` later."""
         reads, writes = self._footprint(envelope)
         model = getattr(envelope.message, "model", None)
-        self._held.append(_Held(envelope, model, frozenset(reads), frozenset(writes)))
+        self.messages.append(_Held(envelope, model, frozenset(reads), frozenset(writes)))
 
     @property
     def are_due(self) -> bool:
         """Whether any write can begin now."""
-        messages = (held.envelope.message for held in self._held)
+        messages = (held.envelope.message for held in self.messages)
         return any(type(message) is WriteWeights and not self._is_read(message) for message in messages)
 
     def take(self) -> list[Envelope]:
         """Remove and return all messages, in order. None has begun."""
-        held, self._held = self._held, []
+        held, self.messages = self.messages, []
         return sorted((each.envelope for each in held), key=lambda envelope: envelope.number)
 
     def _is_read(self, message: WriteWeights) -> bool:
@@ -87,7 +88,7 @@ class HeldBack:
             or (model is not None and held.model == model)
             or not held.writes.isdisjoint(reads | writes)
             or not held.reads.isdisjoint(writes)
-            for held in self._held
+            for held in self.messages
             if held.envelope.number < number
         )
 

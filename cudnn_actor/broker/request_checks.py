@@ -80,14 +80,14 @@ def check_message(
     state.mailbox.check_open()
     kind = type(message)
     try:
-        if kind in COMPUTE:
-            cached = state.messages.of(message)  # type: ignore[arg-type]
-            bound(cached, state.memory)
-            return cached
         if kind is RunModel:
             run = state.models.run_of(message)  # type: ignore[arg-type]
             state.models.slots(run)
             return run
+        if kind in COMPUTE:
+            cached = state.messages.of(message)  # type: ignore[arg-type]
+            bound(cached, state.memory)
+            return cached
         if kind not in _CHECKS:
             raise not_a_message(message, instead.get(kind))
         if (check := _CHECKS[kind]) is not None:

@@ -357,6 +357,13 @@ class RequestCounters(Counters):
         if len(waiting) >= MOST_WAITING:
             waiting = self._times.pack()
         message, plain = envelope.message, self._plain
+        if type(message) is RunModel and self._observer is None:
+            tally = self._of_model.get(message.model.number, self._other_model)
+            moved = tally.bytes
+            if message.arrays or value:
+                given, returned = _moved_by_run(message, value)
+                moved = moved[0] + given, moved[1] + returned
+            return waiting, (tally.number, envelope.admitted_ns, started_ns, now_ns, run_us), tally, moved
         number, tally, moved = plain.get(type(message)), NO_TALLY, NONE_MOVED
         if number is None:
             tally = self.tally(message)

@@ -19,13 +19,13 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
-import itertools
 import os
 import select
 import socket
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import starmap as _starmap
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ _SHORT, _LONG = 16 << 10, 256 << 10
 """How many bytes are read at a time: the larger number only if the last read was full. Its memory takes 15 us
 to get, the smaller one's 2 us."""
 _HEAD = LENGTH.size
+_length = LENGTH.unpack_from
 _BUFFER = 1 << 20
 """The socket buffer's size for each direction. A window of requests fits into it."""
 _MOST_DESCRIPTORS = 64
@@ -52,9 +53,10 @@ _SHORT_S = 0.005
 _LATER = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 """Errors after which sending may succeed later. The other side still exists."""
 _ANCILLARY = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+_NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 _run_through = deque[None](maxlen=0).extend
 """Runs an iterator to its end in a single call of a C function."""
-_LOOKS = {size: ((size, _ANCILLARY, socket.MSG_CMSG_CLOEXEC),) for size in (_SHORT, _LONG)}
+_LOOKS = {size: ((size, _ANCILLARY, int(socket.MSG_CMSG_CLOEXEC)),) for size in (_SHORT, _LONG)}
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
@@ -217,12 +219,12 @@ class Channel:
 
     def _push(self, data: bytes | memoryview, descriptors: Sequence[int]) -> None:
         if not descriptors:
-            self._sent.extend(itertools.starmap(self._socket.send, ((data, socket.MSG_NOSIGNAL),)))
+            self._sent.extend(_starmap(self._socket.send, ((data, _NO_SIGNAL),)))
             return
         rights = array.array("i", descriptors)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-        arguments = ([data], ancillary, socket.MSG_NOSIGNAL)
-        self._sent.extend(itertools.starmap(self._socket.sendmsg, (arguments,)))
+        arguments = ([data], ancillary, _NO_SIGNAL)
+        self._sent.extend(_starmap(self._socket.sendmsg, (arguments,)))
 
     @property
     def backed_up(self) -> bool:
@@ -261,7 +263,7 @@ class Channel:
         raw = self._raw
         if not raw:
             try:
-                raw.extend(itertools.starmap(self._look, _LOOKS[self._size]))
+                raw.extend(_starmap(self._look, _LOOKS[self._size]))
             except BlockingIOError:
                 self.drained = True
                 return False
@@ -275,7 +277,7 @@ class Channel:
         if (  # nearly always, one whole frame has come
             _HEAD <= count < _SHORT
             and not (ancillary or self._in or flags & _CUT_OFF)
-            and count - _HEAD == LENGTH.unpack_from(data)[0] <= self._longest
+            and count - _HEAD == _length(data)[0] <= self._longest
         ):
             self.drained = True
             frames = (self._decode(memoryview(data)[_HEAD:]),)

@@ -19,7 +19,7 @@ plan up to 65 thousand."""
 
 LENGTH: Final = struct.Struct("<I")
 
-_ENCODER = msgspec.msgpack.Encoder()
+_encode, _pack = msgspec.msgpack.Encoder().encode, LENGTH.pack
 
 
 class BadFrame(Exception):
@@ -28,7 +28,8 @@ class BadFrame(Exception):
 
 def encode(frame: msgspec.Struct) -> bytes:
     """A frame as bytes, with its length first. Raises `BadFrame` if it is too long for the other side."""
-    body = _ENCODER.encode(frame)
-    if len(body) > LONGEST:
-        raise BadFrame(f"a frame of {len(body):,} bytes, and the limit is {LONGEST:,}")
-    return LENGTH.pack(len(body)) + body
+    body = _encode(frame)
+    length = len(body)
+    if length > LONGEST:
+        raise BadFrame(f"a frame of {length:,} bytes, and the limit is {LONGEST:,}")
+    return _pack(length) + body

@@ -283,33 +283,34 @@ class Dispatcher(Mailbox):
 
     def _exchange(self, channel: Channel, *, fast_only: bool, monitor: bool) -> bool:
         """Read answers and send requests. Returns whether anything is left to other threads."""
-        leaves = False
-        self.host.sender.finish_sending()
-        if self.host.sender.copies.pending:  # left by another turn, or interrupted in it
+        leaves, host = False, self.host
+        sender = host.sender
+        sender.finish_sending()
+        if sender.copies.pending:  # left by another turn, or interrupted in it
             leaves = self._copy_late(monitor=monitor)
         began_s = time.monotonic() if self._wants_reading else 0.0
         if self._wants_reading:
             self._wants_reading = False
             channel.fetch()
-        if channel.frames or self.host.broker.has_due:
+        if channel.frames or host.broker.has_due:
             leaves |= self._complete(channel, fast_only=fast_only)
         if began_s and channel.drained and not channel.frames:
             self.read_s = began_s
         if channel.ended:
             self.wake_monitor()
-        if self._ordinary or self._control or self._stop is not None or self.host.in_flight.waiting_again:
+        if self._ordinary or self._control or self._stop is not None or host.in_flight.waiting_again:
             leaves |= self._hand_over(fast_only=fast_only, monitor=monitor)
-        if self.host.staging.has_ended or self.host.models.has_returned:
+        sender.flush()
+        if channel.backed_up and not channel.flush():
+            self.wake_monitor()
+        if sender.copies.pending:
+            leaves |= self._copy_late(monitor=monitor)
+        if host.staging.ended or host.models.has_returned:  # after what the worker waits for
             if fast_only:
                 leaves = True
             else:
-                self.host.staging.take_back()
-                self.host.models.take_back()
-        self.host.sender.flush()
-        if not channel.flush():
-            self.wake_monitor()
-        if self.host.sender.copies.pending:
-            leaves |= self._copy_late(monitor=monitor)
+                host.staging.take_back()
+                host.models.take_back()
         return leaves
 
     def _copy_late(self, *, monitor: bool) -> bool:
@@ -357,9 +358,10 @@ class Dispatcher(Mailbox):
 
     def _hand_over(self, *, fast_only: bool, monitor: bool) -> bool:
         host = self.host
-        if fast_only and (self._stop is not None or host.in_flight.waiting_again):
-            return True
-        host.sender.dispatch_again()
+        if self._stop is not None or host.in_flight.waiting_again:
+            if fast_only:
+                return True
+            host.sender.dispatch_again()
         while self._stop is None and not self._heavy and hand_over(self, host) and host.room and len(self):
             if fast_only:
                 return True

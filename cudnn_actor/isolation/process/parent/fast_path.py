@@ -135,7 +135,7 @@ def takes_long(host: WorkerHost) -> bool:
         or table._alone
         or host.workers.stopping
         or host.broker.arenas.waiting
-        or host.broker.held
+        or host.broker.held.messages
         or state.quarantined
         or state.faults is not None
         or host.checksums is not None
@@ -165,7 +165,10 @@ def _prepare(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerRequ
         return None
     request: WorkerRequest | None
     try:
-        if type(message) in COMPUTE:
+        if type(message) is RunModel:
+            light = not message.arrays or not host.values.is_heavy(message)
+            request = host.models.prepared(envelope) if light else None
+        elif type(message) in COMPUTE:
             request = sender.prepared(envelope, message) if sender.graphs.knows(message) else None
         elif type(message) is Ping:
             request = WorkerRequest(envelope, envelope.number, message)
@@ -174,8 +177,6 @@ def _prepare(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerRequ
             request = host.values.prepared_upload(envelope)
         elif type(message) is Download:
             request = host.values.prepared_download(envelope)
-        elif type(message) is RunModel and not host.values.is_heavy(message):
-            request = host.models.prepared(envelope)
         else:
             return None
     except (CudnnActorError, TypeError, MemoryError):  # the slow path raises and answers it
@@ -272,13 +273,13 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> tuple[An
     """The reply for an answer, None if it needs the slow path; and the loan of the staging memory in which
     the reply lies."""
     cached = request.cached
+    if type(answer) is Done and request.run is not None:
+        return _results(host, request)
     if type(answer) is Done and cached is not None:
         if host.recent.kept:
             host.recent.note(request, cached)
         receipt = request.receipt(host.state.generation, answer.plan, answer.started_ns, answer.run_us)
         return receipt, _NO_LOAN
-    if type(answer) is Done and request.run is not None:
-        return _results(host, request)
     if type(answer) is Done and type(request.message) in WITH_VALUES and not request.injects:
         return host.values.result_of_copy(request, answer), _NO_LOAN
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
@@ -297,11 +298,16 @@ def _results(host: WorkerHost, request: WorkerRequest) -> tuple[Any, Loan]:
     run, models = request.run, host.models
     assert run is not None
     assert run.deployed is not None
-    if models.is_heavy(request) or not models.has_room(run.deployed):
+    if request.staged is None:
+        if run.deployed.ended:
+            return None, _NO_LOAN
+    elif models.is_heavy(request) or not models.has_room(run.deployed):
         return None, _NO_LOAN
     if host.recent.kept:
         host.recent.note(request, run.cached)
     try:
+        if request.staged is None:
+            return run.deployed.finish({}), _NO_LOAN
         outputs, loan = models.results(request)
     except MemoryError:
         return None, _NO_LOAN

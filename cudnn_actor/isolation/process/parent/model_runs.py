@@ -172,12 +172,18 @@ class ModelRuns:
             or deployed.of.draws is not None
             or deployed.checked_losses != memory.losses
             or not self.sender.knows_run(deployed)
-            or not envelope.wants_reply
+            or (envelope.future is None and envelope.reply_to is None)
             or message.crashes
         ):
             return None
-        request = WorkerRequest(envelope, envelope.number, message, self.broker.state.models.slots(run))
+        epoch, slots = run.found
+        if epoch != memory.epoch:
+            slots = self.broker.state.models.slots(run)
+        request = WorkerRequest(envelope, envelope.number, message, slots)
         request.run = run
+        if run.body and not message.arrays:
+            request.body = run.body
+            return request
         if needs_staging(run, message):
             pieces = self._pieces.get(deployed.number)
             if pieces is None or not pieces.spare:
@@ -210,7 +216,7 @@ class ModelRuns:
         else:
             known = self._latest.get(deployed.number)
             if known is not None and known[0] == run.buffers and known[1] == run.into:
-                request.body = known[2]
+                request.body = run.body = known[2]
                 return
         places = frozenset(run.returned.values())
         placed = RunPlaced(
@@ -221,8 +227,10 @@ class ModelRuns:
             copy_out=run.copy_out,
         )
         request.body = encode_message(placed)
-        if staged is None and not deployed.ended:
-            self._latest[deployed.number] = run.buffers, run.into, request.body
+        if staged is None:
+            run.body = request.body
+            if not deployed.ended:
+                self._latest[deployed.number] = run.buffers, run.into, request.body
 
     def _copy(self, request: WorkerRequest, staged: RunStaging, place: int, array: np.ndarray) -> None:
         """Copy an input to its place, now or behind the request."""
