@@ -78,8 +78,8 @@ class Awake:
                 self._turn_again()
 
     def _turn_again(self) -> None:
-        """Let the loop call `_turn` once more, if there is a reason left. Else the callbacks of what was found
-        are the next."""
+        """Let the loop call `_turn` once more, if there is a reason left. Else what was found has the next
+        turn."""
         if self._goes_on() and self._loop.time() < self._until_s:
             self._loop.call_soon(self._turn, self._number, context=self._context)
         else:

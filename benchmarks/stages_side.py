@@ -21,7 +21,7 @@ from cudnn_actor import CudnnRef, CudnnService
 from cudnn_actor.actors.mailbox import Mailbox
 from cudnn_actor.attached.server.session import Session
 from cudnn_actor.engines.engine_choice import WorkerEngine, choose_engine
-from cudnn_actor.execution.executor import Executor
+from cudnn_actor.execution.expected_runs import ExpectedRun
 from cudnn_actor.execution.runner import Runner
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.options import make_options
@@ -100,7 +100,7 @@ def engine(folder: str, make: str, *arguments: Any) -> Any:
     _stamp(Channel, "_push", "worker: answer encoded")
     _stamp(Channel, "fetch", after="worker: request read", if_true=True)
     _stamp(Runner, "run_model", "worker: run begins", "worker: run enqueued")
-    _stamp(Executor, "passed", after="worker: fence passed", if_true=True)
+    _stamp(ExpectedRun, "enqueue", "worker: launch begins", "worker: launched")
     _stamp(Outbox, "note_done", "worker: answer made")
     close = Runner.close
 
@@ -111,4 +111,6 @@ def engine(folder: str, make: str, *arguments: Any) -> Any:
 
     Runner.close = closing  # type: ignore[method-assign]
     module, _, name = make.partition(":")
-    return getattr(importlib.import_module(module), name)(*arguments)
+    made = getattr(importlib.import_module(module), name)(*arguments)
+    _stamp(type(made), "finished", after="worker: fence passed", if_true=True)
+    return made

@@ -278,11 +278,21 @@ class Executor(Generic[T]):
     # requests come before all that run again: no request runs again on an input that a later, already
     # answered request has overwritten.
 
-    def passed(self) -> bool:
+    @property
+    def only_work(self) -> Enqueued[T] | None:
+        """The unfinished work, if that is one piece that began on an idle device, and whose answer is a
+        receipt; else None."""
+        if not self.is_alone or self._passed or self._done:
+            return None
+        work = self._fenced[0][1][0]
+        return work if work.reply is RECEIPT and work.late is None else None
+
+    def passed(self, answer: Callable[[], object] | None = None) -> bool:
         """Whether the oldest fence has passed. If so, its work goes to `take_done` and `first_late`. Never
         blocks.
 
-        A passed fence must not be queried again, so it is removed in the same step.
+        A passed fence must not be queried again, so it is removed in the same step. `answer`: answers
+        `only_work`, before the notes that nobody waits for. That work goes nowhere then.
         """
         if not self._fenced:
             return False
@@ -290,6 +300,14 @@ class Executor(Generic[T]):
         if not self.engine.finished(self._fenced[0][0]):
             self._seen_s = now
             return False
+        if answer is not None:
+            answer()
+        self._note_passed(now)
+        if answer is not None:
+            self._done.clear()
+        return True
+
+    def _note_passed(self, now: float) -> None:
         if self._timed:
             if len(self._durations) >= _MOST_DURATIONS:
                 self._durations.clear()
@@ -298,7 +316,6 @@ class Executor(Generic[T]):
         _, batch = self._fenced.popleft()
         self._passed += batch
         self._advance()
-        return True
 
     def _advance(self) -> None:
         """Move the finished work before the first `late` answer to `_done`, and release its buffers."""

@@ -128,6 +128,8 @@ class ExpectedRuns:
         self._known: WeakKeyDictionary[CachedMessage, ExpectedRun] = WeakKeyDictionary()
         self._constants: set[int] = set()
         """The numbers of the slots that are constant for some graph, and of others that were."""
+        self.changes = 0
+        """How often slots were added to these."""
 
     def of(
         self, cached: CachedMessage, bound: Bound, plan: Plan, sources: Sequence[tuple[int, object]]
@@ -151,6 +153,7 @@ class ExpectedRuns:
             self._catch_up()
             known = self._known[cached] = self._made(cached, bound, plan, copied)
             self._constants.update(bound.slots[place].index for place in known.constant)
+            self.changes += 1
         return known
 
     @property
@@ -158,16 +161,20 @@ class ExpectedRuns:
         """Whether the engine may keep values of any buffer."""
         return bool(self._constants)
 
-    def note_writes(self, slots: Iterable[Slot]) -> None:
-        """Note that buffers will be written next: the engine forgets the values that it keeps of them."""
+    def note_writes(self, slots: Iterable[Slot]) -> bool:
+        """Note that buffers will be written next: the engine forgets the values that it keeps of them.
+
+        Returns whether any is constant. If not, none of them is as long as `changes` stays the same.
+        """
         if not self._constants:
-            return
+            return False
         numbers = self._constants.intersection([slot.index for slot in slots])
         if not numbers:
-            return
+            return False
         for known in self._known.values():
             if any(known.slots[place].index in numbers for place in known.constant):
                 known.forget_values()
+        return True
 
     def elsewhere(
         self, known: ExpectedRun, bound: Bound, instead: Mapping[int, Binding]

@@ -55,6 +55,9 @@ class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
         The calls that the runner has prepared; None if it has not yet, or cannot.
     runs
         How often these were used.
+    harmless
+        The `ExpectedRuns.changes` with which the targets were found to have no constant buffer among them; -1
+        if they were not.
     """
 
     bound: Bound
@@ -65,17 +68,14 @@ class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
     on_host: bool = False
     prepared: _Prepared | None = None
     runs: int = 0
+    harmless: int = -1
 
 
 class _Prepared(NamedTuple):
-    """A plan, and the calls that enqueue a whole run of it, copies included."""
+    """A plan, and the function that enqueues a whole run of it, copies included."""
 
     plan: Plan
-    calls: tuple[Callable[[], object], ...]
-
-    def enqueue(self) -> None:
-        for call in self.calls:
-            call()
+    enqueue: Callable[[], object]
 
 
 class ModelRuns:
@@ -155,7 +155,7 @@ class ModelRuns:
             calls.append(executor.call(plan.tag, direct, buffers[place], near))
         chosen = tuple(call for call in calls if call is not None)
         places.repeats = len(chosen) == len(calls)  # else do not try again
-        places.prepared, places.runs = (_Prepared(plan, chosen) if places.repeats else None), 0
+        places.prepared, places.runs = (_Prepared(plan, _in_turn(chosen)) if places.repeats else None), 0
         return places.prepared
 
     def _prepare_in_place(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> None:
@@ -177,7 +177,7 @@ class ModelRuns:
             return  # an input that is returned, or an output with two names
         known = self._expected_run(cached, plan, places)
         if (run := self._expected.elsewhere(known, places.bound, instead)) is not None:
-            places.prepared = _Prepared(plan, (run.enqueue,))
+            places.prepared = _Prepared(plan, run.enqueue)
 
     def enqueue(
         self, cached: CachedMessage, plan: Plan, places: ModelPlaces, read: list[Values]
@@ -280,6 +280,16 @@ class ModelRuns:
             self._flush()  # the next call waits for all that was enqueued before it
         array = executor.call(tag, engine.read, place, into)
         return lambda: array
+
+
+def _in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """A function that makes these calls."""
+
+    def call_each() -> None:
+        for call in calls:
+            call()
+
+    return call_each if len(calls) > 1 else calls[0]
 
 
 def _lie_alike(one: Slot, other: Slot) -> bool:

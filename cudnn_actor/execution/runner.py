@@ -99,6 +99,10 @@ class RunnerHost(Protocol[T_contra]):
     def answer(self, task: T_contra, value: Any) -> None:
         """Answer a task that returned `LATER`. Several answers may follow each other before `flush`."""
 
+    def answer_ahead(self, task: T_contra, tag: str) -> Callable[[], object] | None:
+        """A function that answers a task which returned `LATER`, by a receipt of the time at which it is called;
+        None if `answer` is to be called. Earlier answers go first."""
+
     def refuse(self, task: T_contra, error: Exception) -> None:
         """Fail a task that returned `LATER`."""
 
@@ -295,7 +299,12 @@ class Runner(Generic[T]):
         executor = self._executor
         if executor is None or not executor.busy:
             return None
-        self._settle_passed(executor)
+        answer = self._answer_ahead(executor)
+        if executor.passed(answer):
+            self._settle_work(executor)
+            self._settle_passed(executor)
+        else:
+            self.host.flush()
         for _ in range(_MOST_LOOKS):
             since = executor.working_since()
             if since is None:
@@ -303,10 +312,15 @@ class Runner(Generic[T]):
             pause = pause_s(time.monotonic() - since, executor.expected_s, self.awake_s)
             if pause or not executor.is_alone:
                 return pause
-            if executor.passed():
+            if executor.passed(answer):
                 self._settle_work(executor)
                 self._settle_passed(executor)
         return 0.0
+
+    def _answer_ahead(self, executor: Executor[T]) -> Callable[[], object] | None:
+        """What answers the only work that has not finished; None if there is more, or none."""
+        work = executor.only_work
+        return None if work is None else self.host.answer_ahead(work.task, work.tag)
 
     def _catch_up(self) -> None:
         """Answer the work that was enqueued before a slow step, such as the first run of a plan in this
@@ -474,9 +488,11 @@ class Runner(Generic[T]):
         answer
             A function that makes the answer from the arrays among the targets; None for a receipt.
         """
-        executor, models, deferred = self._executor, self._models, self.deferred
+        executor, models, expected = self._executor, self._models, self._expected
         assert executor is not None
         assert models is not None, "it comes and goes with the executor"
+        assert expected is not None, "likewise"
+        deferred = self.deferred
         graph, slots = cached.lowered.graph, places.slots
         enqueued: Plan | None = None
         read: list[Values] = []
@@ -491,8 +507,11 @@ class Runner(Generic[T]):
                 self.faults.inject(tag)
             prepared = models.prepared(cached, plan, places) if places.repeats else None
             enqueued = plan
-            if not places.on_host:
-                self._note_writes([target for _, target in places.targets if isinstance(target, Slot)])
+            if not places.on_host and places.harmless != expected.changes:
+                changes = expected.changes
+                written = [target for _, target in places.targets if isinstance(target, Slot)]
+                if not expected.note_writes(written):
+                    places.harmless = changes
             if prepared is None:
                 arrays = models.enqueue(cached, plan, places, read)
             else:

@@ -56,7 +56,7 @@ class LeastRecent(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """The entry, which counts as used now; None if there is none."""
         hashed, newest, value = self._newest
-        if hashed == hash(key) and newest == key:
+        if newest is key or (hashed == hash(key) and newest == key):
             return value
         with self._lock:
             entry = self._entries.get(key)

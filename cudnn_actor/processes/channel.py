@@ -100,7 +100,7 @@ class Channel:
         self._needed = LENGTH.size
         """Bytes that `_in` must have before it is looked at again."""
         self._descriptors: deque[int] = deque()
-        self._out: deque[tuple[bytes, Sequence[int]]] = deque()
+        self._out: deque[tuple[bytes | bytearray, Sequence[int]]] = deque()
         self._copies: set[int] = set()
         """Duplicated descriptors, owned by this object, that wait with their frames."""
         self._queued: Any = None
@@ -150,6 +150,14 @@ class Channel:
         if len(self._out) or not self._sent:  # else they were sent with the first part of the frame
             descriptors = self._copy(descriptors)
         self._out.append((data, descriptors))
+
+    def send_encoded(self, data: bytes | bytearray) -> None:
+        """As `send`, for a frame that `encode` has made. The caller leaves the bytes as they are."""
+        entry = ((data, ()),)
+        # One step.
+        self._out += entry
+        self._queued = None
+        self.flush()
 
     def _copy(self, descriptors: Sequence[int]) -> Sequence[int]:
         """Duplicates for a waiting frame, because the caller may close the originals. Raises `OSError`."""
@@ -217,7 +225,7 @@ class Channel:
         self._sent.clear()
         self._drop(tuple(self._copies))
 
-    def _push(self, data: bytes | memoryview, descriptors: Sequence[int]) -> None:
+    def _push(self, data: bytes | bytearray | memoryview, descriptors: Sequence[int]) -> None:
         if not descriptors:
             self._sent.extend(_starmap(self._socket.send, ((data, _NO_SIGNAL),)))
             return

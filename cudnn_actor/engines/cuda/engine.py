@@ -42,7 +42,7 @@ from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.listing import with_candidates
 from cudnn_actor.engines.cuda.running.kept_values import KeptValues, PreparedRun
 from cudnn_actor.engines.cuda.running.plan import CudaPlan, DividedPlan
-from cudnn_actor.engines.cuda.running.program import Program
+from cudnn_actor.engines.cuda.running.program import Program, Replay
 from cudnn_actor.engines.cuda.running.timing import Once, speed_of, time_run
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol.errors import OutOfMemory
@@ -289,15 +289,14 @@ class CudaEngine:
         if found is None or kept is None:
             key = (*pointers, *scalars)
             program.expect(key)
-            return functools.partial(self._enqueue, plan, key, buffers, scalars)
+            return functools.partial(self._enqueue_expected, _Expected(plan, key, buffers, scalars))
         key, places = (*pointers, *(memory.ptr for memory in kept), *scalars), (*buffers, *kept)
         each = self._program(found.each)
         if program.is_loaded:
             each.load(self._workspace.pointer)
         each.expect(key)
-        once, runs = (
-            functools.partial(self._enqueue, half, key, places, scalars) for half in (found.once, found.each)
-        )
+        once = functools.partial(self._enqueue, found.once, key, places, scalars)
+        runs = functools.partial(self._enqueue_expected, _Expected(found.each, key, places, scalars))
         return PreparedRun(once, runs)
 
     def keeps(self, plan: Plan, constant: Collection[int]) -> frozenset[int]:
@@ -335,6 +334,21 @@ class CudaEngine:
                 replay.launch(self._launched - self._passed)
             else:
                 self._run(plan, key, buffers, scalars)
+        except Exception as error:
+            known = translate(error)
+            if known is error:
+                raise
+            raise known from error
+        self._launched += 1
+
+    def _enqueue_expected(self, run: _Expected) -> None:
+        replay = run.replay()
+        if replay is None:
+            self._enqueue(run.plan, run.key, run.buffers, run.scalars)
+            run.find()
+            return
+        try:
+            replay.launch(self._launched - self._passed)
         except Exception as error:
             known = translate(error)
             if known is error:
@@ -486,6 +500,32 @@ class CudaEngine:
         except Exception as error:  # noqa: BLE001 - the error is the answer
             return str(translate(error))
         return None
+
+
+class _Expected:
+    """A run that comes again and again, and the graph that was captured of it.
+
+    To look the graph up takes long for a network: its key has an address for each buffer.
+    """
+
+    __slots__ = ("buffers", "key", "plan", "replay", "scalars")
+
+    def __init__(
+        self, plan: Plan, key: tuple[float, ...], buffers: Sequence[Any], scalars: Sequence[float]
+    ) -> None:
+        self.plan, self.key, self.buffers, self.scalars = plan, key, buffers, scalars
+        self.replay: Callable[[], Replay | None] = _none_yet
+        """The graph, as long as its program keeps it; None before it is captured, and once it was dropped."""
+
+    def find(self) -> None:
+        """Look the graph up, if there is one by now."""
+        program = getattr(self.plan, "program", None)
+        replay = None if program is None else program.replays.get(self.key)
+        self.replay = _none_yet if replay is None else weakref.ref(replay)
+
+
+def _none_yet() -> None:
+    return None
 
 
 class _User:

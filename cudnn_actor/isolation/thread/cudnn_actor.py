@@ -496,6 +496,9 @@ class CudnnActor(Actor):
         """Note for the watchdog that the current message made progress."""
         self.busy_since = time.monotonic()
 
+    def answer_ahead(self, task: Work, tag: str) -> None:
+        """See `RunnerHost.answer_ahead`: no answer is ahead here."""
+
     def receipt_for(self, task: Work, tag: str, now_ns: int) -> Receipt:
         """The receipt of a finished request."""
         envelope = task.envelope

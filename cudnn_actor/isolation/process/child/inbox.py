@@ -111,7 +111,7 @@ class Inbox:
         self._wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waited_for = (channel.fileno(), self._wake_event)
 
-    def take(self, most: int, timeout: float | None = None) -> list[WorkerTask | InternalTask]:
+    def take(self, most: int, timeout: float | None = None) -> deque[WorkerTask | InternalTask]:
         """The next requests in order, control messages first; waits up to `timeout` seconds for one.
 
         Raises `SystemExit` when the parent has gone, and `BadFrame` for a frame of invalid bytes.
@@ -120,7 +120,10 @@ class Inbox:
             self._wait(timeout)
         self._read()
         urgent, tasks = self._urgent, self._tasks
-        batch = [urgent.popleft() for _ in range(min(most, len(urgent)))]
+        if not urgent and len(tasks) <= most:  # nearly always
+            self._tasks = deque()
+            return tasks
+        batch = deque([urgent.popleft() for _ in range(min(most, len(urgent)))])
         batch.extend([tasks.popleft() for _ in range(min(most - len(batch), len(tasks)))])
         return batch
 

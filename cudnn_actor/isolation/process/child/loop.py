@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -100,6 +99,8 @@ class WorkerLoop:
         self._fails = fails
         self._busy_since: float | None = None
         self._stopping = False
+        self._ahead: tuple[WorkerTask, Callable[[], object]] | None = None
+        """The task of the latest call of `answer_ahead`, and what that has returned."""
         self._runner: Runner[Task] = Runner(state, make, self, abandoned=threading.Event(), nudge=inbox.nudge)
         self._handlers: dict[type, Callable[[Any], Any]] = {
             **dict.fromkeys(COMPUTE, self._compute),
@@ -185,15 +186,17 @@ class WorkerLoop:
             self._die(error)
 
     def _turn(self, wait: float | None) -> None:
-        batch: deque[Task] = deque(self._inbox.take(_BATCH, wait))
-        defers = self._runner.defers
-        while batch and not self._stopping:
-            task = batch.popleft()
-            if (defer := defers(task)) is not None:
-                defer()
-            else:
-                self._start(task)
-        self._runner.fence()
+        batch = self._inbox.take(_BATCH, wait)
+        runner = self._runner
+        if batch:
+            deferred = runner.deferred
+            while batch and not self._stopping:
+                task = batch.popleft()
+                if deferred is not None and (defer := deferred.defers(task)) is not None:
+                    defer()
+                else:
+                    self._start(task)
+            runner.fence()
         self.flush()
 
     def _poll(self) -> float | None:
@@ -306,6 +309,14 @@ class WorkerLoop:
             return None
         started_ns = task.started_ns
         return Done(task.number, task.place, tag, started_ns, (now_ns - started_ns) / 1e3)
+
+    def answer_ahead(self, task: Task, tag: str) -> Callable[[], object] | None:
+        """See `RunnerHost.answer_ahead`."""
+        if isinstance(task, InternalTask) or self._outbox.notes:
+            return None
+        if self._ahead is None or self._ahead[0] is not task:
+            self._ahead = task, self._outbox.done_ahead(task, tag)
+        return self._ahead[1]
 
     def answer(self, task: Task, value: Any) -> None:
         """Queue an answer."""

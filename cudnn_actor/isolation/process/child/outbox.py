@@ -5,7 +5,10 @@ Only the worker's main thread gives answers. Log lines come from any thread.
 
 from __future__ import annotations
 
+import struct
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,7 @@ from cudnn_actor.isolation.process.wire import (
     Refused,
 )
 from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import encode
 from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, InvalidRequest, Words
 from cudnn_actor.protocol.messages.codec import encode_reply
 
@@ -35,6 +39,9 @@ __all__ = ["Outbox"]
 _MOST_BYTES = 1 << 20
 """The most bytes of values in a frame with several values. Receipts are not counted: they are short, and a
 frame has at most one for each place."""
+
+_NUMBER = struct.Struct(">d")
+"""A floating-point number in a frame."""
 
 
 class Outbox:
@@ -68,6 +75,26 @@ class Outbox:
         if self.notes:
             self._finish(answer.place, answer.number, answer.plan, answer.started_ns, answer.run_us)
         self._answers.append(answer)
+
+    def done_ahead(self, task: WorkerTask, plan: str) -> Callable[[], object]:
+        """A function that sends the answer of a request that has run until it is called.
+
+        The frame is made now, while the device works. It ends with the time of the run, a number of eight
+        bytes.
+        """
+        started_ns = task.started_ns
+        frame = bytearray(encode(Answers([Done(task.number, task.place, plan, started_ns, 0.0)])))
+        place = len(frame) - _NUMBER.size
+
+        def send() -> None:
+            _NUMBER.pack_into(frame, place, (time.perf_counter_ns() - started_ns) / 1e3)
+            if self._answers or self._lines:
+                self.flush()
+            self._channel.send_encoded(frame)
+            if self._channel.backed_up:
+                self._channel.send_all()
+
+        return send
 
     def give(self, task: WorkerTask, value: Any) -> None:
         """Queue the answer of a request that has a value."""
