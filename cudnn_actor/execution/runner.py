@@ -100,8 +100,10 @@ class RunnerHost(Protocol[T_contra]):
         """Answer a task that returned `LATER`. Several answers may follow each other before `flush`."""
 
     def answer_ahead(self, task: T_contra, tag: str) -> Callable[[], object] | None:
-        """A function that answers a task which returned `LATER`, by a receipt of the time at which it is called;
-        None if `answer` is to be called. Earlier answers go first."""
+        """A function that answers a task which returned `LATER`: its receipt has the time of the call.
+
+        None if `answer` is to be called. Earlier answers go first.
+        """
 
     def refuse(self, task: T_contra, error: Exception) -> None:
         """Fail a task that returned `LATER`."""

@@ -161,16 +161,20 @@ class Inbox:
         return ready
 
     def _read(self) -> None:
-        frames = self._channel.receive()
+        channel = self._channel
+        channel.fetch()
+        frames = channel.frames
         if self._early:
-            frames, self._early = [*self._early, *frames], []
-        for frame in frames:
+            early, self._early = self._early, []
+            frames.extendleft(reversed(early))
+        while frames:
+            frame = frames.popleft()
             if type(frame) is Requests:
                 for request in frame.requests:
                     self._put(request)
             else:
                 self.on_frame[type(frame)](frame)
-        if self._channel.ended:
+        if channel.ended:
             raise SystemExit(0)  # the parent has gone
 
     def _put(self, request: Request) -> None:

@@ -260,9 +260,11 @@ class WorkerLoop:
         return built
 
     def _run_model(self, task: WorkerTask) -> Any:
-        run = task.found
+        run, memory = task.found, self._state.memory
         assert type(run) is PlacedRun
-        known, places = bound(run.cached, self._state.memory), run.places
+        known, places = run.cached.bound, run.places
+        if known is None or known.epoch != memory.epoch:
+            known = bound(run.cached, memory)
         if places is None or places.bound is not known:
             places = run.places = self._places_of(run.message, known)
         return self._runner.run_model(task, run.cached, task, places=places)

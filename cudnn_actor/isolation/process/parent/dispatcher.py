@@ -110,7 +110,7 @@ class Dispatcher(Mailbox):
         if owner is None or envelope.bridge is not owner.bridge:
             owner = self._owner_for(envelope)  # before the admission: after an error nothing was sent
         try:
-            super().admit(envelope, waits=waits)
+            Mailbox.admit(self, envelope, waits=waits)  # each request comes here: `super` takes a while
             if self._afterwards:
                 # A finalizer or a signal handler sent it during a mailbox operation on this same thread.
                 # No turn is possible now. The interrupted operation will admit the message at its end.

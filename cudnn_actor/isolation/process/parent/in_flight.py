@@ -300,9 +300,9 @@ class InFlightTable:
     def note_progress(self) -> None:
         """Note that a request has ended now."""
         self.progress_s = now = self.clock()
-        first = next(iter(self.requests.values()), None)
-        if first is None:
+        if not self.requests:
             return
+        first = next(iter(self.requests.values()))
         named, oldest = (first.number, first.place, first.sent_s), self.oldest
         if oldest is None or oldest[:3] != named:
             self.oldest = Oldest(*named, now)
