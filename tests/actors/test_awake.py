@@ -138,3 +138,26 @@ async def test_other_callbacks_have_their_turns_once_a_look_has_taken_all_the_ti
         time += 2 * LONG_S
         await asyncio.sleep(0)
         del loop.time
+
+
+async def test_what_it_finds_has_the_next_turn(pair: tuple[socket.socket, socket.socket]) -> None:
+    """A callback of the loop that only ends the looking would hold it up."""
+    loop: Any = asyncio.get_running_loop()
+    looking, called = Looking(pair[0]), list[object]()
+    call_soon = loop.call_soon
+
+    def noting(callback: Any, *args: Any, **named: Any) -> Any:
+        called.append(callback)
+        return call_soon(callback, *args, **named)
+
+    awake = Awake(loop)
+    pair[1].send(b"near")
+    loop.call_soon = noting
+    try:
+        awake.stay(LONG_S, looking.goes_on, looking.look)
+        await asyncio.sleep(0)
+    finally:
+        del loop.call_soon
+    assert looking.found == [b"near"]
+    assert len([each for each in called if getattr(each, "__self__", None) is awake]) == 1
+    assert not awake.stays

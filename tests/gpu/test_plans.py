@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -131,6 +132,25 @@ def test_a_plan_with_loaded_kernels_is_captured_in_its_first_run_if_many_are_exp
         launch()
         assert len(plan.program.replays) == 1
         assert_close(bench.read(message.y), expected)
+
+
+def test_an_expected_run_whose_graph_was_dropped_is_captured_again(
+    engine: CudaEngine, bench: Workbench
+) -> None:
+    message = request_on(bench, alpha=0.5)
+    expected = wanted(message, bench)
+    plan = engine.build(lower(message).graph, workspace_limit=None)
+    engine.load(plan)
+    launch = engine.expect(plan, *bench.bound(message))
+    for _ in range(3):
+        engine.fill(bench.binding(message.y), float("nan"))
+        launch()
+        (replay,) = plan.program.replays.values()
+        assert_close(bench.read(message.y), expected)
+        gone = weakref.ref(replay)
+        del replay
+        engine.forget_replays()
+        assert gone() is None, "an expected run keeps it"
 
 
 def test_a_replay_stays_right_when_the_workspace_grows(engine: CudaEngine, bench: Workbench) -> None:

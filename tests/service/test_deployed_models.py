@@ -141,6 +141,24 @@ async def test_runs_in_buffers_alternate_between_those_that_each_names() -> None
                 assert (await gpu.download(other) == number).all()
 
 
+async def test_a_message_that_was_changed_is_looked_up_again() -> None:
+    async with deployed() as (gpu, model):
+        inputs = [await gpu.upload(images(4, seed)) for seed in range(2)]
+        into = {name: await gpu.empty((4, 2)) for name in ("scores", "logits")}
+        message = RunModel.of(model, {"image": inputs[0]}, into)
+        for seed in (0, 0, 1, 1, 0):
+            message.buffers["image"] = inputs[seed]
+            assert await gpu.ask(message) == {}
+            check({name: await gpu.download(ref) for name, ref in into.items()}, images(4, seed))
+        instead = await gpu.empty((4, 2))
+        message.into["scores"] = instead
+        assert await gpu.ask(message) == {}
+        np.testing.assert_allclose(await gpu.download(instead), np.maximum(images(4) @ W, 0), rtol=1e-5)
+        message.arrays["image"] = images(4)
+        with pytest.raises(InvalidRequest):
+            await gpu.ask(message)
+
+
 async def test_a_run_in_a_buffer_that_took_the_place_of_another_one_uses_that() -> None:
     async with deployed() as (gpu, model):
         into = [await gpu.empty((4, 2)) for _ in range(2)]
@@ -531,3 +549,37 @@ async def test_a_graph_without_specs_is_told_what_to_add() -> None:
         graph = await placed(gpu, await gpu.upload(W), 4, specs={})
         with pytest.raises(InvalidRequest, match="is no name in specs; there is none: add 'image', or leave"):
             await gpu.ask(DeployModel(graphs=(graph,)))
+
+
+async def test_a_run_that_writes_what_has_become_a_weight_is_seen_by_the_runs_that_read_it() -> None:
+    """The engine keeps float16 weights in float32."""
+
+    async def doubling(gpu: CudnnRef, w: BufferRef | None) -> ModelRef:
+        """A model that adds its input to itself, or to a weight."""
+        g = GraphBuilder()
+        x = g.input("x", (4, 3), dtype=DType.FLOAT16)
+        graph = g.build(y=g.add(x, x if w is None else g.input("w", (4, 3), dtype=DType.FLOAT16)))
+        own = [await gpu.upload(np.zeros((4, 3), np.float16)) for _ in "xy"]
+        named = {"x": own[0], "y": own[1], "w": w}
+        given = ModelGraph(
+            name="only",
+            graph=graph,
+            buffers=tuple([ref for name in graph.places if (ref := named[name]) is not None]),
+            specs={"x": own[0].spec},
+            inputs={"x": "x"},
+            outputs={"y": "y"},
+        )
+        return await gpu.ask(DeployModel(graphs=(given,)))
+
+    async with spawn() as gpu:
+        weight = await gpu.upload(np.ones((4, 3), np.float16))
+        x, y = [await gpu.upload(np.full((4, 3), value, np.float16)) for value in (1.0, 0.0)]
+        writes = RunModel.of(await doubling(gpu, None), {"x": x}, {"y": weight})
+        for _ in range(3):
+            await gpu.ask(writes)
+        reads = RunModel.of(await doubling(gpu, weight), {"x": x}, {"y": y})
+        for value in (1.0, 3.0, 5.0):
+            await gpu.write(x, np.full((4, 3), value, np.float16))
+            await gpu.ask(writes)
+            await gpu.ask(reads)
+            np.testing.assert_array_equal(await gpu.download(y), np.full((4, 3), 3 * value))
