@@ -99,8 +99,9 @@ class WorkerLoop:
         self._fails = fails
         self._busy_since: float | None = None
         self._stopping = False
-        self._ahead: tuple[WorkerTask, Callable[[], object]] | None = None
-        """The task of the latest call of `answer_ahead`, and what that has returned."""
+        self._ahead: tuple[tuple[int, int], Callable[[], object]] | None = None
+        """The number of the task of the latest call of `answer_ahead`, and when it began; and what that call has
+        returned. The task itself would keep what it runs."""
         self._runner: Runner[Task] = Runner(state, make, self, abandoned=threading.Event(), nudge=inbox.nudge)
         self._handlers: dict[type, Callable[[Any], Any]] = {
             **dict.fromkeys(COMPUTE, self._compute),
@@ -316,8 +317,9 @@ class WorkerLoop:
         """See `RunnerHost.answer_ahead`."""
         if isinstance(task, InternalTask) or self._outbox.notes:
             return None
-        if self._ahead is None or self._ahead[0] is not task:
-            self._ahead = task, self._outbox.done_ahead(task, tag)
+        key = task.number, task.started_ns
+        if self._ahead is None or self._ahead[0] != key:
+            self._ahead = key, self._outbox.done_ahead(task, tag)
         return self._ahead[1]
 
     def answer(self, task: Task, value: Any) -> None:
