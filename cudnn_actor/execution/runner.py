@@ -53,7 +53,7 @@ _MOST_LONG_RUNS = 4096
 _MOST_RUN_PLANS = 4096
 _CAUGHT_UP_WITHIN_S = 1e-3
 """Seconds for which a slow step waits until the device has finished earlier work: see `_catch_up`."""
-_MOST_LOOKS = 16
+_MOST_LOOKS = 32
 """How often a fence is polled before a look for new messages, if nothing else runs on the device: a poll
 takes 1 to 2 us, and a look for messages ten times as long."""
 _STOPPING_POLL_S = 50e-6
@@ -307,16 +307,17 @@ class Runner(Generic[T]):
             self._settle_passed(executor)
         else:
             self.host.flush()
+        since = executor.working_since()
+        if since is None:
+            return None
+        pause = pause_s(time.monotonic() - since, executor.expected_s, self.awake_s)
+        if pause or not executor.is_alone:
+            return pause
         for _ in range(_MOST_LOOKS):
-            since = executor.working_since()
-            if since is None:
-                return None
-            pause = pause_s(time.monotonic() - since, executor.expected_s, self.awake_s)
-            if pause or not executor.is_alone:
-                return pause
             if executor.passed(answer):
                 self._settle_work(executor)
                 self._settle_passed(executor)
+                return None if executor.working_since() is None else 0.0
         return 0.0
 
     def _answer_ahead(self, executor: Executor[T]) -> Callable[[], object] | None:

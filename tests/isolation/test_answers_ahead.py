@@ -101,8 +101,8 @@ def test_it_is_given_once_when_the_fence_has_passed_and_the_work_is_still_known(
 @pytest.mark.parametrize("also", ["behind one fence", "behind another", "not fenced", "with a value", "late"])
 def test_it_is_not_for_work_beside_other_work_or_with_another_answer(also: str) -> None:
     executor = executor_on(Device())
-    more: dict[str, Any] = {"with a value": {"reply": 1}, "late": {"late": lambda: 1}}.get(also, {})
-    work = Enqueued("task", "tag", (), **more)
+    others: dict[str, dict[str, Any]] = {"with a value": {"reply": 1}, "late": {"late": lambda: 1}}
+    work = Enqueued("task", "tag", (), **others.get(also, {}))
     executor.defer(work)
     if also == "behind one fence":
         executor.defer(Enqueued("other", "tag", ()))
