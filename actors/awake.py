@@ -11,8 +11,8 @@ from collections.abc import Callable
 __all__ = ["Awake", "look_at"]
 
 _LOOKS = 24
-"""How often the loop looks for what is near before its other callbacks have their turn: some 15 us. Between two
-such callbacks the loop takes some 10 us, in which nothing is seen."""
+"""How often the loop looks for what is near before its other callbacks have their turn: some 15 us. From one
+of its callbacks to the next, the loop takes some 10 us, in which nothing is seen."""
 
 
 def look_at(descriptor: int) -> Callable[[], object]:

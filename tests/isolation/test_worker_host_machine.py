@@ -377,7 +377,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         office, worker = self.office, self.office.worker
         running = list(worker.running)
         pending = office.crash(may_still_write=may_still_write)
-        again = {request.number for request in office.host.in_flight._again}
+        again = {request.number for request in office.host.in_flight.again}
         unsaid = [task for task, _ in worker.finished if task.number not in worker.noted]
         lost = [task for task in (*running, *unsaid) if task.number not in again]
         for task in (*running, *unsaid):
@@ -551,7 +551,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         for worker in self.office.workers:
             for task in worker.unanswered:
                 self.places[task.number] = task.places
-        unfinished = [*table.requests, *(request.number for request in table._again)]
+        unfinished = [*table.requests, *(request.number for request in table.again)]
         return [
             *(self.places.get(number, {}) for number in unfinished),
             *(ghost.places for ghost in self.ghosts),
@@ -586,7 +586,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
 
     def no_staging_block_has_two_users(self) -> None:
         table = self.office.host.in_flight
-        requests = [*table.requests.values(), *table._again]
+        requests = [*table.requests.values(), *table.again]
         blocks = [block for request in requests for block in request.blocks]
         blocks += [block for ghost in self.ghosts for block in ghost.pending.blocks]
         blocks += self.office.host.staging.pieces

@@ -285,7 +285,8 @@ class Dispatcher(Mailbox):
         """Read answers and send requests. Returns whether anything is left to other threads."""
         leaves, host = False, self.host
         sender = host.sender
-        sender.finish_sending()
+        if sender.sending is not None:
+            sender.finish_sending()
         if sender.copies.pending:  # left by another turn, or interrupted in it
             leaves = self._copy_late(monitor=monitor)
         began_s = time.monotonic() if self._wants_reading else 0.0
@@ -298,7 +299,7 @@ class Dispatcher(Mailbox):
             self.read_s = began_s
         if channel.ended:
             self.wake_monitor()
-        if self._ordinary or self._control or self._stop is not None or host.in_flight.waiting_again:
+        if self._ordinary or self._control or self._stop is not None or host.in_flight.again:
             leaves |= self._hand_over(fast_only=fast_only, monitor=monitor)
         sender.flush()
         if channel.backed_up and not channel.flush():
@@ -358,7 +359,7 @@ class Dispatcher(Mailbox):
 
     def _hand_over(self, *, fast_only: bool, monitor: bool) -> bool:
         host = self.host
-        if self._stop is not None or host.in_flight.waiting_again:
+        if self._stop is not None or host.in_flight.again:
             if fast_only:
                 return True
             host.sender.dispatch_again()

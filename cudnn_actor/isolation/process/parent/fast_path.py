@@ -131,7 +131,7 @@ def takes_long(host: WorkerHost) -> bool:
     """Whether no request can take the fast path at the moment."""
     table, state = host.in_flight, host.state
     return bool(
-        table._again
+        table.again
         or table._alone
         or host.workers.stopping
         or host.broker.arenas.waiting

@@ -233,27 +233,28 @@ class InFlightTable:
         """When the latest request was dispatched that the present worker has finished."""
         self.nearing = False
         """Whether the worker has said that one will end soon, and the loop that reads has not seen it."""
-        self._again: deque[WorkerRequest] = deque()
+        self.again: deque[WorkerRequest] = deque()
+        """The requests that wait to be dispatched again, and go first."""
         self._alone = False
         self._places = list(range(window))
 
     @property
     def room(self) -> int:
         """How many new requests may be dispatched: none while taken-back requests go first."""
-        return 0 if self._again or self._alone else len(self._places)
+        return 0 if self.again or self._alone else len(self._places)
 
     @property
     def waiting_again(self) -> int:
         """How many requests wait to be dispatched again."""
-        return len(self._again)
+        return len(self.again)
 
     def next_again(self) -> WorkerRequest | None:
         """Remove and return the next request to dispatch again; None if there is none or it must wait."""
-        if not self._again or self._alone or not self._places:
+        if not self.again or self._alone or not self._places:
             return None
-        if self._again[0].alone and self.requests:
+        if self.again[0].alone and self.requests:
             return None
-        return self._again.popleft()
+        return self.again.popleft()
 
     def hand_over(self, request: WorkerRequest, claims: Claims) -> int:
         """Give a request a place in the window, which must have room."""
@@ -339,20 +340,20 @@ class InFlightTable:
 
     def first(self, requests: Sequence[WorkerRequest]) -> None:
         """Let requests be dispatched again, before all others."""
-        self._again.extendleft(reversed(requests))
+        self.again.extendleft(reversed(requests))
 
     def last(self, request: WorkerRequest) -> None:
         """Let a new request be dispatched after all others that wait here, and before any newer one."""
-        self._again.append(request)
+        self.again.append(request)
 
     def give_up(self) -> list[WorkerRequest]:
         """Remove and return the requests that wait to be dispatched again, because no worker may follow."""
-        requests = list(self._again)
-        self._again.clear()
+        requests = list(self.again)
+        self.again.clear()
         return requests
 
     def waits_for(self, number: int) -> bool:
         """Whether any request with a lower number is in flight or waits to be dispatched again."""
         return any(other < number for other in self.requests) or any(
-            request.number < number for request in self._again
+            request.number < number for request in self.again
         )

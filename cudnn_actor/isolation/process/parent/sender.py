@@ -61,7 +61,7 @@ class Sender:
     """The copies that follow requests which were dispatched."""
     _unsent: list[Request] = field(default_factory=list, init=False)
     """Requests in flight whose frame has not been made. The fast path adds to it in its step."""
-    _sending: Requests | None = field(default=None, init=False)
+    sending: Requests | None = field(default=None, init=False)
     """The frame that is being sent. It stays set if the sender is interrupted."""
     graphs: SentGraphs = field(init=False)
     """The graphs that the worker keeps."""
@@ -234,32 +234,32 @@ class Sender:
 
         If this raises `MemoryError`, the next call sends them.
         """
-        if self._sending is not None:
+        if self.sending is not None:
             self.finish_sending()
         if self._unsent and (worker := self.workers.serving) is not None:
             fresh: list[Request] = []
             frame = Requests(self._unsent)
             # One step, up to the call: the requests are in the list, or in the frame that `finish_sending`
             # sends. The list is replaced and not cleared, because the frame is made of it.
-            self._sending = frame
+            self.sending = frame
             self._unsent = fresh
             worker.send(frame)
-            self._sending = None
+            self.sending = None
 
     def finish_sending(self) -> None:
         """Complete a `flush` that was interrupted. Must be called before anything else is sent.
 
         If the frame is the last one that was passed to the worker's `send`, it is not queued again.
         """
-        if self._sending is not None and (worker := self.workers.serving) is not None:
-            worker.send(self._sending)
-            self._sending = None
+        if self.sending is not None and (worker := self.workers.serving) is not None:
+            worker.send(self.sending)
+            self.sending = None
 
     def forget_worker(self) -> None:
         """Drop the frames for the worker, and the records of what it knows, because it has ended, or another
         one serves."""
         self._unsent.clear()
-        self._sending = None
+        self.sending = None
         self.graphs.clear()
         self._runs.clear()
 
