@@ -15,9 +15,11 @@ from cudnn_actor import BufferRef, TensorSpec
 from cudnn_actor.isolation.process.child.decoders import FROM_PARENT
 from cudnn_actor.isolation.process.child.inbox import Inbox
 from cudnn_actor.isolation.process.child.outbox import Outbox
+from cudnn_actor.isolation.process.cores import PROMPT_S
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import (
     FROM_WORKER,
+    ReadStaged,
     Request,
     Requests,
     Staged,
@@ -30,6 +32,7 @@ from cudnn_actor.processes.channel import Channel, channel_pair
 from ..patience import PATIENCE_S
 
 Ends = tuple[Inbox, Channel]
+REF = BufferRef(slot=1, generation=2, spec=TensorSpec.packed((4,), "float32"), device="cpu")
 
 
 @pytest.fixture(params=[False, True], ids=["asleep", "looking"])
@@ -93,10 +96,54 @@ def test_a_worker_that_looks_does_so_after_each_request_and_then_sleeps(
     assert first == [0.0 if inbox.looks else None] * 4
 
 
+class Clock:
+    """Stands in for the module `time`. A look for a request takes 10 us, and a sleep as long as it is told."""
+
+    def __init__(self) -> None:
+        self.now, self.looked_s, self.slept_s = 1000.0, 0.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def select(self, *arguments: Any) -> Any:
+        """Stands in for `select.select`."""
+        sleeps = len(arguments) == 3
+        self.now += self.slept_s if sleeps else 10e-6
+        self.looked_s += 0.0 if sleeps else 10e-6
+        ready = select.select(*arguments[:3], 0.0)
+        return ready if sleeps else ([], [], [])
+
+
+def test_a_worker_looks_for_longer_after_a_request_that_came_soon_or_wrote_values(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox, parent = ends
+    clock = Clock()
+    for module in ("select", "time"):
+        monkeypatch.setattr(f"cudnn_actor.isolation.process.child.inbox.{module}", clock)
+
+    def looked_after(message: Any, *, slept_s: float) -> float:
+        """For how long it looks for a request after one with this message, for which it slept so long."""
+        looked = []
+        for number, sent in enumerate((message, Ping())):
+            parent.send(Requests([Request(number, 0, encode_message(sent))]))
+            assert parent.flush()
+            clock.looked_s, clock.slept_s = 0.0, slept_s
+            assert len(inbox.take(64)) == 1
+            looked.append(clock.looked_s)
+        return looked[1]
+
+    briefly, longer = (pytest.approx(each if inbox.looks else 0.0, abs=20e-6) for each in (150e-6, PROMPT_S))
+    read, write = ReadStaged(src=REF, values=Staged(0, 0)), WriteStaged(dst=REF, values=Staged(0, 0))
+    assert looked_after(read, slept_s=1.0) == briefly
+    assert looked_after(write, slept_s=1.0) == longer
+    assert looked_after(read, slept_s=1.0) == briefly
+    assert looked_after(read, slept_s=0.0) == longer
+
+
 def test_a_copy_that_comes_again_is_not_decoded_again(ends: Ends) -> None:
     inbox, parent = ends
-    ref = BufferRef(slot=1, generation=2, spec=TensorSpec.packed((4,), "float32"), device="cpu")
-    copies = [WriteStaged(dst=ref, values=Staged(0, at, 512)) for at in (0, 256)]
+    copies = [WriteStaged(dst=REF, values=Staged(0, at, 512)) for at in (0, 256)]
     taken = []
     for number, copy in enumerate([copies[0], copies[1], copies[0]]):
         parent.send(Requests([Request(number, 0, encode_message(copy))]))
