@@ -139,6 +139,16 @@ def test_a_worker_looks_for_longer_after_a_request_that_came_soon_or_wrote_value
     assert looked_after(write, slept_s=1.0) == longer
     assert looked_after(read, slept_s=1.0) == briefly
     assert looked_after(read, slept_s=0.0) == longer
+    assert looked_after(read, slept_s=1.0) == briefly
+    parent.send(Requests([]))  # it says that another is to be sent soon
+    assert parent.flush()
+    clock.slept_s = 1.0
+    assert inbox.take(64) == []
+    clock.looked_s = 0.0
+    parent.send(Requests([Request(1, 0, encode_message(Ping()))]))
+    assert parent.flush()
+    assert len(inbox.take(64)) == 1
+    assert clock.looked_s == longer
 
 
 def test_a_copy_that_comes_again_is_not_decoded_again(ends: Ends) -> None:

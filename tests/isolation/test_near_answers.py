@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ import pytest
 from cudnn_actor import CudnnRef, Receipt
 from cudnn_actor.execution.executor import Enqueued, Executor
 from cudnn_actor.execution.polling import EARLY_S
+from cudnn_actor.isolation.process.wire import Requests
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.messages import Upload
+from cudnn_actor.processes.channel import Channel
 from tests.service.rigs import AsynchronousEngine, Device, Trio, in_thread, outcome
 
 from ..patience import PATIENCE_S
@@ -156,3 +160,37 @@ async def test_a_loop_stays_awake_for_a_short_copy_if_there_are_cores(
                 await sleeps.until_time_passes()
             points.let_go("finished")
             assert isinstance(await future, Receipt)
+
+
+@pytest.mark.parametrize("cores", [2, 64])
+@pytest.mark.parametrize("count", [10, 100_000])
+async def test_worker_and_loop_are_awake_for_a_new_buffer_if_there_are_cores(
+    cores: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the main thread, the monitor sends it: the loop wakes the worker, and the monitor wakes the loop."""
+    sent: list[tuple[int, bool]] = []
+    sending = Channel.send
+
+    def send(channel: Channel, frame: Any, *rest: Any) -> Any:
+        if isinstance(frame, Requests):
+            sent.append((len(frame.requests), threading.current_thread() is threading.main_thread()))
+        return sending(channel, frame, *rest)
+
+    monkeypatch.setattr("cudnn_actor.isolation.process.cores.processors", lambda *_: cores)
+    async with workers("AmpleEngine", host_arenas=False) as (gpu, points), asyncio.timeout(PATIENCE_S):
+        values = np.arange(float(count))
+        await gpu.upload(values)
+        points.hold("finished")
+        monkeypatch.setattr(Channel, "send", send)
+        with watched_sleeps() as sleeps:
+            future = asyncio.ensure_future(gpu.upload(values))
+            if cores == 2:
+                await in_thread(lambda: points.wait_for_visits("finished?", 1))
+                assert not sleeps.awake.is_set()
+            else:
+                await sleeps.until_time_passes()
+            points.let_go("finished")
+            np.testing.assert_array_equal(await gpu.download(await future), values)
+    roused = [(0, True)] * (cores > 2)
+    assert sent[: len(roused) + 1] == [*roused, (1, False)]
+    assert all(requests for requests, _ in sent[len(roused) :])

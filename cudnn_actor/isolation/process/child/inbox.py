@@ -43,8 +43,8 @@ __all__ = ["Inbox"]
 
 _BRIEFLY_S = 150e-6
 """Seconds for which a worker polls for the next request, in place of `PROMPT_S`, if the last request did not
-come so soon, and wrote no values. The second of several in a row, which a caller sends as soon as it has the
-answer to the first, then finds the worker awake."""
+come so soon, and nothing else says that another follows. The second of several in a row, which a caller sends
+as soon as it has the answer to the first, then finds the worker awake."""
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
 _RUN_BYTES, _COPY_BYTES, _BYTES_PER_BYTE = 1024, 512, 5
@@ -91,13 +91,14 @@ class Inbox:
         """The handlers for frames that are not requests."""
         self.looks = False
         """Whether to poll for the next request before sleeping: for up to `PROMPT_S` if the last one came
-        within that time, or wrote values, else briefly. Waking up takes 20 to 60 us, and a core is slower
-        just after a sleep."""
+        within that time or another is expected, else briefly. Waking up takes 20 to 60 us, and a core is
+        slower just after a sleep."""
         self._prompt = False
         """Whether the latest wait without a timeout has ended within `PROMPT_S`."""
-        self._wrote = False
-        """Whether the last request that runs a plan or copies values wrote values to a buffer. What uses them
-        follows soon: a run, or the next values. Its sender may have been asleep, and is slow then."""
+        self._expects = False
+        """Whether another request is expected soon, because the parent has said so (by a frame without
+        requests), or because the last request that runs a plan or copies values wrote values to a buffer:
+        what uses them follows, a run or the next values. Its sender may have slept, and is slow then."""
         self._channel = channel
         self._outbox = outbox
         self._page = page
@@ -155,7 +156,7 @@ class Inbox:
         """Wait until something can be read: poll at first, then sleep. Returns its descriptors."""
         ready: list[int] = []
         begin = time.monotonic()
-        end = begin + (PROMPT_S if self._prompt or self._wrote else _BRIEFLY_S)
+        end = begin + (PROMPT_S if self._prompt or self._expects else _BRIEFLY_S)
         while not ready and time.monotonic() < end:
             ready, _, _ = select.select(self._waited_for, (), (), 0.0)
         if not ready:
@@ -173,6 +174,7 @@ class Inbox:
         while frames:
             frame = frames.popleft()
             if type(frame) is Requests:
+                self._expects |= not frame.requests
                 for request in frame.requests:
                     self._put(request)
             else:
@@ -186,7 +188,7 @@ class Inbox:
             message = self._decode(request.body)
             known = self._known_of(request.body, message)
         if known is not None:
-            self._wrote = type(known.message) is WriteStaged
+            self._expects = type(known.message) is WriteStaged
             number, place, fault = request.number, request.place, request.fault
             self._tasks.append(WorkerTask(known.message, number, place, fault, self._page, known))
             return

@@ -251,6 +251,7 @@ class Dispatcher(Mailbox):
         """
         fast_only = is_interruptible()
         self._wants_turn = False
+        was_left = monitor and (self._monitor_woken or self._heavy)
         if not fast_only:
             self._monitor_woken = False
         if monitor:
@@ -280,6 +281,9 @@ class Dispatcher(Mailbox):
         if leaves and not self._monitor_woken:
             self._monitor_woken = True
             self.wake_monitor()
+        owner = self._owner
+        if was_left and owner is not None and self.loops_may_stay_awake and self.host.values.are_answered_soon:
+            owner.await_answer_soon()
 
     def _exchange(self, channel: Channel, *, fast_only: bool, monitor: bool) -> bool:
         """Read answers and send requests. Returns whether anything is left to other threads."""
@@ -365,6 +369,7 @@ class Dispatcher(Mailbox):
             host.sender.dispatch_again()
         while self._stop is None and not self._heavy and hand_over(self, host) and host.room and len(self):
             if fast_only:
+                self._rouse_worker()
                 return True
             if self._take_up_next(monitor=monitor):
                 self._exchange_between()
@@ -407,10 +412,20 @@ class Dispatcher(Mailbox):
                 self.restore([envelope])
                 self._heavy = True
                 self.wake_monitor()
+                self._rouse_worker()
             else:
                 heavy = monitor and self.host.values.is_heavy(envelope.message)
                 self.host.start(envelope)
         return heavy or (monitor and copies.has_heavy)
+
+    def _rouse_worker(self) -> None:
+        """Wake the worker for values that the monitor will send it: both wake up at the same time."""
+        try:
+            message = (self._control or self._ordinary)[0].message
+        except IndexError:  # its sender has withdrawn it
+            return
+        if self.loops_may_stay_awake and not self._monitor_woken and self.host.values.wants_worker(message):
+            self.host.sender.rouse_worker()
 
     def _stop_in_its_turn(self, stop: Envelope) -> None:
         """Stop the service for pykka's stop message, once all earlier messages have been answered."""

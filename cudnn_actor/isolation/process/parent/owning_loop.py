@@ -154,6 +154,11 @@ class OwningLoop:
         if channel is None or channel.ended or channel is not dispatcher.channel:
             self._let_go()
 
+    def await_answer_soon(self) -> None:
+        """Let the loop stay awake for the answer to a request that another thread has sent. Any thread."""
+        with contextlib.suppress(RuntimeError):  # it has closed
+            self.bridge.loop.call_soon_threadsafe(self._await_answer)
+
     def _await_answer(self) -> None:
         """Stay awake until the answer comes that is near, but no longer than `ANSWER_S`.
 

@@ -255,6 +255,12 @@ class Sender:
             worker.send(self.sending)
             self.sending = None
 
+    def rouse_worker(self) -> None:
+        """Let the worker look for a request that another thread will send soon. Whatever was interrupted
+        before must be finished."""
+        if (worker := self.workers.serving) is not None:
+            worker.send(Requests([]))
+
     def forget_worker(self) -> None:
         """Drop the frames for the worker, and the records of what it knows, because it has ended, or another
         one serves."""

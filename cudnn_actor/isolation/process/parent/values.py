@@ -106,7 +106,15 @@ class Values:
             match request.message:
                 case Upload(dst=buffer) | Download(src=buffer):
                     return packed_nbytes(buffer.spec) <= PIECE_BYTES
+                case Allocate(spec=spec):
+                    return packed_nbytes(spec) <= PIECE_BYTES
         return False
+
+    def wants_worker(self, message: Any) -> bool:
+        """Whether a message that waits for the monitor's thread has values for a device, and the worker may
+        be asleep: nothing is in flight."""
+        has_values = type(message) in (Allocate, Upload) and message.data is not None
+        return self.arenas is None and has_values and not self.sender.in_flight.requests
 
     def _is_heavy_upload(self, data: Any, spec: object) -> bool:
         """Whether values are many bytes to copy before their request is sent. To convert them takes up to
