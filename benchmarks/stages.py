@@ -19,15 +19,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import bisect
 import functools
 import itertools
 import json
 import statistics
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,15 +42,13 @@ from tests.onnx.networks.recipes import inputs_of, read
 from .gpu.setting import gpu_versions
 from .recording import Row, attempted, keep
 from .second_process import request_floors
-from .stages_side import STAMPS, stamped_caller, stamped_service
+from .stages_side import STAMPS, stages_of, stamped_caller, stamped_service
 
 __all__ = ["NETWORKS", "main", "on_device", "request_us", "stages_of"]
 
 NETWORKS = Path(__file__).parents[1] / "tests" / "onnx" / "networks" / "data"
 _WARM = 20
 _IN_FLIGHT = (1, 2, 3)
-_NEARLY_ALL = 0.6
-"""A stage is listed if it occurs in at least this share of the requests."""
 Isolation = Literal["thread", "process"]
 Arrays = dict[str, np.ndarray]
 
@@ -145,29 +141,6 @@ async def _stamped(path: str, given: argparse.Namespace, store: Path, folder: Pa
                 await gpu.ask(message)
             asked = list(STAMPS)
     (folder / "caller.json").write_text(json.dumps(asked))
-
-
-def stages_of(stamps: Iterable[tuple[int, str]]) -> dict[str, float]:
-    """When requests reach each stage, in microseconds since they were asked: medians, in order of time.
-
-    Requests came one at a time. The last is left out: nothing says where it ends.
-    """
-    ordered = sorted((at, what) for at, what in stamps)
-    starts = [at for at, what in ordered if what == "asked"]
-    reached: dict[str, list[float]] = defaultdict(list)
-    seen: Counter[tuple[int, str]] = Counter()
-    for at, what in ordered:
-        number = bisect.bisect_right(starts, at) - 1
-        if 0 <= number < len(starts) - 1:
-            seen[number, what] += 1
-            times = seen[number, what]
-            name = what if times == 1 else f"{what}, {times}"
-            reached[name].append((at - starts[number]) / 1e3)
-    reached["next asked"] = [(after - before) / 1e3 for before, after in itertools.pairwise(starts)]
-    del reached["asked"]
-    enough = _NEARLY_ALL * (len(starts) - 1)
-    medians = {name: statistics.median(each) for name, each in reached.items() if len(each) >= enough}
-    return {name: round(at, 1) for name, at in sorted(medians.items(), key=lambda item: item[1])}
 
 
 def _row(path: Path, isolation: Isolation, given: argparse.Namespace, store: Path) -> Iterator[Row]:

@@ -7,13 +7,17 @@ second that is.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import importlib
+import itertools
 import json
 import os
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +28,16 @@ from cudnn_actor.engines.engine_choice import WorkerEngine, choose_engine
 from cudnn_actor.execution.expected_runs import ExpectedRun
 from cudnn_actor.execution.runner import Runner
 from cudnn_actor.isolation.process.child.outbox import Outbox
+from cudnn_actor.isolation.process.parent.late_copies import LateCopy
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
 
-__all__ = ["STAMPS", "engine", "stamped_caller", "stamped_server", "stamped_service"]
+__all__ = ["STAMPS", "engine", "stages_of", "stamped_caller", "stamped_server", "stamped_service"]
 
 STAMPS: list[tuple[int, str]] = []
 """The stamps of this process: nanoseconds, and the stage that was reached."""
+_NEARLY_ALL = 0.6
+"""A stage is listed if it occurs in at least this share of the requests."""
 
 
 def _stamp(
@@ -62,6 +69,7 @@ def stamped_caller() -> Iterator[None]:
         ends.callback(_stamp(Mailbox, "admit", "checked", "in the mailbox"))
         ends.callback(_stamp(Channel, "_push", "request encoded", "request sent"))
         ends.callback(_stamp(Channel, "fetch", after="answer read", if_true=True))
+        ends.callback(_stamp(LateCopy, "make", "values: copy begins", "values: copied"))
         yield
 
 
@@ -101,6 +109,7 @@ def engine(folder: str, make: str, *arguments: Any) -> Any:
     _stamp(Channel, "fetch", after="worker: request read", if_true=True)
     _stamp(Runner, "run_model", "worker: run begins", "worker: run enqueued")
     _stamp(ExpectedRun, "enqueue", "worker: launch begins", "worker: launched")
+    _stamp(Runner, "write", "worker: upload begins", "worker: upload enqueued")
     _stamp(Outbox, "note_done", "worker: answer made")
     close = Runner.close
 
@@ -114,3 +123,26 @@ def engine(folder: str, make: str, *arguments: Any) -> Any:
     made = getattr(importlib.import_module(module), name)(*arguments)
     _stamp(type(made), "finished", after="worker: fence passed", if_true=True)
     return made
+
+
+def stages_of(stamps: Iterable[tuple[int, str]]) -> dict[str, float]:
+    """When requests reach each stage, in microseconds since they were asked: medians, in order of time.
+
+    Requests came one at a time. The last is left out: nothing says where it ends.
+    """
+    ordered = sorted((at, what) for at, what in stamps)
+    starts = [at for at, what in ordered if what == "asked"]
+    reached: dict[str, list[float]] = defaultdict(list)
+    seen: Counter[tuple[int, str]] = Counter()
+    for at, what in ordered:
+        number = bisect.bisect_right(starts, at) - 1
+        if 0 <= number < len(starts) - 1:
+            seen[number, what] += 1
+            times = seen[number, what]
+            name = what if times == 1 else f"{what}, {times}"
+            reached[name].append((at - starts[number]) / 1e3)
+    reached["next asked"] = [(after - before) / 1e3 for before, after in itertools.pairwise(starts)]
+    del reached["asked"]
+    enough = _NEARLY_ALL * (len(starts) - 1)
+    medians = {name: statistics.median(each) for name, each in reached.items() if len(each) >= enough}
+    return {name: round(at, 1) for name, at in sorted(medians.items(), key=lambda item: item[1])}

@@ -10,6 +10,10 @@ is the bandwidth of the link.
 In process isolation, "floor" is what the least design with a second process takes to overwrite an
 array: a plain process is woken up, has its device copy the array, part by part, as this process copies it to
 memory that both map, and answers (`second_process`). In "floor, polls" that process is awake already.
+
+With `--stages`, in process isolation: when an upload of the smallest size reaches each stage, in microseconds
+since it was asked, for "new" and "again". The worker has nothing to do for a few milliseconds before each
+"new", and an "again" follows. Stamps make them slower.
 """
 
 from __future__ import annotations
@@ -18,7 +22,10 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import itertools
+import json
 import statistics
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,11 +38,13 @@ from cudnn_actor import CudnnRef, spawn
 from cudnn_actor.messages import Upload
 from cudnn_actor.models import Feature
 from cudnn_actor.protocol import DType
+from cudnn_actor.service import Spawning
 
 from .gpu.setting import gpu_versions, torch
 from .recording import Row, attempted, keep
 from .second_process import Other, other_process
 from .second_process_side import POLLS, SLEEPS
+from .stages_side import STAMPS, stages_of, stamped_caller, stamped_service
 
 __all__ = ["RATIOS", "main"]
 
@@ -47,6 +56,8 @@ _MOST_PIPELINED = 64
 _SECONDS = 1.5
 """For how long rounds of one size are repeated."""
 _LEAST_ROUNDS = 3
+_STAMPED = 200
+_PAUSE_S = 5e-3
 Isolation = Literal["thread", "process"]
 Way = Callable[[], Awaitable[object]]
 
@@ -220,6 +231,39 @@ async def _found(device: str, isolation: Isolation, mebibytes: int, seconds: flo
     return {"isolation": isolation, "MiB": mebibytes, "gb_per_s": gb_per_s, "ratios": ratios}
 
 
+async def _stamped(device: str, mebibytes: int, folder: Path) -> dict[str, list[tuple[int, int]]]:
+    """When uploads to new buffers, and those that overwrite one, began and ended.
+
+    Their stamps are in `STAMPS` and, once this has returned, in the folder.
+    """
+    values = np.random.default_rng(0).standard_normal(mebibytes << 18, dtype=np.float32)
+    windows: dict[str, list[tuple[int, int]]] = {"new": [], "again": []}
+    with stamped_caller():
+        async with Spawning(stamped_service(device, folder)) as gpu:
+            again = Upload(dst=await gpu.upload(values), data=values)
+            for _ in range(_STAMPED):
+                await asyncio.sleep(_PAUSE_S)
+                begin = time.perf_counter_ns()
+                new = await gpu.upload(values)
+                middle = time.perf_counter_ns()
+                await gpu.ask(again)
+                windows["new"].append((begin, middle))
+                windows["again"].append((middle, time.perf_counter_ns()))
+                await gpu.free(new)
+    return windows
+
+
+def _stages_in(stamps: Sequence[Any], windows: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """The stages that most requests reach in these spans of time."""
+    chosen = []
+    for begin, end in windows:
+        reached = [(at, what) for at, what in stamps if begin <= at < end and what != "asked"]
+        chosen += [(begin, "asked"), *reached, (end, "done")]
+    stages = stages_of(chosen)
+    del stages["next asked"]
+    return stages
+
+
 def _one(device: str, isolation: Isolation, mebibytes: int, seconds: float) -> Iterator[Row]:
     yield asyncio.run(_found(device, isolation, mebibytes, seconds))
 
@@ -230,6 +274,15 @@ def rows(device: str, isolations: Iterable[Isolation], sizes: Iterable[int], sec
         for mebibytes in sizes:
             part = functools.partial(_one, device, isolation, mebibytes, seconds)
             yield from attempted(f"{isolation}, {mebibytes} MiB", part)
+
+
+def _stage_rows(device: str, mebibytes: int) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        windows = asyncio.run(_stamped(device, mebibytes, Path(folder)))
+        files = [json.loads(one.read_text()) for one in Path(folder).glob("*.json")]
+        stamps = [*STAMPS, *itertools.chain.from_iterable(files)]
+        stages_us = {way: _stages_in(stamps, each) for way, each in windows.items()}
+        yield {"isolation": "process", "MiB": mebibytes, "gb_per_s": {}, "ratios": {}, "stages_us": stages_us}
 
 
 def sheet(found: list[Row]) -> Table:
@@ -244,6 +297,8 @@ def sheet(found: list[Row]) -> Table:
         rates = (f"{row['gb_per_s'][name]:.2f}" if name in row["gb_per_s"] else "" for name in names)
         ratios: Iterator[Any] = (row["ratios"].get(name, "") for name in RATIOS)
         table.add_row(row["isolation"], str(row["MiB"]), *rates, *map(str, ratios))
+        for way, stages in row.get("stages_us", {}).items():
+            print(f"{way}:", "; ".join(f"{at:,.0f} {name}" for name, at in stages.items()))
     return table
 
 
@@ -255,10 +310,13 @@ def main() -> None:
     )
     parser.add_argument("--mebibytes", nargs="+", type=int, default=_SIZES_MIB)
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="for how long, each size")
+    parser.add_argument("--stages", action="store_true", help="also stamp uploads of the smallest size")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     given = parser.parse_args()
     versions = {} if given.device == "cpu" else gpu_versions()
     found = rows(given.device, given.isolations, given.mebibytes, given.seconds)
+    if given.stages:
+        found = itertools.chain(found, _stage_rows(given.device, min(given.mebibytes)))
     keep(found, sheet, given.out, "uploads", versions=versions)
 
 
