@@ -379,9 +379,13 @@ class Broker(Generic[W]):
         return ExportedRange(os.dup(slot.arena.fd), slot.arena.nbytes, slot.offset)
 
     def end_buffer(self, ref: BufferRef) -> None:
-        """Free a buffer. If several arenas are then empty, one is kept, and the others are released."""
+        """Free a buffer. If several arenas are then empty, one is kept, and the others are released.
+
+        A slot may be made ready for the next buffer of its shape.
+        """
         self.memory.free(ref)
         self.arenas.drop_spare()
+        self.memory.make_ready(ref.spec)
 
     def _import(self, envelope: Envelope, message: Import) -> None:
         require_asker(envelope, "buffer")

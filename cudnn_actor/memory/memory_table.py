@@ -22,6 +22,7 @@ from cudnn_actor.memory.arena import Arena
 from cudnn_actor.memory.base import Mirror
 from cudnn_actor.memory.lending import BufferOwner
 from cudnn_actor.memory.pool import ArenaPool
+from cudnn_actor.memory.ready_slots import ReadySlots
 from cudnn_actor.memory.slot import SharedHold, Slot
 from cudnn_actor.protocol.errors import (
     InvalidRequest,
@@ -100,6 +101,7 @@ class MemoryTable:
         self._vacant: list[int] = []
         self._live: dict[int, Slot] = {}
         self._let_go: deque[Slot] = deque()
+        self._ready = ReadySlots()
         self._mirror = mirror
         forks.watch(self)
 
@@ -147,6 +149,7 @@ class MemoryTable:
         """
         self.count_staging(lent)
         self.take_back()
+        self.give_up_ready()
         self._pool.check_beside(nbytes if self.device == "cpu" else 0)
         most = self.staging_limit
         if most is not None and nbytes > most - lent:
@@ -165,6 +168,8 @@ class MemoryTable:
     def idle_arenas(self) -> tuple[int, ...]:
         """Numbers of the arenas that hold no bytes of any buffer, and so may be dropped."""
         self.take_back()
+        if self._ready and self._pool.idle():  # else at most one arena has nothing but ready slots
+            self.give_up_ready()
         return tuple(arena.number for arena in self._pool.idle())
 
     def arenas_to_drop(self, nbytes: int) -> tuple[int, ...]:
@@ -174,6 +179,8 @@ class MemoryTable:
     def room_for(self, spec: TensorSpec) -> bool:
         """Whether `allocate(spec)` would succeed without another arena."""
         self.take_back()
+        if self._ready and not self._pool.room_for(spec.nbytes):
+            self.give_up_ready()
         return self._pool.room_for(spec.nbytes)
 
     def next_arena(self, spec: TensorSpec) -> tuple[int, int]:
@@ -188,6 +195,7 @@ class MemoryTable:
             The limit would be exceeded even if every idle arena were dropped; nothing has changed.
         """
         self.take_back()
+        self.give_up_ready()
         return self._pool.next(spec.nbytes)
 
     def try_smaller(self, refused: int, spec: TensorSpec) -> bool:
@@ -253,6 +261,7 @@ class MemoryTable:
         """Free every buffer, even held ones, and close every descriptor. Safe to call twice."""
         for slot in tuple(self._live.values()):
             self._end(slot, StaleReason.FREED)
+        self.give_up_ready()
         self.forget_bindings()  # else the bindings of held buffers would keep their arenas mapped
         self._leave_mirror()
         self._pool.take_imports()
@@ -270,7 +279,7 @@ class MemoryTable:
             No arena has room: add one (`next_arena`), then allocate again. Or the mirror has no room. Nothing
             has changed.
         """
-        self.take_back()
+        self.room_for(spec)  # which gives up ready slots if there is none
         arena, offset = self._pool.place(spec.nbytes)
         return self._seat(spec, arena, offset)
 
@@ -281,6 +290,41 @@ class MemoryTable:
         self._live[slot.index] = slot
         self.live_bytes += slot.nbytes
         return BufferRef(slot=slot.index, generation=slot.generation, spec=spec, device=self.device)
+
+    # Slots that are ready for buffers: see `ready_slots`.
+
+    def want_ready(self, spec: TensorSpec) -> None:
+        """Have slots ready for buffers of a shape that comes again, unless they are large."""
+        for slot in self._ready.want(spec):
+            self._give_up(slot)
+
+    def make_ready(self, spec: TensorSpec) -> None:
+        """Make a slot ready, if that is wanted for this shape, and there is room without another arena."""
+        if not self._ready.wants(spec) or not self._pool.room_for(spec.nbytes):
+            return
+        arena, offset = self._pool.place(spec.nbytes)
+        slot = self._vacant_slot()
+        slot.seat(spec, arena, offset)
+        slot.live = False
+        try:
+            self._mirror_seat(slot)
+        except OutOfMemory:
+            return  # it is vacant again
+        self._ready.add(slot)
+
+    def ready(self, spec: TensorSpec) -> list[Slot]:
+        """The slots that are ready for buffers of a shape. A buffer begins in the last: whoever takes it out
+        also adds it to `_live`, makes it live, and counts its bytes."""
+        return self._ready.of(spec)
+
+    def give_up_ready(self) -> None:
+        """Give the bytes of all slots that are ready back."""
+        for slot in self._ready.take_all():
+            self._give_up(slot)
+
+    def _give_up(self, slot: Slot) -> None:
+        slot.end(StaleReason.FREED)  # the mirror had its generation, so no other buffer may
+        self._vacate(slot)
 
     def resolve(self, ref: BufferRef, field: str = "buffer") -> Slot:
         """The slot of a live reference; `field` is its name in the message, for the error's text.
@@ -404,6 +448,7 @@ class MemoryTable:
 
     def lose_all(self) -> None:
         """End every live buffer: the context died and the memory with it."""
+        self.give_up_ready()
         for slot in tuple(self._live.values()):
             self._end(slot, StaleReason.CONTEXT_LOST)
 

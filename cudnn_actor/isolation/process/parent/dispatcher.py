@@ -282,7 +282,12 @@ class Dispatcher(Mailbox):
             self._monitor_woken = True
             self.wake_monitor()
         owner = self._owner
-        if was_left and owner is not None and self.loops_may_stay_awake and self.host.values.are_answered_soon:
+        if (
+            was_left
+            and owner is not None
+            and self.loops_may_stay_awake
+            and self.host.values.are_answered_soon
+        ):
             owner.await_answer_soon()
 
     def _exchange(self, channel: Channel, *, fast_only: bool, monitor: bool) -> bool:

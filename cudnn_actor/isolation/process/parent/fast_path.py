@@ -1,9 +1,9 @@
 """The fast path: dispatches a request that runs a plan, or a copy, or completes it, in one step each.
 
-Nearly all requests take it. All others take the slow path, by the host's own methods: messages that allocate
-or free, large copies, requests that fail or wait, and all requests after a crash or with a fault plan. Both
-paths have the same effect, so this module uses the internals of the mailbox, the sender, the in-flight table
-and the counters.
+Nearly all requests take it. All others take the slow path, by the host's own methods: messages that free, or
+allocate where no slot is ready (`memory.ready_slots`), large copies, requests that fail or wait, and all
+requests after a crash or with a fault plan. Both paths have the same effect, so this module uses the
+internals of the mailbox, the sender, the in-flight table, the memory table and the counters.
 
 The main thread takes only this path, because a signal handler may raise an exception there
 (`actors.interrupts`). Everything before a step changes only caches, and the next turn repeats it. After a
@@ -33,7 +33,7 @@ from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.codec import decode_reply
-from cudnn_actor.protocol.messages.messages import COMPUTE, Download, Ping, RunModel, Upload
+from cudnn_actor.protocol.messages.messages import COMPUTE, Allocate, Download, Ping, RunModel, Upload
 
 __all__ = ["FEW", "FILL", "Reply", "complete", "counting", "hand_over", "run_through", "takes_long"]
 
@@ -66,8 +66,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
     if worker is None or takes_long(host):
         return True
     claims, in_flight, places, unsent = worker.claims, table.requests, table._places, sender._unsent
-    late = sender.copies.pending
-    now = table.clock()
+    late, memory, now = sender.copies.pending, host.state.memory, table.clock()
     while places:
         queue = mailbox._control or mailbox._ordinary
         if not queue:
@@ -77,8 +76,8 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         if request is None:
             return True
         spare = [None] if request.staged is None and not request.blocks else _spare_of(host, request)
-        taken = -1 if request.blocks else 0
-        slots = request.slots
+        taken, slots = -1 if request.blocks else 0, request.slots
+        fresh, ready = (None, []) if request.ref is None else (slots[0], memory.ready(slots[0].spec))
         many = counting(slots, 1) if len(slots) > FEW else None
         a, b, c, d, e, f = (*slots, *FILL[len(slots)]) if many is None else FILL[0]
         number, place, claim = request.number, places[-1], envelope.claim
@@ -110,6 +109,11 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
             late += request.copies
             del spare[taken]
             del queue[0]
+            if fresh is not None:
+                memory._live[fresh.index] = fresh
+                fresh.live = True
+                memory.live_bytes += fresh.nbytes
+                del ready[-1]
             if many is not None:
                 run_through(many)
     return False
@@ -173,7 +177,7 @@ def _prepare(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerRequ
         elif type(message) is Ping:
             request = WorkerRequest(envelope, envelope.number, message)
             request.body = encode_message(message)
-        elif type(message) is Upload:
+        elif type(message) is Upload or type(message) is Allocate:
             request = host.values.prepared_upload(envelope)
         elif type(message) is Download:
             request = host.values.prepared_download(envelope)

@@ -24,7 +24,7 @@ import numpy as np
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker import Broker
-from cudnn_actor.broker.request_checks import slots_of
+from cudnn_actor.broker.request_checks import check_allocate, slots_of
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.isolation.process.arrivals import Arrival
@@ -142,14 +142,26 @@ class Values:
         """An upload ready to be dispatched by the fast path; None if it must take the slow one.
 
         Changes only the piece of staging memory that it fills. The caller takes that in its step, as the last
-        of `Staging.pieces`. Raises an error if the message is not valid.
+        of `Staging.pieces`; for a new buffer, it also takes the last slot of `MemoryTable.ready`. Raises an
+        error if the message is not valid.
         """
-        message: Upload = envelope.message
-        if self.arenas is not None:
+        message: Any = envelope.message
+        memory, data = self.broker.memory, message.data
+        if self.arenas is not None or not isinstance(data, np.ndarray):
             return None
-        request = WorkerRequest(envelope, envelope.number, message, slots_of(self.broker.memory, message))
-        spec, data = message.dst.spec, message.data
-        if not isinstance(data, np.ndarray) or data.dtype != spec.dtype.numpy:
+        if type(message) is Allocate:
+            check_allocate(memory, message)
+            slots = tuple(memory.ready(message.spec)[-1:])
+            if not slots or not envelope.wants_reply:
+                return None
+            (slot,) = slots
+            ref = BufferRef(slot=slot.index, generation=slot.generation, spec=slot.spec, device=memory.device)
+            request = WorkerRequest(envelope, envelope.number, message, slots, ref=ref)
+        else:
+            ref = message.dst
+            request = WorkerRequest(envelope, envelope.number, message, slots_of(memory, message))
+        spec = ref.spec
+        if data.dtype != spec.dtype.numpy:
             return None
         transfer.check_values(spec.dims, spec.dtype.numpy, data)
         at = self.staging.locate(data)
@@ -161,7 +173,7 @@ class Values:
             staged = self._fill(request, pieces[-1], spec, data)
         else:
             staged = Staged(*at)
-        request.body = encode_message(WriteStaged(dst=message.dst, values=staged))
+        request.body = encode_message(WriteStaged(dst=ref, values=staged))
         return request
 
     def _fill(self, request: WorkerRequest, block: Block, spec: TensorSpec, data: np.ndarray) -> Staged:
@@ -229,6 +241,8 @@ class Values:
         """
         (slot,) = request.slots
         data, envelope, broker = request.message.data, request.envelope, self.broker
+        if request.ref is not None and self.arenas is None and self.checksums is None:
+            broker.memory.want_ready(slot.spec)  # others of the same shape may follow
         if not self._goes_here(request):
             self._write_staged(request, slot, data)
         elif request.ref is not None:
