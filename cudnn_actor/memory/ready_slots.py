@@ -21,7 +21,7 @@ __all__ = ["MOST_READY", "READY_BYTES", "ReadySlots"]
 
 READY_BYTES: Final = 1 << 20
 """The most bytes of a buffer for which a slot is made ready."""
-MOST_READY: Final = 8
+MOST_READY: Final = 4
 """The most shapes that are wanted, and the most slots that are ready for one of them."""
 
 

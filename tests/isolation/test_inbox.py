@@ -97,7 +97,7 @@ def test_a_worker_that_looks_does_so_after_each_request_and_then_sleeps(
 
 
 class Clock:
-    """Stands in for the module `time`. A look for a request takes 10 us, and a sleep as long as it is told."""
+    """Stands in for two modules. A look for a request takes 10 us, and a sleep as long as it is told."""
 
     def __init__(self) -> None:
         self.now, self.looked_s, self.slept_s = 1000.0, 0.0, 0.0
@@ -106,7 +106,7 @@ class Clock:
         return self.now
 
     def select(self, *arguments: Any) -> Any:
-        """Stands in for `select.select`."""
+        """Nothing can be read before it sleeps."""
         sleeps = len(arguments) == 3
         self.now += self.slept_s if sleeps else 10e-6
         self.looked_s += 0.0 if sleeps else 10e-6

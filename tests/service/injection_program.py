@@ -10,7 +10,7 @@ With BUFFERS, each call is a graph with so many, and no other thread asks: so th
 The entry "alone" needs that: it takes the straight path, as requests of attached processes do.
 With "model", each call is a run of a model, from an array to an array. With "upload" and "download", each is
 that copy to or from a device, for which the CPU engine's arenas pass. The array that is uploaded is copied
-behind its request.
+behind its request. With "new", it is uploaded to a new buffer, for which a slot is ready, and which is freed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -35,8 +35,18 @@ from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, CudnnService, Gr
 from cudnn_actor.actors import Envelope, LoopBridge
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.engines import choose_engine
-from cudnn_actor.messages import DeployModel, Download, ModelGraph, Ping, RunModel, UnloadModel, Upload
+from cudnn_actor.messages import (
+    Allocate,
+    DeployModel,
+    Download,
+    ModelGraph,
+    Ping,
+    RunModel,
+    UnloadModel,
+    Upload,
+)
 from cudnn_actor.options import make_options
+from cudnn_actor.protocol import TensorSpec
 from cudnn_actor.protocol.messages.messages import Compute
 
 from ..instructions import functions_in, instructions
@@ -118,16 +128,23 @@ async def deployed(gpu: CudnnRef) -> RunModel:
     return RunModel.of(model, {"x": ONES})
 
 
-async def copy_of(gpu: CudnnRef, way: str) -> Upload | Download:
-    """An upload to a new buffer, or a download of one."""
+async def copy_of(gpu: CudnnRef, way: str) -> Upload | Download | Allocate:
+    """An upload to a buffer that exists, or to another one, or a download of one."""
+    if way == "new":
+        await gpu.free(await gpu.upload(LARGE))
+        return Allocate(spec=TensorSpec.packed(LARGE.shape, "float32"), data=LARGE)
     if way == "upload":
         return Upload(dst=await gpu.upload(np.zeros_like(LARGE)), data=LARGE)
     return Download(src=await gpu.upload(ONES))
 
 
 async def check(gpu: CudnnRef, message: Any) -> None:
-    """Check that an array has been uploaded; that a model gives what it should, and unload that."""
-    if isinstance(message, Upload):
+    """Check that an array has been uploaded, or is; that a model gives what it should, and unload that."""
+    if isinstance(message, Allocate):
+        new = await gpu.ask(message)
+        np.testing.assert_array_equal(await gpu.download(new), LARGE)
+        await gpu.free(new)
+    elif isinstance(message, Upload):
         np.testing.assert_array_equal(await gpu.download(message.dst), LARGE)
     elif isinstance(message, RunModel):
         np.testing.assert_array_equal((await gpu.ask(message))["y"], 2 * ONES)
@@ -142,6 +159,12 @@ async def sent_alone(service: CudnnService, message: Any) -> Any:
     if not mailbox.admit_alone(envelope):
         mailbox.admit(envelope)
     return await future
+
+
+async def free_all(gpu: CudnnRef, refs: Sequence[BufferRef]) -> None:
+    """Free buffers."""
+    for ref in refs:
+        await gpu.free(ref)
 
 
 def started(isolation: Any, *, host_arenas: bool) -> CudnnService:
@@ -161,9 +184,15 @@ def staging_in_use(service: CudnnService) -> int:
     return twice + segments_in_use(staging)
 
 
+def bytes_taken(service: CudnnService) -> int:
+    """Bytes of arenas that are in use."""
+    service.state.memory.give_up_ready()
+    return sum(arena.nbytes - arena.free.free_bytes for arena in service.state.memory.arenas())
+
+
 def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
-    copies = buffers in ("upload", "download")
+    copies, is_new = buffers in ("upload", "download", "new"), buffers == "new"
     service = started(isolation, host_arenas=not copies)
     gpu, ref, loop = CudnnRef(service), service.actor_ref, asyncio.new_event_loop()
     other = asyncio.new_event_loop()
@@ -207,7 +236,8 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
         idle.wait(0.002)  # long enough, mostly, for whoever works to sleep again: he is to be woken
         try:
             with injector.armed(at):
-                call()
+                answers = call()
+            loop.run_until_complete(free_all(gpu, answers if is_new else ()))
             clean += not injector.where
             swallowed += bool(injector.where)  # by asyncio, which logs what a callback raises
         except Injected:
@@ -231,7 +261,8 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
         "queued": statistics.queued,
         "failed": statistics.failed,
         "live_buffers": statistics.live_buffers,
-        "buffers": 3 + 2 * of_model + copies,
+        "buffers": 3 + 2 * of_model + copies - is_new,
+        "bytes_taken": bytes_taken(service) if is_new else 0,
         "restarts": statistics.restarts,
         "staging_in_use": staging_in_use(service) if isolation == "process" else 0,
         "held": sum(slot.users for slot in slots),

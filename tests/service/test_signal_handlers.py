@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from cudnn_actor.memory import GRANULARITY
+
 from .. import forked_programs
 from ..patience import PATIENCE_S
 from ..whole import WHOLE
@@ -69,13 +71,23 @@ def test_wherever_a_handler_may_raise_a_copys_piece_is_in_use_or_kept_once(copy:
     _check_injections("process", "submit", copy, files=["fast_path.py", "values.py", *late])
 
 
-def _check_injections(*arguments: object, files: Sequence[str]) -> None:
-    for entry, told in run("injection_program", *arguments).items():
+def test_wherever_a_handler_may_raise_a_slot_that_was_ready_is_a_buffers_or_ready() -> None:
+    """All bytes are free again but those of the program's three buffers."""
+    told = _check_injections(
+        "process", "submit", "new", files=["fast_path.py", "values.py", "late_copies.py"]
+    )
+    assert told["submit"]["bytes_taken"] == 3 * GRANULARITY
+
+
+def _check_injections(*arguments: object, files: Sequence[str]) -> dict[str, Any]:
+    outcomes = run("injection_program", *arguments)
+    for entry, told in outcomes.items():
         assert set(files) <= set(told["files"]), entry
         assert told["raised"] > 10, entry
         assert told["calls"] - told["raised"] - told["swallowed"] <= told["applied"] <= told["calls"], entry
         assert told["held"] == 0, entry
         _is_whole(told)
+    return outcomes
 
 
 def _is_whole(told: dict[str, Any]) -> None:
