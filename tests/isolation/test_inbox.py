@@ -110,7 +110,7 @@ class Clock:
         sleeps = len(arguments) == 3
         self.now += self.slept_s if sleeps else 10e-6
         self.looked_s += 0.0 if sleeps else 10e-6
-        ready = select.select(*arguments[:3], 0.0)
+        ready: Any = select.select(arguments[0], (), (), 0.0)
         return ready if sleeps else ([], [], [])
 
 

@@ -21,10 +21,12 @@ from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine, transfer
 from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, Part, parts_of
 from cudnn_actor.isolation.process.parent import late_copies
+from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest
 from cudnn_actor.isolation.process.parent.late_copies import LateCopies, LateCopy
+from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.wire import Requests
 from cudnn_actor.isolation.staging import NOTE_BYTES, PIECES, Staging
-from cudnn_actor.messages import DeployModel, Fill, ModelGraph, RunModel, Upload
+from cudnn_actor.messages import Allocate, DeployModel, Fill, ModelGraph, RunModel, Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.service import Spawning
@@ -124,6 +126,41 @@ async def test_an_upload_that_is_cancelled_between_two_parts_disturbs_no_later_o
         await gpu.drain()
         pieces = service_behind(gpu).state.mailbox.host.staging.pieces
         assert len(set(pieces)) == len(pieces) == PIECES * (dims is LIGHT)
+
+
+async def test_an_upload_to_a_new_buffer_takes_the_fast_path_if_a_slot_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is as any other upload: also if its worker is killed between two parts, or its caller leaves."""
+    slow: list[object] = []
+    dispatching = Sender.dispatch
+
+    def dispatch(sender: Sender, request: WorkerRequest) -> None:
+        slow.extend([request.message] * (type(request.message) is Allocate))
+        dispatching(sender, request)
+
+    monkeypatch.setattr(Sender, "dispatch", dispatch)
+    async with on_a_device() as gpu:
+        memory = service_behind(gpu).state.memory
+        for seed in range(2):
+            refs = [await gpu.upload(numbers(LIGHT, seed + number)) for number in range(3)]
+            for number, ref in enumerate(refs):
+                np.testing.assert_array_equal(await gpu.download(ref), numbers(LIGHT, seed + number))
+            assert memory.live() == tuple(refs)
+            for ref in refs:
+                await gpu.free(ref)
+        assert len(slow) == 3
+        between_parts(monkeypatch, lambda: kill_worker(gpu))
+        ref = await gpu.upload(numbers(LIGHT, 5))
+        np.testing.assert_array_equal(await gpu.download(ref), numbers(LIGHT, 5))
+        assert gpu.generation == 2
+        task = asyncio.ensure_future(gpu.upload(numbers(LIGHT, 6)))
+        between_parts(monkeypatch, lambda: task.cancel() and None)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await gpu.drain()
+        assert memory.live() == (ref,)
+        assert len(slow) == 3
 
 
 async def test_a_request_is_sent_before_its_values_are_copied_and_answered_before_later_ones_are(
