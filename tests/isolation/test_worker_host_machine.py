@@ -672,6 +672,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         assert not segments_in_use(host.staging), "a staging block was never given back"
         live = any(memory.is_live(ref) for ref in self.refs)
         if not live and not self.withheld_for_good:
+            memory.give_up_ready()
             assert len(memory.idle_arenas()) == len(memory.arenas()), "a buffer's bytes were never given back"
 
     def stop(self) -> None:

@@ -324,7 +324,7 @@ class Request(
 
 
 class Requests(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Requests in order."""
+    """Requests in order. Without any, it says that one follows soon."""
 
     requests: list[Request]
 
