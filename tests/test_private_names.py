@@ -64,6 +64,7 @@ ALLOWED = {
         "isolation/test_inbox.py": 1,
         "isolation/test_long_frames.py": 1,
         "isolation/test_worker_host.py": 1,
+        "memory/test_ready_slots.py": 1,
         "onnx/test_reading.py": 1,
         "pool/test_member.py": 2,
         "protocol/test_composed_functions.py": 2,
