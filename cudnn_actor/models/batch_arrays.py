@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from operator import itemgetter
 
 import numpy as np
 
@@ -38,7 +40,7 @@ def assemble(
     for.
     """
     for name, whole in batch.items():
-        given = [part[name] for part in parts]
+        given = [*map(itemgetter(name), parts)]
         given += [given[-1][-1:]] * (len(whole) - sum(map(len, given)))
         gather(given, whole)
 
@@ -51,34 +53,39 @@ def divided(
     NumPy releases the interpreter's lock while it copies more than 500 elements. If other threads want the
     lock, getting it back takes longer than a short copy. `locked`: whether to keep the lock.
     """
-    parts: list[dict[str, np.ndarray]] = [{} for _ in counts]
-    for name, whole in results.items():
+    if len(counts) == 1 and counts[0] == size:
+        return [dict(results)]
+    columns = []
+    for whole in results.values():
         releases = whole.size > _LOCKED_ELEMENTS * len(whole)
-        copied = (
-            _copies_with_the_lock if locked and releases and whole.flags.c_contiguous else _copies_of_parts
-        )
-        for part, each in zip(parts, copied(whole, counts, size), strict=True):
-            part[name] = each
-    return parts
+        copied = _copies_with_the_lock if locked and releases and whole.flags.c_contiguous else _copies
+        columns.append(copied(whole, counts))
+    if len(columns) == 1:
+        (name,) = results
+        return [{name: each} for each in columns[0]]
+    return [dict(zip(results, each, strict=True)) for each in zip(*columns, strict=True)]
 
 
-def _copies_of_parts(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
-    end = 0
-    for count in counts:
-        begin, end = end, end + count
-        yield whole if count == size else whole[begin:end].copy()
+def _copies(whole: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
+    if sum(counts) == len(counts):  # nearly always; so Python runs no code for each row
+        return [*map(np.ndarray.copy, whole[: len(counts), None])]
+    ends = [*accumulate(counts)]
+    return [whole[end - count : end].copy() for count, end in zip(counts, ends, strict=True)]
 
 
-def _copies_with_the_lock(whole: np.ndarray, counts: Sequence[int], size: int) -> Iterator[np.ndarray]:
-    """Yield the same as `_copies_of_parts`, for C-contiguous arrays, and keep the interpreter's lock.
+def _copies_with_the_lock(whole: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
+    """Return the same as `_copies`, for C-contiguous arrays, and keep the interpreter's lock.
 
     Python itself copies the bytes.
     """
     content, dims, dtype = whole.reshape(-1).view(np.uint8).data, whole.shape[1:], whole.dtype
-    row, end = whole.nbytes // len(whole), 0
-    for count in counts:
-        begin, end = end, end + count * row
-        yield whole if count == size else np.ndarray((count, *dims), dtype, bytearray(content[begin:end]))
+    row = whole.nbytes // len(whole)
+    shapes = {count: (count, *dims) for count in counts}
+    ends = [row * end for end in accumulate(counts)]
+    return [
+        np.ndarray(shapes[count], dtype, bytearray(content[end - row * count : end]))
+        for count, end in zip(counts, ends, strict=True)
+    ]
 
 
 def total_nbytes(parts: Sequence[Mapping[str, np.ndarray]]) -> int:

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-__all__ = ["Batch", "Given", "Request"]
+__all__ = ["Batch", "Request"]
 
 
-class Given(NamedTuple):
-    """The inputs of a request, once they are checked."""
+class Request(msgspec.Struct, eq=False, weakref=False):
+    """A request that was accepted. Its answer reaches the caller by its future alone."""
 
+    future: asyncio.Future[dict[str, np.ndarray]]
     inputs: dict[str, np.ndarray]
     group: Hashable
     samples: int
-
-
-class Request:
-    """A request that was accepted. Its answer reaches the caller by its future alone."""
-
-    __slots__ = ("batch", "future", "group", "inputs", "samples", "since_ns", "timeout_s", "timer")
-
-    def __init__(
-        self, given: Given, future: asyncio.Future[dict[str, np.ndarray]], timeout_s: float | None
-    ) -> None:
-        self.inputs, self.group, self.samples = given
-        self.future = future
-        self.timeout_s = timeout_s
-        self.since_ns = time.perf_counter_ns()
-        self.timer: asyncio.TimerHandle | None = None
-        self.batch: Batch | None = None
-        """The request's batch, while the batch runs and somebody waits for the answer; else None."""
+    since_ns: int
+    timeout_s: float | None = None
+    timer: asyncio.TimerHandle | None = None
+    batch: Batch | None = None
+    """The request's batch, while the batch runs and somebody waits for the answer; else None."""
 
 
 class Batch:

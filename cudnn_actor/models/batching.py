@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import attrgetter, methodcaller
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +27,7 @@ from cudnn_actor.models.batch_arrays import (
     total_nbytes,
 )
 from cudnn_actor.models.batch_records import BatchStatistics, BatchTimes
-from cudnn_actor.models.batch_requests import Batch, Given, Request
+from cudnn_actor.models.batch_requests import Batch, Request
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.forming import FormingBatches
 from cudnn_actor.models.inputs import named_once
@@ -55,6 +56,13 @@ _ON_LOOP_BYTES = 2 << 20
 _EXPECTED_WITHIN_S = 1e-3
 """The most seconds that an idle device waits for one more request. For all requests of a batch together, it
 waits twice as long. A server gets a request about every 300 us."""
+
+_FUTURE, _IS_DONE = attrgetter("future"), methodcaller("done")
+_INPUTS, _SAMPLES = attrgetter("inputs"), attrgetter("samples")
+"""With `map`, these read all requests of a batch, and Python runs no code for each of them."""
+
+_Fitting = tuple[dict[str, np.ndarray], Hashable, int]
+"""The inputs of a request that fit, their group, and how many samples they have."""
 
 _DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
 """After these errors, the requests of a batch run one by one: one request may be the cause, or less memory
@@ -145,8 +153,9 @@ class BatchedModel:
         """The groups (`BatchRules.group_of`) that were warmed."""
         self._dtypes: dict[str, np.dtype[Any]] = {}
         """The dtype of each input."""
-        self._accepted: dict[tuple[tuple[int, ...], ...], tuple[Hashable, int]] = {}
-        """The group and the samples of inputs that fit, by their shapes."""
+        self._accepted: dict[tuple[int, ...], Any] = {}
+        """The group and the samples of inputs that fit, by their shapes: a dict by the shape of the first
+        input, whose values are dicts by the shape of the next one, and so on."""
         self._turns = asyncio.Semaphore(rules.in_flight)
         """Each batch that is sent holds one of these."""
         self._memory: dict[Hashable, list[dict[str, np.ndarray]]] = {}
@@ -316,53 +325,66 @@ class BatchedModel:
     def _accept(
         self, inputs: Mapping[str, Any] | None, named: Mapping[str, Any], timeout: float | None
     ) -> Request:
-        loop = running_loop()
-        if self._loop is None:
-            raise self._error("is not open", "use it in: async with gpu.batched(model, ...) as endpoint")
-        if loop is not self._loop:
-            raise self._error(
-                "belongs to another event loop", "make one in each loop: gpu.batched(model, ...)"
-            )
-        if not self._open:
-            raise self._error("is closed", "make another: gpu.batched(model, ...)")
-        given = self._fitting(named_once(inputs, named))
-        require_timeout(timeout)  # after the names: an input may be named so
-        self._require_size(given.group, given.samples)
-        request = Request(given, loop.create_future(), timeout)
+        loop = self._loop
+        if not self._open or asyncio._get_running_loop() is not loop:
+            raise self._misuse()
+        given = named if inputs is None else named_once(inputs, named) if named else inputs
+        views, group, samples = self._alike(given) or self._checked(given)
+        if timeout is not None:
+            require_timeout(timeout)  # after the names: an input may be named so
+        if self._refusals:
+            self._require_size(group, samples)
+        request = Request(loop.create_future(), views, group, samples, time.perf_counter_ns(), timeout)
         if timeout is not None:
             request.timer = loop.call_later(timeout, self._expire, request)
-        self._forming.add(request, given.group, given.samples, loop.time())
-        self._wake()
+        self._forming.add(request, group, samples, loop.time())
+        if not self._waking:
+            self._wake()
         return request
 
-    def _fitting(self, inputs: Mapping[str, Any]) -> Given:
+    def _misuse(self) -> InvalidRequest:
+        """Why requests are refused on this event loop, or at all. Raises `NoEventLoop`."""
+        loop = running_loop()
+        if self._loop is None:
+            return self._error("is not open", "use it in: async with gpu.batched(model, ...) as endpoint")
+        if loop is not self._loop:
+            return self._error(
+                "belongs to another event loop", "make one in each loop: gpu.batched(model, ...)"
+            )
+        return self._error("is closed", "make another: gpu.batched(model, ...)")
+
+    def _alike(self, inputs: Mapping[str, Any]) -> _Fitting | None:
+        """The inputs, if they are arrays of the same names, dims and dtypes as an earlier request's; else
+        None. The caller then checks them in full, which takes longer."""
+        if type(inputs) is not dict or len(inputs) != len(self._dtypes):
+            return None
+        views: dict[str, np.ndarray] = {}
+        known: Any = self._accepted
+        try:
+            for name, dtype in self._dtypes.items():
+                each = inputs[name]
+                if type(each) is not np.ndarray or (each.dtype is not dtype and each.dtype != dtype):
+                    return None
+                # A view keeps its shape, even if the caller gives the array another one before its batch
+                # starts.
+                views[name] = view = each[...]
+                known = known[view.shape]
+        except KeyError:
+            return None
+        group, samples = known
+        return views, group, samples
+
+    def _checked(self, inputs: Mapping[str, Any]) -> _Fitting:
         """The inputs, if they fit the model and were warmed. Raises `InvalidRequest`."""
-        if (alike := self._alike(inputs)) is not None:
-            return alike
         given = self._on_host(inputs)
         if (group := self._rules.group_of(given)) not in self._groups:
             raise self._rules.not_warmed(given)
         self._rules.check_samples(samples := self._rules.samples_of(given))
-        self._accepted[tuple([given[name].shape for name in self._dtypes])] = group, samples
-        return Given(given, group, samples)
-
-    def _alike(self, inputs: Mapping[str, Any]) -> Given | None:
-        """The inputs, if they are arrays of the same names, dims and dtypes as an earlier request's; else
-        None. The caller then checks them in full, which takes longer."""
-        dtypes = self._dtypes
-        if type(inputs) is not dict or len(inputs) != len(dtypes):
-            return None
-        views: dict[str, np.ndarray] = {}
-        shapes = []
-        for name, dtype in dtypes.items():
-            each = inputs.get(name)
-            if type(each) is not np.ndarray or (each.dtype is not dtype and each.dtype != dtype):
-                return None
-            # A view keeps its shape, even if the caller gives the array another one before its batch starts.
-            views[name] = view = each[...]
-            shapes.append(view.shape)
-        known = self._accepted.get(tuple(shapes))
-        return None if known is None else Given(views, *known)
+        known, (*leading, last) = self._accepted, [given[name].shape for name in self._dtypes]
+        for shape in leading:
+            known = known.setdefault(shape, {})
+        known[last] = group, samples
+        return given, group, samples
 
     def _on_host(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         given = self._model.validated(inputs)
@@ -437,11 +459,14 @@ class BatchedModel:
             return
         while (requests := self._forming.take(self._loop.time())) is not None:
             # If a future is done already, its `_withdraw` is scheduled, and will find nothing to do.
-            batch = Batch([each for each in requests if not each.future.done()], taken=len(requests))
-            if not batch.requests:
+            taken = len(requests)
+            if any(map(_IS_DONE, map(_FUTURE, requests))):
+                requests = [each for each in requests if not each.future.done()]
+            batch = Batch(requests, taken)
+            if not requests:
                 self._forming.end(batch.taken, self._loop.time())
                 continue
-            for request in batch.requests:
+            for request in requests:
                 request.batch = batch
             self._batches.add(batch)
             batch.task = self._loop.create_task(self._run(batch))
@@ -476,8 +501,8 @@ class BatchedModel:
         batch than alone.
         """
         group, several = requests[0].group, len(requests) > 1
-        samples = sum(each.samples for each in requests)
-        size = self._forming.size_for(group, samples)
+        counts = [*map(_SAMPLES, requests)]
+        size = self._forming.size_for(group, samples := sum(counts))
         if size is None:  # the size was left out meanwhile
             self._fail(requests, self._refusals[group])
             return
@@ -487,7 +512,7 @@ class BatchedModel:
         self._note_batch(samples)
         began_ns = assembled_ns = time.perf_counter_ns()
         try:
-            parts = [each.inputs for each in requests]
+            parts = [*map(_INPUTS, requests)]
             if not several and samples == size:
                 async with self._turns:
                     results = await self._model.run_checked(parts[0], Deadline(), crashes=crashes)
@@ -505,30 +530,29 @@ class BatchedModel:
             else:
                 self._fail(requests, error)
         else:
-            await self._hand_out(requests, results, size, (began_ns, assembled_ns, time.perf_counter_ns()))
+            moments = began_ns, assembled_ns, time.perf_counter_ns()
+            self._hand_out(requests, await self._divide(results, counts, size), moments)
 
-    async def _hand_out(
+    def _hand_out(
         self,
         requests: Sequence[Request],
-        results: Mapping[str, np.ndarray],
-        size: int,
+        parts: Sequence[dict[str, np.ndarray]],
         moments: tuple[int, int, int],
     ) -> None:
         """Answer the requests of a batch. `moments`: when batch and run began, and when the run ended."""
         began_ns, assembled_ns, ran_ns = moments
-        counts = [each.samples for each in requests]
-        parts = await self._divide(results, counts, size)
         waited_ns = 0
         for request, result in zip(requests, parts, strict=True):
             request.batch = None
-            if not request.future.done():
+            future = request.future
+            if not future.done():
                 if request.timer is not None:
                     request.timer.cancel()
-                request.future.set_result(result)
+                future.set_result(result)
                 waited_ns += began_ns - request.since_ns
         if self.on_batch is not None:
             times = BatchTimes(
-                samples=sum(counts),
+                samples=sum(map(_SAMPLES, requests)),
                 waited_ns=waited_ns,
                 assembled_ns=assembled_ns - began_ns,
                 ran_ns=ran_ns - assembled_ns,

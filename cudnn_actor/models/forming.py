@@ -7,7 +7,9 @@ import bisect
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from itertools import islice
+from operator import itemgetter
+from typing import Generic, TypeVar
 
 __all__ = ["FormingBatches"]
 
@@ -20,10 +22,10 @@ _RECENT = 100
 `expected_within`."""
 
 
-class _Waiting(NamedTuple):
-    samples: int
-    since: float
-    number: int
+_Waiting = tuple[int, float, int]
+"""How many samples a request has, when it came, and its number. A plain tuple is made in the least time."""
+_SAMPLES, _SINCE, _NUMBER = range(3)
+_SAMPLES_OF = itemgetter(_SAMPLES)
 
 
 class _Group(Generic[R]):
@@ -151,18 +153,19 @@ class FormingBatches(Generic[R]):
 
     def add(self, request: R, group: Hashable, samples: int, now: float) -> None:
         """Let a request wait. Its samples must fit into a batch (`size_for`)."""
-        if not self.under_way and now - self._latest_end > _RECENT * self._expected_within:
+        under_way = self._waiting + self._requests_running
+        if not under_way and now - self._latest_end > _RECENT * self._expected_within:
             self._recent = 0
         waiting = self._groups.get(group)
         if waiting is None:
             waiting = self._groups[group] = _Group()
-        self._numbers += 1
-        waiting.requests[request] = _Waiting(samples, now, self._numbers)
+        self._numbers = number = self._numbers + 1
+        waiting.requests[request] = samples, now, number
         waiting.samples += samples
         self._waiting += 1
         self._latest = now
-        if self._recent < (under_way := self.under_way):
-            self._recent = under_way
+        if self._recent <= under_way:
+            self._recent = under_way + 1
 
     def remove(self, request: R, group: Hashable) -> bool:
         """Remove a request that waits. Returns whether it waited."""
@@ -193,7 +196,7 @@ class FormingBatches(Generic[R]):
         """When `take` may give a batch that it does not give now, if nothing else happens; None for never."""
         if not self._groups or self.running >= self._in_flight:
             return None
-        since = min(group.first.since for group in self._groups.values())
+        since = min(group.first[_SINCE] for group in self._groups.values())
         at = since + self._max_delay
         if self.running >= self._devices:
             return at
@@ -218,7 +221,7 @@ class FormingBatches(Generic[R]):
         unfit = [
             request
             for request, each in waiting.requests.items()
-            if self.size_for(group, each.samples) is None
+            if self.size_for(group, each[_SAMPLES]) is None
         ]
         self._forget(group, waiting, unfit)
         return unfit
@@ -232,13 +235,13 @@ class FormingBatches(Generic[R]):
 
     def _first_number(self, group: Hashable) -> int:
         """The number of the first request of a group. It is smaller than those of all later ones."""
-        return self._groups[group].first.number
+        return self._groups[group].first[_NUMBER]
 
     def _is_full(self, group: Hashable) -> bool:
         return self._groups[group].samples >= self.sizes(group)[-1]
 
     def _may_start(self, group: Hashable, now: float) -> bool:
-        since = self._groups[group].first.since
+        since = self._groups[group].first[_SINCE]
         if self._is_full(group) or now >= since + self._max_delay:
             return True
         return self.running < self._devices and not self._is_another_expected(since, now)
@@ -259,18 +262,20 @@ class FormingBatches(Generic[R]):
         """Take the requests of a batch from a group, in order."""
         most, samples = self.sizes(group)[-1], 0
         waiting = self._groups[group]
-        taken: list[R] = []
-        for request, each in waiting.requests.items():
-            samples += each.samples
-            if samples > most:
-                break
-            taken.append(request)
+        if waiting.samples == len(waiting.requests):  # one each: nearly always
+            taken = [*islice(waiting.requests, most)]
+        else:
+            taken = []
+            for request, each in waiting.requests.items():
+                samples += each[_SAMPLES]
+                if samples > most:
+                    break
+                taken.append(request)
         self._forget(group, waiting, taken)
         return taken
 
     def _forget(self, group: Hashable, waiting: _Group[R], requests: Sequence[R]) -> None:
-        for request in requests:
-            waiting.samples -= waiting.requests.pop(request).samples
+        waiting.samples -= sum(map(_SAMPLES_OF, map(waiting.requests.pop, requests)))
         self._waiting -= len(requests)
         if not waiting.requests:
             del self._groups[group]
