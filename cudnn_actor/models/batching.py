@@ -337,8 +337,7 @@ class BatchedModel:
         request = Request(loop.create_future(), views, group, samples, time.perf_counter_ns(), timeout)
         if timeout is not None:
             request.timer = loop.call_later(timeout, self._expire, request)
-        self._forming.add(request, group, samples, loop.time())
-        if not self._waking:
+        if self._forming.add(request, group, samples, loop.time()) and not self._waking:
             self._wake()
         return request
 
@@ -452,9 +451,6 @@ class BatchedModel:
     def _start(self) -> None:
         """Start the batches that may start now."""
         self._waking = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self._loop is None:
             return
         while (requests := self._forming.take(self._loop.time())) is not None:
@@ -470,8 +466,16 @@ class BatchedModel:
                 request.batch = batch
             self._batches.add(batch)
             batch.task = self._loop.create_task(self._run(batch))
-        if (at := self._forming.next_at()) is not None:
-            self._timer = self._loop.call_at(at, self._wake)
+        at, timer = self._forming.next_at(), self._timer
+        if at is None or (timer is not None and timer.when() <= at):
+            return  # a timer that comes too early looks again: that costs less than a timer for each request
+        if timer is not None:
+            timer.cancel()
+        self._timer = self._loop.call_at(at, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._wake()
 
     async def _run(self, batch: Batch) -> None:
         loop = self._loop

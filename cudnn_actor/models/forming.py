@@ -29,12 +29,13 @@ _SAMPLES_OF = itemgetter(_SAMPLES)
 
 
 class _Group(Generic[R]):
-    """Requests that can share a batch, in order: at least one."""
+    """Requests that can share a batch, in order: at least one. `most`: the most samples of their batches."""
 
-    __slots__ = ("requests", "samples")
+    __slots__ = ("most", "requests", "samples")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.requests: OrderedDict[R, _Waiting] = OrderedDict()
+        self.most = most
         self.samples = 0
         """How many samples the requests have together."""
 
@@ -151,14 +152,18 @@ class FormingBatches(Generic[R]):
         place = bisect.bisect_left(sizes, samples)
         return sizes[place] if place < len(sizes) else None
 
-    def add(self, request: R, group: Hashable, samples: int, now: float) -> None:
-        """Let a request wait. Its samples must fit into a batch (`size_for`)."""
+    def add(self, request: R, group: Hashable, samples: int, now: float) -> bool:
+        """Let a request wait. Its samples must fit into a batch (`size_for`).
+
+        Returns whether `take` may give a batch because of it, or `next_at` an earlier time. If not, nothing
+        needs to be asked before the time that `next_at` gave last, or before the next end of a batch.
+        """
         under_way = self._waiting + self._requests_running
         if not under_way and now - self._latest_end > _RECENT * self._expected_within:
             self._recent = 0
         waiting = self._groups.get(group)
-        if waiting is None:
-            waiting = self._groups[group] = _Group()
+        if is_first := waiting is None:
+            waiting = self._groups[group] = _Group(self.sizes(group)[-1])
         self._numbers = number = self._numbers + 1
         waiting.requests[request] = samples, now, number
         waiting.samples += samples
@@ -166,6 +171,11 @@ class FormingBatches(Generic[R]):
         self._latest = now
         if self._recent <= under_way:
             self._recent = under_way + 1
+        if self.running >= self._in_flight:
+            return waiting.samples >= waiting.most and self.running < self.most_in_flight
+        if is_first or waiting.samples >= waiting.most:
+            return True
+        return self.running < self._devices and self._recent == under_way + 1
 
     def remove(self, request: R, group: Hashable) -> bool:
         """Remove a request that waits. Returns whether it waited."""
@@ -218,6 +228,7 @@ class FormingBatches(Generic[R]):
         waiting = self._groups.get(group)
         if waiting is None:
             return []
+        waiting.most = max(self.sizes(group), default=0)
         unfit = [
             request
             for request, each in waiting.requests.items()
@@ -238,7 +249,8 @@ class FormingBatches(Generic[R]):
         return self._groups[group].first[_NUMBER]
 
     def _is_full(self, group: Hashable) -> bool:
-        return self._groups[group].samples >= self.sizes(group)[-1]
+        waiting = self._groups[group]
+        return waiting.samples >= waiting.most
 
     def _may_start(self, group: Hashable, now: float) -> bool:
         since = self._groups[group].first[_SINCE]
@@ -260,15 +272,14 @@ class FormingBatches(Generic[R]):
 
     def _take_from(self, group: Hashable) -> list[R]:
         """Take the requests of a batch from a group, in order."""
-        most, samples = self.sizes(group)[-1], 0
-        waiting = self._groups[group]
+        waiting, samples = self._groups[group], 0
         if waiting.samples == len(waiting.requests):  # one each: nearly always
-            taken = [*islice(waiting.requests, most)]
+            taken = [*islice(waiting.requests, waiting.most)]
         else:
             taken = []
             for request, each in waiting.requests.items():
                 samples += each[_SAMPLES]
-                if samples > most:
+                if samples > waiting.most:
                     break
                 taken.append(request)
         self._forget(group, waiting, taken)
