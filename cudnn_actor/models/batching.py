@@ -59,6 +59,7 @@ waits twice as long. A server gets a request about every 300 us."""
 
 _FUTURE, _IS_DONE = attrgetter("future"), methodcaller("done")
 _INPUTS, _SAMPLES = attrgetter("inputs"), attrgetter("samples")
+_SINCE_NS, _TIMER = attrgetter("since_ns"), attrgetter("timer")
 """With `map`, these read all requests of a batch, and Python runs no code for each of them."""
 
 _Fitting = tuple[dict[str, np.ndarray], Hashable, int]
@@ -545,19 +546,22 @@ class BatchedModel:
     ) -> None:
         """Answer the requests of a batch. `moments`: when batch and run began, and when the run ended."""
         began_ns, assembled_ns, ran_ns = moments
-        waited_ns = 0
+        samples = sum(map(_SAMPLES, requests))
+        if any(map(_IS_DONE, map(_FUTURE, requests))):
+            pairs = [*zip(requests, parts, strict=True)]
+            for request in requests:
+                request.batch = None
+            requests = [request for request, _ in pairs if not request.future.done()]
+            parts = [part for request, part in pairs if not request.future.done()]
         for request, result in zip(requests, parts, strict=True):
             request.batch = None
-            future = request.future
-            if not future.done():
-                if request.timer is not None:
-                    request.timer.cancel()
-                future.set_result(result)
-                waited_ns += began_ns - request.since_ns
+            request.future.set_result(result)
+        for timer in filter(None, map(_TIMER, requests)):
+            timer.cancel()
         if self.on_batch is not None:
             times = BatchTimes(
-                samples=sum(map(_SAMPLES, requests)),
-                waited_ns=waited_ns,
+                samples=samples,
+                waited_ns=began_ns * len(requests) - sum(map(_SINCE_NS, requests)),
                 assembled_ns=assembled_ns - began_ns,
                 ran_ns=ran_ns - assembled_ns,
                 divided_ns=time.perf_counter_ns() - ran_ns,

@@ -7,7 +7,7 @@ import bisect
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from itertools import islice
+from itertools import count, islice
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -110,13 +110,13 @@ class FormingBatches(Generic[R]):
         self._groups: dict[Hashable, _Group[R]] = {}
         self._remaining_sizes: dict[Hashable, tuple[int, ...]] = {}
         """For groups of which a size is left out: the sizes that remain."""
-        self._numbers = 0
+        self._numbers = count()
         self._latest = -math.inf
         """When the latest request came."""
         self._latest_end = -math.inf
         """When the latest batch ended."""
-        self._waiting = 0
-        """How many requests wait."""
+        self.under_way = 0
+        """How many requests wait, or are in batches that have started and not ended."""
         self._requests_running = 0
         self._recent = 0
         """How many requests were under way recently: see above."""
@@ -125,12 +125,7 @@ class FormingBatches(Generic[R]):
 
     def __len__(self) -> int:
         """How many requests wait."""
-        return self._waiting
-
-    @property
-    def under_way(self) -> int:
-        """How many requests wait, or are in batches that have started and not ended."""
-        return self._waiting + self._requests_running
+        return self.under_way - self._requests_running
 
     @property
     def samples(self) -> int:
@@ -158,24 +153,23 @@ class FormingBatches(Generic[R]):
         Returns whether `take` may give a batch because of it, or `next_at` an earlier time. If not, nothing
         needs to be asked before the time that `next_at` gave last, or before the next end of a batch.
         """
-        under_way = self._waiting + self._requests_running
-        if not under_way and now - self._latest_end > _RECENT * self._expected_within:
+        under_way = self.under_way + 1
+        if under_way == 1 and now - self._latest_end > _RECENT * self._expected_within:
             self._recent = 0
         waiting = self._groups.get(group)
         if is_first := waiting is None:
             waiting = self._groups[group] = _Group(self.sizes(group)[-1])
-        self._numbers = number = self._numbers + 1
-        waiting.requests[request] = samples, now, number
-        waiting.samples += samples
-        self._waiting += 1
-        self._latest = now
-        if self._recent <= under_way:
-            self._recent = under_way + 1
+        waiting.requests[request] = samples, now, next(self._numbers)
+        waiting.samples = waiting_samples = waiting.samples + samples
+        self.under_way, self._latest = under_way, now
+        recent = self._recent
+        if recent < under_way:
+            self._recent = recent = under_way
         if self.running >= self._in_flight:
-            return waiting.samples >= waiting.most and self.running < self.most_in_flight
-        if is_first or waiting.samples >= waiting.most:
+            return waiting_samples >= waiting.most and self.running < self.most_in_flight
+        if is_first or waiting_samples >= waiting.most:
             return True
-        return self.running < self._devices and self._recent == under_way + 1
+        return self.running < self._devices and recent == under_way
 
     def remove(self, request: R, group: Hashable) -> bool:
         """Remove a request that waits. Returns whether it waited."""
@@ -183,6 +177,7 @@ class FormingBatches(Generic[R]):
         if waiting is None or request not in waiting.requests:
             return False
         self._forget(group, waiting, [request])
+        self.under_way -= 1
         self._recent -= 1  # it is not expected again
         return True
 
@@ -216,6 +211,7 @@ class FormingBatches(Generic[R]):
         """Note the end of a batch. `requests`: how many it had."""
         self._latest_end = now
         self.running -= 1
+        self.under_way -= requests
         self._requests_running -= requests
 
     def expect_no_more(self) -> None:
@@ -235,13 +231,14 @@ class FormingBatches(Generic[R]):
             if self.size_for(group, each[_SAMPLES]) is None
         ]
         self._forget(group, waiting, unfit)
+        self.under_way -= len(unfit)
         return unfit
 
     def clear(self) -> list[R]:
         """Remove and return all requests that wait."""
         requests = [request for group in self._groups.values() for request in group.requests]
         self._groups.clear()
-        self._waiting = 0
+        self.under_way = self._requests_running
         return requests
 
     def _first_number(self, group: Hashable) -> int:
@@ -287,6 +284,5 @@ class FormingBatches(Generic[R]):
 
     def _forget(self, group: Hashable, waiting: _Group[R], requests: Sequence[R]) -> None:
         waiting.samples -= sum(map(_SAMPLES_OF, map(waiting.requests.pop, requests)))
-        self._waiting -= len(requests)
         if not waiting.requests:
             del self._groups[group]
