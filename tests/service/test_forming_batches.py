@@ -243,6 +243,82 @@ def test_a_size_that_is_left_out_is_used_no_more_in_that_group() -> None:
     assert len(batches) == batches.samples == 0
 
 
+class Asking:
+    """Batches of requests that are asked for what may start, as `BatchedModel` asks.
+
+    They are asked at each end, at the latest when `next_at` said, and after a request: after each, or only
+    where `add` says so.
+    """
+
+    def __init__(self, devices: int, *, always: bool) -> None:
+        self._batches = FormingBatches[int](SIZES, DELAY, 2 * devices, devices, expected_within=WITHIN)
+        self._always = always
+        self._timer: float | None = None
+        self._running: list[int] = []
+        self.asked = 0
+        self.started: list[tuple[float, list[int]]] = []
+
+    def pass_time(self, until: float) -> None:
+        while self._timer is not None and self._timer <= until:
+            at, self._timer = self._timer, None
+            self._ask(at)
+
+    def add(self, number: int, group: int, samples: int, now: float) -> None:
+        if self._batches.add(number, group, samples, now) or self._always:
+            self._ask(now)
+
+    def end_a_batch(self, now: float) -> None:
+        if self._running:
+            self._batches.end(self._running.pop(0), now)
+            self._ask(now)
+
+    def _ask(self, now: float) -> None:
+        self.asked += 1
+        while (taken := self._batches.take(now)) is not None:
+            self.started.append((now, taken))
+            self._running.append(len(taken))
+        at = self._batches.next_at()
+        if self._always or (at is not None and (self._timer is None or self._timer > at)):
+            self._timer = at
+
+
+def asked_after_all(devices: int, events: list[tuple[float, int, int]]) -> tuple[Asking, Asking]:
+    both = Asking(devices, always=True), Asking(devices, always=False)
+    now = 0.0
+    for number, (passing, group, samples) in enumerate([*events, *[(2 * DELAY, 0, 0)] * 2 * len(events)]):
+        now += passing
+        for each in both:
+            each.pass_time(now)
+            if samples:
+                each.add(number, group, samples, now)
+            else:
+                each.end_a_batch(now)
+    return both
+
+
+@given(
+    events=st.lists(
+        st.tuples(
+            st.floats(0, 1.0) | st.floats(0, 2 * DELAY),
+            st.integers(0, 1),
+            st.integers(0, 3) | st.integers(0, 8),
+        ),
+        max_size=60,
+    ),
+    devices=st.integers(1, 2),
+)
+def test_batches_start_at_the_same_times_if_they_are_asked_only_after_requests_that_add_names(
+    events: list[tuple[float, int, int]], devices: int
+) -> None:
+    always, seldom = asked_after_all(devices, events)
+    assert seldom.started == always.started
+
+
+def test_nothing_is_asked_for_after_a_request_that_waits_behind_others() -> None:
+    always, seldom = asked_after_all(1, [(0.0, 0, 8)] * 2 + [(0.01, 0, 1)] * 7)
+    assert always.asked - seldom.asked == 7
+
+
 class Batching(RuleBasedStateMachine):
     """Every request is in one batch, or was removed; batches fit; each group keeps its order."""
 
