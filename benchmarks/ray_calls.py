@@ -1,12 +1,22 @@
-"""A request to a pool of one Ray replica, beside a call of an empty Ray actor and a request in process.
+"""A request to a pool of one Ray replica, beside a call of an empty method and a request in process.
 
     python -m benchmarks.ray_calls --out benchmarks/results
+    python -m benchmarks.ray_calls --device cuda:0 --out benchmarks/results
 
-All on the CPU engine: a product of an array with (256, 256) weights, which were uploaded. The actor is an
-async one whose method gets the same array, and returns one of the product's size that it has. In each round,
-all three in turn, one at a time. Rows have the p50 of all rounds in microseconds; `ratio` is the pool's
-request over the sum of the other two, by rounds. Ray's own processes need cores, too: on two it measures how
-these are shared.
+A product of an array with (256, 256) weights, which were uploaded. The four kinds of calls carry the same
+bytes, and their services have the same isolation:
+
+- `pool`: a request to a pool of one replica
+- `actor`: a call of a method that gets the same array, and returns one of the product's size that it has
+- `in process`: the request to a service of this process
+- `plain`: a call of a method that asks a service which its actor started, without a pool. This is the least
+  that a replica can take.
+
+`actor` and `plain` are methods of one asynchronous Ray actor. In each round, all four in turn, one call at a
+time. Rows have the p50 of all rounds in microseconds. `ratio` is the pool's request over the sum of a call of
+the actor and a request in process, by rounds; `plain ratio` is the plain call over the same sum. `cpu` has
+microseconds of CPU time of a call, of this process, the actor's and the workers; `cpu ratio` is of these.
+Ray's own processes need cores, too: on two, calls measure how these are shared.
 """
 
 from __future__ import annotations
@@ -19,7 +29,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +38,11 @@ import ray
 from rich.table import Table
 
 from cudnn_actor import GraphBuilder, spawn
+from cudnn_actor.options import make_options
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.ray import RayPool
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.service.service import started
 
 from .recording import Row, keep
 
@@ -37,6 +50,8 @@ __all__ = ["main", "measured", "table"]
 
 ROWS = (32, 1024)
 """Of the matrix: 32 KiB, which Ray sends with the call, and 1 MiB, which goes by its object store."""
+SHARE = 0.3
+"""Of a GPU, for each of the two actors."""
 Call = Callable[[], Awaitable[Any]]
 
 
@@ -45,7 +60,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--count", type=int, default=100, help="requests of each kind in a round")
+    parser.add_argument("--count", type=int, default=100, help="calls of each kind in a round")
+    parser.add_argument("--isolation", nargs="+", default=["process"], choices=("process", "thread"))
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
 
@@ -55,46 +72,75 @@ def main() -> None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             ray.init(
                 num_cpus=4,
+                num_gpus=int(args.device != "cpu"),
                 object_store_memory=200_000_000,
                 include_dashboard=False,
                 logging_level="warning",
                 _temp_dir=folder,
             )
             try:
-                yield from asyncio.run(measured(args.rounds, args.count))
+                for isolation in args.isolation:
+                    yield from asyncio.run(measured(args.rounds, args.count, isolation, args.device))
             finally:
                 ray.shutdown()
 
-    known = {"python": platform.python_version(), "cores": os.cpu_count(), "rounds": args.rounds}
-    keep(rows(), table, args.out, "ray_calls", **known, count=args.count)
+    known = {"python": platform.python_version(), "cores": os.cpu_count(), "device": args.device}
+    keep(rows(), table, args.out, "ray_calls", **known, rounds=args.rounds, count=args.count)
 
 
-async def measured(rounds: int, count: int) -> list[Row]:
-    """The rows for all sizes."""
+class Beside:
+    """A Ray actor with a service, without a pool."""
 
-    class Empty:
-        def __init__(self) -> None:
-            self.known = {rows: np.zeros((rows, 256), "float32") for rows in ROWS}
+    def __init__(self, options: dict[str, Any], weights: np.ndarray) -> None:
+        self.gpu = CudnnRef(started(make_options(options)))
+        self.products = {rows: product_of(rows) for rows in ROWS}
+        self.known = {rows: np.zeros((rows, 256), "float32") for rows in ROWS}
+        self.weights, self.uploaded = weights, None
 
-        async def returns(self, a: np.ndarray) -> np.ndarray:
-            return self.known[len(a)]
+    async def pids(self) -> list[int]:
+        self.uploaded = await self.gpu.upload(self.weights)
+        return [pid for pid in (os.getpid(), self.gpu.worker_pid) if pid is not None]
 
-    actor: Any = ray.remote(Empty).options(num_cpus=1).remote()
+    async def returns(self, x: np.ndarray) -> np.ndarray:
+        return self.known[len(x)]
+
+    async def product(self, x: np.ndarray) -> np.ndarray:
+        found: np.ndarray = await self.gpu.compute(self.products[len(x)], x=x, w=self.uploaded)
+        return found
+
+    async def end(self) -> None:
+        await self.gpu.aclose()
+
+
+async def measured(
+    rounds: int, count: int, isolation: str = "process", device: str = "cpu", cpus: float = 1
+) -> list[Row]:
+    """The rows for all sizes. `cpus`: of Ray's, for each of the two actors."""
     chance = np.random.default_rng(0)
     weights = chance.random((256, 256), "float32")
+    share = SHARE if device != "cpu" else 0
+    own: dict[str, Any] = {"isolation": isolation, "device": device}
+    actor: Any = ray.remote(Beside).options(num_cpus=cpus, num_gpus=share).remote(own, weights)
     found = []
     async with (
-        RayPool(num_replicas=1, num_gpus=0) as pool,
-        spawn(device="cpu", isolation="process") as gpu,
+        RayPool(num_replicas=1, num_gpus=share, num_cpus=cpus, isolation=isolation) as pool,
+        spawn(**own) as gpu,
     ):
+        [replica] = pool.statistics().members
+        theirs = [replica.pid, replica.worker_pid, gpu.worker_pid, *await actor.pids.remote()]
+        pids = [os.getpid(), *(pid for pid in theirs if pid is not None)]
         for rows in ROWS:
             product, x = product_of(rows), chance.random((rows, 256), "float32")
             calls: dict[str, Call] = {
                 "pool": functools.partial(pool.compute, product, x=x, w=await pool.upload(weights)),
                 "actor": functools.partial(actor.returns.remote, x),
                 "in process": functools.partial(gpu.compute, product, x=x, w=await gpu.upload(weights)),
+                "plain": functools.partial(actor.product.remote, x),
             }
-            found += await in_turns(rows, calls, rounds, count)
+            row = await in_turns(calls, pids, rounds, count)
+            found.append({"rows": rows, "isolation": isolation, **row})
+        await actor.end.remote()
+        ray.kill(actor)
     return found
 
 
@@ -104,18 +150,30 @@ def product_of(rows: int) -> Graph:
     return g.build(y=g.matmul(g.input("x", (rows, 256)), g.input("w", (256, 256))))
 
 
-async def in_turns(rows: int, calls: dict[str, Call], rounds: int, count: int) -> list[Row]:
-    """The p50 of each kind, all of them in each round, and the first over the sum of the others."""
+async def in_turns(calls: dict[str, Call], pids: Sequence[int], rounds: int, count: int) -> Row:
+    """The p50 and the CPU time of each kind, all of them in each round, and their ratios."""
     p50: dict[str, list[float]] = {name: [] for name in calls}
+    cpu_s = dict.fromkeys(calls, 0.0)
     for number in range(rounds + 1):
         for name, call in calls.items():
+            before_s = sum(map(cpu_seconds, pids))
             took = statistics.median([await timed(call) for _ in range(count)])
             if number:  # the first round warms
                 p50[name].append(took)
-    ratios = [pool / (actor + alone) for pool, actor, alone in zip(*p50.values(), strict=True)]
-    us = {name: round(statistics.median(each) * 1e6) for name, each in p50.items()}
-    spread = sorted(round(ratio, 3) for ratio in ratios)
-    return [{"rows": rows, **us, "ratio": round(statistics.median(ratios), 3), "ratios": spread}]
+                cpu_s[name] += sum(map(cpu_seconds, pids)) - before_s
+    by_rounds = list(zip(*p50.values(), strict=True))
+    ratios = [pool / (actor + alone) for pool, actor, alone, _ in by_rounds]
+    plain = [plain / (actor + alone) for _, actor, alone, plain in by_rounds]
+    cpu_sum = cpu_s["actor"] + cpu_s["in process"]
+    return {
+        **{name: round(statistics.median(each) * 1e6) for name, each in p50.items()},
+        "ratio": round(statistics.median(ratios), 3),
+        "plain ratio": round(statistics.median(plain), 3),
+        "ratios": sorted(round(ratio, 3) for ratio in ratios),
+        "cpu": {name: round(each * 1e6 / rounds / count) for name, each in cpu_s.items()},
+        "cpu ratio": round(cpu_s["pool"] / cpu_sum, 3) if cpu_sum else None,
+        "plain cpu ratio": round(cpu_s["plain"] / cpu_sum, 3) if cpu_sum else None,
+    }
 
 
 async def timed(call: Call) -> float:
@@ -124,12 +182,18 @@ async def timed(call: Call) -> float:
     return time.perf_counter() - begun
 
 
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of a process so far, to a hundredth of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def table(found: list[Row]) -> Table:
-    """Microseconds of each kind, and the ratio."""
-    names = ("pool", "actor", "in process", "ratio")
-    shown = Table("rows", *names, title="One request at a time, p50, us")
+    """Microseconds of each kind, and the ratios."""
+    names = ("pool", "actor", "in process", "plain", "ratio", "plain ratio", "cpu ratio", "plain cpu ratio")
+    shown = Table("rows", "isolation", *names, title="One call at a time, p50, us")
     for row in found:
-        shown.add_row(str(row["rows"]), *(str(row[name]) for name in names))
+        shown.add_row(str(row["rows"]), row["isolation"], *(str(row[name]) for name in names))
     return shown
 
 

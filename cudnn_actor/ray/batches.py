@@ -18,7 +18,7 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.ray.held import RayModel, Reservation, ReservationRecipe
 from cudnn_actor.ray.replication import Replication
-from cudnn_actor.ray.values import as_objects, require_held
+from cudnn_actor.ray.values import Values, require_held
 
 __all__ = ["RayBatches"]
 
@@ -34,12 +34,16 @@ class RayBatches(Batches):
         The replication, by which all replicas have the model.
     dispatching
         The dispatching, which sends each batch to a replica.
+    values
+        What puts large arrays into Ray's object store.
     """
 
-    def __init__(self, model: RayModel, replication: Replication, dispatching: Dispatching) -> None:
+    def __init__(
+        self, model: RayModel, replication: Replication, dispatching: Dispatching, values: Values
+    ) -> None:
         super().__init__(model, dispatching)
         self._model: RayModel
-        self._replication = replication
+        self._replication, self._values = replication, values
         self._ending = set[asyncio.Task[None]]()
 
     def _kind(self, given: Mapping[str, Any]) -> Hashable:
@@ -49,7 +53,7 @@ class RayBatches(Batches):
         self, given: Mapping[str, BufferRef | np.ndarray], deadline: Deadline, *, again: bool, crashes: int
     ) -> Callable[[int, float | None], Awaitable[dict[str, Any]]]:
         require_held("model", self._model, self._replication.held)
-        values = await as_objects(given)
+        values = await self._values.as_objects(given)
 
         async def work(member: int, left_s: float | None) -> dict[str, Any]:
             replica = self._replication.members[member]

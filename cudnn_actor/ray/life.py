@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from cudnn_actor.protocol.errors import ServiceStopped
-from cudnn_actor.ray.packing import split
+from cudnn_actor.ray.packing import split, unpacked_results
 from cudnn_actor.ray.replica import Answer, Hello
 
 __all__ = ["Life"]
@@ -74,7 +74,7 @@ class Life:
         `request`."""
         answer = getattr(self._actor, method).remote(*split(self.hello.incarnation, args))
         try:
-            found: Answer = await answer
+            found: Answer | bytes = await answer
         except RayActorError as error:
             why = str(error).partition("\n")[0]
             self._found_ended(why)
@@ -82,6 +82,8 @@ class Life:
         except asyncio.CancelledError:
             ray.cancel(answer)
             raise
+        if isinstance(found, bytes):
+            return unpacked_results(found)
         if found.refused:  # Ray has started the actor again meanwhile
             self._found_ended("its process has ended")
             raise ServiceStopped(reason="the replica's process has ended")

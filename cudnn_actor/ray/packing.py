@@ -1,17 +1,20 @@
-"""How requests are packed for their way to a replica.
+"""How requests are packed for their way to a replica, and their results for the way back.
 
 - A graph is packed once, and unpacked once in each replica. Otherwise it would be pickled with each request,
   and its objects made again, which takes some hundred microseconds.
-- Ray serialises each argument of a call by itself, in some ten microseconds on each side. So all small
-  arguments are sent as one. Arrays are arguments of their own: Ray sends small ones with the call, and puts
-  large ones into its store. So are Ray's objects, which Ray replaces by their values.
+- Ray serialises each argument of a call by itself, and each result, in some thirty microseconds on each side.
+  Bytes it takes as they are. So all small arguments are sent as one argument of bytes, arrays included, and
+  small results come back as bytes: a plain pickle takes a few microseconds.
+- Large arrays, and Ray's objects, are arguments of their own: they go by Ray's store.
+- A plain pickle names classes and functions, where Ray's pickle sends those that a replica may not have. So
+  arguments that may contain such things are left to Ray.
 """
 
 from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +22,27 @@ import ray
 
 from cudnn_actor.protocol.graphs.named_graph import Graph
 
-__all__ = ["Head", "joined", "packed", "split", "unpacked"]
+__all__ = [
+    "INLINE_BYTES",
+    "Head",
+    "PackedResults",
+    "joined",
+    "packed",
+    "packed_results",
+    "split",
+    "unpacked",
+    "unpacked_results",
+]
 
+INLINE_BYTES = 100 * 1024
+"""The most bytes of an argument or a result that Ray sends with its call (Ray's
+`max_direct_call_object_size`). Larger ones go by its object store."""
+_ROOM = 4096
+"""Bytes of an argument or a result that are left for what there is beside arrays and bytes."""
 _KEPT = 256
 _APART = (np.ndarray, ray.ObjectRef)
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_OWN = __name__.partition(".")[0]
 
 
 class Head(NamedTuple):
@@ -44,19 +64,71 @@ class Head(NamedTuple):
 
 
 def split(incarnation: str, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments of a request, as they are sent: a `Head`, and the arguments that are sent on their
-    own."""
-    apart = [place for place, each in enumerate(args) if isinstance(each, _APART)]
+    """The arguments of a request, as they are sent: a `Head`, as bytes if it can be, and the arguments that
+    are sent on their own."""
+    inline = _is_small(args)
+    apart = [
+        place
+        for place, each in enumerate(args)
+        if isinstance(each, _APART) and not (inline and _is_plain(each))
+    ]
     small = tuple([None if place in apart else each for place, each in enumerate(args)])
-    return Head(incarnation, small, tuple(apart)), *[args[place] for place in apart]
+    head = Head(incarnation, small, tuple(apart))
+    as_bytes = (inline or _is_small(small)) and _is_plain(small)
+    return pickle.dumps(head, protocol=5) if as_bytes else head, *[args[place] for place in apart]
 
 
-def joined(head: Head, apart: Sequence[Any]) -> list[Any]:
-    """The arguments of a request, from the form that `split` gives them."""
-    args = [*head.small]
-    for place, each in zip(head.apart, apart, strict=True):
+def joined(first: Head | bytes, apart: Sequence[Any]) -> tuple[str, list[Any]]:
+    """The incarnation and the arguments of a request, from the form that `split` gives them."""
+    incarnation, small, places = pickle.loads(first) if isinstance(first, bytes) else first
+    args = [*small]
+    for place, each in zip(places, apart, strict=True):
         args[place] = each
-    return args
+    return incarnation, args
+
+
+def _is_small(values: Iterable[Any]) -> bool:
+    """Whether Ray sends these with a call if they are one argument or result of bytes."""
+    return _nbytes([*values]) <= INLINE_BYTES - _ROOM
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, tuple | list):
+        return sum(map(_nbytes, value))
+    return len(value) if isinstance(value, bytes) else 0
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a plain pickle of a value is the same to a replica as one of Ray's."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is np.ndarray:
+        return not value.dtype.hasobject
+    if kind is tuple or kind is list:
+        return all(map(_is_plain, value))
+    named = value if isinstance(value, type) else kind
+    return named.__module__.partition(".")[0] == _OWN
+
+
+class PackedResults(bytes):
+    """Results as bytes, which Ray takes as they are."""
+
+    __slots__ = ()
+
+
+def packed_results(found: Any) -> Any:
+    """Results as `PackedResults`: an array, a named tuple of arrays, or arrays by name. Large ones are
+    returned as they are."""
+    arrays = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
+    return PackedResults(pickle.dumps(found, protocol=5)) if _is_small(arrays) else found
+
+
+def unpacked_results(data: bytes) -> Any:
+    """The results that `packed_results` packed."""
+    return pickle.loads(data)
 
 
 def packed(what: Any) -> Any:

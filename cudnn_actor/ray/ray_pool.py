@@ -254,6 +254,7 @@ class RayPool(RayRequests):
         if self._ending is None:
             self._dispatching.close(str(reason))
             self._replication.end(str(reason))
+            self._values.end()
             self._ending = asyncio.ensure_future(self._end_replicas(reason))
             self._membership.settled.set()
 

@@ -21,7 +21,7 @@ from cudnn_actor.actors import Deadline
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.ray.held import Held, Recipe
-from cudnn_actor.ray.packing import Head, joined, unpacked
+from cudnn_actor.ray.packing import Head, PackedResults, joined, packed_results, unpacked
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import started
 from cudnn_actor.supervision import Restarted, Restarting
@@ -75,19 +75,22 @@ class Answer:
 
 def _answering(
     work: Callable[Concatenate[Replica, P], Awaitable[Any]],
-) -> Callable[..., Awaitable[Answer]]:
-    """Decorate a method: it gets its arguments as `packing.split` sends them, and returns an `Answer`.
+) -> Callable[..., Awaitable[Answer | PackedResults]]:
+    """Decorate a method: it gets its arguments as `packing.split` sends them, and returns an `Answer`, or
+    the results that the method has packed.
 
     Errors of this package are returned as values, since Ray would raise them as a class of its own.
     """
 
-    async def answer(self: Replica, head: Head, /, *apart: Any) -> Answer:
-        if head.incarnation != self.hello_of_this.incarnation:
+    async def answer(self: Replica, head: Head | bytes, /, *apart: Any) -> Answer | PackedResults:
+        incarnation, args = joined(head, apart)
+        if incarnation != self.hello_of_this.incarnation:
             return Answer(refused=True)
         try:
-            return Answer(await work(self, *joined(head, apart)))  # type: ignore[call-arg]
+            found = await work(self, *args)  # type: ignore[call-arg]
         except CudnnActorError as error:
             return Answer(error=error.with_traceback(None))
+        return found if isinstance(found, PackedResults) else Answer(found)
 
     answer.__name__, answer.__doc__ = work.__name__, work.__doc__  # no `__wrapped__`: Ray reads the signature
     return answer
@@ -169,13 +172,13 @@ class Replica:
         """Run `CudnnRef.compute`. The values are separate arguments, so that Ray replaces its references by
         their objects."""
         given = dict(zip(names, map(self._own, values), strict=True))
-        return await self._gpu.compute(unpacked(what), given, also=also, timeout=timeout)
+        return packed_results(await self._gpu.compute(unpacked(what), given, also=also, timeout=timeout))
 
     @_answering
     async def run(self, model: Held, timeout: float | None, names: Sequence[str], *values: Any) -> Any:
         """Run `CudnnRef.run`, with values as in `compute`."""
         given = dict(zip(names, values, strict=True))
-        return await self._gpu.run(self._own(model), given, timeout=timeout)
+        return packed_results(await self._gpu.run(self._own(model), given, timeout=timeout))
 
     @_answering
     async def run_batch(
@@ -189,7 +192,8 @@ class Replica:
     ) -> Any:
         """Run `Model.run_checked`, with values as in `compute`."""
         own, given = self._own(model), dict(zip(names, values, strict=True))
-        return await own.run_checked(own.validated(given), Deadline(left_s), again=again, crashes=crashes)
+        found = await own.run_checked(own.validated(given), Deadline(left_s), again=again, crashes=crashes)
+        return packed_results(found)
 
     @_answering
     async def call(self, work: Callable[[CudnnRef, Callable[[Held], Any]], Awaitable[Any]]) -> Any:

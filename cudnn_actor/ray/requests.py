@@ -31,7 +31,7 @@ from cudnn_actor.ray.one_replica import OneReplica, Work
 from cudnn_actor.ray.packing import packed
 from cudnn_actor.ray.replication import Replication
 from cudnn_actor.ray.settings import Settings
-from cudnn_actor.ray.values import as_objects, require_held, require_pure
+from cudnn_actor.ray.values import Values, require_held, require_pure
 from cudnn_actor.ray.watching import Watched
 from cudnn_actor.service.computing import Computable
 from cudnn_actor.service.model_sources import name_of, read_before, read_model
@@ -66,6 +66,7 @@ class RayRequests:
         self._replication = Replication(
             self._dispatching.holding, self._require_alive, settings.ready_within_s
         )
+        self._values = Values()
         self._members: tuple[Watched, ...] = ()
         self._submitted: set[asyncio.Task[Any]] = set()
         self._loaded: dict[RayModel, ModelOptions] = {}
@@ -129,7 +130,7 @@ class RayRequests:
         given = named_once(arrays, named)
         require_pure(what, given, self._replication.held)
         with within(timeout) as deadline:
-            values = await as_objects(given)
+            values = await self._values.as_objects(given)
 
             async def work(member: int, left_s: float | None) -> Any:
                 return await self._members[member].request(
@@ -215,7 +216,7 @@ class RayRequests:
         given = named_once(inputs, named)
         require_pure(None, given, self._replication.held)
         with within(timeout) as deadline:
-            values = await as_objects(given)
+            values = await self._values.as_objects(given)
 
             async def work(member: int, left_s: float | None) -> dict[str, np.ndarray]:
                 found: dict[str, np.ndarray] = await self._members[member].request(
@@ -268,7 +269,7 @@ class RayRequests:
             in_flight=2 * len(self) if in_flight is None else in_flight,
         )
         return BatchedModel(
-            RayBatches(model, self._replication, self._dispatching),
+            RayBatches(model, self._replication, self._dispatching, self._values),
             rules,
             quarantined=lambda _digest: False,
             note_batch=lambda _samples: None,

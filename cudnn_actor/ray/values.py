@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import ray
 
-from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.actors.kept_threads import KeptThreads
 from cudnn_actor.pool.pure_requests import overwritten_inputs, parts_of
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.ray.held import Held
+from cudnn_actor.ray.packing import INLINE_BYTES
 
-__all__ = ["as_objects", "not_held", "require_held", "require_pure"]
+__all__ = ["Values", "not_held", "require_held", "require_pure"]
 
-_INLINE_BYTES = 100 * 1024
-"""The most bytes of an argument that Ray sends with its call (Ray's `max_direct_call_object_size`)."""
+_THREADS = 4
+"""How many threads of a pool put arrays into Ray's object store. Each copies one array, or waits."""
 
 
 def require_pure(what: Any, given: Mapping[str, Any], held: Collection[Held]) -> None:
@@ -70,19 +71,35 @@ def not_held(field: str, value: object) -> InvalidRequest:
     )
 
 
-async def as_objects(given: Mapping[str, Any]) -> list[Any]:
-    """Put large arrays into Ray's object store, once, since a request may be sent several times. Returns the
-    values, with references in place of these arrays.
+class Values:
+    """Puts the large arrays of requests into Ray's object store. Used on the pool's event loop."""
 
-    A thread does it, because that copies the arrays, and waits for room. The arrays are freed with the
-    references.
-    """
-    values = list(given.values())
-    large = [
-        k for k, each in enumerate(values) if isinstance(each, np.ndarray) and each.nbytes > _INLINE_BYTES
-    ]
-    if large:
-        objects = await in_own_thread(lambda: [ray.put(values[k]) for k in large])
-        for k, each in zip(large, objects, strict=True):
-            values[k] = each
-    return values
+    def __init__(self) -> None:
+        self._threads: KeptThreads | None = KeptThreads(_THREADS, "ray-put")
+
+    async def as_objects(self, given: Mapping[str, Any]) -> list[Any]:
+        """Put large arrays into Ray's object store, once, since a request may be sent several times. Returns
+        the values, with references in place of these arrays. After `end`, it returns them as they are.
+
+        A thread does it, because that copies the arrays, and waits for room. The arrays are freed with the
+        references.
+        """
+        values = list(given.values())
+        large = [
+            k for k, each in enumerate(values) if isinstance(each, np.ndarray) and each.nbytes > INLINE_BYTES
+        ]
+        if large and self._threads is not None:
+            objects = await self._threads.run(_put, [values[k] for k in large])
+            for k, each in zip(large, objects, strict=True):
+                values[k] = each
+        return values
+
+    def end(self) -> None:
+        """End the threads. The pool refuses requests from then on."""
+        if self._threads is not None:
+            self._threads.end()
+            self._threads = None
+
+
+def _put(arrays: Sequence[np.ndarray]) -> list[ray.ObjectRef[np.ndarray]]:
+    return [ray.put(each) for each in arrays]

@@ -111,6 +111,12 @@ async def values_go_in_and_come_out(cluster: Any) -> None:
             await pool.compute(graph, x=buffer, w=weights)
         with pytest.raises(InvalidRequest, match="x="):  # the replica's own error comes as it is
             await pool.compute(graph, x=x[:2], w=weights)
+
+        class Own:
+            """Only this process has it."""
+
+        with pytest.raises(InvalidRequest, match="x="):  # refused there, not here
+            await pool.compute(graph, x=Own(), w=weights)
         await pool.free(weights)
         with pytest.raises(InvalidRequest, match="nothing that this pool has"):
             await pool.compute(graph, x=x, w=weights)
