@@ -64,6 +64,7 @@ def _start(settings: Settings, group: PlacementGroup, number: int) -> Any:
             max_restarts=settings.max_restarts,
             max_task_retries=0,  # the pool decides which requests run again, and where
             max_concurrency=settings.mailbox + _CONTROL,
+            enable_task_events=False,  # to note each request for `ray list tasks` takes a tenth of a call
             runtime_env=settings.runtime_env,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
         )
