@@ -40,6 +40,7 @@ from rich.table import Table
 from cudnn_actor import GraphBuilder, spawn
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.ray import RayPool
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import started
@@ -59,8 +60,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--count", type=int, default=100, help="calls of each kind in a round")
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--count", type=int, default=30, help="calls of each kind in a round")
     parser.add_argument("--isolation", nargs="+", default=["process"], choices=("process", "thread"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
@@ -95,9 +96,11 @@ class Beside:
         self.gpu = CudnnRef(started(make_options(options)))
         self.products = {rows: product_of(rows) for rows in ROWS}
         self.known = {rows: np.zeros((rows, 256), "float32") for rows in ROWS}
-        self.weights, self.uploaded = weights, None
+        self.weights = weights
+        self.uploaded: BufferRef | None = None
 
-    async def pids(self) -> list[int]:
+    async def begin(self) -> list[int]:
+        """Upload the weights, and return the ids of the processes."""
         self.uploaded = await self.gpu.upload(self.weights)
         return [pid for pid in (os.getpid(), self.gpu.worker_pid) if pid is not None]
 
@@ -112,22 +115,20 @@ class Beside:
         await self.gpu.aclose()
 
 
-async def measured(
-    rounds: int, count: int, isolation: str = "process", device: str = "cpu", cpus: float = 1
-) -> list[Row]:
-    """The rows for all sizes. `cpus`: of Ray's, for each of the two actors."""
+async def measured(rounds: int, count: int, isolation: str = "process", device: str = "cpu") -> list[Row]:
+    """The rows for all sizes."""
     chance = np.random.default_rng(0)
     weights = chance.random((256, 256), "float32")
     share = SHARE if device != "cpu" else 0
     own: dict[str, Any] = {"isolation": isolation, "device": device}
-    actor: Any = ray.remote(Beside).options(num_cpus=cpus, num_gpus=share).remote(own, weights)
+    actor: Any = ray.remote(Beside).options(num_cpus=1, num_gpus=share).remote(own, weights)
     found = []
     async with (
-        RayPool(num_replicas=1, num_gpus=share, num_cpus=cpus, isolation=isolation) as pool,
+        RayPool(num_replicas=1, num_gpus=share, isolation=isolation) as pool,
         spawn(**own) as gpu,
     ):
         [replica] = pool.statistics().members
-        theirs = [replica.pid, replica.worker_pid, gpu.worker_pid, *await actor.pids.remote()]
+        theirs = [replica.pid, replica.worker_pid, gpu.worker_pid, *await actor.begin.remote()]
         pids = [os.getpid(), *(pid for pid in theirs if pid is not None)]
         for rows in ROWS:
             product, x = product_of(rows), chance.random((rows, 256), "float32")
