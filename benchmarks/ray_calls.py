@@ -14,8 +14,9 @@ bytes, and their services have the same isolation:
 
 `actor` and `plain` are methods of one asynchronous Ray actor. In each round, all four in turn, one call at a
 time. Rows have the p50 of all rounds in microseconds. `ratio` is the pool's request over the sum of a call of
-the actor and a request in process, by rounds; `plain ratio` is the plain call over the same sum. `cpu` has
-microseconds of CPU time of a call, of this process, the actor's and the workers; `cpu ratio` is of these.
+the actor and a request in process, by rounds; `plain ratio` is the plain call over the same sum. `p10` has
+microseconds below which a tenth of all calls are: of those that other programs have disturbed least. `cpu`
+has microseconds of CPU time of a call, of this process, the actor's and the workers. They have ratios, too.
 Ray's own processes need cores, too: on two, calls measure how these are shared.
 """
 
@@ -153,28 +154,41 @@ def product_of(rows: int) -> Graph:
 
 async def in_turns(calls: dict[str, Call], pids: Sequence[int], rounds: int, count: int) -> Row:
     """The p50 and the CPU time of each kind, all of them in each round, and their ratios."""
-    p50: dict[str, list[float]] = {name: [] for name in calls}
+    took: dict[str, list[list[float]]] = {name: [] for name in calls}
     cpu_s = dict.fromkeys(calls, 0.0)
     for number in range(rounds + 1):
         for name, call in calls.items():
             before_s = sum(map(cpu_seconds, pids))
-            took = statistics.median([await timed(call) for _ in range(count)])
+            seconds = [await timed(call) for _ in range(count)]
             if number:  # the first round warms
-                p50[name].append(took)
+                took[name].append(seconds)
                 cpu_s[name] += sum(map(cpu_seconds, pids)) - before_s
-    by_rounds = list(zip(*p50.values(), strict=True))
-    ratios = [pool / (actor + alone) for pool, actor, alone, _ in by_rounds]
-    plain = [plain / (actor + alone) for _, actor, alone, plain in by_rounds]
-    cpu_sum = cpu_s["actor"] + cpu_s["in process"]
+    p50 = {name: [statistics.median(each) for each in by_rounds] for name, by_rounds in took.items()}
+    p10 = {name: float(np.quantile(by_rounds, 0.1)) for name, by_rounds in took.items()}
+    by_rounds = [dict(zip(p50, each, strict=True)) for each in zip(*p50.values(), strict=True)]
+    ratios = [of_sum("pool", each) for each in by_rounds]
     return {
-        **{name: round(statistics.median(each) * 1e6) for name, each in p50.items()},
+        **{name: micro(statistics.median(each)) for name, each in p50.items()},
         "ratio": round(statistics.median(ratios), 3),
-        "plain ratio": round(statistics.median(plain), 3),
+        "plain ratio": round(statistics.median(of_sum("plain", each) for each in by_rounds), 3),
         "ratios": sorted(round(ratio, 3) for ratio in ratios),
-        "cpu": {name: round(each * 1e6 / rounds / count) for name, each in cpu_s.items()},
-        "cpu ratio": round(cpu_s["pool"] / cpu_sum, 3) if cpu_sum else None,
-        "plain cpu ratio": round(cpu_s["plain"] / cpu_sum, 3) if cpu_sum else None,
+        "p10": {name: micro(each) for name, each in p10.items()},
+        "p10 ratio": round(of_sum("pool", p10), 3),
+        "plain p10 ratio": round(of_sum("plain", p10), 3),
+        "cpu": {name: micro(each / rounds / count) for name, each in cpu_s.items()},
+        "cpu ratio": round(of_sum("pool", cpu_s), 3),
+        "plain cpu ratio": round(of_sum("plain", cpu_s), 3),
     }
+
+
+def of_sum(kind: str, took: dict[str, float]) -> float:
+    """A kind's time as a multiple of an actor's call and a request in process; NaN if these took none."""
+    both = took["actor"] + took["in process"]
+    return took[kind] / both if both else float("nan")
+
+
+def micro(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 async def timed(call: Call) -> float:
@@ -191,7 +205,8 @@ def cpu_seconds(pid: int) -> float:
 
 def table(found: list[Row]) -> Table:
     """Microseconds of each kind, and the ratios."""
-    names = ("pool", "actor", "in process", "plain", "ratio", "plain ratio", "cpu ratio", "plain cpu ratio")
+    ratios = [f"{whose}{of}ratio" for of in ("", "p10 ", "cpu ") for whose in ("", "plain ")]
+    names = ("pool", "actor", "in process", "plain", *ratios)
     shown = Table("rows", "isolation", *names, title="One call at a time, p50, us")
     for row in found:
         shown.add_row(str(row["rows"]), row["isolation"], *(str(row[name]) for name in names))
