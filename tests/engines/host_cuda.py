@@ -3,7 +3,7 @@
 `CUPY` stands for what the engine uses of CuPy: a kernel is launched as it is on a device, with its own grid
 and block. Blocks run one after the other. A block's threads are coroutines, which change places where they
 wait for each other: at `__syncthreads`, and where the lanes of a warp exchange values, which all of them must
-do alike. Half types are stored as on a device; `exp` and its like are the host's.
+do alike. The threads of a kernel that does neither run one after the other. Half types are stored as on a device; `exp` and its like are the host's.
 """
 
 from __future__ import annotations
@@ -100,42 +100,63 @@ static Place place() {
     return {me % blockDim.x, row % blockDim.y, row / blockDim.y};
 }
 #define threadIdx (place())
-static void begin() { body(arguments); state[me] = ended; --running; _longjmp(turn, 1); }
+static bool alone, begun[most];
+// A thread's coroutine runs that thread of each block, one after the other: to make it takes two system calls.
+static void begin() {
+    for (;;) {
+        body(arguments);
+        state[me] = ended, --running;
+        if (!_setjmp(turns[me])) _longjmp(turn, 1);
+    }
+}
 // Without a system call, unlike swapcontext.
-static void yield() { if (!_setjmp(turns[me])) _longjmp(turn, 1); }
+static void yield() { if (alone) abort(); if (!_setjmp(turns[me])) _longjmp(turn, 1); }
 static void __syncthreads() { state[me] = at_barrier; ++waiting; yield(); }
+static void make_coroutine(char* stacks) {
+    ucontext_t own;
+    getcontext(&own);
+    own.uc_stack.ss_sp = stacks + (long)me * stack;
+    own.uc_stack.ss_size = stack;
+    makecontext(&own, begin, 0);
+    begun[me] = true;
+    swapcontext(&start, &own);
+}
+static void give_turn(char* stacks) {
+    if (_setjmp(turn)) return;
+    if (begun[me]) _longjmp(turns[me], 1);
+    make_coroutine(stacks);
+}
 // In each round, all threads get on to where they yield next. So the lanes of a warp stay together.
 static void run_block(char* stacks) {
     const int threads = blockDim.x * blockDim.y * blockDim.z;
-    running = threads, waiting = 0;
-    for (me = 0; me < threads; ++me) {
-        ucontext_t own;
-        state[me] = ready;
-        getcontext(&own);
-        own.uc_stack.ss_sp = stacks + (long)me * stack;
-        own.uc_stack.ss_size = stack;
-        makecontext(&own, begin, 0);
-        if (!_setjmp(turn)) swapcontext(&start, &own);
+    if (alone) {
+        for (me = 0; me < threads; ++me) body(arguments);
+        return;
     }
+    running = threads, waiting = 0;
+    for (me = 0; me < threads; ++me) state[me] = ready;
+    for (me = 0; me < threads; ++me) give_turn(stacks);
     while (running) {
         if (waiting == running) {
             waiting = 0;
             for (int t = 0; t < threads; ++t) if (state[t] == at_barrier) state[t] = ready;
         }
-        for (me = 0; me < threads; ++me) if (state[me] == ready && !_setjmp(turn)) _longjmp(turns[me], 1);
+        for (me = 0; me < threads; ++me) if (state[me] == ready) give_turn(stacks);
     }
 }
-template <class F> void run_grid(const unsigned* shape, F kernel) {
+template <class F> void run_grid(const unsigned* shape, bool with_others, F kernel) {
     gridDim = {shape[0], shape[1], shape[2]}, blockDim = {shape[3], shape[4], shape[5]};
     const long bytes = (long)stack * most;
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* stacks = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    void* stacks = with_others ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0) : nullptr;
+    alone = !with_others;
+    std::memset(begun, 0, sizeof begun);
     body = [](void* of) { (*(F*)of)(); };
     arguments = &kernel;
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block((char*)stacks);
-    munmap(stacks, bytes);
+    if (with_others) munmap(stacks, bytes);
 }
 template <class T> T from_lane(T value, int lane) {
     std::memcpy(slots[me], &value, sizeof value);
@@ -173,6 +194,8 @@ PREAMBLE = (
 )
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
+_YIELDS = re.compile(r"__syncthreads|_sync\(")
+"""What a thread waits for others at. Kernels without it need no coroutines: their threads run one by one."""
 _OPTIONS = ("-std=c++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
 _CHECKED = ("-fsanitize=alignment", "-fno-sanitize-recover=all")
 """An access at an address that is no multiple of its size ends the process, as it ends a device's context."""
@@ -276,11 +299,12 @@ def compile_together(sources: Iterable[str]) -> None:
 def _wrapped(number: int, source: str) -> str:
     """A source in a namespace of its own, with a function that runs each of its kernels."""
     source = source.replace(DEVICE_PREAMBLE, PREAMBLE)
+    with_others = str(_YIELDS.search(source) is not None).lower()
     launches = []
     for name, parameters in _KERNEL.findall(source):
         names = ", ".join(re.split(r"\W+", parameter.strip())[-1] for parameter in parameters.split(","))
         start = f'extern "C" void launch{number}_{name}(const unsigned* shape, {parameters})'
-        launches.append(f"{start} {{ run_grid(shape, [=] {{ {name}({names}); }}); }}")
+        launches.append(f"{start} {{ run_grid(shape, {with_others}, [=] {{ {name}({names}); }}); }}")
     text = source.replace('extern "C" __global__', "static __global__")
     return f"namespace n{number} {{ {text}\n{chr(10).join(launches)} }}"
 
