@@ -3,7 +3,8 @@
 `CUPY` stands for what the engine uses of CuPy: a kernel is launched as it is on a device, with its own grid
 and block. Blocks run one after the other. A block's threads are coroutines, which change places where they
 wait for each other: at `__syncthreads`, and where the lanes of a warp exchange values, which all of them must
-do alike. The threads of a kernel that does neither run one after the other. Half types are stored as on a device; `exp` and its like are the host's.
+do alike. The threads of a kernel that does neither run one after the other. Half types are stored as on a
+device; `exp` and its like are the host's.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ static Place place() {
 }
 #define threadIdx (place())
 static bool alone, begun[most];
-// A thread's coroutine runs that thread of each block, one after the other: to make it takes two system calls.
+// A coroutine runs the same thread of all blocks, one after the other: to make it takes two system calls.
 static void begin() {
     for (;;) {
         body(arguments);
@@ -195,7 +196,7 @@ PREAMBLE = (
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
 _YIELDS = re.compile(r"__syncthreads|_sync\(")
-"""What a thread waits for others at. Kernels without it need no coroutines: their threads run one by one."""
+"""Where a thread waits for others. The threads of a kernel without it need no coroutines."""
 _OPTIONS = ("-std=c++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
 _CHECKED = ("-fsanitize=alignment", "-fno-sanitize-recover=all")
 """An access at an address that is no multiple of its size ends the process, as it ends a device's context."""
