@@ -17,6 +17,8 @@ import numpy as np
 
 from cudnn_actor.protocol.operations import AdaptiveWindow, Window
 
+from .remembered import remembered
+
 __all__ = [
     "avg_pool",
     "avg_pool_backward",
@@ -83,6 +85,7 @@ def _windows(window: Windows, dims: Sequence[int]) -> Iterator[Pooled]:
             yield Pooled((n, c, *place), [(n, c, *spatial) for spatial in itertools.product(*along)])
 
 
+@remembered
 def max_pool(x: np.ndarray, window: Windows) -> tuple[np.ndarray, np.ndarray]:
     """The largest element of each window, and its number in x. NaN is the largest; the first of equals."""
     dims = output_dims(window, x.shape)
@@ -103,6 +106,7 @@ def _larger(a: Any, b: Any) -> bool:
     return bool(math.isnan(a) or a > b)
 
 
+@remembered
 def max_pool_backward(
     dy: np.ndarray, index: np.ndarray, window: Windows, dims: tuple[int, ...]
 ) -> np.ndarray:
@@ -115,6 +119,7 @@ def max_pool_backward(
     return dx
 
 
+@remembered
 def avg_pool(x: np.ndarray, window: Windows, *, include_padding: bool) -> np.ndarray:
     """The mean of each window, in float64."""
     dims = output_dims(window, x.shape)
@@ -126,6 +131,7 @@ def avg_pool(x: np.ndarray, window: Windows, *, include_padding: bool) -> np.nda
     return y
 
 
+@remembered
 def avg_pool_backward(
     dy: np.ndarray, window: Windows, dims: tuple[int, ...], *, include_padding: bool
 ) -> np.ndarray:
@@ -143,6 +149,7 @@ def _count(window: Windows, elements: list[Place], include_padding: bool) -> int
     return math.prod(window.size) if padded else len(elements)  # type: ignore[union-attr]
 
 
+@remembered
 def lp_pool(x: np.ndarray, window: Windows, p: float) -> np.ndarray:
     """The root of the sum of powers of each window, in float64."""
     dims = output_dims(window, x.shape)
@@ -153,6 +160,7 @@ def lp_pool(x: np.ndarray, window: Windows, p: float) -> np.ndarray:
     return y
 
 
+@remembered
 def lp_pool_backward(dy: np.ndarray, x: np.ndarray, window: Windows, p: float) -> np.ndarray:
     """The chain rule, in float64. Windows of zeros have a gradient of 0."""
     y, dx = lp_pool(x, window, p), np.zeros(x.shape)

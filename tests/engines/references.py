@@ -10,6 +10,8 @@ import numpy as np
 
 from cudnn_actor.protocol import ConvSpec, DType
 
+from .remembered import remembered
+
 TOLERANCES = {
     DType.FLOAT64: 1e-12,
     DType.FLOAT32: 1e-6,
@@ -33,6 +35,7 @@ def assert_close(got: np.ndarray, wanted: np.ndarray) -> None:
     assert relative_error(got, wanted) <= TOLERANCES[dtype]
 
 
+@remembered
 def scipy_forward(x: np.ndarray, w: np.ndarray, conv: ConvSpec) -> np.ndarray:
     """Cross-correlation by `scipy.signal.correlate`, one image, filter and channel at a time."""
     from scipy.signal import correlate  # it takes two seconds of each process that collects tests
@@ -69,6 +72,7 @@ def _dilate(w: np.ndarray, conv: ConvSpec) -> np.ndarray:
     return dilated
 
 
+@remembered
 def direct_forward(x: np.ndarray, w: np.ndarray, conv: ConvSpec) -> np.ndarray:
     """The sum over groups and taps, in x's own dtype."""
     y = np.zeros(conv.output_dims(x.shape, w.shape), x.dtype)
@@ -78,6 +82,7 @@ def direct_forward(x: np.ndarray, w: np.ndarray, conv: ConvSpec) -> np.ndarray:
     return y
 
 
+@remembered
 def direct_backward_data(dy: np.ndarray, w: np.ndarray, conv: ConvSpec, dims: tuple[int, ...]) -> np.ndarray:
     """The transpose of `direct_forward` by x."""
     padded = _pad(np.zeros(dims, dy.dtype), conv)
@@ -86,6 +91,7 @@ def direct_backward_data(dy: np.ndarray, w: np.ndarray, conv: ConvSpec, dims: tu
     return padded[:, :, *(slice(p, p + d) for p, d in zip(conv.pre_padding, dims[2:], strict=True))]
 
 
+@remembered
 def direct_backward_filter(
     x: np.ndarray, dy: np.ndarray, conv: ConvSpec, dims: tuple[int, ...]
 ) -> np.ndarray:

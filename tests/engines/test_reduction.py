@@ -29,6 +29,7 @@ from cudnn_actor.protocol.messages.lowering import lower
 from ..in_one_test import cases_in_one_test
 from .problems import normal
 from .references import TOLERANCES
+from .remembered import remembered
 from .workbench import Workbench, spread
 
 Mode = ReductionMode
@@ -92,6 +93,7 @@ def result_of(bench: Workbench, message: Any, dtype: DType | None = None) -> np.
     return bench.run(msgspec.structs.replace(message, y=y))
 
 
+@remembered
 def reduced(x: np.ndarray, axes: tuple[int, ...] | None, function: Any, *, keep: bool) -> np.ndarray:
     """Each group's result, one group after the other."""
     along = {axis % x.ndim for axis in (range(x.ndim) if axes is None else axes)}
@@ -274,6 +276,7 @@ def test_running_sums_and_products(bench: Workbench, dtype: DType, mode: Mode) -
             assert got.ravel().tolist() == [wrapped(value, dtype) for value in wanted.ravel()]
 
 
+@remembered
 def one_by_one(x: np.ndarray, axis: int, mode: Mode, *, exclusive: bool, reverse: bool) -> np.ndarray:
     lines = np.moveaxis(x, axis, -1)
     result = np.empty(lines.shape, object)

@@ -1,0 +1,67 @@
+"""Keeps what a slow oracle gave: each engine and each layout of a tensor asks it the same question again."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+__all__ = ["MOST_ANSWERS", "MOST_BYTES", "remembered"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOST_ANSWERS = 1000
+"""Of an oracle. The one that was asked for longest ago is forgotten first."""
+MOST_BYTES = 1 << 16
+"""Of an array whose content is compared. Answers about larger ones are not kept."""
+
+
+def remembered(oracle: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function of arrays and of values with a hash, which has no other input.
+
+    Equal arguments get the same answer again. Its arrays cannot be written.
+    """
+    answers: collections.OrderedDict[Hashable, T] = collections.OrderedDict()
+
+    @functools.wraps(oracle)
+    def ask(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            question = _key(args), _key(tuple(sorted(kwargs.items())))
+        except _TooLarge:
+            return oracle(*args, **kwargs)
+        if question not in answers:
+            answers[question] = _fixed(oracle(*args, **kwargs))
+            if len(answers) > MOST_ANSWERS:
+                answers.popitem(last=False)
+        answers.move_to_end(question)
+        return answers[question]
+
+    return ask
+
+
+class _TooLarge(Exception):
+    """An argument's content is not compared."""
+
+
+def _key(value: Any) -> Hashable:
+    """Equal for equal arguments: 1 is not True, and 0.0 is not -0.0."""
+    if isinstance(value, np.ndarray):
+        if value.nbytes > MOST_BYTES or value.dtype.hasobject:
+            raise _TooLarge
+        return value.dtype, value.shape, value.tobytes()
+    if isinstance(value, tuple | list):
+        return type(value), *map(_key, value)
+    if isinstance(value, float):
+        return float, value.hex()
+    return type(value), value
+
+
+def _fixed(answer: T) -> T:
+    for each in answer if isinstance(answer, tuple | list) else (answer,):
+        if isinstance(each, np.ndarray):
+            each.setflags(write=False)
+    return answer
