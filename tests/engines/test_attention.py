@@ -130,6 +130,11 @@ PROBLEMS = {
 each_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=list(PROBLEMS))
 
 
+def random_operands(problem: Problem, dtype: DType) -> dict[str, np.ndarray]:
+    names = ("q", "k", "v", "dy", *(["bias"] if problem.bias else []))
+    return {name: normal(problem.dims(name), dtype, seed) for seed, name in enumerate(names)}
+
+
 @dataclass
 class Case:
     """A problem with random operands: their values as float64 after rounding, and their buffers."""
@@ -141,8 +146,8 @@ class Case:
     refs: dict[str, BufferRef] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for seed, name in enumerate(("q", "k", "v", "dy", *(["bias"] if self.problem.bias else []))):
-            self.place(name, normal(self.problem.dims(name), self.dtype, seed), self.dtype)
+        for name, array in random_operands(self.problem, self.dtype).items():
+            self.place(name, array, self.dtype)
         for name in ("lengths_q", "lengths_kv"):
             if lengths := getattr(self.problem, name):
                 self.place(name, np.array(lengths, np.int32), DType.INT32)
@@ -280,6 +285,22 @@ def gradients(problem: Problem, values: dict[str, np.ndarray]) -> dict[str, np.n
     return found
 
 
+@functools.cache
+def attended(problem: Problem, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    """What `attend` gives for random operands: the same for each engine, and for both passes."""
+    return attend(problem, floats(random_operands(problem, dtype)))
+
+
+@functools.cache
+def differentiated(problem: Problem, dtype: DType) -> dict[str, np.ndarray]:
+    """What `gradients` gives for random operands."""
+    return gradients(problem, floats(random_operands(problem, dtype)))
+
+
+def floats(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array.astype(np.float64) for name, array in arrays.items()}
+
+
 @cases_in_one_test
 @pytest.mark.pairwise
 @each_problem
@@ -288,7 +309,7 @@ def test_the_forward_pass(bench: Workbench, problem: Problem, dtype: DType) -> N
     case = Case(bench, problem, dtype)
     y, statistics = case.empty("y"), case.empty("statistics", case.statistics_dtype)
     bench.run(case.forward(y=y, statistics=statistics))
-    wanted = attend(problem, case.values)
+    wanted = attended(problem, dtype)
     case.close(y, wanted[0])
     case.close(statistics, wanted[1])
     alone = case.empty("y")
@@ -302,14 +323,14 @@ def test_the_forward_pass(bench: Workbench, problem: Problem, dtype: DType) -> N
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_backward_pass(bench: Workbench, problem: Problem, dtype: DType) -> None:
     case = Case(bench, problem, dtype)
-    y, statistics = attend(problem, case.values)
+    y, statistics = attended(problem, dtype)
     given = {
         "y": case.place("y", y.astype(dtype.numpy), dtype),
         "statistics": case.place(
             "statistics", statistics.astype(case.statistics_dtype.numpy), case.statistics_dtype
         ),
     }
-    wanted = gradients(problem, case.values)
+    wanted = differentiated(problem, dtype)
     outputs = {f"d{name}": case.empty(f"d{name}") for name in wanted}
     bench.run(case.backward(**given, **outputs))
     for name, array in wanted.items():

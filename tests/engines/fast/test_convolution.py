@@ -177,6 +177,21 @@ def _known(problem: Problem, operation: Any, dtype: DType) -> _Known:
     return _Known(values, _exact(operation, specs, values), magnitudes)
 
 
+@functools.lru_cache(maxsize=12)  # all that a test asks of a problem: layouts are tested one after the other
+def _of_seed(problem: Problem, operation: Any, seed: int = 38, special: Any = None) -> Any:
+    """Values of float32 for an operation's inputs, and the exact result.
+
+    `special`: an operand, and what its last element is.
+    """
+    specs = _specs(operation, problem, "packed")
+    values = _values(operation, specs, seed)
+    if special is not None:
+        operand, element = special
+        values[operand][(-1,) * values[operand].ndim] = element
+    with np.errstate(invalid="ignore"):
+        return values, _exact(operation, specs, values)
+
+
 def _check(problem: Problem, layout: str, dtype: DType) -> None:
     for operation in _operations(problem.conv):
         specs, known = _specs(operation, problem, layout, dtype), _known(problem, operation, dtype)
@@ -248,12 +263,9 @@ def test_nan_and_infinity_go_where_they_go_in_the_definition(
     for operation in _operations(ALL[problem].conv):
         specs = _specs(operation, ALL[problem], layout)
         for operand in operation.inputs:
-            values = _values(operation, specs)
-            values[operand][(-1,) * values[operand].ndim] = special
+            values, wanted = _of_seed(ALL[problem], operation, special=(operand, special))
             (name,) = operation.outputs
             found = run_kernel(make, operation, specs, values, 2)[name]
-            with np.errstate(invalid="ignore"):
-                wanted = _exact(operation, specs, values)
             np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-3)
 
 
@@ -271,11 +283,11 @@ def test_what_is_bound_reads_its_operands_in_each_run(problem: str, layout: str)
         given = {name: arrays[name] for name in operation.inputs}
         steps = kernel.bind(given, {output: arrays[output]}, [Scratch(memory)])
         for seed in (1, 2):
-            values = _values(operation, specs, seed)
+            values, wanted = _of_seed(ALL[problem], operation, seed)
             for name, array in values.items():
                 arrays[name][...] = array
             _run(steps)
-            np.testing.assert_allclose(arrays[output], _exact(operation, specs, values), rtol=0, atol=1e-4)
+            np.testing.assert_allclose(arrays[output], wanted, rtol=0, atol=1e-4)
 
 
 def _by_tap(operation: Any, specs: Mapping[str, TensorSpec]) -> BackwardDataByTap:
@@ -297,14 +309,11 @@ def test_gradients_by_data_are_right_tap_by_tap(name: str, layout: str) -> None:
     problem = ALL[name]
     operation = _operations(problem.conv)[1]
     specs = _specs(operation, problem, layout)
-    values = _values(operation, specs)
-    wanted = _exact(operation, specs, values)
+    values, wanted = _of_seed(problem, operation)
     found, other = (run_kernel(_by_tap, operation, specs, values, lanes)["dx"] for lanes in (1, 2))
     np.testing.assert_array_equal(found, other)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * math.prod(problem.w) ** 0.5 * 4)
-    values["w"][(-1,) * values["w"].ndim] = math.inf
-    with np.errstate(invalid="ignore"):
-        wanted = _exact(operation, specs, values)
+    values, wanted = _of_seed(problem, operation, special=("w", math.inf))
     infinite = run_kernel(_by_tap, operation, specs, values, 2)["dx"]
     np.testing.assert_array_equal(np.isfinite(infinite), np.isfinite(wanted))
 
