@@ -50,7 +50,7 @@ from ..gpu.graphs.moves import (
     operation_of,
     parameters_of,
 )
-from ..gpu.graphs.programs import Call, Input, Of, Program, operands_of
+from ..gpu.graphs.programs import Built, Call, Input, Of, Program, operands_of
 from ..gpu.graphs.running import run
 from ..gpu.graphs.shrinking import shrunk
 from ..gpu.graphs.sketch import Refused, Sketch
@@ -84,13 +84,22 @@ def program_of(number: int) -> Program:
 
 
 @functools.cache
-def operations_of(number: int) -> tuple[Any, ...]:
-    return tuple(program_of(number).build().graph.body.operations)
+def built_of(number: int) -> Built:
+    return program_of(number).build()
+
+
+@functools.cache
+def truth_of(number: int) -> Truth:
+    graph, values, _ = built_of(number)
+    return truth(graph, values)
+
+
+ENOUGH = range(100)
+"""Programs that have everything that can be drawn."""
 
 
 def programs() -> list[Program]:
-    """Enough to have everything that can be drawn."""
-    return [*map(program_of, range(100))]
+    return [*map(program_of, ENOUGH)]
 
 
 def test_the_cpu_engine_computes_what_the_operations_define() -> None:
@@ -114,11 +123,11 @@ def test_arithmetic_in_float32_is_within_the_bounds() -> None:
 def test_the_pieces_of_a_graph_are_not_cut_again() -> None:
     """Builds rely on it: they do not try."""
     pieces = 0
-    for program in map(program_of, range(20)):
-        parts = cut(program.build().graph.body)
+    for number in range(20):
+        parts = cut(built_of(number).graph.body)
         for piece in () if parts is None else parts.pieces:
             pieces += 1
-            assert cut(piece.graph) is None, str(program)
+            assert cut(piece.graph) is None, str(program_of(number))
     assert pieces > 50
 
 
@@ -193,7 +202,7 @@ def draw_case(family: str, row: Row) -> OperationCase:
 
 
 def test_everything_that_a_graph_can_have_is_drawn() -> None:
-    built = [program.build() for program in programs()]
+    built = [*map(built_of, ENOUGH)]
     bodies = [one.graph.body for one in built]
     forward = [body for body, program in zip(bodies, programs(), strict=True) if not gradients(program)]
     assert {len(body.operations) for body in forward} > {*range(1, MOST_OPERATIONS + 1)}
@@ -232,10 +241,10 @@ def test_gradients_are_drawn_of_results_by_inputs_and_by_results() -> None:
 
 def test_a_program_prints_as_python_that_builds_its_graph() -> None:
     compared = 0
-    for program in map(program_of, range(40)):
+    for number in range(40):
+        program, built = program_of(number), built_of(number)
         names: dict[str, Any] = {}
         exec(str(program), names)
-        built = program.build()
         for name, values in built.values.items():
             found = names["values"][name].astype(values.dtype)
             np.testing.assert_array_equal(exact(found), exact(values))
@@ -402,14 +411,17 @@ def test_a_mistake_is_found_and_shown_as_the_one_call_that_has_it_or_its_gradien
 ) -> None:
     engine = opened(SinglePrecision(of(kind, change)))
 
-    def fails(program: Program) -> bool:
-        graph, values, _ = built = program.build()
-        error, _ = error_over_bound(graph, run(engine, built).values, truth(graph, values))
+    def is_wrong(built: Built, right: Truth) -> bool:
+        error, _ = error_over_bound(built.graph, run(engine, built).values, right)
         return not error <= 1
 
+    def fails(program: Program) -> bool:
+        built = program.build()
+        return is_wrong(built, truth(built.graph, built.values))
+
     changed = (number for number in itertools.count() if _is_changed(number, of(kind, change)))
-    failing = next(filter(fails, map(program_of, changed)))
-    small = shrunk(failing, fails)
+    failing = next(number for number in changed if is_wrong(built_of(number), truth_of(number)))
+    small = shrunk(program_of(failing), fails)
     (call,) = (each for each in small.statements if isinstance(each, Call) and each.function != "grad")
     assert any(isinstance(operation, kind) for operation in small.build().graph.body.operations), call
     assert kind is not ConvolutionBackwardFilter or gradients(small)
@@ -418,7 +430,7 @@ def test_a_mistake_is_found_and_shown_as_the_one_call_that_has_it_or_its_gradien
 
 
 def _is_changed(number: int, change: Callable[[Any], Any]) -> bool:
-    return any(change(operation) != operation for operation in operations_of(number))
+    return any(change(operation) != operation for operation in built_of(number).graph.body.operations)
 
 
 class Misrunning(CpuEngine):
@@ -453,7 +465,7 @@ def input_zeroed(buffers: Sequence[np.ndarray], run: Callable[[], None]) -> None
     ids=["never", "an input overwritten", "an update made twice"],
 )
 def test_other_mistakes_are_noticed(execute: Any, least: int, words: str) -> None:
-    updates = (number for number in range(24) if not program_of(number).build().graph.body.pure)
+    updates = (number for number in range(24) if not built_of(number).graph.body.pure)
     numbers = [*updates] if execute is twice else [*range(10)]
     report = fuzz_graphs(opened(Misrunning(execute)), SEED, numbers, shrinks=False)
     assert len(report.failures) >= least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import secrets
 from typing import Any
@@ -26,7 +27,7 @@ from cudnn_actor.protocol.operations import (
 from ..gpu.families import CONVOLUTION, FAMILIES
 from ..gpu.fuzz import fuzz
 from ..gpu.operations import ROWS, channel_norms
-from ..gpu.operations.cases import arrays, error_over_bound, run, truth
+from ..gpu.operations.cases import OperationCase, arrays, error_over_bound, run, truth
 from ..gpu.operations.drawing import MOST_VALUES, cells, draw
 from ..gpu.operations.rows import Row, Sizes, Values
 from ..in_one_test import cases_in_one_test
@@ -45,6 +46,12 @@ NAMES = [name for name in FAMILIES if name != CONVOLUTION]
 BOTH = (False, True)
 each_family = pytest.mark.parametrize("family", NAMES)
 each_row = pytest.mark.parametrize("row", ROWS, ids=[row.operation.kind for row in ROWS])
+
+
+@functools.cache
+def case_of(family: str, number: int) -> OperationCase:
+    """A case that several tests look at. It is drawn once."""
+    return draw(family, SEED, number)
 
 
 def test_every_operation_has_a_row_or_is_fuzzed_as_part_of_a_convolution() -> None:
@@ -98,7 +105,7 @@ def test_a_case_is_the_same_whatever_was_drawn_before_it(family: str) -> None:
 @each_family
 def test_everything_that_a_request_can_say_is_drawn(family: str) -> None:
     rows = [row for row in ROWS if row.family == family]
-    cases = [draw(family, SEED, number) for number in range(80 * len(rows))]
+    cases = [case_of(family, number) for number in range(80 * len(rows))]
     for row in rows:
         drawn = [case for case in cases if case.row is row]
         firsts = [case.first for case in drawn]
@@ -115,7 +122,7 @@ def test_everything_that_a_request_can_say_is_drawn(family: str) -> None:
 
 
 def test_every_kind_of_window_is_drawn() -> None:
-    drawn = [draw("pooling", SEED, number).operation.window for number in range(300)]  # type: ignore[attr-defined]
+    drawn = [case_of("pooling", number).operation.window for number in range(300)]  # type: ignore[attr-defined]
     windows = [window for window in drawn if isinstance(window, Window)]
     assert any(isinstance(window, AdaptiveWindow) for window in drawn)
     assert any(window.pre_padding != window.post_padding for window in windows)
@@ -126,7 +133,7 @@ def test_every_kind_of_window_is_drawn() -> None:
 
 
 def test_every_kind_of_product_is_drawn() -> None:
-    cases = [draw(MATMUL, SEED, number) for number in range(300)]
+    cases = [case_of(MATMUL, number) for number in range(300)]
     specs = [(case.specs["a"], case.specs["b"], case.specs["y"]) for case in cases]
     assert {(a.dtype, y.dtype) for a, _, y in specs} == {*RESULTS}
     assert {a.strides[-2] < a.strides[-1] for a, *_ in specs} == {True, False}
@@ -140,7 +147,7 @@ def test_every_kind_of_product_is_drawn() -> None:
 
 
 def test_every_kind_of_grouped_product_is_drawn() -> None:
-    cases = [draw(GROUPED_MATMUL, SEED, number) for number in range(300)]
+    cases = [case_of(GROUPED_MATMUL, number) for number in range(300)]
     offsets = [arrays(case)["offsets"] for case in cases]
     rows = [case.specs["tokens"].dims[0] for case in cases]
     assert {bool((np.diff(ends) < 0).any()) for ends in offsets} == {*BOTH}
@@ -156,7 +163,7 @@ def test_every_kind_of_grouped_product_is_drawn() -> None:
 
 
 def test_every_kind_of_ctc_loss_is_drawn() -> None:
-    cases = [draw(CTC_LOSS, SEED, number) for number in range(300)]
+    cases = [case_of(CTC_LOSS, number) for number in range(300)]
     given = [arrays(case) for case in cases]
     frames, labels = ([each[name] for each in given] for name in ("input_lengths", "target_lengths"))
     most = [(case.specs["log_probs"].dims[0], case.specs["targets"].dims[1]) for case in cases]
@@ -169,12 +176,12 @@ def test_every_kind_of_ctc_loss_is_drawn() -> None:
     assert {case.specs["log_probs"].dims[2] == 1 for case in cases} == {*BOTH}
     operations: list[Any] = [case.operation for case in cases]
     assert {operation.blank > 0 for operation in operations} == {*BOTH}
-    wanted = [truth(case).wanted["losses"] for case in cases[:60]]
-    assert {bool(np.isinf(losses).any()) for losses in wanted} == {*BOTH}
+    impossible = (bool(np.isinf(truth(case).wanted["losses"]).any()) for case in cases[:60])
+    assert (not next(impossible)) in impossible
 
 
 def test_every_kind_of_reduction_is_drawn() -> None:
-    cases = [draw(REDUCTION, SEED, number) for number in range(600)]
+    cases = [case_of(REDUCTION, number) for number in range(600)]
     operations: list[Any] = [case.operation for case in cases]
     reductions = [operation for operation in operations if isinstance(operation, Reduction)]
     assert {operation.mode for operation in reductions} == {*ReductionMode}
@@ -184,13 +191,13 @@ def test_every_kind_of_reduction_is_drawn() -> None:
     for name in ("keep_dims", "exclusive", "reverse"):
         assert {getattr(operation, name) for operation in operations if hasattr(operation, name)} == {*BOTH}
     assert any(case.specs["y"].dtype is not case.specs["x"].dtype for case in cases)
-    softmax: list[Any] = [draw(SOFTMAX, SEED, number).operation for number in range(50)]
+    softmax: list[Any] = [case_of(SOFTMAX, number).operation for number in range(50)]
     assert {operation.log for operation in softmax} == {*BOTH}
     assert {operation.axis < 0 for operation in softmax} == {*BOTH}
 
 
 def test_every_kind_of_random_number_is_drawn() -> None:
-    cases = [draw(RANDOM, SEED, number) for number in range(400)]
+    cases = [case_of(RANDOM, number) for number in range(400)]
     operations: list[Any] = [case.operation for case in cases]
     for name in ("low", "high", "mean", "deviation", "probability"):
         assert len({getattr(operation, name) for operation in operations if hasattr(operation, name)}) > 3
@@ -202,7 +209,7 @@ def test_every_kind_of_random_number_is_drawn() -> None:
 
 
 def test_every_kind_of_attention_is_drawn() -> None:
-    cases = [draw(ATTENTION, SEED, number) for number in range(400)]
+    cases = [case_of(ATTENTION, number) for number in range(400)]
     operations: list[Any] = [case.operation for case in cases]
     assert {operation.causal for operation in operations} == {True, False}
     assert any(operation.scale is not None for operation in operations)
@@ -230,7 +237,7 @@ def test_every_kind_of_attention_is_drawn() -> None:
 
 @each_family
 def test_nothing_that_is_drawn_may_be_refused_but_what_cuda_refuses_by_name(family: str) -> None:
-    graphs = [draw(family, SEED, number).graph() for number in range(some(200))]
+    graphs = [case_of(family, number).graph() for number in range(some(200))]
     refused = {engine for engine in ("cpu", "cuda") for graph in graphs if may_refuse(engine, graph)}
     kinds = {row.operation for row in ROWS if row.family == family}
     assert refused == ({"cuda"} if kinds <= PARTLY.keys() else set())

@@ -63,6 +63,8 @@ def problems(operation: type, seed: int) -> Iterator[tuple[Any, OperationGraph, 
     drawn: list[tuple[int, Any, OperationGraph]] = []
     for number in itertools.count():
         case = FAMILIES[family].draw(seed, number)
+        if isinstance(case, OperationCase) and type(case.operation) is not operation:
+            continue
         graph = case.graph()
         specs = [graph.tensor(uid).spec for uid in graph.bound]
         if type(graph.operations[0]) is operation:

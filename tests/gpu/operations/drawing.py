@@ -26,10 +26,15 @@ MOST_VALUES, MOST_BYTES = 60_000, 12 << 20
 def draw(family: str, seed: int, number: int) -> OperationCase:
     """Case `number` of a seed and a family: the same in every process, whatever was drawn before it."""
     choose = Choices(np.random.default_rng([seed, number, *family.encode()]))
-    rows = [row for row in ROWS if row.family == family]
+    rows = _rows_of(family)
     while (case := _attempt(choose, choose.one(rows), (seed, number, 1))) is None:
         pass
     return case
+
+
+@functools.cache
+def _rows_of(family: str) -> tuple[Row, ...]:
+    return tuple(row for row in ROWS if row.family == family)
 
 
 def _attempt(choose: Choices, row: Row, seed: tuple[int, ...]) -> OperationCase | None:
@@ -138,8 +143,7 @@ def cells(family: str) -> tuple[OperationCell, ...]:
     """The cells of a family: the full product."""
     return tuple(
         OperationCell(row, *values)
-        for row in ROWS
-        if row.family == family
+        for row in _rows_of(family)
         for values in itertools.product(row.dtypes, row.ranks, Layout, row.forms)
         if values[2] is not Layout.NHWC or 3 <= values[1] <= 5
     )
