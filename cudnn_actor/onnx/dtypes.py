@@ -184,7 +184,8 @@ class _Check:
             constant = all(names.constants.get(name, not name) for name in node.input)
             for number, name in enumerate(node.output):
                 dtype = found[number] if number < len(found) else None
-                _check_declared(label_of(node), name, dtype, declared)
+                if name in declared:
+                    _check_declared(label_of(node), name, dtype, declared)
                 names.write(name, declared.get(name, dtype), constant=constant)
 
     def _results(self, node: onnx.NodeProto, names: _Names) -> Sequence[int | None]:

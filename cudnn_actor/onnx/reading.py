@@ -187,12 +187,12 @@ def _of_import(limits: ModelLimits, nbytes: int) -> ModelLimits:
 
 def _check_names(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
     """Raise `InvalidModel` for a name that is not UTF-8, which is read as bytes."""
-    parts: list[tuple[str, Iterable[Any]]] = []
+    parts: list[tuple[onnx.NodeProto | str, Iterable[Any]]] = []
     for node in nodes:
         attributes = [name for each in node.attribute for name in (each.name, each.ref_attr_name)]
         own = (node.name, node.op_type, node.domain, node.overload)
-        parts.append((label_of(node), (*own, *node.input, *node.output, *attributes)))
-        parts += [(label_of(node), _names_of(graph)) for graph in _graphs(node.attribute)]
+        parts.append((node, (*own, *node.input, *node.output, *attributes)))
+        parts += [(node, _names_of(graph)) for graph in _graphs(node.attribute)]
     for function in proto.functions:
         own = (function.name, function.domain, function.overload, *function.input, *function.output)
         domains = (each.domain for each in function.opset_import)
@@ -200,8 +200,9 @@ def _check_names(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Non
         parts.append((f"function {function.name!r}", (*own, *function.attribute, *domains, *defaults)))
     parts.append(("opset_import", (each.domain for each in proto.opset_import)))
     for where, texts in [*parts, ("the graph", _names_of(proto.graph))]:
-        if any(isinstance(text, bytes) for text in texts):
-            raise InvalidModel(where=where, problem="has a name that is not UTF-8")
+        if bytes in map(type, texts):
+            label = where if isinstance(where, str) else label_of(where)
+            raise InvalidModel(where=label, problem="has a name that is not UTF-8")
 
 
 def _names_of(graph: onnx.GraphProto) -> Iterable[Any]:
@@ -299,7 +300,8 @@ def read_by(node: onnx.NodeProto) -> Iterable[str]:
 def _graphs(attributes: Iterable[onnx.AttributeProto]) -> Iterable[onnx.GraphProto]:
     """The subgraphs in attributes."""
     for attribute in attributes:
-        yield from [attribute.g] if attribute.HasField("g") else []
+        if attribute.HasField("g"):
+            yield attribute.g
         yield from attribute.graphs
 
 

@@ -95,11 +95,12 @@ def words(state: tuple[int, int], count: int) -> list[tuple[int, int]]:
 def drawn(
     bench: Workbench, operation: Randomness[Any], state: tuple[int, int], *, gaps: bool = False
 ) -> np.ndarray:
-    """What an engine draws."""
+    """What an engine draws. Cases differ in the state alone, which the plan reads."""
     dims, dtype = operation.dims, operation.dtype
     spec = spread(dims, dtype) if gaps else TensorSpec.packed(dims, dtype)
     given = bench.place(np.array(state, np.int64), TensorSpec.packed((2,), DType.INT64))
-    return bench.run(operation.with_operands({"state": given, "y": bench.empty(spec)}.__getitem__))
+    message = operation.with_operands({"state": given, "y": bench.empty(spec)}.__getitem__)
+    return bench.run(message, keep_plan=True)
 
 
 def ask(kind: type[Randomness[Any]], dims: tuple[int, ...] = DIMS, **of: Any) -> Randomness[Any]:

@@ -38,6 +38,8 @@ class Workbench:
         self._arena = arena
         self._next = 0
         self._offsets: dict[int, int] = {}
+        self._plans: dict[str, Plan] = {}
+        """By graph: those that `run` was asked to keep."""
 
     def begin_case(self) -> None:
         """Forget all buffers: the next case of a test has the whole arena. See `tests.in_one_test`.
@@ -74,10 +76,18 @@ class Workbench:
     def read(self, ref: BufferRef) -> np.ndarray:
         return self.engine.read(self.binding(ref))
 
-    def run(self, message: Compute, *, workspace_limit: int | None = None) -> np.ndarray:
-        """Build and run a message; its output. Skips the test where the engine may, and does, refuse it."""
+    def run(
+        self, message: Compute, *, workspace_limit: int | None = None, keep_plan: bool = False
+    ) -> np.ndarray:
+        """Build and run a message; its output. Skips the test where the engine may, and does, refuse it.
+
+        `keep_plan`: build no plan if an earlier case of the test has kept that of an equal graph.
+        """
         lowered = lower(message)
-        plan = self._build(lowered.graph, workspace_limit)
+        graph = lowered.graph.digest() if keep_plan else ""
+        plan = self._plans.get(graph) or self._build(lowered.graph, workspace_limit)
+        if keep_plan:
+            self._plans[graph] = plan
         self.execute(plan, message)
         return self.read(operand(message, lowered.outputs[0]))
 
