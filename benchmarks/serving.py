@@ -110,20 +110,20 @@ NETWORKS = {"small": (1, 8, 16), "residual": (4, 32, 32), "means": (0, 0, 224)}
 
 
 @contextlib.contextmanager
-def process(*words: str, given: bytes | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def process(*words: str, given: str | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A process of `python -m`; gives its first line, and itself. It is killed at the end.
 
     `given`: all of its standard input, if that is to end at once. Raises `RuntimeError` if it says nothing.
     """
     command = [sys.executable, "-m", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as started:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as started:
         try:
             assert started.stdin is not None
             assert started.stdout is not None
             if given is not None:
                 started.stdin.write(given)
                 started.stdin.close()
-            line = started.stdout.readline().decode()
+            line = started.stdout.readline()
             if not line:
                 raise RuntimeError(f"{words[0]} has ended with status {started.wait()}")
             yield line.strip(), started
@@ -180,7 +180,7 @@ class Clients:
         samples_before, runs_before = server.counted()
         for each in self._started:
             assert each.stdin is not None
-            each.stdin.write(f"{seconds}\n".encode())
+            each.stdin.write(f"{seconds}\n")
             each.stdin.flush()
         found = [json.loads(each.stdout.readline()) for each in self._started if each.stdout is not None]
         took = np.concatenate([np.array(each) for _, each in found])
@@ -220,7 +220,7 @@ def _addresses(path: Path, args: argparse.Namespace, stack: contextlib.ExitStack
     words += ["--processes", str(args.serving_processes)]
     line, server = stack.enter_context(process("cudnn_actor.cli", "serve", *words))
     http, grpc = (part.rpartition(" ")[2] for part in line.split(", "))
-    port, nothing = stack.enter_context(process("benchmarks.serving_side", given=_response(path)))
+    port, nothing = stack.enter_context(process("benchmarks.serving_side", given=_response(path).hex()))
     places = {"attached": str(socket), "HTTP, binary": http, "gRPC": grpc, "gRPC, shared memory": grpc}
     serving = tuple(each for each in descendants(server.pid) if name_of(each) == SERVING)
     found = {ALONE: Address("", None), "attached": Address(places.pop("attached"), server.pid)}

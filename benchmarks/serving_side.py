@@ -3,7 +3,7 @@ gRPC in Python allows.
 
     python -m benchmarks.serving_side < RESPONSE
 
-It prints its port, and serves until it is killed.
+The bytes stand there as hexadecimal digits. It prints its port, and serves until it is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def _serve(response: bytes) -> None:
 
 
 def main() -> None:
-    asyncio.run(_serve(sys.stdin.buffer.read()))
+    asyncio.run(_serve(bytes.fromhex(sys.stdin.read())))
 
 
 if __name__ == "__main__":

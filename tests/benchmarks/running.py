@@ -16,10 +16,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import benchmarks.gpu.__main__
-import benchmarks.gpu.cold
-import benchmarks.models
-
 from ..forked_programs import Program, run
 
 __all__ = ["ROOT", "forked_processes", "measured"]
@@ -27,8 +23,14 @@ __all__ = ["ROOT", "forked_processes", "measured"]
 ROOT = Path(__file__).parents[2]
 
 
-_FORKING = (benchmarks.gpu.__main__, benchmarks.gpu.cold, benchmarks.models)
-"""Modules that start processes of Python, from which they read text."""
+_FORKING = (
+    "benchmarks.attached",
+    "benchmarks.gpu.__main__",
+    "benchmarks.gpu.cold",
+    "benchmarks.models",
+    "benchmarks.serving",
+)
+"""Modules that start processes of Python, from which they read text. One that is not imported starts none."""
 
 
 class _Forking:
@@ -57,7 +59,7 @@ def _words(command: Sequence[str]) -> Sequence[str]:
 def forked_processes() -> Iterator[None]:
     """Have the processes of benchmarks forked."""
     with contextlib.ExitStack() as stack:
-        for module in _FORKING:
+        for module in filter(None, map(sys.modules.get, _FORKING)):
             stack.enter_context(mock.patch.object(module, "subprocess", _Forking))
         yield
 
