@@ -286,6 +286,7 @@ def _no_loop_blocked() -> Iterator[None]:
         function.can_block_in("cudnn_actor/trials/bench/__init__.py", "_on")  # its loops serve nobody else
         function.can_block_in("benchmarks/gpu/resnet.py", "_one_problem")  # nor does this one
         function.can_block_in("tests/engines/devices.py", "why_not")  # it decides whether a test is skipped
+        function.can_block_in("tests/forked_programs.py", "wait")  # as `Popen.wait`, for one that has ended
     watched.activate()
     try:
         yield

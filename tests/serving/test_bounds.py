@@ -19,6 +19,8 @@ from cudnn_actor.serving.server import ServerOptions, serve
 
 from .servers import PLAIN, write_square
 
+pytestmark = pytest.mark.usefixtures("forked_fronts")
+
 MOST = 4000
 HELD = 3900
 

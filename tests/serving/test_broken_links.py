@@ -28,6 +28,8 @@ from cudnn_actor.serving.server import InferenceServer, serve
 from .servers import PATIENCE_S, until
 from .test_processes import BY_REGION, INFER, connections, everywhere, options_for, statuses
 
+pytestmark = pytest.mark.usefixtures("forked_fronts")
+
 UNSENDABLE = "\ud800"
 
 

@@ -18,6 +18,8 @@ from cudnn_actor.serving.server import InferenceServer, serve
 from .servers import until
 from .test_processes import INFER, REQUEST, connections, everywhere, options_for, statuses
 
+pytestmark = pytest.mark.usefixtures("forked_fronts")
+
 LONG_S = 600.0
 
 

@@ -14,6 +14,8 @@ from cudnn_actor.serving.server import serve
 
 from .test_processes import INFER, REQUEST, connections, options_for
 
+pytestmark = pytest.mark.usefixtures("forked_fronts")
+
 LONG = "x" * 1025
 REGION = "/v2/systemsharedmemory/region/here/register"
 

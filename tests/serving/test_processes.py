@@ -23,6 +23,8 @@ from cudnn_actor.serving.settings import Batching
 from ..service.rigs import Gate, in_thread, spawn_gated
 from .servers import PLAIN, until, write_square
 
+pytestmark = pytest.mark.usefixtures("forked_fronts")
+
 INFER = "/v2/models/square/infer"
 REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
 CONNECTIONS = 16
