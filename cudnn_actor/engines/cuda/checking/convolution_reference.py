@@ -29,7 +29,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     expression,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
-from cudnn_actor.engines.cuda.kernels.index_code import offset_of, split_all
+from cudnn_actor.engines.cuda.kernels.index_code import THREAD, offset_of, split_all
 from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, WARP, Launch, power_of_two
 from cudnn_actor.engines.cuda.kernels.reduction_code import LARGEST, over_lanes
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -283,6 +283,7 @@ class Reference:
             ),
             loads="\n        ".join(loads),
             draws=_DRAWS,
+            thread=THREAD,
             warp=WARP,
             sums=over_lanes("sum"),
             farthest=over_lanes("off", LARGEST),
@@ -318,7 +319,7 @@ extern "C" __global__ void reference({arguments}) {{
     {geometry}
     const long long x_channels = x1 / groups, y_channels = y1 / groups;
     const long long total = {total};
-    const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x, lane = thread % {warp};
+    const long long thread = {thread}, lane = thread % {warp};
     const unsigned long long sample = thread / {warp};
     if (sample >= samples) return;  // the whole warp
     // Every element if all are sampled; else the first, the last, and others picked by a multiplicative hash.

@@ -22,7 +22,7 @@ from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, com
 from cudnn_actor.engines.cuda.checking.self_check_memory import draw_array
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
-from cudnn_actor.engines.cuda.kernels.index_code import INDEXING
+from cudnn_actor.engines.cuda.kernels.index_code import INDEXING, division
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, compile_run, grid_over
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
@@ -112,19 +112,21 @@ def _product() -> Any:
     return libraries().cupy.RawKernel(INDEXING + _PRODUCT, "product", options=("--std=c++17",))
 
 
-_PRODUCT = """
+_PRODUCT = f"""
 extern "C" __global__ void product(
     const double* a, const double* b, double* y, const long long* of_a, const long long* of_b,
-    long long count, long long m, long long n, long long k) {
-    EACH(i, count) {
-        const long long batch = i / (m * n), row = i / n % m, column = i % n;
+    long long count, long long m, long long n, long long k) {{
+    EACH(i, count) {{
+        long long batch = i;
+        {division("column", "batch", "n", kind="long long")}
+        {division("row", "batch", "m", kind="long long")}
         const double* in_row = a + (of_a[batch] * m + row) * k;
         const double* in_column = b + of_b[batch] * k * n + column;
         double sum = 0;
         for (long long l = 0; l < k; ++l) sum += in_row[l] * in_column[l * n];
         y[i] = sum;
-    }
-}
+    }}
+}}
 """
 
 

@@ -365,9 +365,10 @@ BACKWARD = {
         const long long across = (columns + N - 1) / N, down = (biases2 + M - 1) / M;
         """
     + f"""{division("j0", "rest", "across", "N", "long long")}
-        {division("i_", "rest", "down", "M", "long long")}"""
+        {division("i_", "rest", "down", "M", "long long")}
+        {division("h_", "rest", "biases1", kind="long long")}"""
     + """
-        const long long h_ = rest % biases1, b_ = rest / biases1;
+        const long long b_ = rest;
         const long long last_b = biases0 == 1 ? batch : b_ + 1, last_h = biases1 == 1 ? heads : h_ + 1;
         const long long last_i = biases2 == 1 ? rows : i_ + 1;
         T totals[R][4] = {};

@@ -10,7 +10,14 @@ from cudnn_actor.engines.cuda.kernels.depthwise_geometry import MOST_THREADS, Ge
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import Scalar, scalars_of
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
-from cudnn_actor.engines.cuda.kernels.index_code import block_loop, index_type, is_wide
+from cudnn_actor.engines.cuda.kernels.index_code import (
+    block_loop,
+    division,
+    index_type,
+    is_wide,
+    offset_of,
+    split_all,
+)
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Argument, Launch, Pointer
 from cudnn_actor.engines.cuda.kernels.reduction_code import in_turn
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -176,11 +183,15 @@ def _filter_in_shared(kernel: Depthwise) -> str:
     return f"""    __shared__ {pack} taps[{times * taps * (packs + 1)}];
     const int pack = threadIdx.x, group = threadIdx.y;
     for (int i = group * {packs} + pack; i < {own * taps}; i += {packs} * blockDim.y) {{
-        const int of = i / {taps}, tap = i % {taps}, channel = of / {times};
-        const I k = (I)blockIdx.y * {own} + of;
-        const I place = k * (I)w_k + tap / {across.taps} * (I)w_r + tap % {across.taps} * (I)w_s;
-        {pack}& to = taps[(of % {times} * {taps} + tap) * {packs + 1} + channel / {vector}];
-        to.of[channel % {vector}] = k < (I)filters ? value(in1[place]) : 0;
+        int rest = i;
+        {division("s", "rest", str(across.taps), kind="int")}
+        {division("r", "rest", str(down.taps), kind="int")}
+        const I k = (I)blockIdx.y * {own} + rest;
+        {division("m", "rest", str(times), kind="int")}
+        {division("v", "rest", str(vector), kind="int")}
+        const I place = {offset_of("krs", ("(I)w_k", "(I)w_r", "(I)w_s"))};
+        {pack}& to = taps[((m * {down.taps} + r) * {across.taps} + s) * {packs + 1} + rest];
+        to.of[v] = k < (I)filters ? value(in1[place]) : 0;
     }}
     __syncthreads();
     const I first = ((I)blockIdx.y * {packs} + pack) * {vector};
@@ -193,10 +204,11 @@ def _tile_of_sums(kernel: Depthwise) -> str:
     divided = [line.stride if line.back else 1 for line in kernel.lines]
     multiplied = [1 if line.back else line.stride for line in kernel.lines]
     return f"""    {block_loop("tile", "tiles")} {{
-        const I rest = (I)(tile / across), n = rest / (I)down;
-        const I h0 = (rest % (I)down * (I)rows_of_block + group / (I)columns_of_block) * {tile.rows};
-        const I group_across = (I)(tile % across) * (I)columns_of_block + group % (I)columns_of_block;
-        const I w0 = group_across * {tile.columns};
+        I rest = (I)tile, group_down = group;
+        {split_all("rest", [("right", "(I)across"), ("below", "(I)down"), ("n", "")])}
+        {division("group_right", "group_down", "(I)columns_of_block")}
+        const I h0 = (below * (I)rows_of_block + group_down) * {tile.rows};
+        const I w0 = (right * (I)columns_of_block + group_right) * {tile.columns};
         if (h0 >= (I)height || w0 >= (I)width) continue;
         const I row = h0 * {multiplied[0]} / {divided[0]}, column = w0 * {multiplied[1]} / {divided[1]};
         const I start = n * (I)x_n + {_first_read(kernel)};
@@ -331,15 +343,17 @@ def _parts(kernel: Depthwise) -> Iterator[str]:
     sums = tile.rows * across.taps * vector
     offsets = across.offsets(tile.columns)
     yield f"""    __shared__ float shared[{sums * threads}];
-    const int pack = threadIdx.x, group = threadIdx.y, r0 = blockIdx.y % {beside} * {tile.rows};
-    const I chunk = blockIdx.y / {beside} * {packs}, first = (chunk + pack) * {vector};
+    const int pack = threadIdx.x, group = threadIdx.y;
+    int strip = blockIdx.y;
+    {division("r0", "strip", str(beside), tile.rows, "int")}
+    const I chunk = (I)strip * {packs}, first = (chunk + pack) * {vector};
     const long long begin = blockIdx.x * places_of_part;
     const long long most = first < channels ? places : 0;
     const long long end = begin + places_of_part < most ? begin + places_of_part : most;
     float sums[{tile.rows}][{across.taps}][{vector}] = {{}};
     for (long long place = begin + group; place < end; place += {groups}) {{
-        const I w0 = (I)(place % across) * {tile.columns}, rest = (I)(place / across);
-        const I h0 = rest % (I)height, n = rest / (I)height;
+        I rest = (I)place;
+        {split_all("rest", [("w0", "(I)across"), ("h0", "(I)height"), ("n", "")], times=tile.columns)}
         const I count = (I)width - w0;
         float dy[{tile.columns}][{vector}];
         const E* gradient = in1 + n * (I)y_n + h0 * (I)y_h + w0 * {_far(kernel.strides[1][3])} + first;"""
@@ -372,10 +386,13 @@ def _parts(kernel: Depthwise) -> Iterator[str]:
             sums[i / {across.taps * vector}][i / {vector} % {across.taps}][i % {vector}];
     __syncthreads();
     for (int i = group * {packs} + pack; i < {sums * packs}; i += {threads}) {{
-        const int which = i / {packs}, of = i % {packs};
+        int which = i;
+        {division("of", "which", str(packs), kind="int")}
         {in_turn("float total", f"shared[which * {threads} + g * {packs} + of]", str(groups), "int g")}
-        const I k = (chunk + of) * {vector} + which % {vector};
-        const int s = which / {vector} % {across.taps}, r = r0 + which / {vector * across.taps};
+        {division("v", "which", str(vector), kind="int")}
+        {division("s", "which", str(across.taps), kind="int")}
+        const I k = (chunk + of) * {vector} + v;
+        const int r = r0 + which;
         if (k < (I)channels && r < {down.taps})
             parts[(blockIdx.x * channels + k) * {down.taps * across.taps} + r * {across.taps} + s] = total;
     }}"""
@@ -385,12 +402,13 @@ def _sums_of_filter(kernel: Depthwise) -> Launch:
     """The launch of backward filter that adds up the parts and computes the results."""
     every = len(kernel.strides)
     behind = _Behind(kernel, ("k", "0", "r", "s"), 1)
-    taps, across, total = math.prod(kernel.w[2:]), kernel.w[3], math.prod(kernel.w)
+    (_, _, down, across), total = kernel.w, math.prod(kernel.w)
     numbers = {"total": total, "count": kernel.parts, **behind.numbers}
     body = [
         f"""    const I e = (I)blockIdx.x * {THREADS} + threadIdx.x;
     if (e >= (I)total) return;
-    const I k = e / {taps}, r = e % {taps} / {across}, s = e % {across};
+    I rest = e;
+    {split_all("rest", [("s", str(across)), ("r", str(down)), ("k", "")])}
     {in_turn("float sum", "parts[part * total + e]", "count", "long long part", unrolled=8)}""",
         *behind.each("sum"),
     ]

@@ -17,6 +17,7 @@ import math
 
 import msgspec
 
+from cudnn_actor.engines.cuda.kernels.index_code import division
 from cudnn_actor.engines.cuda.kernels.kernel import THREADS, WARP, power_of_two
 
 __all__ = ["COPY", "Skewed", "describe_skewed"]
@@ -120,7 +121,9 @@ class Skewed(msgspec.Struct, frozen=True):
         const int shift = (int)((from_at + (unsigned)(x + x_of(row - (SECTOR - 1)))) & (CHUNK - 1));
         #pragma unroll {min(times, _MOST_UNROLLED)}
         for (int k = 0; k < {times}; ++k) {{
-            const int p = (int)thread + k * {THREADS}, r = p / {chunks}, c = p % {chunks} * CHUNK;
+            const int p = (int)thread + k * {THREADS};
+            int r = p;
+            {division("c", "r", str(chunks), "CHUNK", "int")}
             const I number = row - (SECTOR - 1) + r, place = x + x_of(number);
             const int before = (int)((from_at + (unsigned)place) & (CHUNK - 1));
             if (p < {self.rows_read * chunks} && (U)number < (U)rows && c - before < beside)

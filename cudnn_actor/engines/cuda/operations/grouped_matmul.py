@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
-from cudnn_actor.engines.cuda.kernels.index_code import block_loop
+from cudnn_actor.engines.cuda.kernels.index_code import block_loop, division
 from cudnn_actor.engines.cuda.kernels.kernel import LARGEST_GRID, MOST_THREADS, Launch, Pointer, parameters_of
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.engines.cuda.operations.matmul import THREADS, TILE, tile_source
@@ -148,7 +148,8 @@ extern "C" __global__ void sort_ends(
 """
 _FORWARD = f"""const long long* tiles = ends + experts + 1;
     {block_loop("tile", "tiles[experts] * broad")} {{
-        const long long down = tile / broad, column = tile % broad * size;
+        long long down = tile;
+        {division("column", "down", "broad", "size", "long long")}
         long long group = 0, last = experts;  // the first group with a tile after it
         while (group < last) {{
             const long long middle = (group + last) / 2;
@@ -162,8 +163,10 @@ _FORWARD = f"""const long long* tiles = ends + experts + 1;
     }}"""
 _BACKWARD = f"""const long long tall = (inner + size - 1) / size;
     {block_loop("tile", "experts * tall * broad")} {{
-        const long long column = tile % broad * size, row = tile / broad % tall * size;
-        const long long group = tile / broad / tall, start = group ? ends[group - 1] : 0;
+        long long group = tile;
+        {division("column", "group", "broad", "size", "long long")}
+        {division("row", "group", "tall", "size", "long long")}
+        const long long start = group ? ends[group - 1] : 0;
         multiply(all_a + start * a_column, all_b + start * b_row, all_y + group * expert_step,
                  row, column, inner, columns, ends[group] - start,
                  a_row, a_column, b_row, b_column, y_row, y_column);

@@ -29,6 +29,7 @@ from cudnn_actor.engines.cuda.kernels.element_types import (
     value_type,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULAS, PREAMBLE
+from cudnn_actor.engines.cuda.kernels.index_code import indexing, split_all
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of, grid_over, parameters_of
 from cudnn_actor.engines.cuda.kernels.reduction_code import over_lanes
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
@@ -195,7 +196,8 @@ def _source(
     cell = _CELLS[operation.cell]
     places = {
         "PARAMETERS": parameters,
-        "ROW_AND_K": _ROW_AND_K[by_step],
+        "PLACE_OF_WEIGHT": split_all("rest", _WEIGHT_AXES[by_step]),
+        "PLACE_OF_STATE": split_all("rest", _STATE_AXES),
         "THE_GATES": f"{cell.first}, {cell.stop}",
         "THE_STATE": cell.state,
         "THE_CELL": cell.text,
@@ -203,7 +205,7 @@ def _source(
     }
     for name, value in places.items():
         text = text.replace(name, value)
-    return PREAMBLE + "\n".join(lines) + text
+    return PREAMBLE + indexing(wide=True) + "\n".join(lines) + text
 
 
 def _accesses(operation: RecurrentSteps[int], operands: Mapping[str, GraphTensor]) -> Iterator[str]:
@@ -281,25 +283,28 @@ _START = """
 #define UPDATE (STATES + 3 * SIZE)
 #define WEIGHTS ((Element*)(STATES + KEPT * SIZE))
 extern "C" __global__ void recurrent_start(PARAMETERS) {
-    const long long rows = GATES * hidden, apart = (long long)gridDim.x * blockDim.x;
-    const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    for (long long n = first; n < directions * hidden * rows; n += apart) {
-        const long long way = n / (hidden * rows), ROW_AND_K;
+    const I rows = GATES * hidden;
+    EACH(n, directions * hidden * rows) {
+        I rest = n;
+        PLACE_OF_WEIGHT
         WEIGHTS[n] = WEIGHT(row, k);
     }
-    for (long long n = first; n < SIZE; n += apart) {
-        const long long way = n / (batch * hidden), sample = n / hidden % batch, unit = n % hidden;
+    EACH(n, SIZE) {
+        I rest = n;
+        PLACE_OF_STATE
         STATES[n] = FIRST_H;
         STORE_H_N(FIRST_H);  // also where there are no steps
         START_CELLS
     }
 }
 """
-_ROW_AND_K = {
-    False: "k = n / rows % hidden, row = n % rows",
-    True: "row = n / hidden % rows, k = n % hidden",
+_WEIGHT_AXES = {
+    False: (("row", "rows"), ("k", "hidden"), ("way", "directions")),
+    True: (("k", "hidden"), ("row", "rows"), ("way", "directions")),
 }
-"""The C code of the row and the column of a number of the weights, by whether weights are kept by step."""
+"""The axes of the weights in the workspace, for `split_all`, by whether each step is a launch."""
+_STATE_AXES = (("unit", "hidden"), ("sample", "batch"), ("way", "directions"))
+"""The axes of the states, for `split_all`."""
 _RESULTS = """            after[at] = h;
             STORE_Y(inside ? h : (E)0);
             if (step == steps - 1) {
