@@ -56,6 +56,7 @@ from cudnn_actor.processes.launch_messages import (
     ToServer,
 )
 from cudnn_actor.processes.lifeline import bind, tie
+from cudnn_actor.processes.named_functions import function_named
 from cudnn_actor.processes.process_state import call_this_process, reason_of
 
 __all__ = ["NAME", "main", "set_signals", "succeed", "work"]
@@ -283,9 +284,8 @@ def work(main: str, descriptors: list[int]) -> NoReturn:
 
 def _ran(main: str, descriptors: list[int]) -> int:
     """Run `main` in a worker. Returns the exit status: 0, or the number of a `SystemExit`."""
-    module, _, name = main.partition(":")
     try:
-        getattr(importlib.import_module(module), name)(descriptors)
+        function_named(main)(descriptors)
     except SystemExit as end:
         if end.code is not None and not isinstance(end.code, int):
             raise

@@ -23,6 +23,7 @@ __all__ = [
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
     "check_dims",
+    "split_groups",
     "type_of_sums",
 ]
 
@@ -118,7 +119,7 @@ class ConvolutionForward(Convolution[T], tag=True):
         padded = _pad(xp, self.conv, x)
         total = xp.zeros((y.dims[0], groups, y.dims[1] // groups, *y.dims[2:]), x.dtype)
         for tap, seen in taps(self.conv, w.shape[2:], y.dims[2:]):
-            part = _group(padded[seen], groups)
+            part = split_groups(padded[seen], groups)
             total += xp.einsum("ngc...,gkc->ngk...", part, _filters(w[(..., *tap)], groups))
         return {"y": total.reshape(y.dims)}
 
@@ -146,7 +147,7 @@ class ConvolutionBackwardData(Convolution[T], tag=True):
         groups = self.conv.groups
         padded = _pad(xp, self.conv, xp.zeros(dx.dims, dy.dtype))
         for tap, seen in taps(self.conv, w.shape[2:], dy.shape[2:]):
-            part = xp.einsum("ngk...,gkc->ngc...", _group(dy, groups), _filters(w[(..., *tap)], groups))
+            part = xp.einsum("ngk...,gkc->ngc...", split_groups(dy, groups), _filters(w[(..., *tap)], groups))
             padded[seen] += part.reshape(padded[seen].shape)
         inside = (slice(b, b + d) for b, d in zip(self.conv.pre_padding, dx.dims[2:], strict=True))
         return {"dx": padded[(slice(None), slice(None), *inside)]}
@@ -176,7 +177,7 @@ class ConvolutionBackwardFilter(Convolution[T], tag=True):
         padded = _pad(xp, self.conv, x)
         result = xp.empty(dw.dims, x.dtype)
         for tap, seen in taps(self.conv, dw.dims[2:], dy.shape[2:]):
-            a, b = (_flat(_group(array, groups)) for array in (padded[seen], dy))
+            a, b = (_flat(split_groups(array, groups)) for array in (padded[seen], dy))
             part = xp.einsum("ngcp,ngkp->gkc", a, b)
             result[(..., *tap)] = part.reshape(dw.dims[:2])
         return {"dw": result}
@@ -194,7 +195,8 @@ def _pad(xp: Any, conv: ConvSpec, x: Array) -> Array:
     return xp.pad(x, ((0, 0), (0, 0), *zip(conv.pre_padding, conv.post_padding, strict=True)))
 
 
-def _group(values: Array, groups: int) -> Array:
+def split_groups(values: Array, groups: int) -> Array:
+    """An array of dims N, C, spatial with the dims (N, groups, channels of a group, spatial)."""
     return values.reshape(values.shape[0], groups, values.shape[1] // groups, *values.shape[2:])
 
 

@@ -25,7 +25,7 @@ from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["MatMul"]
+__all__ = ["MatMul", "transpose_last"]
 
 _RESULTS = {
     DType.FLOAT64: (DType.FLOAT64,),
@@ -135,17 +135,17 @@ class MatMul(Operation[T], tag=True):
         a: Any = self.a
         b: Any = self.b
         dy = d["y"]
-        da = g.sum_to(g.matmul(dy, _transpose(g, b)), a.dims)
+        da = g.sum_to(g.matmul(dy, transpose_last(g, b)), a.dims)
         if math.prod(b.dims[:-2]) == 1:  # one b for all of a batch: its gradient is one product
             rows, slopes = (g.reshape(each, (math.prod(each.dims[:-1]), each.dims[-1])) for each in (a, dy))
-            return {"a": da, "b": g.reshape(g.matmul(_transpose(g, rows), slopes), b.dims)}
-        return {"a": da, "b": g.sum_to(g.matmul(_transpose(g, a), dy), b.dims)}
+            return {"a": da, "b": g.reshape(g.matmul(transpose_last(g, rows), slopes), b.dims)}
+        return {"a": da, "b": g.sum_to(g.matmul(transpose_last(g, a), dy), b.dims)}
 
 
-def _transpose(g: Any, matrix: Any) -> Any:
-    """Matrices with rows for columns."""
-    *batch, row, column = range(matrix.rank)
-    return g.transpose(matrix, (*batch, column, row))
+def transpose_last(g: Any, x: Any) -> Any:
+    """Matrices with rows for columns. `g`: a graph builder; `x`: a tensor of it."""
+    *batch, row, column = range(x.rank)
+    return g.transpose(x, (*batch, column, row))
 
 
 def _of_batch(wanted: list[slice], dims: tuple[int, ...]) -> tuple[slice, ...]:

@@ -25,7 +25,6 @@ import faulthandler
 import fcntl
 import functools
 import gc
-import importlib
 import os
 import select
 import signal
@@ -58,6 +57,7 @@ from cudnn_actor.engines.remote.builder_messages import (
 from cudnn_actor.engines.remote.queue import take_connection
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import LONGEST, BadFrame
+from cudnn_actor.processes.named_functions import function_named
 from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import CudnnActorError
 
@@ -212,7 +212,7 @@ class _Server:
         """Open the builder on the first request. An exception is printed and ends the process."""
         if self._builder is None:
             self._at_work_for = peer
-            builder = _made(request)
+            builder: Builder = function_named(request.make)(*request.arguments)
             builder.open()
             # So no full collection, in the midst of a build, looks through what libraries keep.
             gc.freeze()
@@ -327,12 +327,6 @@ def tell_piece(peer: Channel, data: bytes) -> None:
     """Send a piece's plan to a peer, unless it is behind or has gone: what it misses comes with the whole."""
     if len(data) <= LONGEST_PIECE and not peer.backed_up and peer.fileno() >= 0:
         peer.send(Piece(data))
-
-
-def _made(request: Open) -> Builder:
-    module, _, name = request.make.partition(":")
-    builder: Builder = getattr(importlib.import_module(module), name)(*request.arguments)
-    return builder
 
 
 _BEHIND, _LAST = 1, 2

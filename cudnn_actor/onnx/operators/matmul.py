@@ -10,18 +10,13 @@ from cudnn_actor.onnx.operators.casts import convert, wrap
 from cudnn_actor.onnx.operators.spelled_attention import spelled_out_attention
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations.matmul import transpose_last
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["product", "transpose_last"]
+__all__ = ["product"]
 
 _MOST = 1 << 24
 """The most products of integers that are formed one by one."""
-
-
-def transpose_last(g: GraphBuilder, x: Tensor) -> Tensor:
-    """Matrices with rows for columns."""
-    *batch, row, column = range(x.rank)
-    return g.transpose(x, (*batch, column, row))
 
 
 def product(g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.matmul import transpose_last
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import (
@@ -23,6 +22,7 @@ from cudnn_actor.protocol.operations import (
     RecurrentMode,
     RecurrentSteps,
 )
+from cudnn_actor.protocol.operations.matmul import transpose_last
 
 __all__ = ["Network"]
 

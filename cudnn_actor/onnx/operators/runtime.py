@@ -15,11 +15,12 @@ from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.convolution import conv
 from cudnn_actor.onnx.operators.gelu import gelu_of
 from cudnn_actor.onnx.operators.generators import trilu
-from cudnn_actor.onnx.operators.matmul import gemm, transpose_last
+from cudnn_actor.onnx.operators.matmul import gemm
 from cudnn_actor.onnx.operators.norms import rms_norm
 from cudnn_actor.onnx.runtime_schemas import MICROSOFT
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations.matmul import transpose_last
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["attend_with_packed_past", "microsoft"]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.operators.matmul import transpose_last
 from cudnn_actor.onnx.operators.recurrent import Network
 from cudnn_actor.onnx.unrolling import Unrolling
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import CellActivation, CellFunction
+from cudnn_actor.protocol.operations.matmul import transpose_last
 
 __all__ = ["unrolled_lstm"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,16 @@ from cudnn_actor.models import BatchedModel, Model
 from cudnn_actor.models.source import Source
 from cudnn_actor.protocol import CudnnActorError, InvalidRequest, QuarantinedRequest
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.trials.chaos.models import Judge, LeftOut, ModelCase, case_of, draw_inputs, wrongs
+from cudnn_actor.trials.chaos.models import (
+    Judge,
+    LeftOut,
+    ModelCase,
+    case_of,
+    draw_inputs,
+    run_each,
+    take_turns,
+    wrongs,
+)
 from cudnn_actor.trials.chaos.oracle import BatchedRun
 from cudnn_actor.trials.chaos.settings import LoadKind
 from cudnn_actor.trials.chaos.tally import Tally
@@ -103,20 +111,13 @@ class BatchedLoad:
         """Send samples until `ending` is set; then each case once more. Raises `ServiceStopped`."""
         model = await self._judge.load(self._source)
         endpoint = await self._enter(model)
+        run_once, cases = partial(self._run_once, endpoint), range(len(self._cases))
         async with asyncio.TaskGroup() as tasks:
             for task in range(_TASKS):
-                tasks.create_task(self._run(endpoint, _NUMBER + task, ending))
-        for number in range(len(self._cases)):
-            while not await self._run_once(endpoint, _NUMBER, 0, number):
-                pass
+                tasks.create_task(take_turns(run_once, cases, _NUMBER + task, ending))
+        await run_each(run_once, cases, _NUMBER)
         await endpoint.aclose()
         await model.close()
-
-    async def _run(self, endpoint: BatchedModel, task: int, ending: Any) -> None:
-        for burst in itertools.count(1):
-            if ending.is_set():
-                return
-            await self._run_once(endpoint, task, burst, (task + burst) % len(self._cases))
 
     async def _run_once(self, endpoint: BatchedModel, task: int, burst: int, number: int) -> bool:
         """Send a case, and judge its answer. Returns False if an injected fault ended it."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -34,7 +35,9 @@ __all__ = [
     "cases_of",
     "close",
     "draw_inputs",
+    "run_each",
     "specialise",
+    "take_turns",
     "wrongs",
 ]
 
@@ -121,6 +124,30 @@ def _draw_input(
     if feature.dtype.is_floating:
         return np.asarray(rng.standard_normal(dims).astype(feature.dtype.numpy))
     return np.asarray(rng.integers(0, 2, dims).astype(feature.dtype.numpy))
+
+
+RunOnce = Callable[[int, int, int], Awaitable[bool]]
+"""Runs a case once. Its arguments are the numbers of the task, of the burst and of the case. It returns False
+if an injected fault ended the run."""
+
+
+async def take_turns(run_once: RunOnce, cases: Collection[int], task: int, ending: Any) -> None:
+    """Run one case after the other until `ending` is set, or until there are none.
+
+    `cases`: their numbers, which may become fewer meanwhile.
+    """
+    for burst in itertools.count(1):
+        numbers = tuple(cases)
+        if ending.is_set() or not numbers:
+            return
+        await run_once(task, burst, numbers[(task + burst) % len(numbers)])
+
+
+async def run_each(run_once: RunOnce, cases: Collection[int], task: int) -> None:
+    """Run each case once more, again after each injected fault. `cases`: see `take_turns`."""
+    for number in tuple(cases):
+        while number in cases and not await run_once(task, 0, number):
+            pass
 
 
 class Judge:
@@ -238,20 +265,12 @@ class ModelLoad:
     async def run(self, ending: Any) -> None:
         """Run the model until `ending` is set; then each case once more. Raises `ServiceStopped`."""
         model = await self._judge.load(self._source)
+        run_once = partial(self._run_once, model)
         async with asyncio.TaskGroup() as tasks:
             for task in range(_TASKS):
-                tasks.create_task(self._run(model, _NUMBER + task, ending))
-        for number in tuple(self._cases):
-            while number in self._cases and not await self._run_once(model, _NUMBER, 0, number):
-                pass
+                tasks.create_task(take_turns(run_once, self._cases, _NUMBER + task, ending))
+        await run_each(run_once, self._cases, _NUMBER)
         await model.close()
-
-    async def _run(self, model: Model, task: int, ending: Any) -> None:
-        for burst in itertools.count(1):
-            if ending.is_set() or not self._cases:
-                return
-            numbers = tuple(self._cases)
-            await self._run_once(model, task, burst, numbers[(task + burst) % len(numbers)])
 
     async def _run_once(self, model: Model, task: int, burst: int, number: int) -> bool:
         """Run a case, and judge its outputs unless an injected fault ended it. Returns whether none did."""

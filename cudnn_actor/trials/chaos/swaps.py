@@ -31,7 +31,9 @@ from cudnn_actor.trials.chaos.models import (
     case_of,
     close,
     draw_inputs,
+    run_each,
     specialise,
+    take_turns,
 )
 from cudnn_actor.trials.chaos.oracle import ModelRun, WeightWrite, Wrong, text
 from cudnn_actor.trials.chaos.settings import LoadKind
@@ -130,13 +132,12 @@ class SwapLoad:
     async def run(self, ending: Any) -> None:
         """Run and overwrite until `ending` is set; then each case once more. Raises `ServiceStopped`."""
         model = await self._judge.load(self._source)
+        run_once, cases = partial(self._run_once, model), range(len(self._cases))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._write(model, ending))
             for task in range(_TASKS):
-                tasks.create_task(self._run(model, _NUMBER + 1 + task, ending))
-        for number in range(len(self._cases)):
-            while not await self._run_once(model, _NUMBER, 0, number):
-                pass
+                tasks.create_task(take_turns(run_once, cases, _NUMBER + 1 + task, ending))
+        await run_each(run_once, cases, _NUMBER)
         await model.close()
 
     async def _write(self, model: Model, ending: Any) -> None:
@@ -156,12 +157,6 @@ class SwapLoad:
             elif not (isinstance(outcome, QuarantinedRequest) or self._judge.is_excused(outcome)):
                 self._judge.note([Wrong(str(deed), "to be written", text(outcome))], _NUMBER, burst)
             self._versions.end(version)
-
-    async def _run(self, model: Model, task: int, ending: Any) -> None:
-        for burst in itertools.count(1):
-            if ending.is_set():
-                return
-            await self._run_once(model, task, burst, (task + burst) % len(self._cases))
 
     async def _run_once(self, model: Model, task: int, burst: int, number: int) -> bool:
         """Run a case, and judge its answer. Returns False if an injected fault ended it."""

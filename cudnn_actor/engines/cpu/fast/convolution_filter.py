@@ -20,13 +20,13 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     inner,
     laid_out,
     reshaped_view,
-    split_groups,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, made_when_run
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+from cudnn_actor.protocol.operations.convolution import split_groups
 
 __all__ = ["BackwardFilter"]
 

@@ -23,7 +23,6 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     inner,
     laid_out,
     multiplying,
-    split_groups,
 )
 from cudnn_actor.engines.cpu.fast.group_rows import GroupRows
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
@@ -31,6 +30,7 @@ from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+from cudnn_actor.protocol.operations.convolution import split_groups
 
 __all__ = ["Forward"]
 

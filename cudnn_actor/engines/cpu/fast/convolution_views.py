@@ -36,7 +36,6 @@ __all__ = [
     "memory_order",
     "multiplying",
     "reshaped_view",
-    "split_groups",
 ]
 
 FEW_PIXELS = 192
@@ -156,11 +155,6 @@ class Filters:
 def calls_of_taps(taps: int, make: Callable[[], Iterable[Call]]) -> list[Call]:
     """Calls for each tap of a filter. With more than `MOST_BOUND_TAPS`, one that makes them when it runs."""
     return [*make()] if taps <= MOST_BOUND_TAPS else [made_when_run(make)]
-
-
-def split_groups(array: Floats, groups: int) -> Floats:
-    """An array of dims N, C, spatial with the dims (N, groups, channels of a group, spatial)."""
-    return array.reshape(array.shape[0], groups, array.shape[1] // groups, *array.shape[2:])
 
 
 def as_results(box: Floats, groups: int) -> Floats | None:

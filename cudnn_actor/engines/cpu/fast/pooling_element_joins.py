@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, lanes_worth
-from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
+from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import ElementJoin
-from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, parts_joined
+from cudnn_actor.engines.cpu.fast.pooling_kernels import WindowKernel
+from cudnn_actor.engines.cpu.fast.pooling_tiles import parts_joined
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, Spread
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 from cudnn_actor.protocol.operations import AdaptiveWindow, Window
@@ -47,16 +47,12 @@ def element_gradient(
 
 
 @dataclass(frozen=True, eq=False)
-class ElementPooling:
+class ElementPooling(WindowKernel):
     """Joins the elements of each window. Sums are divided by counts, if there are some."""
 
-    pooling: JoinedPooling | TiledPooling
     counts: Array | None
 
-    def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs."""
-        del lanes
-        return self.pooling.footprint()
+    element_ns = _NS
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
@@ -71,32 +67,26 @@ class ElementPooling:
             else:
                 yield partial(np.divide, arrays.results[0], _part(self.counts, block), y[block])
 
-        lanes = lanes_worth(lanes, _NS * x.size)
-        return self.pooling.bind(lanes, channels_last=is_channels_last(x), load=load, store=store)
+        return self._steps(x, lanes, load, store)
 
 
 @dataclass(frozen=True, eq=False)
-class ElementGradient:
+class ElementGradient(WindowKernel):
     """Adds dy, divided by counts, to all elements of dx that are in the window.
 
     Parameters
     ----------
-    pooling
-        Adds what is spread along the spatial dims, by the windows of `Spread.axes`.
     spread
-        How dy is spread.
+        How dy is spread along the spatial dims. `pooling` adds what is spread, by the windows of
+        `Spread.axes`.
     counts
         What these are divided by.
     """
 
-    pooling: JoinedPooling | TiledPooling
     spread: Spread
     counts: Array
 
-    def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs."""
-        del lanes
-        return self.pooling.footprint()
+    element_ns = _NS
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
@@ -115,8 +105,7 @@ class ElementGradient:
         def store(block: Parts, arrays: BlockArrays) -> Iterator[Call]:
             yield partial(np.copyto, dx[block], arrays.results[0])
 
-        lanes = lanes_worth(lanes, _NS * dx.size)
-        return self.pooling.bind(lanes, channels_last=is_channels_last(dx), load=load, store=store)
+        return self._steps(dx, lanes, load, store)
 
 
 def _part(counts: Array, at: Parts) -> Array:

@@ -8,7 +8,7 @@ There, s is the least y of these windows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,14 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.by_definition import definition_in_scratch
-from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, lanes_worth
-from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
+from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel
+from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays
 from cudnn_actor.engines.cpu.fast.pooling_joins import ScaledSums, power
-from cudnn_actor.engines.cpu.fast.pooling_powers import clear_unread
-from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, bounded_pooling
+from cudnn_actor.engines.cpu.fast.pooling_kernels import LpGradient, LpNorms
+from cudnn_actor.engines.cpu.fast.pooling_tiles import bounded_pooling
 from cudnn_actor.engines.cpu.fast.pooling_windows import Spread, are_long, in_windows, window_axes
-from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import LpPool, LpPoolBackward, Specs
 
 __all__ = ["ScaledNorms", "ScaledNormsGradient", "scaled_norms", "scaled_norms_gradient"]
@@ -60,93 +59,42 @@ def scaled_norms_gradient(node: LpPoolBackward[Any], specs: Specs) -> Kernel:
 
 
 @dataclass(frozen=True, eq=False)
-class ScaledNorms:
-    """The root of the sum of powers of each window's elements."""
+class ScaledNorms(LpNorms):
+    """`LpNorms` whose sums of powers are each in terms of the power of the largest element."""
 
-    pooling: JoinedPooling | TiledPooling
-    p: float
+    element_ns = _NS
 
-    def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs."""
-        del lanes
-        return self.pooling.footprint()
+    def _load(self, x: Array, arrays: BlockArrays) -> Iterator[Call]:
+        magnitude, total = arrays.elements
+        yield partial(np.copyto, magnitude, x)
+        yield partial(np.absolute, magnitude, magnitude)
+        yield partial(total.fill, 1.0)
 
-    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
-        """The steps of a run: see `Kernel`."""
-        x, y = operands["x"], results["y"]
-
-        def load(block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
-            magnitude, total = arrays.elements
-            yield partial(np.copyto, magnitude, x[(*block[:2], *read)])
-            yield partial(np.absolute, magnitude, magnitude)
-            yield partial(total.fill, 1.0)
-
-        def store(block: Parts, arrays: BlockArrays) -> Iterator[Call]:
-            largest, total = arrays.results
-            yield partial(np.power, total, 1 / self.p, out=total)
-            yield partial(np.multiply, largest, total, largest)
-            yield partial(np.copyto, y[block], largest, "same_kind")
-
-        lanes = lanes_worth(lanes, _NS * x.size)
-        return self.pooling.bind(lanes, channels_last=is_channels_last(x), load=load, store=store)
+    def _store(self, y: Array, arrays: BlockArrays) -> Iterator[Call]:
+        largest, total = arrays.results
+        yield partial(np.power, total, 1 / self.p, out=total)
+        yield partial(np.multiply, largest, total, largest)
+        yield partial(np.copyto, y, largest, "same_kind")
 
 
 @dataclass(frozen=True, eq=False)
-class ScaledNormsGradient:
-    """The gradient of the root of the sum of powers of each window's elements.
+class ScaledNormsGradient(LpGradient):
+    """`LpGradient` whose sums are each in terms of the power of the least y: see this module's docstring."""
 
-    Parameters
-    ----------
-    pooling
-        Joins numbers that are spread along the spatial dims, by the windows of `Spread.axes`, to dx.
-    p
-        The exponent.
-    spread
-        How y is spread.
-    without
-        For each spatial dim, which elements are in no window.
-    """
+    element_ns = _NS
+    nothing = (np.inf, 0.0)
 
-    pooling: JoinedPooling | TiledPooling
-    p: float
-    spread: Spread
-    without: Sequence[npt.NDArray[np.bool_]]
-
-    def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs."""
-        del lanes
-        return self.pooling.footprint()
-
-    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
-        """The steps of a run: see `Kernel`."""
-        dx = results["dx"]
-
-        def load(block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
-            return self._load(operands, block, read, arrays)
-
-        def store(block: Parts, arrays: BlockArrays) -> Iterator[Call]:
-            return self._store(operands["x"][block], dx[block], block[2:], arrays)
-
-        lanes = lanes_worth(lanes, _NS * dx.size)
-        return self.pooling.bind(lanes, channels_last=is_channels_last(dx), load=load, store=store)
-
-    def _load(self, operands: Operands, block: Parts, read: Parts, arrays: BlockArrays) -> Iterator[Call]:
+    def _load(self, dy: Array, y: Array, into: Sequence[Array], arrays: BlockArrays) -> Iterator[Call]:
         """Calls that spread y and dy. Where y is 0, it is as if there were no window."""
-        part, places = self.spread.part(read)
-        y, dy = (operands[name][(*block[:2], *part)] for name in ("y", "dy"))
-        scale, total = (array[(slice(None), slice(None), *places)] for array in arrays.elements)
-        if self.spread.has_gaps:
-            yield partial(arrays.elements[0].fill, np.inf)
-            yield partial(arrays.elements[1].fill, 0.0)
-        if y.size:
-            empty = laid_out(arrays.memory.fork(), y.shape, arrays.order, np.bool_)
-            yield partial(np.copyto, scale, y)
-            yield partial(np.copyto, total, dy)
-            yield partial(np.equal, scale, 0, empty)
-            yield partial(np.copyto, scale, np.inf, where=empty)
-            yield partial(np.copyto, total, 0.0, where=empty)
+        scale, total = into
+        empty = laid_out(arrays.memory.fork(), y.shape, arrays.order, np.bool_)
+        yield partial(np.copyto, scale, y)
+        yield partial(np.copyto, total, dy)
+        yield partial(np.equal, scale, 0, empty)
+        yield partial(np.copyto, scale, np.inf, where=empty)
+        yield partial(np.copyto, total, 0.0, where=empty)
 
-    def _store(self, x: Array, dx: Array, places: Parts, arrays: BlockArrays) -> Iterator[Call]:
+    def _gradient(self, x: Array, arrays: BlockArrays) -> Generator[Call, None, Array]:
         least, total = arrays.results
         memory = arrays.memory.fork()
         share, spare = (laid_out(memory, x.shape, arrays.order, _WIDE) for _ in range(2))
@@ -158,7 +106,4 @@ class ScaledNormsGradient:
         yield partial(np.copyto, spare, x)
         yield partial(np.sign, spare, spare)
         yield partial(np.multiply, share, spare, share)
-        beside = (slice(None) for _ in self.without[len(places) :])
-        of_places = zip(self.without, (*places, *beside), strict=True)
-        yield from clear_unread(share, [own[of] for own, of in of_places])
-        yield partial(np.copyto, dx, share, "same_kind")
+        return share

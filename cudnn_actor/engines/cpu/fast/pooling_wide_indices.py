@@ -13,11 +13,12 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.by_definition import definition_in_scratch
 from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, lanes_worth
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
 from cudnn_actor.engines.cpu.fast.ordered_keys import bits_in_order, floats_of_bits
-from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling, Parts
+from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import FirstLargest
-from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling, bounded_pooling
+from cudnn_actor.engines.cpu.fast.pooling_kernels import WindowKernel
+from cudnn_actor.engines.cpu.fast.pooling_tiles import bounded_pooling
 from cudnn_actor.engines.cpu.fast.pooling_windows import are_long, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import MaxPool, Specs
@@ -41,15 +42,10 @@ def wide_max_pool(node: MaxPool[Any], specs: Specs) -> Kernel:
 
 
 @dataclass(frozen=True, eq=False)
-class WideIndexedPooling:
+class WideIndexedPooling(WindowKernel):
     """The largest element of each window, and its number in x."""
 
-    pooling: JoinedPooling | TiledPooling
-
-    def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs."""
-        del lanes
-        return self.pooling.footprint()
+    element_ns = _NS
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
@@ -57,8 +53,7 @@ class WideIndexedPooling:
         ahead = lanes[0].keep((*x.shape[:2], *[1] * (x.ndim - 2)), _KEY)
         """The number of the first element of each image."""
         ahead[...] = (np.arange(ahead.size) * math.prod(x.shape[2:])).reshape(ahead.shape)
-        last = is_channels_last(x)
-        spatial = self.pooling.read_dims(channels_last=last)[2:]
+        spatial = self.pooling.read_dims(channels_last=is_channels_last(x))[2:]
         numbers = lanes[0].keep(spatial, _KEY)
         """The numbers of the elements of a part at the beginning of an image."""
         steps = [math.prod(x.shape[dim + 1 :]) for dim in range(2, x.ndim)]
@@ -78,8 +73,7 @@ class WideIndexedPooling:
             yield partial(np.add, number, ahead[block[:2]], number)
             yield partial(np.copyto, index[block], number)
 
-        lanes = lanes_worth(lanes, _NS * x.size)
-        return self.pooling.bind(lanes, channels_last=last, load=load, store=store)
+        return self._steps(x, lanes, load, store)
 
 
 def _keys(x: Array, arrays: BlockArrays) -> Iterator[Call]:

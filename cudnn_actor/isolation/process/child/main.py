@@ -12,7 +12,6 @@ end. After that, SIGTERM ends it at once.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import select
 import signal
@@ -56,6 +55,7 @@ from cudnn_actor.isolation.process.wire import (
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.named_functions import function_named
 from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import CudnnActorError
 
@@ -235,6 +235,5 @@ def _first_frames(channel: Channel) -> list[Any]:
 
 
 def _make_engine(hello: Hello) -> Engine:
-    module, _, name = hello.make.partition(":")
-    engine: Engine = getattr(importlib.import_module(module), name)(*hello.arguments)
+    engine: Engine = function_named(hello.make)(*hello.arguments)
     return engine
