@@ -104,14 +104,14 @@ def gpu_service(
     models, or requests that do not finish within `gpu_drain_s` seconds. Raises `InvalidRequest` for options
     that are out of range, or a device that is not here, and `StartFailed`.
     """
-    from cudnn_actor.service.service import started
+    from cudnn_actor.service.service import start_checked
     from cudnn_actor.testing.leaks import REMEDY, leaks
     from cudnn_actor.testing.marks import options_of, seconds_of
 
     node, config = request.node, request.config
     device = config.getoption("--gpu-device") or config.getini(_DEVICE)
     drain_s = seconds_of(_DRAIN_S, config.getini(_DRAIN_S))
-    service = started(options_of(device, gpu_faults, node.iter_markers("gpu_options")))
+    service = start_checked(options_of(device, gpu_faults, node.iter_markers("gpu_options")))
     left: list[str] = []
     try:
         yield service

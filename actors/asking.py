@@ -58,8 +58,8 @@ async def ask(
     try:
         mailbox.admit(envelope)
         needs_thread = mailbox.needs_thread
-        if bridge.watch is None if needs_thread else bridge.posted:  # else `sent` does nothing
-            bridge.sent(needs_thread=needs_thread)
+        if bridge.watch is None if needs_thread else bridge.posted:  # else `note_sent` does nothing
+            bridge.note_sent(needs_thread=needs_thread)
         if timeout is not None:
             timer = bridge.loop.call_later(timeout, envelope.expire)
         return await future
@@ -92,7 +92,7 @@ def submit(
     assert future is not None
     try:
         mailbox.admit(envelope, waits=False)
-        bridge.sent(needs_thread=mailbox.needs_thread)
+        bridge.note_sent(needs_thread=mailbox.needs_thread)
         if mailbox.starts_elsewhere:
             envelope.watch = functools.partial(_withdraw_cancelled, envelope)
             future.add_done_callback(envelope.watch)
@@ -148,4 +148,4 @@ def _stop_waiting(envelope: Envelope) -> None:
             future.cancel()
     if future.cancelled():
         envelope.withdraw()
-    envelope.unclaimed()
+    envelope.discard_result()

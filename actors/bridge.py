@@ -106,7 +106,7 @@ class LoopBridge:
             cls.drop_closed()
         return bridge
 
-    def sent(self, *, needs_thread: bool = True) -> None:
+    def note_sent(self, *, needs_thread: bool = True) -> None:
         """Keep replies coming while one is awaited. Only on the loop, after a message was admitted.
 
         `needs_thread`: as in the mailbox.

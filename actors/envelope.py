@@ -240,7 +240,7 @@ class Envelope:
         assert future is not None
         return not future.cancelled() and future.exception() is None and future.result() is value
 
-    def unclaimed(self) -> None:
+    def discard_result(self) -> None:
         """Discard a result that was delivered to a task that was cancelled before it could read it."""
         future = self.future
         assert future is not None

@@ -21,7 +21,7 @@ import numpy as np
 from rich.table import Table
 
 from cudnn_actor import CudnnRef, Model, spawn
-from cudnn_actor.cli.throughput import Throughput, measured
+from cudnn_actor.cli.throughput import Throughput, measure_runs
 from cudnn_actor.models import Feature
 from cudnn_actor.models.source import Specialised
 from cudnn_actor.protocol import DType, TensorSpec
@@ -82,7 +82,7 @@ def _row(what: str, found: Throughput, pictures: float, **more: Any) -> Row:
 
 async def _fixed(gpu: CudnnRef, model: Model, batch: int, tasks: int, seconds: float) -> Row:
     given = _pictures(model, batch)
-    found = await measured(lambda: gpu.run(model, given), tasks, seconds)
+    found = await measure_runs(lambda: gpu.run(model, given), tasks, seconds)
     return _row(f"batch {batch}, {tasks} in flight", found, batch)
 
 
@@ -91,7 +91,7 @@ async def _clients(gpu: CudnnRef, model: Model, given: argparse.Namespace) -> Ro
         model, max_batch=given.max_batch, max_delay_us=given.max_delay_us, in_flight=given.in_flight
     ) as endpoint:
         picture = _pictures(model, 1)
-        found = await measured(lambda: endpoint(picture), given.clients, given.seconds)
+        found = await measure_runs(lambda: endpoint(picture), given.clients, given.seconds)
         mean = round(endpoint.statistics().mean_batch, 2)
     return _row(f"{given.clients} clients", found, 1, mean_batch=mean)
 

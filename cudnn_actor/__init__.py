@@ -17,7 +17,7 @@ import typing as _typing
 from cudnn_actor import errors as errors, logging as logging, messages as messages, operations as operations
 from cudnn_actor.attached import connect as connect
 from cudnn_actor.models import BatchedModel as BatchedModel, Model as Model
-from cudnn_actor.moved_names import moved as _moved
+from cudnn_actor.moved_names import find_moved as _moved
 from cudnn_actor.options import Options as Options
 from cudnn_actor.protocol import (
     Activation as Activation,

@@ -11,7 +11,7 @@ import sys
 import warnings
 from typing import Any
 
-__all__ = ["HOMES", "moved"]
+__all__ = ["HOMES", "find_moved"]
 
 _NAMES = {
     "cudnn_actor.attached": """
@@ -53,7 +53,7 @@ HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 """Each name that has moved, with the package that has it now."""
 
 
-def moved(name: str) -> Any:
+def find_moved(name: str) -> Any:
     """`__getattr__` of `cudnn_actor`: what has moved, with a warning; `AttributeError` for any other name."""
     if name not in HOMES:
         raise AttributeError(f"module 'cudnn_actor' has no attribute {name!r}", name=name)

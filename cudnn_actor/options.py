@@ -223,7 +223,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_options(given: Mapping[str, Any]) -> Options:
     """Options from keyword arguments. Raises `InvalidRequest`, also for an unknown name."""
-    return _made(Options, (), given)
+    return _make_record(Options, (), given)
 
 
 P = ParamSpec("P")
@@ -246,14 +246,14 @@ def takes_options(record: Callable[P, TakenT]) -> Callable[[Callable[[TakenT], R
     def decorate(function: Callable[[TakenT], R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **given: P.kwargs) -> R:
-            return function(_made(record, args, given))
+            return function(_make_record(record, args, given))
 
         shown: Any = call
         del shown.__wrapped__  # a caller does not pass the wrapped function's one parameter
         returns = inspect.signature(function).return_annotation
         shown.__signature__ = _signature(record).replace(return_annotation=returns)
         shown.__annotations__ = {**_annotations(record), "return": returns}
-        shown.__doc__ = _documented(inspect.getdoc(function), record)
+        shown.__doc__ = _with_options(inspect.getdoc(function), record)
         return call
 
     return decorate
@@ -262,7 +262,7 @@ def takes_options(record: Callable[P, TakenT]) -> Callable[[Callable[[TakenT], R
 _signature = functools.cache(inspect.signature)
 
 
-def _made(record: Callable[..., TakenT], args: tuple[Any, ...], given: Mapping[str, Any]) -> TakenT:
+def _make_record(record: Callable[..., TakenT], args: tuple[Any, ...], given: Mapping[str, Any]) -> TakenT:
     signature = _signature(record)
     for name, value in given.items():
         if name not in signature.parameters:
@@ -280,7 +280,7 @@ def _annotations(record: Callable[..., Options]) -> dict[str, Any]:
     return {name: each.annotation for name, each in _signature(record).parameters.items()}
 
 
-def _documented(text: str | None, record: Callable[..., Options]) -> str | None:
+def _with_options(text: str | None, record: Callable[..., Options]) -> str | None:
     """A function's docstring with its options' parameters inserted before the Raises section."""
     if text is None:  # python -OO
         return None

@@ -185,7 +185,7 @@ class _Step(Draft):
         """Restart a child that has failed, or give it up, or escalate."""
         self.disarm(index)
         if not self.policy(index).restart.covers(reason):
-            self.done(index, reason)
+            self.note_done(index, reason)
             return
         intensity = self.state.policy.intensity
         if self.child(index).ready_at is not None and not self.policy(index).replaceable:
@@ -234,6 +234,6 @@ class _Step(Draft):
         return 1 if stable else child.attempt + 1
 
     def _escalate(self, index: int, reason: ExitReason, why: str) -> None:
-        self.done(index, reason)
+        self.note_done(index, reason)
         self.change(escalation=Escalate(child=self.name(index), cause=reason, why=why))
         self.stop(reason)

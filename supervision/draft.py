@@ -101,9 +101,9 @@ class Draft:
                     self.doom(index)
                 case Phase.BACKOFF:
                     self.disarm(index)
-                    self.done(index, ExitReason.shutdown("its supervisor stops"))
+                    self.note_done(index, ExitReason.shutdown("its supervisor stops"))
                 case Phase.DOWN if child.down_since is not None:
-                    self.done(index, ExitReason.shutdown("its supervisor stops"))
+                    self.note_done(index, ExitReason.shutdown("its supervisor stops"))
                 case Phase.DOWN:  # never started, or done before its group was restarted: no event to emit
                     self.set(index, phase=Phase.DONE)
 
@@ -133,11 +133,11 @@ class Draft:
         """A child that should end has ended, for whatever reason: it is down, or done."""
         self.disarm(index)
         if self.state.mode is Mode.STOPPING or self.policy(index).restart is Restart.TEMPORARY:
-            self.done(index, reason)
+            self.note_done(index, reason)
         else:
             self.set(index, phase=Phase.DOWN, down_since=self.outage(index))
 
-    def done(self, index: int, reason: ExitReason) -> None:
+    def note_done(self, index: int, reason: ExitReason) -> None:
         """The child has ended for good."""
         self.set(index, phase=Phase.DONE, down_since=None, attempt=0)
         self.emit(Stopped(child=self.name(index), reason=reason))

@@ -44,7 +44,7 @@ __all__ = [
     "Started",
     "Stopped",
     "log_event",
-    "stamped",
+    "stamp",
 ]
 
 
@@ -141,7 +141,7 @@ class Clock(NamedTuple):
     monotonic: Callable[[], float] = time.monotonic
 
 
-def stamped(event: LifecycleEvent, service: str | None, clock: Clock) -> LifecycleEvent:
+def stamp(event: LifecycleEvent, service: str | None, clock: Clock) -> LifecycleEvent:
     """A copy of an event from the core, with the fields that the core does not know: the service, the
     time."""
     return msgspec.structs.replace(event, service=service, at=clock.wall(), monotonic=clock.monotonic())

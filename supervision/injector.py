@@ -80,7 +80,7 @@ class FaultInjector:
         """Count a start of the worker. Returns `Fault.CRASH_IN_START` if the start must fail."""
         self.starts += 1
         for rule in self._start_rules:
-            if _reached(rule, self.starts):
+            if _is_reached(rule, self.starts):
                 self._fired.append(Fired(rule=rule, number=self.starts, message=None))
                 return rule.fault
         return None
@@ -99,7 +99,7 @@ class FaultInjector:
     def _strikes_now(self, place: int, rule: FaultRule) -> bool:
         number = self.messages if rule.of is None else self._of_type[rule.of]
         if rule.probability is None:
-            return _reached(rule, number)
+            return _is_reached(rule, number)
         if rule.times is not None and self._strikes[place] >= rule.times:
             return False
         # Drawn from the rule's place and the message's number, so that rules do not affect each other's
@@ -107,6 +107,6 @@ class FaultInjector:
         return random01(self._seed, place, number) < rule.probability
 
 
-def _reached(rule: FaultRule, number: int) -> bool:
+def _is_reached(rule: FaultRule, number: int) -> bool:
     assert rule.at is not None
     return rule.at <= number and (rule.times is None or number < rule.at + rule.times)

@@ -21,7 +21,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.protocol.errors import MailboxFull
 from cudnn_actor.supervision.child import ChildObserver, ChildSpec
 from cudnn_actor.supervision.core import decide
-from cudnn_actor.supervision.events import Clock, Escalated, LifecycleEvent, log_event, stamped
+from cudnn_actor.supervision.events import Clock, Escalated, LifecycleEvent, log_event, stamp
 from cudnn_actor.supervision.exits import ExitReason
 from cudnn_actor.supervision.policy import (
     Backoff,
@@ -299,7 +299,7 @@ class Supervisor(Actor):
         return False
 
     def _emit(self, event: LifecycleEvent) -> None:
-        event = stamped(event, self.service, self._clock)
+        event = stamp(event, self.service, self._clock)
         log_event(log, event)
         if self._parent is not None and isinstance(event, Escalated):
             self._tell_parent(event)

@@ -147,7 +147,7 @@ class Stage:
         """Until the device has done everything. Blocks."""
         if not self.engine.synchronous:
             fence = self.engine.fence()
-            while not self.engine.finished(fence):
+            while not self.engine.has_passed(fence):
                 pass
 
     def microseconds(self, call: Call, count: int) -> float:

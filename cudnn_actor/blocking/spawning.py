@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cudnn_actor.blocking.handle import BlockingRef
 from cudnn_actor.options import Options, takes_options
-from cudnn_actor.service.service import started
+from cudnn_actor.service.service import start_checked
 
 __all__ = ["spawn"]
 
@@ -24,7 +24,7 @@ def spawn(options: Options) -> BlockingRef:
     StartFailed
         The actor could not be started, and the restarts are used up.
     """
-    service = started(options)
+    service = start_checked(options)
     try:
         return BlockingRef(service)._end_when_collected()
     except BaseException:  # Ctrl-C too: the caller has no handle to end the service with

@@ -70,7 +70,7 @@ class ArenaRequests:
             self.waiting.append(envelope)
             return
         if self._memory.device == "cpu":
-            self._memory.count_staging(self._host.lent)
+            self._memory.count_staging(self._host.lent_bytes)
         number, nbytes = self._memory.next_arena(spec)
         self.drop_idle(nbytes)
         self.waiting.append(envelope)

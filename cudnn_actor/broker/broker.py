@@ -34,7 +34,7 @@ from cudnn_actor.broker.held_back import HeldBack
 from cudnn_actor.broker.host import Host
 from cudnn_actor.broker.interrupted import InterruptedRequests
 from cudnn_actor.broker.request_checks import (
-    bound,
+    bind_message,
     check_allocate,
     check_explain,
     check_unload,
@@ -132,7 +132,7 @@ class Broker(Generic[W]):
         self.interrupted: InterruptedRequests[W] = InterruptedRequests(state, self)
         """The verdicts on requests that were running at a crash."""
         self._handlers: dict[type, Callable[[Envelope, Any], W | None]] = {
-            **dict.fromkeys(COMPUTE, self.prepared),
+            **dict.fromkeys(COMPUTE, self.prepare),
             Allocate: self._allocate,
             **dict.fromkeys((Upload, Download, Copy, Fill), self._on_slots),
             View: self._view,
@@ -207,13 +207,13 @@ class Broker(Generic[W]):
             work.fault = rule
         return work
 
-    def prepared(self, envelope: Envelope, message: Compute) -> W:
+    def prepare(self, envelope: Envelope, message: Compute) -> W:
         """The work for a request that runs a plan. Changes only caches. Raises an error if the request is not
         valid."""
         cached = self.state.cached_message(envelope)
         if self.state.quarantined:
             self._refuse_quarantined(cached.lowered.graph, envelope.number)
-        slots = bound(cached, self.memory).slots
+        slots = bind_message(cached, self.memory).slots
         return self._work(envelope, envelope.number, message, slots, cached)
 
     def _refuse_quarantined(self, graph: OperationGraph, number: int) -> None:
@@ -226,7 +226,7 @@ class Broker(Generic[W]):
     def _warm(self, envelope: Envelope, message: Warm) -> W:
         check_warm(message)
         known = self.state.quarantined
-        messages = tuple(r for r in message.messages if self.state.lowered(r).graph.digest() not in known)
+        messages = tuple(r for r in message.messages if self.state.lower(r).graph.digest() not in known)
         graphs = tuple(graph for graph in message.graphs if graph.body.digest() not in known)
         warm = Warm(messages=messages, graphs=graphs, tune=message.tune, soon=message.soon)
         return self._work(envelope, envelope.number, warm)
@@ -276,7 +276,7 @@ class Broker(Generic[W]):
         graphs = tuple(each.graph for each in message.graphs)
         warm = Warm(graphs=graphs, tune=message.tune, soon=message.soon)
         work = self._warm(envelope, warm)
-        work.warmed = self.state.models.deployed(message.model, message.graphs)
+        work.warmed = self.state.models.graphs_of(message.model, message.graphs)
         return work
 
     def _run_model(self, envelope: Envelope, message: RunModel) -> W:
@@ -333,13 +333,13 @@ class Broker(Generic[W]):
         require_type("spec", message.spec, TensorSpec)
         require_asker(envelope, "memory")
         nbytes = packed_nbytes(message.spec)
-        self.memory.check_staging(nbytes, self._host.lent)
+        self.memory.check_staging(nbytes, self._host.lent_bytes)
         if self.memory.device == "cpu":
             self.arenas.drop_idle(nbytes)
         try:
             array = self._host.lend(message.spec)  # first: it may raise, and then nothing has begun
         except OutOfMemory as error:
-            in_use = self.memory.live_bytes + self._host.lent
+            in_use = self.memory.live_bytes + self._host.lent_bytes
             raise error.beside(in_use=in_use, arena_bytes=self.memory.arena_bytes) from error
         if self.begins(envelope):
             self.succeed(envelope, array)
@@ -373,7 +373,7 @@ class Broker(Generic[W]):
         else:
             self._settle(envelope)
 
-    def _exported(self, ref: BufferRef) -> ExportedRange:
+    def _exported_range(self, ref: BufferRef) -> ExportedRange:
         """The place of a live buffer's bytes. Raises `StaleBufferError`, `OSError`."""
         slot = self.memory.resolve(ref)
         return ExportedRange(os.dup(slot.arena.fd), slot.arena.nbytes, slot.offset)
@@ -415,7 +415,7 @@ class Broker(Generic[W]):
             self.succeed(envelope, None)
             return
         try:
-            self.succeed(envelope, self._exported(envelope.message.buffer))
+            self.succeed(envelope, self._exported_range(envelope.message.buffer))
         except (CudnnActorError, OSError) as error:
             self.refuse(envelope, error)
 
@@ -514,7 +514,7 @@ class Broker(Generic[W]):
 
     # A crash.
 
-    def crashed(
+    def handle_crash(
         self, begun: Sequence[W], cause: str, *, may_still_write: bool, memory_survives: bool = True
     ) -> tuple[list[W], list[W]]:
         """Answer the requests that had begun at a crash, except those that must run again.

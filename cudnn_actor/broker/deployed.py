@@ -87,7 +87,7 @@ class Deployed(msgspec.Struct, eq=False):
         self.copies = tuple((name, place, spec.dims, spec.dtype.numpy) for name, place, spec in specs)
 
     @property
-    def copied(self) -> frozenset[int]:
+    def copied_places(self) -> frozenset[int]:
         """The indices, among the plan's, of the buffers to which runs copy their inputs."""
         return frozenset(self.inputs.values()) | (frozenset() if self.state is None else {self.state})
 
@@ -172,7 +172,7 @@ class Deployed(msgspec.Struct, eq=False):
             if name not in buffers:
                 array = given.get(name)
                 if not isinstance(array, np.ndarray) or array.shape != dims or array.dtype != dtype:
-                    raise _changed(name, array, self.of.specs[name])
+                    raise _change_error(name, array, self.of.specs[name])
                 arrays.append((place, array))
         if self.state is not None:
             assert self.of.draws is not None
@@ -235,7 +235,7 @@ class ModelRun(msgspec.Struct, eq=False):
         return tuple([(places[name], ref) for name, ref in self.into])
 
     @property
-    def returned(self) -> dict[str, int]:
+    def returned_outputs(self) -> dict[str, int]:
         """The outputs that the caller gets as arrays, and the indices of their buffers."""
         assert self.deployed is not None
         outputs = self.deployed.outputs
@@ -263,7 +263,7 @@ class ModelRun(msgspec.Struct, eq=False):
         return Footprint(self.deployed.weights.union(self.reads), self.writes)
 
 
-def _changed(name: str, array: object, spec: TensorSpec) -> InvalidRequest:
+def _change_error(name: str, array: object, spec: TensorSpec) -> InvalidRequest:
     return InvalidRequest(
         field=name,
         value=array,

@@ -124,7 +124,7 @@ class Deployments:
         check_run_model(message)
         model = self._model(message.model)
         by_key = model.by_key
-        deployed = self._deployed(model, message)
+        deployed = self._graph_for(model, message)
         buffers, into, outputs = message.buffers, message.into, deployed.outputs
         for name in into:
             if name not in outputs:
@@ -186,7 +186,7 @@ class Deployments:
         return model
 
     @staticmethod
-    def _deployed(model: _Model, message: RunModel) -> Deployed:
+    def _graph_for(model: _Model, message: RunModel) -> Deployed:
         by_key, likely = model.by_key, model.likely
         if likely is not None and likely.by_key is by_key and likely.deployed.is_for(message):
             return likely.deployed
@@ -236,7 +236,7 @@ class Deployments:
         replaced = [model.graphs[each.name] for each in fresh if each.name in model.graphs]
         self._check_own(fresh, replaced)
         for each in fresh:
-            model.graphs[each.name] = self._made(each)
+            model.graphs[each.name] = self._make(each)
         self._index(model)
         self._end(replaced)
         return replaced
@@ -247,7 +247,7 @@ class Deployments:
         known = model.graphs.get(graph.name)
         return known is not None and known.of is graph
 
-    def deployed(self, ref: ModelRef, graphs: Iterable[ModelGraph]) -> tuple[Deployed, ...]:
+    def graphs_of(self, ref: ModelRef, graphs: Iterable[ModelGraph]) -> tuple[Deployed, ...]:
         """The graphs of these that a model has. Raises `NotDeployed`."""
         model = self._model(ref)
         return tuple(model.graphs[each.name] for each in graphs if self._has(model, each))
@@ -364,7 +364,7 @@ class Deployments:
             for deployed in (*of_models, *self._ending)
         )
 
-    def _made(self, graph: ModelGraph) -> Deployed:
+    def _make(self, graph: ModelGraph) -> Deployed:
         message = RunGraph(graph=graph.graph, buffers=graph.buffers)
         cached = self._find(message)
         places: dict[str, int] = {}
@@ -379,7 +379,7 @@ class Deployments:
             inputs={name: places[port] for name, port in graph.inputs.items() if port in places},
             outputs={name: places[port] for name, port in graph.outputs.items()},
             state=None if draws is None else places.get(draws.port),
-            writes=_written(graph),
+            writes=_written_slots(graph),
         )
 
     def _check_own(self, graphs: Iterable[ModelGraph], replaced: Iterable[Deployed]) -> None:
@@ -393,7 +393,7 @@ class Deployments:
             if each.number not in gone
         ]
         for graph in graphs:
-            writes, uses = _written(graph), frozenset([ref.slot for ref in graph.buffers])
+            writes, uses = _written_slots(graph), frozenset([ref.slot for ref in graph.buffers])
             for name, written, used in others:
                 if not (writes.isdisjoint(used) and written.isdisjoint(uses)):
                     slot = min((writes & used) | (written & uses))
@@ -423,7 +423,7 @@ class Deployments:
                 self._ending.append(deployed)
 
 
-def _written(graph: ModelGraph) -> frozenset[int]:
+def _written_slots(graph: ModelGraph) -> frozenset[int]:
     """The slot numbers of the buffers that each run of a graph writes."""
     refs = dict(zip(graph.graph.places, graph.buffers, strict=True))
     state = () if graph.draws is None else (graph.draws.port,)

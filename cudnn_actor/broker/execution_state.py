@@ -84,13 +84,13 @@ class ExecutionState:
         run: ModelRun = item.found
         return run
 
-    def lowered(self, message: Compute) -> Lowered:
+    def lower(self, message: Compute) -> Lowered:
         """The graph of a message, cached. Any thread. Raises `InvalidRequest`."""
         return self.messages.of(message).lowered
 
-    def warmed(self, message: Warm) -> dict[str, OperationGraph]:
+    def graphs_to_warm(self, message: Warm) -> dict[str, OperationGraph]:
         """The graphs whose plans a `Warm` asks for, by digest. Raises `InvalidRequest`."""
-        graphs = [self.lowered(request).graph for request in message.messages]
+        graphs = [self.lower(request).graph for request in message.messages]
         graphs += [graph.body for graph in message.graphs]
         return {graph.digest(): graph for graph in graphs}
 

@@ -98,6 +98,6 @@ class HeldBack:
         try:
             if type(message) is RunModel:
                 return self._state.model_run(envelope).hazards
-            return footprint(message, self._state.lowered)
+            return footprint(message, self._state.lower)
         except (CudnnActorError, TypeError, ValueError, AttributeError):
             return NOTHING

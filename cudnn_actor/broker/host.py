@@ -45,7 +45,7 @@ class Host(Protocol):
         """
 
     @property
-    def lent(self) -> int:
+    def lent_bytes(self) -> int:
         """The bytes of arrays of `lend` that are in use."""
 
     def lend(self, spec: TensorSpec) -> np.ndarray:

@@ -14,7 +14,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.deployments import Deployed, ModelRun, not_deployed
 from cudnn_actor.broker.footprints import are_inputs_overwritten
 from cudnn_actor.broker.recovery import Interrupted, Outcome, Verdict, graph_is_cause, verdict_on
-from cudnn_actor.broker.service_state import ServiceState, quarantined
+from cudnn_actor.broker.service_state import ServiceState, quarantine_error
 from cudnn_actor.broker.work import Work
 from cudnn_actor.protocol.errors import (
     ContextLost,
@@ -68,17 +68,17 @@ class InterruptedRequests(Generic[W]):
     def settle(
         self, begun: Sequence[W], cause: str, *, may_still_write: bool, memory_survives: bool
     ) -> tuple[list[W], list[W]]:
-        """See `Broker.crashed`."""
+        """See `Broker.handle_crash`."""
         if may_still_write:
             for work in begun:
                 if work.run is not None:
                     self._forget_graph(work.run)
         self._count_for_graphs(begun, cause)
-        overwritten = are_inputs_overwritten([work.footprint(self._state.lowered) for work in begun])
+        overwritten = are_inputs_overwritten([work.footprint(self._state.lower) for work in begun])
         again, lost = [], []
         for work, is_overwritten in zip(begun, overwritten, strict=True):
             verdict = verdict_on(
-                self._interrupted(work, is_input_overwritten=is_overwritten),
+                self._count_crash(work, is_input_overwritten=is_overwritten),
                 memory_survives=memory_survives,
                 may_still_write=may_still_write,
             )
@@ -125,7 +125,7 @@ class InterruptedRequests(Generic[W]):
         no result. `ExecutionFailed` and `QuarantinedRequest` say so themselves; any other error is replaced.
         Weights are torn in any case: a run that did not know of the error would read some old, some new.
         """
-        writes = not work.injects and work.footprint(self._state.lowered).writes
+        writes = not work.injects and work.footprint(self._state.lower).writes
         if not writes:
             return error
         if isinstance(error, ExecutionFailed) and type(work.message) is not WriteWeights:
@@ -157,15 +157,15 @@ class InterruptedRequests(Generic[W]):
 
     # One request.
 
-    def _lowered(self, work: W) -> Lowered | None:
+    def _lower(self, work: W) -> Lowered | None:
         """The graph that a request runs; None if it runs none."""
         if work.run is not None:
             return work.run.cached.lowered
-        return self._state.lowered(work.message) if type(work.message) in COMPUTE else None
+        return self._state.lower(work.message) if type(work.message) in COMPUTE else None
 
-    def _interrupted(self, work: W, *, is_input_overwritten: bool) -> Interrupted:
+    def _count_crash(self, work: W, *, is_input_overwritten: bool) -> Interrupted:
         """Count the crash for a request. Returns the facts on which the verdict depends."""
-        envelope, message, lowered = work.envelope, work.message, self._lowered(work)
+        envelope, message, lowered = work.envelope, work.message, self._lower(work)
         envelope.crashes += 1
         is_run = work.run is not None
         return Interrupted(
@@ -189,19 +189,19 @@ class InterruptedRequests(Generic[W]):
         if verdict.outcome is Outcome.CONTEXT_LOST:
             return ContextLost(status="context lost", detail=cause)
         if verdict.outcome is Outcome.QUARANTINE:
-            return self._quarantined(work, cause)
-        torn = not work.injects and bool(work.footprint(self._state.lowered).writes)
+            return self._quarantine(work, cause)
+        torn = not work.injects and bool(work.footprint(self._state.lower).writes)
         return OutcomeUnknown(request_id=work.number, cause=cause, why=verdict.why, torn=torn)
 
-    def _quarantined(self, work: W, cause: str) -> QuarantinedRequest:
+    def _quarantine(self, work: W, cause: str) -> QuarantinedRequest:
         """The error of a request that was running at two crashes. Quarantines the graph of a message, too."""
-        lowered = self._lowered(work)
+        lowered = self._lower(work)
         if lowered is None:
             kind = type(work.message).__name__
             return QuarantinedRequest(request_id=work.number, digest="", cause=cause, message=kind)
         if work.run is None:  # else `_count_for_graphs` has decided whether its graph is quarantined
             self._state.quarantined[lowered.graph.digest()] = cause
-        return quarantined(lowered.graph, work.number, cause)
+        return quarantine_error(lowered.graph, work.number, cause)
 
     def _lose(self, work: W, error: CudnnActorError) -> None:
         """Fail a request that does not run again. Its output is torn."""
@@ -218,7 +218,7 @@ class InterruptedRequests(Generic[W]):
         """
         if work.injects:
             return
-        written = set(work.footprint(self._state.lowered).writes)
+        written = set(work.footprint(self._state.lower).writes)
         for ref in operands(work.message).values():
             if ref.slot in written:
                 self._memory.revive(ref)

@@ -55,7 +55,7 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.protocol.types.tune import require_tune
 
 __all__ = [
-    "bound",
+    "bind_message",
     "check_allocate",
     "check_explain",
     "check_message",
@@ -100,7 +100,7 @@ def check_message(
     return None
 
 
-def bound(cached: CachedMessage, memory: Buffers) -> Bound:
+def bind_message(cached: CachedMessage, memory: Buffers) -> Bound:
     """A message's slots and scalars: the cached ones, unless a buffer has ended since they were found.
 
     Raises `StaleBufferError`, and `InvalidRequest` if an output is another operand's buffer.

@@ -27,7 +27,7 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.supervision import ExitKind, FaultSource
 
-__all__ = ["Discard", "Export", "Forget", "Import", "ServiceState", "quarantined"]
+__all__ = ["Discard", "Export", "Forget", "Import", "ServiceState", "quarantine_error"]
 
 
 class Discard(Free, frozen=True, kw_only=True, tag=True):
@@ -146,7 +146,7 @@ class ServiceState(ExecutionState):
         cause = self.quarantined.get(digest)
         if cause is None:
             return None
-        return quarantined(graph, number, cause)
+        return quarantine_error(graph, number, cause)
 
     def blame_build(self, digest: str | None, cause: str) -> None:
         """Note which graph's build ended an incarnation. The second time, the graph is quarantined.
@@ -159,7 +159,7 @@ class ServiceState(ExecutionState):
         if self.ended_by_build[digest] >= QUARANTINED_AT:
             self.quarantined[digest] = cause
 
-    def completed(self, error: Exception, message: object) -> Exception:
+    def complete_error(self, error: Exception, message: object) -> Exception:
         """The error of a request's run, with facts that the runner does not know.
 
         An `OutOfMemory` gets the bytes of the service's buffers; an `ExecutionFailed`, whether it was a run
@@ -227,6 +227,6 @@ class ServiceState(ExecutionState):
             self.mailbox.admit(Envelope(Forget(identities=identities, plans=plans)))
 
 
-def quarantined(graph: OperationGraph, number: int, cause: str) -> QuarantinedRequest:
+def quarantine_error(graph: OperationGraph, number: int, cause: str) -> QuarantinedRequest:
     """The error for a request that is quarantined, or whose graph is."""
     return QuarantinedRequest(request_id=number, digest=graph.digest(), cause=cause, reproduce=token(graph))

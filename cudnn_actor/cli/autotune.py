@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from cudnn_actor.cli.graph_bench import GraphBench, graph_bench, made_up_values, opened
+from cudnn_actor.cli.graph_bench import GraphBench, graph_bench, made_up_values, open_engine
 from cudnn_actor.cli.problem_form import FORM, Problem, read_problem, read_problems
 from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.engines import Builder, Engine, EngineFailure, Plan
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     problems = _problems(args.problems)
     _check(args)
     console = Console(highlight=False)
-    with opened(args.device) as engine, BuilderHost() as builders:
+    with open_engine(args.device) as engine, BuilderHost() as builders:
         builder = engine.builder(builders)
         if builder is None:
             raise UserError(_NOTHING_TO_TUNE)
@@ -164,7 +164,7 @@ class Tuner:
         graph, limit = problem.graph, self._limit
         try:
             winner = self._stored.tune(graph, workspace_limit=limit, progress=progress)
-            error = "" if self._kept(problem) else "tuned, but the plan could not be stored: -v shows why"
+            error = "" if self._has_plan(problem) else "tuned, but the plan could not be stored: -v shows why"
             return self._figures(problem, winner)._replace(plan=winner.tag, error=error)
         except _FAILURES as error:
             return Tuned(problem.text, error=f"{type(error).__name__}: {error}")
@@ -189,7 +189,7 @@ class Tuner:
         self._engine.prepare(plan)
         return bench.measure(plan)
 
-    def _kept(self, problem: Problem) -> bool:
+    def _has_plan(self, problem: Problem) -> bool:
         key = PlanKey(
             graph=problem.graph.digest(),
             fingerprint=self._builder.fingerprint,

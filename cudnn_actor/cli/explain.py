@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from cudnn_actor.cli.cpu_options import add_cpu_arguments, cpu_options
-from cudnn_actor.cli.graph_bench import opened
+from cudnn_actor.cli.graph_bench import open_engine
 from cudnn_actor.cli.user_error import UserError, whole_number, writing
 from cudnn_actor.engines import EngineFailure
-from cudnn_actor.execution.executor import described
+from cudnn_actor.execution.executor import describe_error
 from cudnn_actor.protocol import Graph, InvalidRequest
 from cudnn_actor.protocol.errors import OperationError
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             f"--picture writes SVG, not {args.picture.suffix or 'a file without an ending'}; "
             f"use {args.picture.with_suffix('.svg')}, or convert what --dot writes: dot -Tpng"
         )
-    with opened(args.device, **cpu_options(args)) as engine:
+    with open_engine(args.device, **cpu_options(args)) as engine:
         try:
             plan = engine.build(graph.body, workspace_limit=args.workspace_limit)
             explanation = plan.explain(graph.body)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             if args.profile:
                 explanation = explanation.with_times(graph.body, engine.measure(plan, graph.body))
         except OperationError as error:
-            raise described(error, graph.body) from error
+            raise describe_error(error, graph.body) from error
         except EngineFailure as error:
             print(f"failed: {error}")
             return 1

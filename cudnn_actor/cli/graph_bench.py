@@ -18,7 +18,7 @@ from cudnn_actor.options import make_options
 from cudnn_actor.protocol import DType, GraphTensor, InvalidRequest, OperationGraph
 from cudnn_actor.service.engine_choice import engine_for
 
-__all__ = ["GraphBench", "graph_bench", "made_up_scalars", "made_up_values", "opened", "tensor_name"]
+__all__ = ["GraphBench", "graph_bench", "made_up_scalars", "made_up_values", "open_engine", "tensor_name"]
 
 _ARENA = 1
 _PLACE = 256
@@ -75,7 +75,7 @@ class GraphBench:
             self._execute(plan)
         if not self._engine.synchronous:
             fence = self._engine.fence()
-            while not self._engine.finished(fence):
+            while not self._engine.has_passed(fence):
                 time.sleep(_POLL_S)
         return time.perf_counter() - began
 
@@ -85,7 +85,7 @@ class GraphBench:
 
 
 @contextlib.contextmanager
-def opened(device: str, **options: Any) -> Iterator[Engine]:
+def open_engine(device: str, **options: Any) -> Iterator[Engine]:
     """Open the engine of a device for a `with` block, with those options of `spawn` that concern the engine.
 
     Raises `UserError` if there is no such device, or if it cannot be used with these options, and

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cudnn_actor.cli.agreement import allowed_error, relative_error
-from cudnn_actor.cli.graph_bench import graph_bench, made_up_scalars, made_up_values, opened, tensor_name
+from cudnn_actor.cli.graph_bench import graph_bench, made_up_scalars, made_up_values, open_engine, tensor_name
 from cudnn_actor.cli.problem_form import FORM, read_problem
 from cudnn_actor.cli.user_error import whole_number
 from cudnn_actor.engines import EngineFailure
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def _outcome(
     graph: OperationGraph, values: Mapping[str, np.ndarray], device: str, *, measured: bool
 ) -> Outcome:
-    with opened(device) as engine, graph_bench(engine, graph) as bench:
+    with open_engine(device) as engine, graph_bench(engine, graph) as bench:
         bench.fill(values)
         plan = engine.build(graph, workspace_limit=None)
         outputs = bench.run(plan)

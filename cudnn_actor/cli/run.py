@@ -19,7 +19,7 @@ from rich.console import Console
 
 from cudnn_actor import BatchedModel, CudnnRef, spawn
 from cudnn_actor.cli.cpu_options import add_cpu_arguments, cpu_options
-from cudnn_actor.cli.throughput import Throughput, in_flight, measured, sheet
+from cudnn_actor.cli.throughput import Throughput, in_flight, measure_runs, sheet
 from cudnn_actor.cli.throughput_plot import plot
 from cudnn_actor.cli.user_error import UserError, check_writable, whole_number, writing
 from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
@@ -254,7 +254,7 @@ async def _load(
 ) -> list[Throughput]:
     """Measure the model with several runs in flight, and print the table."""
     found = [
-        await measured(lambda: gpu.run(model, inputs), tasks, args.seconds) for tasks in args.concurrency
+        await measure_runs(lambda: gpu.run(model, inputs), tasks, args.seconds) for tasks in args.concurrency
     ]
     if endpoint is not None:
         found += [await _batched_load(endpoint, inputs, tasks, args.seconds) for tasks in args.concurrency]
@@ -267,7 +267,7 @@ async def _batched_load(
 ) -> Throughput:
     """Measure the batched model with several requests in flight, which share batches."""
     before = endpoint.statistics()
-    found = await measured(lambda: endpoint(inputs), tasks, seconds)
+    found = await measure_runs(lambda: endpoint(inputs), tasks, seconds)
     after = endpoint.statistics()
     mean = (after.samples - before.samples) / (after.batches - before.batches)
     return msgspec.structs.replace(found, mean_batch=mean)

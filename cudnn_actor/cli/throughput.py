@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-__all__ = ["MOST_IN_FLIGHT", "Throughput", "in_flight", "measured", "sheet", "timed_runs"]
+__all__ = ["MOST_IN_FLIGHT", "Throughput", "in_flight", "measure_runs", "sheet", "timed_runs"]
 
 MOST_IN_FLIGHT = 1024
 
@@ -69,7 +69,7 @@ async def timed_runs(
     return took, (len(took) + tasks) / (time.perf_counter() - start)
 
 
-async def measured(run: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> Throughput:
+async def measure_runs(run: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> Throughput:
     """Measure runs of a model by `timed_runs`."""
     took, per_s = await timed_runs(run, tasks, seconds)
     p50, p90, p99 = (float(each) * 1e3 for each in np.percentile(took, (50, 90, 99)))

@@ -220,7 +220,7 @@ def _watch(source: Source, args: argparse.Namespace) -> int:
     since: Since | None = None
     on_screen = console.is_terminal and not args.json
     shown = Live(console=console, screen=True, auto_refresh=False) if on_screen else _Nothing()
-    with _interrupted() as interrupted, shown as live:
+    with _interrupt_event() as interrupted, shown as live:
         while not interrupted.is_set():
             lost = ""
             try:
@@ -239,7 +239,7 @@ def _watch(source: Source, args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _interrupted() -> Iterator[threading.Event]:
+def _interrupt_event() -> Iterator[threading.Event]:
     """Yield an event. Ctrl-C sets it, and then raises `KeyboardInterrupt`.
 
     Python prints and drops an exception that is raised in a destructor or in the callback of a weak

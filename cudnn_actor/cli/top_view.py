@@ -36,7 +36,7 @@ class Row:
         self.run = _difference(now.run, None if before is None else before.run)
         self.total = _difference(now.total, None if before is None else before.total)
         self.batches = now.batches and _difference(now.batches, None if before is None else before.batches)
-        self.moved = _risen(_moved(now), None if before is None else _moved(before))
+        self.moved = _increase(_moved_bytes(now), None if before is None else _moved_bytes(before))
 
     def per_second(self, count: float) -> float | None:
         """A count per second since the reading before; None if there was none."""
@@ -74,11 +74,11 @@ class Since(NamedTuple):
         return [Row(each, earlier.get((each.operation, each.model)), seconds) for each in metrics.requests]
 
 
-def _moved(counts: RequestCounts) -> int:
+def _moved_bytes(counts: RequestCounts) -> int:
     return counts.uploaded_bytes + counts.downloaded_bytes
 
 
-def _risen(now: int, before: int | None) -> int:
+def _increase(now: int, before: int | None) -> int:
     """The increase of a counter. A counter that has fallen began again from 0."""
     return now if before is None or now < before else now - before
 

@@ -36,7 +36,7 @@ __all__ = [
     "RunAnywhere",
     "StickyError",
     "blame",
-    "blamed",
+    "blamed_operations",
     "no_progress",
     "unheard",
 ]
@@ -84,7 +84,7 @@ def blame(error: BaseException, operations: Sequence[int]) -> None:
         error.operations = tuple(operations)  # type: ignore[attr-defined]
 
 
-def blamed(error: BaseException) -> tuple[int, ...]:
+def blamed_operations(error: BaseException) -> tuple[int, ...]:
     """The numbers of the graph's operations that an error is about; empty if that is unknown."""
     found: tuple[int, ...] = getattr(error, "operations", ())
     return found
@@ -472,7 +472,7 @@ class Engine(Protocol):
     def fence(self) -> Fence:
         """A marker after all work enqueued so far."""
 
-    def finished(self, fence: Fence) -> bool:
+    def has_passed(self, fence: Fence) -> bool:
         """Whether the work before a fence is done. After it has returned True, do not use the fence again.
 
         Never blocks. Raises `StickyError`.

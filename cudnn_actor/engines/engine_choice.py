@@ -188,7 +188,7 @@ def check_device(device: str) -> None:
         hint = did_you_mean(device, ("auto", "cpu", "cuda:0"))
         if str(device).casefold().startswith("gpu"):  # "gpu" is closest to "cpu" in spelling
             hint = 'did you mean "cuda:0"? '
-        raise _refused(device, "is not a device", f'{hint}use "auto", "cpu", "cuda" or "cuda:0"')
+        raise _refusal(device, "is not a device", f'{hint}use "auto", "cpu", "cuda" or "cuda:0"')
 
 
 def visible_gpus(executable: str | os.PathLike[str] | None = None) -> tuple[tuple[str, ...], str]:
@@ -224,9 +224,9 @@ def _asked_for(device: str, ordinal: int, setting: _Setting) -> EngineChoice:
     driver, problem = _examine(setting)
     if problem is not None:
         why = f"cannot be used here: {problem.what} ({problem.detail})"
-        raise _refused(device, why, f"{problem.fix}; cudnn-actor doctor says more")
+        raise _refusal(device, why, f"{problem.fix}; cudnn-actor doctor says more")
     if ordinal >= len(driver.gpus):
-        raise _refused(
+        raise _refusal(
             device, f"is not a GPU of this machine, which {_shows(len(driver.gpus))}", 'use "cuda:0"'
         )
     return _cuda(ordinal, driver, f"it was asked for: {_gpu(driver, ordinal)}", setting)
@@ -286,5 +286,5 @@ def _gpu(driver: Driver, ordinal: int) -> str:
     return driver.gpus[ordinal].name
 
 
-def _refused(device: object, problem: str, fix: str) -> InvalidRequest:
+def _refusal(device: object, problem: str, fix: str) -> InvalidRequest:
     return InvalidRequest(field="device", value=device, problem=problem, fix=fix)

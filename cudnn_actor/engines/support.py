@@ -23,7 +23,7 @@ from cudnn_actor.protocol.operations.reserves import lack_of_bytes
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["check_graph", "check_reserves", "tag_of", "unsupported"]
+__all__ = ["check_graph", "check_reserves", "tag_of", "unsupported_error"]
 
 _LARGEST_PRODUCT = {DType.INT8: 128 * 128, DType.UINT8: 255 * 255}
 _LARGEST_SUM = (1 << 31) - 1
@@ -55,9 +55,9 @@ def check_graph(
         try:
             _check(graph, operation, specs)
         except (_Unfit, InvalidRequest) as unfit:
-            raise unsupported(graph, engine, str(unfit), (number,)) from unfit.__cause__
+            raise unsupported_error(graph, engine, str(unfit), (number,)) from unfit.__cause__
         if type(operation) in refused:
-            raise unsupported(graph, engine, refused[type(operation)], (number,))
+            raise unsupported_error(graph, engine, refused[type(operation)], (number,))
         on_progress()
 
 
@@ -73,10 +73,10 @@ def check_reserves(graph: OperationGraph, engine: str) -> None:
         for name, kept in operation.kept_specs(given).items():
             if given[name].size < kept.nbytes:
                 detail = lack_of_bytes(name, given[name].size, kept.nbytes)
-                raise unsupported(graph, engine, detail, (number,))
+                raise unsupported_error(graph, engine, detail, (number,))
 
 
-def unsupported(
+def unsupported_error(
     graph: OperationGraph, engine: str, detail: str, operations: Sequence[int] = ()
 ) -> UnsupportedGraph:
     """The error for a graph that an engine does not run, with the token that reproduces it.

@@ -20,7 +20,7 @@ from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.footprints import NOTHING, Footprint, compute_footprint, memory_footprint
 from cudnn_actor.broker.message_cache import CachedMessage
-from cudnn_actor.broker.request_checks import bound
+from cudnn_actor.broker.request_checks import bind_message
 from cudnn_actor.execution.hazards import Entry, HazardQueue
 from cudnn_actor.execution.planning import Outcome, Planner, TuningWay
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -170,7 +170,7 @@ class DeferredWork:
 
     def _is_valid(self, cached: CachedMessage) -> bool:
         try:
-            bound(cached, self._state.memory)
+            bind_message(cached, self._state.memory)
         except Exception:  # noqa: BLE001 - as above
             return False
         return True
@@ -205,7 +205,7 @@ class DeferredWork:
         if isinstance(message, WarmModel):
             return {each.graph.body.digest(): each.graph.body for each in message.graphs}
         check_warm(message)
-        return self._state.warmed(message)
+        return self._state.graphs_to_warm(message)
 
     # Deferring.
 

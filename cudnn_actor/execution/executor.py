@@ -26,7 +26,7 @@ from cudnn_actor.engines.base import (
     Fence,
     Plan,
     StickyError,
-    blamed,
+    blamed_operations,
 )
 from cudnn_actor.engines.support import tag_of
 from cudnn_actor.execution.polling import EARLY_S
@@ -37,7 +37,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["LATER", "RECEIPT", "Enqueued", "Executor", "described"]
+__all__ = ["LATER", "RECEIPT", "Enqueued", "Executor", "describe_error"]
 
 log = Log("cudnn_actor")
 
@@ -70,7 +70,7 @@ class Enqueued(msgspec.Struct, Generic[T], frozen=True, eq=False):
     plan: Plan | None = None
 
 
-def described(error: CudnnActorError, graph: OperationGraph) -> CudnnActorError:
+def describe_error(error: CudnnActorError, graph: OperationGraph) -> CudnnActorError:
     """An error of a graph's plan, for a request that runs this graph.
 
     The error names the lines of this graph, because the plan may have been built for an equal graph from
@@ -164,7 +164,7 @@ class Executor(Generic[T]):
     def diagnose(self, error: BaseException, tag: str) -> CudnnActorError | Crash:
         """Interpret a failure of the engine: a crash if its context is dead, else the request's own error.
 
-        An `OutOfMemory` does not say what the buffers take; `ServiceState.completed` adds that.
+        An `OutOfMemory` does not say what the buffers take; `ServiceState.complete_error` adds that.
         """
         if isinstance(error, CudnnActorError | Crash):
             return error
@@ -181,7 +181,7 @@ class Executor(Generic[T]):
                 requested=requested,
                 in_use=0,
                 limit=None,
-                operations=blamed(error),
+                operations=blamed_operations(error),
                 ulimit=ulimit_of(error),
             )
         status, detail = type(error).__name__, str(error)
@@ -190,7 +190,7 @@ class Executor(Generic[T]):
         else:
             log.error("engine.unexpected_error", plan=tag, exc_info=error)
         detail = ", ".join((detail, *getattr(error, "__notes__", ())))
-        return ExecutionFailed(status=status, detail=detail, plan=tag, operations=blamed(error))
+        return ExecutionFailed(status=status, detail=detail, plan=tag, operations=blamed_operations(error))
 
     # Memory.
 
@@ -287,7 +287,7 @@ class Executor(Generic[T]):
         work = self._fenced[0][1][0]
         return work if work.reply is RECEIPT and work.late is None else None
 
-    def passed(self, answer: Callable[[], object] | None = None) -> bool:
+    def has_passed(self, answer: Callable[[], object] | None = None) -> bool:
         """Whether the oldest fence has passed. If so, its work goes to `take_done` and `first_late`. Never
         blocks.
 
@@ -297,7 +297,7 @@ class Executor(Generic[T]):
         if not self._fenced:
             return False
         now = time.monotonic()
-        if not self.engine.finished(self._fenced[0][0]):
+        if not self.engine.has_passed(self._fenced[0][0]):
             self._seen_s = now
             return False
         if answer is not None:
@@ -342,18 +342,18 @@ class Executor(Generic[T]):
 
     @property
     def unfinished_count(self) -> int:
-        """How much work `unfinished` has. Any thread: `tuple` is one call of a C function, during which the
+        """The length of `unfinished_work`. Any thread: `tuple` is one call of a C function, during which the
         executor's thread does not run, and the lists are measured one after another."""
         fenced = sum([len(batch) for _, batch in tuple(self._fenced)])
         return len(self._passed) + fenced + len(self._unfenced)
 
-    def unfinished(self) -> list[Enqueued[T]]:
+    def unfinished_work(self) -> list[Enqueued[T]]:
         """The work that has not finished, or has no answer yet, in order."""
         return [*self._passed, *(work for _, batch in self._fenced for work in batch), *self._unfenced]
 
     def forget(self) -> None:
         """Drop the unfinished work and release its buffers."""
-        lost = self.unfinished()
+        lost = self.unfinished_work()
         self._unfenced, self._fenced, self._passed = [], deque(), deque()
         for work in lost:
             self._buffers.release_all(work.slots)

@@ -151,7 +151,7 @@ class ExpectedRuns:
         if known is None:
             copied = [place for place, _ in sources]
             self._catch_up()
-            known = self._known[cached] = self._made(cached, bound, plan, copied)
+            known = self._known[cached] = self._make(cached, bound, plan, copied)
             self._constants.update(bound.slots[place].index for place in known.constant)
             self.changes += 1
         return known
@@ -192,7 +192,7 @@ class ExpectedRuns:
             if any(known.slots[place] is slot for place in known.constant):
                 del self._known[cached]
 
-    def _made(self, cached: CachedMessage, bound: Bound, plan: Plan, copied: Collection[int]) -> ExpectedRun:
+    def _make(self, cached: CachedMessage, bound: Bound, plan: Plan, copied: Collection[int]) -> ExpectedRun:
         executor = self._executor
         buffers = [executor.binding(slot) for slot in bound.slots]
         constant = self._constant_places(cached, bound.slots, plan, copied)

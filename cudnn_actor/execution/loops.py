@@ -72,7 +72,9 @@ class Loops:
         except (CudnnActorError, Crash):
             raise
         except Exception as error:
-            error.add_note(f"in {_named(pace.turn - pace.unfinished, pace.turn, lowered.loop.turns)}")
+            error.add_note(
+                f"in {_turn_name(pace.turn - pace.unfinished_turns, pace.turn, lowered.loop.turns)}"
+            )
             raise
 
     def _run(self, steps: _Steps, most: int, pace: _Pace, unwanted: Callable[[], bool]) -> None:
@@ -112,7 +114,7 @@ class Loops:
             ask=[self._asking(loop, place, pace) for place in asks],
             load=[row_copy(ports[name], rows[name], store=False) for name in loop.scanned],
             run=[
-                self._expected(plan, lowered, ports | rows | _carried(loop, before, after))
+                self._expect(plan, lowered, ports | rows | _carried_bindings(loop, before, after))
                 for before, after in ((even, odd), (odd, even))
             ],
             store=[row_copy(ports[name], rows[name], store=True) for name in loop.stacked],
@@ -123,7 +125,7 @@ class Loops:
         offset, spec = loop.working[name]
         return self._engine.bind(scratch.arena.number, scratch.offset + offset, spec)
 
-    def _expected(self, plan: Plan, lowered: Lowered, ports: Mapping[str, Binding]) -> Callable[[], None]:
+    def _expect(self, plan: Plan, lowered: Lowered, ports: Mapping[str, Binding]) -> Callable[[], None]:
         assert lowered.loop is not None
         names = lowered.loop.loop.body.names_of
         return self._engine.expect(plan, [ports[names[uid]] for uid in lowered.graph.bound], ())
@@ -164,13 +166,15 @@ class _Steps(NamedTuple):
     """The parts of the scratch buffer, and the buffers of the outputs."""
 
 
-def _carried(loop: Loop, before: Mapping[str, Binding], after: Mapping[str, Binding]) -> dict[str, Binding]:
+def _carried_bindings(
+    loop: Loop, before: Mapping[str, Binding], after: Mapping[str, Binding]
+) -> dict[str, Binding]:
     """The bindings from which the body reads the carried values, and those to which it writes them."""
     outputs = {output: after[name] for name, output in loop.carried.items()}
     return {**{name: before[name] for name in loop.carried}, **outputs}
 
 
-def _named(first: int, last: int, turns: int) -> str:
+def _turn_name(first: int, last: int, turns: int) -> str:
     """The text by which a failure names its turn, or the turns in which it may have occurred.
 
     `last`: the turn that was being enqueued; `turns` after the last one.
@@ -195,7 +199,7 @@ class _Pace:
         """The turn that is being enqueued."""
 
     @property
-    def unfinished(self) -> int:
+    def unfinished_turns(self) -> int:
         """How many turns before that one may not have finished, at least."""
         return len(self._fences)
 
@@ -211,7 +215,7 @@ class _Pace:
         """Wait until at most `behind` fences have not passed."""
         since = time.monotonic()
         while self._fences:
-            if self._engine.finished(self._fences[0]):
+            if self._engine.has_passed(self._fences[0]):
                 self._fences.popleft()
                 self._note_turn()
                 since = time.monotonic()

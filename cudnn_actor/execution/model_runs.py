@@ -21,7 +21,7 @@ from cudnn_actor.execution.expected_runs import ExpectedRun, ExpectedRuns
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.errors import CudnnActorError
 
-__all__ = ["ModelPlaces", "ModelRuns", "Source", "Values", "collected"]
+__all__ = ["ModelPlaces", "ModelRuns", "Source", "Values", "collect"]
 
 Values = Callable[[], np.ndarray]
 """Gives an output's values. Call it once a fence behind the run has passed."""
@@ -103,7 +103,7 @@ class ModelRuns:
         self._executor, self._expected, self._flush = executor, expected, flush
         self._awaits = awaits
 
-    def prepared(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> _Prepared | None:
+    def prepare(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> _Prepared | None:
         """The calls that enqueue a run between these places; None if a value needs more than a copy, or if
         the run may need no copies. Then call `enqueue`.
 
@@ -192,7 +192,7 @@ class ModelRuns:
         anywhere, sources, targets = expected.anywhere, places.sources, places.targets
         instead: dict[int, Binding] = {}
         if not places.on_host:
-            sources = self._arrived(tag, sources)
+            sources = self._wait_for_arrays(tag, sources)
             if anywhere is not None:
                 instead = self._instead(tag, anywhere, sources, targets)
         elif anywhere is not None:
@@ -234,7 +234,7 @@ class ModelRuns:
             else:
                 read.append(self._read_soon(tag, buffers[place], target))
 
-    def _arrived(
+    def _wait_for_arrays(
         self, tag: str, sources: Sequence[tuple[int, Source]]
     ) -> list[tuple[int, Slot | np.ndarray]]:
         """The sources, once the arrays among them are there."""
@@ -298,7 +298,7 @@ def _lie_alike(one: Slot, other: Slot) -> bool:
     return one.spec.dtype is other.spec.dtype and one.spec.strides == other.spec.strides
 
 
-def collected(read: Iterable[Values], error: Exception | None = None) -> list[np.ndarray]:
+def collect(read: Iterable[Values], error: Exception | None = None) -> list[np.ndarray]:
     """The values of all of these functions. Raises `error`, or the first error of one.
 
     Each is called even so: until then, the engine keeps memory for its values.

@@ -23,11 +23,11 @@ from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.engines.base import ContextDead, Engine, Plan, StickyError
 from cudnn_actor.execution.arriving import Arriving, copy_of
 from cudnn_actor.execution.deferred import DeferredWork
-from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
+from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, describe_error
 from cudnn_actor.execution.expected_runs import ExpectedRuns, written_slots
 from cudnn_actor.execution.injection import Injection
 from cudnn_actor.execution.loops import Loops
-from cudnn_actor.execution.model_runs import ModelPlaces, ModelRuns, Values, collected
+from cudnn_actor.execution.model_runs import ModelPlaces, ModelRuns, Values, collect
 from cudnn_actor.execution.planning import Outcome, Planner
 from cudnn_actor.execution.polling import pause_s, sleep_exactly
 from cudnn_actor.memory import Arena, BufferOwner, Slot
@@ -302,7 +302,7 @@ class Runner(Generic[T]):
         if executor is None or not executor.busy:
             return None
         answer = self._answer_ahead(executor)
-        if executor.passed(answer):
+        if executor.has_passed(answer):
             self._settle_work(executor)
             self._settle_passed(executor)
         else:
@@ -314,7 +314,7 @@ class Runner(Generic[T]):
         if pause or not executor.is_alone:
             return pause
         for _ in range(_MOST_LOOKS):
-            if executor.passed(answer):
+            if executor.has_passed(answer):
                 self._settle_work(executor)
                 self._settle_passed(executor)
                 return None if executor.working_since() is None else 0.0
@@ -356,7 +356,7 @@ class Runner(Generic[T]):
             self._settle_done(self._executor)
 
     def _settle_passed(self, executor: Executor[T]) -> None:
-        while executor.passed():
+        while executor.has_passed():
             self._settle_work(executor)
         self.host.flush()
 
@@ -423,9 +423,9 @@ class Runner(Generic[T]):
             if self._expected is not None and self._expected.has_constants:
                 self._expected.note_writes(written_slots(cached, slots))
             executor.execute(plan, buffers, bound.scalars)
-            return self._enqueued(task, plan.tag, slots, plan=plan)
+            return self._answer_or_defer(task, plan.tag, slots, plan=plan)
         except OperationError as error:
-            raise described(error, graph) from error
+            raise describe_error(error, graph) from error
 
     def _loop(self, task: T, cached: CachedMessage, slots: Sequence[Slot], plan: Plan) -> Any:
         """Run a plan as the body of a loop. A loop takes long, so earlier work is answered first."""
@@ -440,9 +440,9 @@ class Runner(Generic[T]):
             executor.call(tag, loops.run, plan, cached.lowered, slots, lambda: task.unwanted)
         except CudnnActorError as error:
             if isinstance(error, OperationError):
-                error = described(error, cached.lowered.graph)
-            return self._failed(task, tag, slots, error, (), enqueued=plan)
-        return self._enqueued(task, tag, slots, plan=plan)
+                error = describe_error(error, cached.lowered.graph)
+            return self._fail(task, tag, slots, error, (), enqueued=plan)
+        return self._answer_or_defer(task, tag, slots, plan=plan)
 
     def _note_turn(self) -> None:
         """Note that a turn of a loop has finished. If the host has been given up, the loop ends there.
@@ -508,7 +508,7 @@ class Runner(Generic[T]):
                 self.host.flush()
             if self.faults.rule is not None:
                 self.faults.inject(tag)
-            prepared = models.prepared(cached, plan, places) if places.repeats else None
+            prepared = models.prepare(cached, plan, places) if places.repeats else None
             enqueued = plan
             if not places.on_host and places.harmless != expected.changes:
                 changes = expected.changes
@@ -520,9 +520,9 @@ class Runner(Generic[T]):
             else:
                 executor.call(tag, prepared.enqueue)
         except OperationError as error:
-            return self._failed(task, tag, slots, described(error, graph), read, enqueued=enqueued)
+            return self._fail(task, tag, slots, describe_error(error, graph), read, enqueued=enqueued)
         except CudnnActorError as error:
-            return self._failed(task, tag, slots, error, read, enqueued=enqueued)
+            return self._fail(task, tag, slots, error, read, enqueued=enqueued)
         is_receipt = answer is None and not read
         if executor.synchronous:
             now_ns = time.perf_counter_ns()
@@ -531,24 +531,24 @@ class Runner(Generic[T]):
                 return answer(arrays)
             if is_receipt:
                 return self.host.receipt_for(task, tag, now_ns)
-            return self._answered(task, tag, read, answer)
-        late = None if is_receipt else functools.partial(self._answered, task, tag, read, answer)
+            return self._answer(task, tag, read, answer)
+        late = None if is_receipt else functools.partial(self._answer, task, tag, read, answer)
         executor.defer(Enqueued(task, tag, slots, late=late, plan=plan))
         if executor.takes_long(tag):
             self.fence()  # its caller may send the next run while the device computes the one behind this
         return LATER
 
-    def _answered(
+    def _answer(
         self,
         task: T,
         tag: str,
         read: Sequence[Values],
         answer: Callable[[list[np.ndarray]], Any] | None,
     ) -> Any:
-        arrays = collected(read)
+        arrays = collect(read)
         return self.host.receipt_for(task, tag, time.perf_counter_ns()) if answer is None else answer(arrays)
 
-    def _failed(
+    def _fail(
         self,
         task: T,
         tag: str,
@@ -564,7 +564,7 @@ class Runner(Generic[T]):
         executor = self.executor
         if executor.synchronous or enqueued is None:
             raise error
-        late = functools.partial(collected, read, error)
+        late = functools.partial(collect, read, error)
         executor.defer(Enqueued(task, tag, slots, late=late, plan=enqueued))
         return LATER
 
@@ -581,7 +581,7 @@ class Runner(Generic[T]):
             plan = self._plan(graph, outcomes.get(graph.digest()))
             times = self._measure(plan, graph, message.weights) if message.measure else None
         except OperationError as error:
-            raise described(error, graph) from error
+            raise describe_error(error, graph) from error
         explanation = plan.explain(graph)
         if message.candidates:
             explanation = self._with_candidates(plan, explanation, graph)
@@ -639,9 +639,9 @@ class Runner(Generic[T]):
             if executor.synchronous:
                 raise
             # The device may still read the parts before: they are held until it does not.
-            executor.defer(Enqueued(task, tag, [slot], late=functools.partial(collected, (), error)))
+            executor.defer(Enqueued(task, tag, [slot], late=functools.partial(collect, (), error)))
             return LATER
-        return self._enqueued(task, tag, [slot])
+        return self._answer_or_defer(task, tag, [slot])
 
     def _await_part(self, arriving: Arriving, number: int) -> None:
         """Wait until a part of an array has arrived. Work that was enqueued before is answered meanwhile.
@@ -672,7 +672,7 @@ class Runner(Generic[T]):
                 if not number:
                     raise
                 raise Crash(f"it could not write all weights: {error}") from error
-        return self._enqueued(task, "write", slots)
+        return self._answer_or_defer(task, "write", slots)
 
     def read(self, task: T, slot: Slot, into: Any = None) -> Any:
         """A buffer's values, in `into` if given; or `LATER`, if they are read after all earlier work."""
@@ -724,7 +724,7 @@ class Runner(Generic[T]):
 
     def warm(self, message: Warm, key: object) -> int:
         """Build the plans that are missing, and load their kernels. Returns how many."""
-        wanted = self.state.warmed(message)
+        wanted = self.state.graphs_to_warm(message)
         outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
         self.faults.inject("warm")
         built = 0
@@ -774,9 +774,9 @@ class Runner(Generic[T]):
         if self.faults.rule is not None:
             self.faults.inject(tag)
         self.executor.call(tag, call, *args)
-        return self._enqueued(task, tag, slots, reply)
+        return self._answer_or_defer(task, tag, slots, reply)
 
-    def _enqueued(
+    def _answer_or_defer(
         self, task: T, tag: str, slots: Sequence[Slot], reply: Any = RECEIPT, plan: Plan | None = None
     ) -> Any:
         """The answer to work that the engine was called for: now if it has run, else `LATER`."""

@@ -180,7 +180,7 @@ class Staging:
         return keeping(self.array(block, dims, dtype), owner)
 
     @property
-    def lent(self) -> int:
+    def lent_bytes(self) -> int:
         """Bytes of the arrays that `lend` has made and that are in use."""
         self.take_back()
         return sum(block.nbytes for block in self._lent)
@@ -228,7 +228,7 @@ class Staging:
         number, size = self._pool.next(nbytes)
         left = available()
         if left is not None and size > left:  # Linux would grant it, and kill a process once it is written
-            raise OutOfMemory(requested=nbytes, in_use=self._pool.taken, limit=None, largest=left)
+            raise OutOfMemory(requested=nbytes, in_use=self._pool.taken_bytes, limit=None, largest=left)
         try:
             descriptor = self._make(number, size)
         except (OSError, OverflowError) as error:

@@ -523,7 +523,7 @@ class MemoryTable:
                 raise _stale(ref, slot.why_ended(ref.generation), field)
             if generation == ref.generation and slot.live:
                 if (ref.spec, ref.device) != (slot.spec, self.device):
-                    raise _forged(ref, slot, field, self.device)
+                    raise _forgery_error(ref, slot, field, self.device)
                 return slot  # its free has been undone since the fast path
         # This slot never issued it: the nonce is another service's, or the generation is still to come.
         raise _stale(ref, StaleReason.FOREIGN, field)
@@ -551,7 +551,7 @@ def _stale(ref: BufferRef, reason: StaleReason, field: str) -> StaleBufferError:
     return StaleBufferError(slot=ref.slot, generation=ref.generation, reason=reason, field=field)
 
 
-def _forged(ref: BufferRef, slot: Slot, field: str, device: str) -> InvalidRequest:
+def _forgery_error(ref: BufferRef, slot: Slot, field: str, device: str) -> InvalidRequest:
     changed, given, own = (
         ("device", ref.device, device) if ref.spec == slot.spec else ("spec", str(ref.spec), str(slot.spec))
     )

@@ -81,7 +81,7 @@ class ArenaPool:
         if self.limit is not None and nbytes > self.limit - self._in_use():
             raise OutOfMemory(
                 requested=nbytes,
-                in_use=self.taken + self.beside,
+                in_use=self.taken_bytes + self.beside,
                 arena_bytes=self.nbytes,
                 limit=self.limit,
                 largest=max(0, self.limit - self._in_use()),
@@ -171,7 +171,7 @@ class ArenaPool:
         return self.beside + self.nbytes - sum(arena.nbytes for arena in self.idle())
 
     @property
-    def taken(self) -> int:
+    def taken_bytes(self) -> int:
         """Bytes that buffers take in the arenas."""
         return sum(arena.nbytes - arena.free.free_bytes for arena in self.all())
 
@@ -183,7 +183,7 @@ class ArenaPool:
             largest = max(beside, *(arena.free.largest for arena in self.all()), 0)
         return OutOfMemory(
             requested=nbytes,
-            in_use=self.taken + self.beside,
+            in_use=self.taken_bytes + self.beside,
             arena_bytes=self.nbytes,
             limit=self.limit,
             most=most,

@@ -205,7 +205,7 @@ class RequestSpans:
                 run_ns,
                 time.perf_counter_ns(),
                 value if isinstance(value, Receipt) else None,
-                _told(envelope, error),
+                _error_for_caller(envelope, error),
                 restarts,
             )
         )
@@ -215,7 +215,7 @@ class RequestSpans:
         if envelope.number in self._begun:
             return self._begun.pop(envelope.number)
         # One that the other process got before this was here may not have the time of its admission.
-        return self._sampled(envelope) if envelope.admitted_ns else None
+        return self._sample(envelope) if envelope.admitted_ns else None
 
     def replayed(self, envelope: Envelope, cause: str) -> None:
         """Note that a request runs again."""
@@ -227,7 +227,7 @@ class RequestSpans:
         """Begin the span of a sampled request. Returns the headers that name the span for the other
         process."""
         self._begun[envelope.number] = None
-        if (parent := self._sampled(envelope)) is None:
+        if (parent := self._sample(envelope)) is None:
             return None
         span = self._tracer.start_span(
             type(envelope.message).__name__,
@@ -254,7 +254,7 @@ class RequestSpans:
             context.run(contexts.attach, told)
         return context
 
-    def _sampled(self, envelope: Envelope) -> contexts.Context | None:
+    def _sample(self, envelope: Envelope) -> contexts.Context | None:
         """The context of the span's parent; None for no span. Messages of the service's own have none."""
         if envelope.context is None:
             return None
@@ -322,7 +322,7 @@ def _offset_ns() -> int:
     return time.time_ns() - time.perf_counter_ns()
 
 
-def _told(envelope: Envelope, error: BaseException | None) -> BaseException | None:
+def _error_for_caller(envelope: Envelope, error: BaseException | None) -> BaseException | None:
     """The error that the caller got, who may have left before it was made."""
     if isinstance(error, ServiceStopped) and envelope.timed_out:
         return DeadlineExceeded(timeout_s=envelope.timeout_s or 0.0, started=False)

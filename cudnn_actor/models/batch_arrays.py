@@ -10,7 +10,7 @@ import numpy as np
 
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Gather", "assemble", "batch_specs", "concatenate", "divided", "total_nbytes"]
+__all__ = ["Gather", "assemble", "batch_specs", "concatenate", "divide_results", "total_nbytes"]
 
 Gather = Callable[[Sequence[np.ndarray], np.ndarray], object]
 """A function that copies arrays, one after another along the leading dim, into one array, and fills it."""
@@ -45,7 +45,7 @@ def assemble(
         gather(given, whole)
 
 
-def divided(
+def divide_results(
     results: Mapping[str, np.ndarray], counts: Sequence[int], size: int, *, locked: bool = False
 ) -> list[dict[str, np.ndarray]]:
     """The outputs of each request, as arrays of its own. They keep no other request's outputs alive.

@@ -23,7 +23,7 @@ from cudnn_actor.models.batch_arrays import (
     assemble,
     batch_specs,
     concatenate,
-    divided,
+    divide_results,
     total_nbytes,
 )
 from cudnn_actor.models.batch_records import BatchStatistics, BatchTimes
@@ -571,10 +571,10 @@ class BatchedModel:
     async def _divide(
         self, results: Mapping[str, np.ndarray], counts: Sequence[int], size: int
     ) -> list[dict[str, np.ndarray]]:
-        """The outputs of each request. See `batch_arrays.divided`."""
+        """The outputs of each request. See `batch_arrays.divide_results`."""
         if total_nbytes([results]) > _ON_LOOP_BYTES:
-            return await self._copying.run(divided, results, counts, size)
-        return divided(results, counts, size, locked=self._copying.under_way > 0)
+            return await self._copying.run(divide_results, results, counts, size)
+        return divide_results(results, counts, size, locked=self._copying.under_way > 0)
 
     async def _run_together(
         self, parts: Sequence[Mapping[str, np.ndarray]], group: Hashable, size: int, **options: Any

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.models.source import Dims, Feature, Features, shown
+from cudnn_actor.models.source import Dims, Feature, Features, dims_text
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import did_you_mean, require_awaited, require_names
@@ -175,7 +175,7 @@ def _check_dims(features: Sequence[Feature], given: Mapping[str, Any]) -> None:
             raise InvalidRequest(
                 field=feature.name,
                 value=dims,
-                problem=f"does not fit {shown(feature.dims)}: {problem}",
+                problem=f"does not fit {dims_text(feature.dims)}: {problem}",
                 fix=f"give {way or 'an array that fits'}{of_name}",
             )
 

@@ -194,7 +194,7 @@ class Keeping:
         graphs.add(self.kept)
         graphs.watch(self)
         left = (self.weights, self.kept, self._past, shown)
-        forks.finalize(self, _dropped, gpu, ref, (discard, unload), graphs, left).atexit = False
+        forks.finalize(self, _drop, gpu, ref, (discard, unload), graphs, left).atexit = False
 
     def forget_parent(self) -> None:
         """In a forked child, take a new lock. The service refuses the model's requests there."""
@@ -215,7 +215,7 @@ class Keeping:
                 field="model", value=Words(self._shown), problem="is closed", fix="load it again"
             )
 
-    def found(self, key: object) -> Kept | None:
+    def find(self, key: object) -> Kept | None:
         """The graph that is kept for a key; None if there is none. One more run uses it until `release`.
 
         Raises as `check_open`.
@@ -242,7 +242,7 @@ class Keeping:
                 each.runs += 1
             return kept
 
-    def bound(
+    def keep(
         self,
         key: object,
         of: Specialised,
@@ -279,13 +279,13 @@ class Keeping:
                     kept.weights[port] = ref
                 self.origins.update(of.origins)
                 self.decided |= of.decided_by
-            return self.found(key)
+            return self.find(key)
 
     def release(self, kept: Kept) -> None:
-        """End one use of a graph that `found`, `found_all`, `hold` or `bound` has begun."""
+        """End one use of a graph that `find`, `found_all`, `hold` or `keep` has begun."""
         with self.lock:
             kept.runs -= 1
-            evicted, unused = self._evicted()
+            evicted, unused = self._evict()
             if kept.outdated and not kept.runs:
                 unused += self._take_places(kept)
         if evicted or unused or self.closed:
@@ -374,10 +374,10 @@ class Keeping:
         may call this, also within a finalizer."""
         with self.lock:
             self.closed = True
-            unused = self._evicted()
+            unused = self._evict()
         self._give_back(*unused)
 
-    def _evicted(self) -> tuple[list[Kept], list[BufferRef]]:
+    def _evict(self) -> tuple[list[Kept], list[BufferRef]]:
         """Forget the idle graphs that are over the bounds, or all idle graphs once the model is closed.
         Returns these graphs, and the buffers that no graph needs any more."""
         if len(self.kept) <= 1 and not self.closed:
@@ -431,7 +431,7 @@ def _says_torn(error: CudnnActorError, refs: Collection[BufferRef]) -> bool:
     )
 
 
-def _dropped(
+def _drop(
     gpu: Any,
     ref: ModelRef,
     give_back: tuple[Callable[[BufferRef], None], Unload],

@@ -302,10 +302,10 @@ class Model:
     async def warm_for(self, sizes: Mapping[str, Sizes], deadline: Deadline, field: str = "sizes") -> int:
         """`warm` for a mapping of sizes; `field`: the name of the caller's argument."""
         sets = sets_of_specs(self.inputs, sizes, MOST_KEPT, field)
-        return sum([await self._warmed(specs, deadline) for specs in sets])
+        return sum([await self._warm_graph(specs, deadline) for specs in sets])
 
     @_of_latest
-    async def _warmed(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> int:
+    async def _warm_graph(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> int:
         with self._refusing_values():
             return await self._with_graph(
                 specs, {}, deadline, partial(self._preparing.deploy, deadline=deadline)
@@ -349,9 +349,9 @@ class Model:
             two workers.
         """
         self._require_swappable()
-        given = self._writing.checked(self._values, weights)
+        given = self._writing.check(self._values, weights)
         with within(timeout) as deadline:
-            await self._writing.write(await self._writing.fetched(given, deadline), deadline)
+            await self._writing.write(await self._writing.fetch(given, deadline), deadline)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -416,7 +416,7 @@ class Model:
             with self._refusing_values():
                 kept = await self._preparing.acquire(specs, given, deadline)
             try:
-                return await self._explained(kept.of, deadline, measure=measure)
+                return await self._explain_graph(kept.of, deadline, measure=measure)
             finally:
                 self._keeping.release(kept)
 
@@ -431,7 +431,7 @@ class Model:
                 field="inputs", value=None, problem=f"must be given: {needs}", fix="pass them as for run"
             ) from needs
 
-    async def _explained(self, of: Specialised, deadline: Deadline, *, measure: bool) -> Explanation:
+    async def _explain_graph(self, of: Specialised, deadline: Deadline, *, measure: bool) -> Explanation:
         if not of.graphs:
             raise InvalidRequest(
                 field="model",

@@ -14,7 +14,7 @@ from cudnn_actor.actors import Deadline
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models.keeping import Keeping, Kept, Outdated
 from cudnn_actor.models.loop_locks import LoopLocks
-from cudnn_actor.models.rounding import rounded
+from cudnn_actor.models.rounding import round_to
 from cudnn_actor.models.source import NeedsValues, Specialised, Step, Weight, values_of
 from cudnn_actor.models.writing import Writing
 from cudnn_actor.protocol.errors import OutOfMemory, StaleBufferError
@@ -36,10 +36,10 @@ just before it is uploaded."""
 class Preparing:
     """Makes graphs, has them kept, and deploys them in the service.
 
-    A graph is in use from `Keeping.found` or `bound` until `release`. Every `await` between them is in a
+    A graph is in use from `Keeping.find` or `keep` until `release`. Every `await` between them is in a
     `try`, so the graph is released however the run ends. A weight is in `made` from when `upload` returns it
-    until `bound` takes it out; if `bound` never does, it is discarded. If `upload` cannot return a buffer, it
-    frees it itself. While one task awaits, others may change what is kept, so `found` and `bound` look again,
+    until `keep` takes it out; if `keep` never does, it is discarded. If `upload` cannot return a buffer, it
+    frees it itself. While one task awaits, others may change what is kept, so `find` and `keep` look again,
     under the lock.
 
     Parameters
@@ -84,7 +84,7 @@ class Preparing:
         if specs is not known:
             key = _key(specs, {})
             self._latest = specs, key
-        return self._keeping.found(key)
+        return self._keeping.find(key)
 
     async def acquire(
         self,
@@ -107,13 +107,13 @@ class Preparing:
             left_out = self._defaults - specs.keys()
             values = {name: await self._value(given, name, deadline) for name in deciding - left_out}
             key = _key(specs, values)
-            if (kept := self._keeping.found(key)) is not None:
+            if (kept := self._keeping.find(key)) is not None:
                 return kept
             async with deadline.limiting(), self._locks.of_running_loop():
-                if (kept := self._keeping.found(key)) is not None:
+                if (kept := self._keeping.find(key)) is not None:
                     return kept
                 try:
-                    async with self._writing.unwritten(deadline, alone=outdated) as writes:
+                    async with self._writing.after_writes(deadline, alone=outdated) as writes:
                         specialise = self._keeping.source.specialise
                         of = await in_own_thread(specialise, specs, values, self._most_operations)
                         # Nothing is awaited once the graph is in use: see the class's docstring.
@@ -140,7 +140,7 @@ class Preparing:
         if kept.graph is None:
             return 0
         while True:
-            sent = await self._placed(kept, deadline)
+            sent = await self._place(kept, deadline)
             message = WarmModel(model=self._keeping.ref, graphs=(sent,), tune=tune, soon=soon)
             try:
                 built: int = await self._gpu.ask(message, timeout=deadline.left_s)
@@ -161,7 +161,7 @@ class Preparing:
             built += await self._gpu.ask(message, timeout=deadline.left_s)
         return built
 
-    async def _placed(self, kept: Kept, deadline: Deadline) -> ModelGraph:
+    async def _place(self, kept: Kept, deadline: Deadline) -> ModelGraph:
         """The description of a graph for the service. Allocates places if the graph has none.
 
         Another loop may place the graph as well, or give its places back, at any moment. So `kept.sent` is
@@ -221,7 +221,7 @@ class Preparing:
         made: dict[str, BufferRef] = {}
         ports = of.ports
         try:
-            while (kept := self._keeping.bound(key, of, made, specs, values, writes=writes)) is None:
+            while (kept := self._keeping.keep(key, of, made, specs, values, writes=writes)) is None:
                 missing = {
                     name: (elements, ports[port])
                     for port, (name, elements) in of.weights.items()
@@ -286,7 +286,7 @@ class Preparing:
     async def _upload_weight(self, weight: Weight, spec: TensorSpec) -> BufferRef:
         array = await in_own_thread(values_of, weight) if callable(weight) else weight
         if array.dtype != spec.dtype.numpy:
-            array = await in_own_thread(rounded, array, spec.dtype)
+            array = await in_own_thread(round_to, array, spec.dtype)
         shared = not getattr(self._keeping.source, "swappable", False)
         upload = partial(self._gpu._upload_weight, array, spec, shared=shared)
         return await self._with_room(spec.nbytes, upload)

@@ -9,7 +9,7 @@ import numpy as np
 
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["largest", "rounded"]
+__all__ = ["largest", "round_to"]
 
 
 def largest(dtype: DType) -> float:
@@ -17,7 +17,7 @@ def largest(dtype: DType) -> float:
     return float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
 
 
-def rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
+def round_to(array: np.ndarray, dtype: DType) -> np.ndarray:
     """An array of floats in a floating-point dtype: finite numbers beyond its limits become its limits.
 
     A model may mask scores with float32's least number, and multiply that with zeros. As -inf, it would make

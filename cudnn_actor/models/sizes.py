@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.models.source import Feature, shown
+from cudnn_actor.models.source import Feature, dims_text
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import as_index, as_indices, did_you_mean
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -121,7 +121,7 @@ def _check_known(features: Iterable[Feature]) -> None:
         if each.dtype is None or each.dims is None or None in each.dims:
             raise InvalidRequest(
                 field=each.name,
-                value=None if each.dims is None else shown(each.dims),
+                value=None if each.dims is None else dims_text(each.dims),
                 problem="has dims without a name" if each.dtype is not None else f"is of type {each.kind}",
                 fix="pass inputs with the dims that you want: await model.run(inputs)",
             )

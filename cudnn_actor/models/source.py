@@ -27,8 +27,8 @@ __all__ = [
     "Step",
     "SwappableSource",
     "Weight",
+    "dims_text",
     "fixed_specs",
-    "shown",
     "values_of",
 ]
 
@@ -75,7 +75,7 @@ class Feature:
         return f"<Feature {one_line(str(self))}>"
 
     def __str__(self) -> str:
-        dims = "of any rank" if self.dims is None else shown(self.dims)
+        dims = "of any rank" if self.dims is None else dims_text(self.dims)
         return f"{self.name}: {self.dtype or self.kind} {dims}"
 
 
@@ -85,7 +85,7 @@ def fixed_specs(features: Sequence[Feature]) -> dict[str, TensorSpec] | None:
     return None if None in specs.values() else specs  # type: ignore[return-value]
 
 
-def shown(dims: Dims) -> str:
+def dims_text(dims: Dims) -> str:
     """A text of dims for people: names as they are, and a question mark where nothing is known."""
     return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.models.inputs import Values
-from cudnn_actor.models.source import Origin, shown
+from cudnn_actor.models.source import Origin, dims_text
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import did_you_mean, require_awaited
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["checked_weights", "derived", "specs_of"]
+__all__ = ["checked_weights", "derive", "specs_of"]
 
 _SHOWN = 20
 
@@ -96,15 +96,13 @@ def _check_fits(
     if given != (spec.dims, spec.dtype):
         raise InvalidRequest(
             field=name,
-            value=Words(f"{dtype} {shown(given[0])}"),
-            problem=f"is not of the weight's dtype and dims, {spec.dtype} {shown(spec.dims)}",
+            value=Words(f"{dtype} {dims_text(given[0])}"),
+            problem=f"is not of the weight's dtype and dims, {spec.dtype} {dims_text(spec.dims)}",
             fix="give it as in the file: model.weights has the specs",
         )
 
 
-def derived(
-    origin: Origin, spec: TensorSpec, tensors: Mapping[str, np.ndarray], known: dict[str, Any]
-) -> Any:
+def derive(origin: Origin, spec: TensorSpec, tensors: Mapping[str, np.ndarray], known: dict[str, Any]) -> Any:
     """A weight's values for these values of the initialisers. Raises `InvalidRequest` if they do not have the
     weight's dims."""
     names = ", ".join(sorted(origin.names))

@@ -14,9 +14,9 @@ from cudnn_actor.actors import Deadline
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models.inputs import Values
 from cudnn_actor.models.keeping import Keeping
-from cudnn_actor.models.rounding import rounded
+from cudnn_actor.models.rounding import round_to
 from cudnn_actor.models.source import Origin, SwappableSource
-from cudnn_actor.models.weights import checked_weights, derived, specs_of
+from cudnn_actor.models.weights import checked_weights, derive, specs_of
 from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, StaleBufferError
 from cudnn_actor.protocol.messages.messages import WriteWeights
 from cudnn_actor.protocol.types.buffers import BufferRef
@@ -26,7 +26,7 @@ __all__ = ["Writing"]
 
 
 class Writing:
-    """Writes the weights that a model keeps. All methods but `unwritten` need a model whose source is a
+    """Writes the weights that a model keeps. All methods but `after_writes` need a model whose source is a
     `SwappableSource`.
 
     Parameters
@@ -56,17 +56,17 @@ class Writing:
         with self._keeping.lock:
             return specs_of(self._source.tensors, self._keeping.decided)
 
-    def checked(self, values: Values, weights: object) -> dict[str, np.ndarray | BufferRef]:
+    def check(self, values: Values, weights: object) -> dict[str, np.ndarray | BufferRef]:
         """The new values of weights, by name: copies of arrays, and references as they are.
 
         Raises `InvalidRequest` if a name or a value does not fit.
         """
         return checked_weights(self._source.tensors, self._keeping.decided, values, weights)
 
-    async def fetched(
+    async def fetch(
         self, given: Mapping[str, np.ndarray | BufferRef], deadline: Deadline
     ) -> dict[str, np.ndarray]:
-        """The result of `checked`, with downloaded values in place of references: graphs that are imported
+        """The result of `check`, with downloaded values in place of references: graphs that are imported
         later need the values, too."""
         return {
             name: await self._gpu.download(each, timeout=deadline.left_s)
@@ -76,12 +76,12 @@ class Writing:
         }
 
     async def write(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
-        """Overwrite weights with the values that `fetched` has returned."""
+        """Overwrite weights with the values that `fetch` has returned."""
         async with self._alone(deadline):
             await self._write_kept(given, deadline)
 
     @contextlib.asynccontextmanager
-    async def unwritten(self, deadline: Deadline, *, alone: bool) -> AsyncIterator[int]:
+    async def after_writes(self, deadline: Deadline, *, alone: bool) -> AsyncIterator[int]:
         """Wait until no write is under way, and send a write of unknown outcome again. Yields how many writes
         have begun.
 
@@ -100,7 +100,7 @@ class Writing:
                 other, unsure = self._under_way, self._unsure
                 writes = keeping.writes
             if other is not None:
-                await self._ended(other, deadline)
+                await self._wait_for(other, deadline)
             elif unsure:
                 await self.write({}, deadline)
             else:
@@ -126,7 +126,7 @@ class Writing:
                     mine.set_running_or_notify_cancel()  # so that no task that waits for it can cancel it
                     keeping.writes += 1
                     break
-            await self._ended(other, deadline)
+            await self._wait_for(other, deadline)
         try:
             yield
         finally:
@@ -134,7 +134,7 @@ class Writing:
                 self._under_way = None
             mine.set_result(None)
 
-    async def _ended(self, write: Future[None], deadline: Deadline) -> None:
+    async def _wait_for(self, write: Future[None], deadline: Deadline) -> None:
         async with deadline.limiting():
             await asyncio.wrap_future(write)
 
@@ -180,4 +180,4 @@ def _compute(
 ) -> list[np.ndarray]:
     """The values of weights, each in its buffer's dtype. Raises `InvalidRequest`."""
     known: dict[str, Any] = {}
-    return [rounded(derived(origin, ref.spec, tensors, known), ref.spec.dtype) for ref, origin in chosen]
+    return [round_to(derive(origin, ref.spec, tensors, known), ref.spec.dtype) for ref, origin in chosen]

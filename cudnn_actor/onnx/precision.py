@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
-from cudnn_actor.models.rounding import largest, rounded
+from cudnn_actor.models.rounding import largest, round_to
 from cudnn_actor.models.source import Feature
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.dtypes import formal
@@ -174,7 +174,7 @@ class Precision:
     def constant(self, array: np.ndarray, feature: Feature) -> np.ndarray:
         """An output that is a constant, with the dtype of the model's output."""
         dtype = _floating(feature.dtype)
-        return array if dtype is None or _floating(DType.of(array.dtype)) is None else rounded(array, dtype)
+        return array if dtype is None or _floating(DType.of(array.dtype)) is None else round_to(array, dtype)
 
     def _source(self, value: Value | None) -> Value | None:
         """The value of a result before it was rounded; the value itself if it was not."""
@@ -220,7 +220,7 @@ class Precision:
 
 
 def _within_limits(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
-    """x in another dtype. Finite numbers stay within the dtype's limits: see `rounded`."""
+    """x in another dtype. Finite numbers stay within the dtype's limits: see `round_to`."""
     limit = largest(dtype)
     return g.astype(g.where(g.isinf(x), x, g.clip(x, -limit, limit)), dtype)
 

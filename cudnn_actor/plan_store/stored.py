@@ -67,7 +67,7 @@ class StoredPlans:
         A stored plan that is provisional is for the effort "soon" alone. Raises and blocks like
         `Builder.build`.
         """
-        plan = self.kept(graph, workspace_limit, effort)
+        plan = self.find(graph, workspace_limit, effort)
         if plan is None:
             plan = self._builder.build(
                 graph, workspace_limit=workspace_limit, progress=progress, effort=effort
@@ -75,7 +75,7 @@ class StoredPlans:
             self._keep(self._key(graph, workspace_limit), plan, tuned=False)
         return plan
 
-    def kept(
+    def find(
         self, graph: OperationGraph, workspace_limit: int | None, effort: Effort = "best"
     ) -> Plan | None:
         """The stored plan, as `build` takes it; None if there is none. Raises `StickyError`."""
@@ -168,7 +168,7 @@ class KeptPlans(StoredPlans):
         effort: Effort = "best",
     ) -> Plan:
         """The stored plan. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
-        plan = self.kept(graph, workspace_limit, effort)
+        plan = self.find(graph, workspace_limit, effort)
         if plan is None:
             raise NotKept(graph.digest())
         return plan

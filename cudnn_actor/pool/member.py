@@ -215,7 +215,7 @@ class Member:
                 service.end("not wanted any more")
                 return
             self.gpu = gpu
-            service.stopped.add_done_callback(lambda _: self._ended(one))
+            service.stopped.add_done_callback(lambda _: self._note_end(one))
             await self._listener.prepare(self)
         except Exception as error:  # noqa: BLE001 - whatever prevents a start is its reason
             one.starting = False
@@ -223,7 +223,7 @@ class Member:
                 one.over, self.gpu = True, None
                 self._listener.lost(self)
                 one.close()
-                self._exited(one, ExitReason.start_failed(str(error)))
+                self._note_exit(one, ExitReason.start_failed(str(error)))
             return
         finally:
             one.starting = False
@@ -238,7 +238,7 @@ class Member:
         """Start the process, and wait until its service serves. Raises `OSError`, `CudnnActorError`."""
         one.control, theirs = socket.socketpair()
         one.control.setblocking(False)
-        launcher = Launcher.shared(preloaded_for(self._options["device"]), self._executable)
+        launcher = Launcher.of_process(preloaded_for(self._options["device"]), self._executable)
 
         def launch() -> Child:
             with theirs:
@@ -264,7 +264,7 @@ class Member:
             elif isinstance(event, Restarted):
                 self._listener.up(self)
 
-    def _ended(self, one: _Incarnation) -> None:
+    def _note_end(self, one: _Incarnation) -> None:
         """Note that the connection to a process has ended, and that its requests and buffers are lost."""
         if one.over:
             return
@@ -281,9 +281,9 @@ class Member:
             with contextlib.suppress(ValueError, OSError):  # it was closed meanwhile
                 how = await in_own_thread(one.child.how_it_ended, _EXIT_S)
         one.close()
-        self._exited(one, ExitReason.crash(f"its process {how}"))
+        self._note_exit(one, ExitReason.crash(f"its process {how}"))
 
-    def _exited(self, one: _Incarnation, reason: ExitReason) -> None:
+    def _note_exit(self, one: _Incarnation, reason: ExitReason) -> None:
         self._signal(ChildExited(child=self.name, incarnation=one.number, reason=reason))
 
     async def _stop(self, one: _Incarnation | None, deadline: float) -> None:
@@ -304,7 +304,7 @@ class Member:
                 if not await in_own_thread(one.child.wait, left_s):
                     reason = ExitReason.killed("not stopped in time")
         one.close()
-        self._exited(one, reason)
+        self._note_exit(one, reason)
 
     def _kill(self, one: _Incarnation | None) -> None:
         """Kill a process, whether it is ready or not."""

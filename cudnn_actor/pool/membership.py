@@ -11,7 +11,7 @@ from cudnn_actor.pool.dispatching import Dispatching
 from cudnn_actor.pool.listener import Numbered
 from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.supervision import Clock, LifecycleEvent
-from cudnn_actor.supervision.events import log_event, stamped
+from cudnn_actor.supervision.events import log_event, stamp
 
 __all__ = ["Membership"]
 
@@ -111,7 +111,7 @@ class Membership(Generic[M]):
 
     def happened(self, event: LifecycleEvent) -> None:
         """Keep an event, let it reach the iterators of `events.follow`, and write its log line."""
-        event = stamped(event, self._name, Clock())
+        event = stamp(event, self._name, Clock())
         self.events.append(event)
         log_event(self._log, event)
 

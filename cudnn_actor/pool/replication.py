@@ -58,7 +58,7 @@ class Replication:
         self._all.append(replica)  # first: a member that starts meanwhile gets a copy, too
         try:
             for member in self._members:
-                async with self._given(member) as gpu:
+                async with self._handle_of(member) as gpu:
                     if gpu is not None:
                         await self._give_missing(member, gpu)
         except BaseException:
@@ -124,7 +124,7 @@ class Replication:
         release = model.reserve(specs)
         try:
             for member in self._members:
-                async with self._given(member) as gpu:
+                async with self._handle_of(member) as gpu:
                     if gpu is not None and (copy := model.at.get(member.number)) is not None:
                         await model.warm(copy, deadline)
         except BaseException:
@@ -134,7 +134,7 @@ class Replication:
 
     async def _bring_up_to_date(self, member: Member, model: PoolModel) -> None:
         with self._holding(member.number):
-            async with self._given(member) as gpu:
+            async with self._handle_of(member) as gpu:
                 if gpu is not None and (copy := model.at.get(member.number)) is not None:
                     await model.bring_up_to_date(gpu, copy)
 
@@ -147,7 +147,7 @@ class Replication:
                 member.restart()
 
     @contextlib.asynccontextmanager
-    async def _given(self, member: Member) -> AsyncIterator[CudnnRef | None]:
+    async def _handle_of(self, member: Member) -> AsyncIterator[CudnnRef | None]:
         """Yield the handle of a member, to make a copy there; None if its process does not run.
 
         Errors of the block are suppressed if the process has ended: its next process gets all copies.

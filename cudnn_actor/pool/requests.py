@@ -36,7 +36,7 @@ from cudnn_actor.pool.pure_requests import (
 )
 from cudnn_actor.pool.replicas import PoolBuffer, PoolModel, Replica, Version
 from cudnn_actor.pool.replication import Replication
-from cudnn_actor.pool.shared_source import shared
+from cudnn_actor.pool.shared_source import share_source
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StaleBufferError, StaleReason
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.operations import Operation
@@ -259,14 +259,14 @@ class PoolRequests:
             `work` has raised it on a member that was not lost. Any other exception of `work` is raised, too.
         """
 
-        async def sent(member: int, left_s: float | None) -> T:
+        async def send(member: int, left_s: float | None) -> T:
             if left_s is None:  # nearly all calls: a limit costs half as much as the rest
                 return await work(self._handle(member), lambda replica: replica.of(member))
             async with deadline.limiting():
                 return await work(self._handle(member), lambda replica: replica.of(member))
 
         with within(timeout) as deadline:
-            return await self._dispatching.run(("call", kind), sent, deadline)
+            return await self._dispatching.run(("call", kind), send, deadline)
 
     async def run(
         self,
@@ -420,7 +420,7 @@ class PoolRequests:
         if source is None:
             options |= {} if dtype is None else {"dtype": dtype}
             source = await in_own_thread(read_model, model, options)
-        version = Version(source=shared(source), dims=dims, tune=tune)
+        version = Version(source=share_source(source), dims=dims, tune=tune)
         if replace is not None:
             await self._replication.swap(replace, version)
             return replace

@@ -12,17 +12,17 @@ import numpy as np
 
 from cudnn_actor.attached.client.shared_segments import ToShare, shared_copies
 from cudnn_actor.models import Feature
-from cudnn_actor.models.rounding import rounded
+from cudnn_actor.models.rounding import round_to
 from cudnn_actor.models.source import Source, Specialised, Weight, values_of
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["SharedSource", "shared"]
+__all__ = ["SharedSource", "share_source"]
 
 _MOST_KEPT = 64
 """The most imports that are kept for members that start later."""
 
 
-def shared(source: Source) -> Source:
+def share_source(source: Source) -> Source:
     """A source for all members. A source whose weights may be overwritten is returned as it is: each member
     has its own weights."""
     return source if getattr(source, "swappable", False) else SharedSource(source)
@@ -103,7 +103,7 @@ class SharedSource:
 
 
 def _to_share(spec: TensorSpec, weight: Weight) -> ToShare:
-    return ToShare(spec, lambda: rounded(values_of(weight), spec.dtype))
+    return ToShare(spec, lambda: round_to(values_of(weight), spec.dtype))
 
 
 def _key(values: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:

@@ -148,11 +148,11 @@ def find_python(executable: str | os.PathLike[str] | None = None) -> str:
     if executable is not None:
         return os.fspath(executable)
     if getattr(sys, "frozen", False):
-        raise _refused("is a frozen application, not a Python interpreter that can run worker processes")
+        raise _refusal("is a frozen application, not a Python interpreter that can run worker processes")
     for path in _candidates():
         return path
     prefixes = f"{sys.exec_prefix} or {sys.base_exec_prefix}"
-    raise _refused(f"is not a Python interpreter, and none was found in {prefixes}")
+    raise _refusal(f"is not a Python interpreter, and none was found in {prefixes}")
 
 
 def _can_be_a_path(entry: object) -> TypeGuard[str]:
@@ -189,7 +189,7 @@ def _candidates() -> Iterator[str]:
                 yield path
 
 
-def _refused(problem: str) -> InvalidRequest:
+def _refusal(problem: str) -> InvalidRequest:
     return InvalidRequest(
         field="executable",
         value=None,

@@ -119,7 +119,7 @@ class Launcher:
         """Workers that this process has started itself and has yet to reap. Any thread adds one."""
 
     @classmethod
-    def shared(cls, preload: tuple[str, ...], executable: str | None = None) -> Launcher:
+    def of_process(cls, preload: tuple[str, ...], executable: str | None = None) -> Launcher:
         """The process's launcher for these modules, in this order, and this Python. Never blocks."""
         with cls._shared_lock:
             return cls._shared.setdefault((preload, executable), cls(preload, executable))

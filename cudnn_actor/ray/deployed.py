@@ -73,7 +73,7 @@ class Deployed:
             raise InvalidRequest(
                 field="model", value=None, problem=f"is one of {', '.join(names) or 'none'}", fix="name one"
             )
-        _, served = self._catalog.served(names[0] if model is None else model)
+        _, served = self._catalog.find(names[0] if model is None else model)
         arrays = {name: np.asarray(each) for name, each in inputs.items()}
         return await served.run(arrays, timeout)
 

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from cudnn_actor.protocol.errors import ServiceStopped
-from cudnn_actor.ray.packing import split, unpacked_results
+from cudnn_actor.ray.packing import split, unpack_results
 from cudnn_actor.ray.replica import Answer, Hello
 
 __all__ = ["Life"]
@@ -83,7 +83,7 @@ class Life:
             ray.cancel(answer)
             raise
         if isinstance(found, bytes):
-            return unpacked_results(found)
+            return unpack_results(found)
         if found.refused:  # Ray has started the actor again meanwhile
             self._found_ended("its process has ended")
             raise ServiceStopped(reason="the replica's process has ended")

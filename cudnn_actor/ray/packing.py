@@ -26,12 +26,12 @@ __all__ = [
     "INLINE_BYTES",
     "Head",
     "PackedResults",
-    "joined",
-    "packed",
-    "packed_results",
+    "join",
+    "pack",
+    "pack_results",
     "split",
-    "unpacked",
-    "unpacked_results",
+    "unpack",
+    "unpack_results",
 ]
 
 INLINE_BYTES = 100 * 1024
@@ -78,7 +78,7 @@ def split(incarnation: str, args: Sequence[Any]) -> tuple[Any, ...]:
     return pickle.dumps(head, protocol=5) if as_bytes else head, *[args[place] for place in apart]
 
 
-def joined(first: Head | bytes, apart: Sequence[Any]) -> tuple[str, list[Any]]:
+def join(first: Head | bytes, apart: Sequence[Any]) -> tuple[str, list[Any]]:
     """The incarnation and the arguments of a request, from the form that `split` gives them."""
     incarnation, small, places = pickle.loads(first) if isinstance(first, bytes) else first
     args = [*small]
@@ -119,24 +119,24 @@ class PackedResults(bytes):
     __slots__ = ()
 
 
-def packed_results(found: Any) -> Any:
+def pack_results(found: Any) -> Any:
     """Results as `PackedResults`: an array, a named tuple of arrays, or arrays by name. Large ones are
     returned as they are."""
     arrays = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
     return PackedResults(pickle.dumps(found, protocol=5)) if _is_small(arrays) else found
 
 
-def unpacked_results(data: bytes) -> Any:
-    """The results that `packed_results` packed."""
+def unpack_results(data: bytes) -> Any:
+    """The results that `pack_results` packed."""
     return pickle.loads(data)
 
 
-def packed(what: Any) -> Any:
+def pack(what: Any) -> Any:
     """A graph as bytes. The class of an operation is returned as it is: it is pickled by its name."""
     return _pack(what) if isinstance(what, Graph) else what
 
 
-def unpacked(what: Any) -> Any:
+def unpack(what: Any) -> Any:
     """The graph or the class that was packed."""
     return _unpack(what) if isinstance(what, bytes) else what
 

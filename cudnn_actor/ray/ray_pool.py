@@ -19,7 +19,7 @@ from cudnn_actor.protocol.errors import InvalidRequest, StartFailed
 from cudnn_actor.protocol.types.checks import require_seconds
 from cudnn_actor.ray.placing import Placed, place
 from cudnn_actor.ray.requests import RayRequests
-from cudnn_actor.ray.settings import Settings, Spread, checked
+from cudnn_actor.ray.settings import Settings, Spread, check_settings
 from cudnn_actor.ray.statistics import RayPoolStatistics, ReplicaStatistics
 from cudnn_actor.ray.watching import Watched
 from cudnn_actor.service.client import DRAIN_S
@@ -101,7 +101,7 @@ class RayPool(RayRequests):
         runtime_env: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self._settings = checked(
+        self._settings = check_settings(
             Settings(
                 num_replicas=num_replicas,
                 resources={**(resources or {}), "CPU": num_cpus, "GPU": num_gpus},

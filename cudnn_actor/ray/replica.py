@@ -21,9 +21,9 @@ from cudnn_actor.actors import Deadline
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.ray.held import Held, Recipe
-from cudnn_actor.ray.packing import Head, PackedResults, joined, packed_results, unpacked
+from cudnn_actor.ray.packing import Head, PackedResults, join, pack_results, unpack
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.service.service import started
+from cudnn_actor.service.service import start_checked
 from cudnn_actor.supervision import Restarted, Restarting
 
 __all__ = ["Answer", "Beat", "Hello", "Replica"]
@@ -83,7 +83,7 @@ def _answering(
     """
 
     async def answer(self: Replica, head: Head | bytes, /, *apart: Any) -> Answer | PackedResults:
-        incarnation, args = joined(head, apart)
+        incarnation, args = join(head, apart)
         if incarnation != self.hello_of_this.incarnation:
             return Answer(refused=True)
         try:
@@ -111,7 +111,7 @@ class Replica:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        service = started(make_options({**options, "on_give_up": "exit"}))
+        service = start_checked(make_options({**options, "on_give_up": "exit"}))
         self._gpu = CudnnRef(service)
         self.hello_of_this = Hello(
             incarnation=uuid.uuid4().hex,
@@ -172,13 +172,13 @@ class Replica:
         """Run `CudnnRef.compute`. The values are separate arguments, so that Ray replaces its references by
         their objects."""
         given = dict(zip(names, map(self._own, values), strict=True))
-        return packed_results(await self._gpu.compute(unpacked(what), given, also=also, timeout=timeout))
+        return pack_results(await self._gpu.compute(unpack(what), given, also=also, timeout=timeout))
 
     @_answering
     async def run(self, model: Held, timeout: float | None, names: Sequence[str], *values: Any) -> Any:
         """Run `CudnnRef.run`, with values as in `compute`."""
         given = dict(zip(names, values, strict=True))
-        return packed_results(await self._gpu.run(self._own(model), given, timeout=timeout))
+        return pack_results(await self._gpu.run(self._own(model), given, timeout=timeout))
 
     @_answering
     async def run_batch(
@@ -193,7 +193,7 @@ class Replica:
         """Run `Model.run_checked`, with values as in `compute`."""
         own, given = self._own(model), dict(zip(names, values, strict=True))
         found = await own.run_checked(own.validated(given), Deadline(left_s), again=again, crashes=crashes)
-        return packed_results(found)
+        return pack_results(found)
 
     @_answering
     async def call(self, work: Callable[[CudnnRef, Callable[[Held], Any]], Awaitable[Any]]) -> Any:

@@ -28,7 +28,7 @@ from cudnn_actor.protocol.types.tune import Tune
 from cudnn_actor.ray.batches import RayBatches
 from cudnn_actor.ray.held import BufferRecipe, Held, ModelRecipe, RayBuffer, RayModel, Reservation
 from cudnn_actor.ray.one_replica import OneReplica, Work
-from cudnn_actor.ray.packing import packed
+from cudnn_actor.ray.packing import pack
 from cudnn_actor.ray.replication import Replication
 from cudnn_actor.ray.settings import Settings
 from cudnn_actor.ray.values import Values, require_held, require_pure
@@ -134,7 +134,7 @@ class RayRequests:
 
             async def work(member: int, left_s: float | None) -> Any:
                 return await self._members[member].request(
-                    deadline, "compute", packed(what), tuple(also), left_s, tuple(given), *values
+                    deadline, "compute", pack(what), tuple(also), left_s, tuple(given), *values
                 )
 
             return await self._dispatching.run(kind_of_compute(what, given), work, deadline)
@@ -192,11 +192,11 @@ class RayRequests:
         """
         with within(timeout) as deadline:
 
-            async def sent(member: int, _left_s: float | None) -> T:
+            async def send(member: int, _left_s: float | None) -> T:
                 found: T = await self._members[member].request(deadline, "call", work)
                 return found
 
-            return await self._dispatching.run(("call", kind), sent, deadline)
+            return await self._dispatching.run(("call", kind), send, deadline)
 
     async def run(
         self,

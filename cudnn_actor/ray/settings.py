@@ -12,7 +12,7 @@ from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import is_finite, require_seconds, require_whole
 
-__all__ = ["Settings", "Spread", "checked"]
+__all__ = ["Settings", "Spread", "check_settings"]
 
 Spread = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 """How Ray places the bundles of a placement group: apart or together; with "STRICT", always so."""
@@ -59,7 +59,7 @@ class Settings:
         return {**self.options, "name": self.name_of(number)}
 
 
-def checked(settings: Settings) -> Settings:
+def check_settings(settings: Settings) -> Settings:
     """The settings, with a device. Raises `InvalidRequest` if a value is out of its range."""
     require_whole("num_replicas", settings.num_replicas, 1)
     require_whole("min_ready", settings.min_ready, 1, settings.num_replicas)

@@ -118,7 +118,7 @@ class Watched:
             try:
                 await self._follow(life)
             except CudnnActorError as error:
-                if not life.over and not await self._failed(life, str(error)):
+                if not life.over and not await self._start_again(life, str(error)):
                     return
 
     def _begin(self, hello: Hello) -> Life:
@@ -126,7 +126,7 @@ class Watched:
             self.actor,
             hello,
             most=self._mailbox,
-            found_ended=lambda why: self._ended(life, ExitReason.crash(why)),
+            found_ended=lambda why: self._note_end(life, ExitReason.crash(why)),
         )
         self.life, self.reachable, self.prepared, self.has = life, True, False, {}
         self.generation += 1
@@ -186,7 +186,7 @@ class Watched:
         await self._listener.prepare(self)
         self.prepared = True
 
-    def _ended(self, life: Life, why: ExitReason) -> None:
+    def _note_end(self, life: Life, why: ExitReason) -> None:
         """Note that an incarnation has ended. Idempotent."""
         if life.over:
             return
@@ -198,11 +198,11 @@ class Watched:
         )
         self._listener.lost(self)
 
-    async def _failed(self, life: Life, why: str) -> bool:
+    async def _start_again(self, life: Life, why: str) -> bool:
         """Let Ray start an actor again that cannot make the pool's copies. Returns False if the replica is
         given up."""
         self._failures += 1
-        self._ended(life, ExitReason.start_failed(why))
+        self._note_end(life, ExitReason.start_failed(why))
         again = self._failures < _FAILURES
         await in_own_thread(lambda: ray.kill(self.actor, no_restart=not again))
         if not again:

@@ -94,7 +94,7 @@ def _place(values: Any) -> str | None:
         try:
             kind, ordinal = map(int, values.__dlpack_device__())
         except _REFUSALS as error:  # the array lies on several devices, or on none
-            raise _refused(values, error) from error
+            raise _refusal(values, error) from error
         if kind in _HOST:
             return None
         return f"cuda:{ordinal}" if kind in _CUDA else f"a device of another kind (DLPack's {kind})"
@@ -133,7 +133,7 @@ def _on_host(values: Any) -> np.ndarray:
             field="array", value=Words(error.what), problem="holds no values", fix=error.fix
         ) from None
     except _REFUSALS as error:
-        raise _refused(values, error) from error
+        raise _refusal(values, error) from error
     if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
         raise _not_numbers(values, array)
     return array
@@ -179,7 +179,7 @@ def _from_dlpack(values: Any) -> np.ndarray | None:
         return None
 
 
-def _refused(values: Any, error: Exception) -> InvalidRequest:
+def _refusal(values: Any, error: Exception) -> InvalidRequest:
     fix = "pass rows of equal length, or an array on the host"
     if getattr(values, "requires_grad", False):
         fix = "pass x.detach()"

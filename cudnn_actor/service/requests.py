@@ -102,7 +102,7 @@ class Requests:
         return self._service is service
 
     @property
-    def _unowned(self) -> Requests:
+    def _without_scope(self) -> Requests:
         """The sender of requests whose answers belong to no scope: the handle itself, also for a scope."""
         return self
 
@@ -695,8 +695,10 @@ class Requests:
                     chosen = {name: earlier.get(name) if it is None else it for name, it in options.items()}
                     source = await in_own_thread(read_model, model, chosen)
             loaded = Model(
-                self._unowned,  # the model owns its buffers and its name; a scope owns the model
-                await self._unowned.ask(DeployModel(name=name_of(model, name)), timeout=deadline.left_s),
+                self._without_scope,  # the model owns its buffers and its name; a scope owns the model
+                await self._without_scope.ask(
+                    DeployModel(name=name_of(model, name)), timeout=deadline.left_s
+                ),
                 source,
                 service.values,
                 discard=state.discard,
@@ -910,7 +912,7 @@ class Requests:
         CudnnActorError
             As `ask`.
         """
-        graph = self._explained(what)
+        graph = self._graph_to_explain(what)
         return await self.ask(Explain(graph=graph, measure=measure), timeout=timeout)
 
     @check_spelling
@@ -937,7 +939,7 @@ class Requests:
 
         Raises as `explain`.
         """
-        graph = self._explained(what)
+        graph = self._graph_to_explain(what)
         require_flag("measure", measure)
         with within(timeout) as deadline:
             if measure:
@@ -976,7 +978,7 @@ class Requests:
         explanation = await self.ask(Explain(graph=keeping(layer)), timeout=timeout)
         return sum(piece.reserve for piece in explanation.pieces)
 
-    def _explained(self, what: Graph | Compute) -> OperationGraph:
+    def _graph_to_explain(self, what: Graph | Compute) -> OperationGraph:
         """The graph that `explain` is asked about. Raises `InvalidRequest`."""
         if isinstance(what, Graph):
             self._state.check_graph(what)
@@ -990,7 +992,7 @@ class Requests:
             )
         if type(what) not in COMPUTE:
             raise no_plan("what", what)
-        return self._state.lowered(what).graph
+        return self._state.lower(what).graph
 
     async def drain(self, *, timeout: float | None = None) -> None:
         """Wait until all earlier requests have been answered."""

@@ -124,7 +124,7 @@ class Scope(Requests):
         super().tell(message)
 
     @property
-    def _unowned(self) -> Requests:
+    def _without_scope(self) -> Requests:
         return self._gpu
 
     def _discard(self, ref: BufferRef) -> None:

@@ -62,9 +62,9 @@ from cudnn_actor.supervision import (
     Stopped,
     Supervisor,
 )
-from cudnn_actor.supervision.events import stamped
+from cudnn_actor.supervision.events import stamp
 
-__all__ = ["CudnnService", "start", "started"]
+__all__ = ["CudnnService", "start", "start_checked"]
 
 ShareWeight = Callable[[np.ndarray, TensorSpec], Awaitable[BufferRef]]
 _FORKED = "this process was forked from the service's process"
@@ -389,7 +389,7 @@ class CudnnService:
         """End a life that no supervisor runs, under the lock. Returns the function that `_close` returns."""
         self.ending = True
         self._cause = ExitReason.shutdown(reason)
-        self.events.append(stamped(Stopped(child=None, reason=self._cause), self.name, Clock()))
+        self.events.append(stamp(Stopped(child=None, reason=self._cause), self.name, Clock()))
         return self._close(reason)
 
     def stop(self, timeout: float | None = None) -> None:
@@ -541,10 +541,10 @@ def start(options: _StartOptions) -> CudnnService:
     StartFailed
         The actor could not be started, and the restarts are used up.
     """
-    return started(options, parent=options.parent)
+    return start_checked(options, parent=options.parent)
 
 
-def started(options: Options, *, parent: pykka.ActorRef[Any] | None = None) -> CudnnService:
+def start_checked(options: Options, *, parent: pykka.ActorRef[Any] | None = None) -> CudnnService:
     """Do what `start` does, with options that have been checked. Blocks, and raises `StartFailed`."""
     service = CudnnService(options, parent=parent)
     service.launch()

@@ -114,12 +114,12 @@ class Spawning:
         self._body = Body()
         loop = running_loop()
 
-        def ended(_: Any) -> None:
+        def note_end(_: Any) -> None:
             with tolerating_closed(loop):  # the body has ended with it
                 loop.call_soon_threadsafe(self._fail_body)
 
         self._gpu = gpu
-        self._service.stopped.add_done_callback(ended)
+        self._service.stopped.add_done_callback(note_end)
         return gpu
 
     def _fail_body(self) -> None:

@@ -76,9 +76,9 @@ class OwnAdministration:
 
     async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
         """The counters of a model, or, for "", of all models that answer."""
-        chosen = [self._catalog.served(name, version)[0]] if name else self._catalog.entries
+        chosen = [self._catalog.find(name, version)[0]] if name else self._catalog.entries
         return [
-            {"name": each.name, "version": each.served.version, **each.counts.reported()}
+            {"name": each.name, "version": each.served.version, **each.counts.report()}
             for each in chosen
             if each.served is not None
         ]

@@ -116,7 +116,7 @@ class Catalog:
         """The model of that name. Raises `NotServed` if there is none."""
         return require_known(name, self._entries.get(name))
 
-    def served(self, name: str, version: str = "") -> tuple[Entry, Served]:
+    def find(self, name: str, version: str = "") -> tuple[Entry, Served]:
         """A model and the version that answers for it. Raises `NotServed`."""
         entry = self.entry(name)
         return entry, require_version(name, entry.served, version, loading=entry.loading)

@@ -109,7 +109,7 @@ class _ModelsHere:
         self._gpu = gpu
         self._named: dict[str, _Named] = {}
 
-    def served(self, name: str, version: str = "") -> tuple[_Named, _VersionHere]:
+    def find(self, name: str, version: str = "") -> tuple[_Named, _VersionHere]:
         """A model and the version that answers for it. Raises `NotServed`."""
         named = require_known(name, self._named.get(name))
         return named, require_version(name, named.served, version, loading=named.loading)

@@ -126,12 +126,12 @@ class _Front:
         self.waited_for: dict[int, asyncio.Future[None]] = {}
         """A future for each frame that the process was sent and has not confirmed, by the frame's number."""
         self.link = ControlLink(channel, functools.partial(on_frame, self), self._end_of_frames)
-        loop.add_reader(self._pidfd, self._exited)
+        loop.add_reader(self._pidfd, self._note_exit)
 
     def _end_of_frames(self) -> None:
         self.kill()  # it has ended, is about to end, or is broken
 
-    def _exited(self) -> None:
+    def _note_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.link.read_rest()  # it may have said why it ends
@@ -153,7 +153,7 @@ class _Front:
             self.problem = self.problem or f"did not listen within {_START_S:.0f} s"
             self.kill()
 
-    async def told(self, number: int) -> None:
+    async def wait_until_told(self, number: int) -> None:
         """Wait until the process has confirmed the frame with this number, or has ended.
 
         A process that takes longer than `_ANSWER_S` is killed, so that it answers no client any more.
@@ -170,7 +170,7 @@ class _Front:
         finally:
             del self.waited_for[number]
 
-    def heard(self, number: int) -> None:
+    def note_confirmed(self, number: int) -> None:
         """Note that the process has confirmed the frame with this number."""
         future = self.waited_for.get(number)
         if future is not None and not future.done():
@@ -226,7 +226,7 @@ class Fronts:
         self._in_task(self._keep_looking())
 
     async def _keep_looking(self) -> None:
-        """Look for processes that hang, until cancelled: see `_Front.told`."""
+        """Look for processes that hang, until cancelled: see `_Front.wait_until_told`."""
         while True:
             await asyncio.sleep(_LOOK_S)
             await self.gather_counts()
@@ -237,7 +237,7 @@ class Fronts:
         pause_s = 0.0
         while not await self._drains_within(pause_s):
             try:
-                front = await self._started(row, listening)
+                front = await self._start(row, listening)
             except (OSError, CudnnActorError, ThreadRefused) as error:
                 ended, lived_s = f"could not be started: {error}", 0.0
                 log.warning("serving.process_ended", how=ended)
@@ -270,7 +270,7 @@ class Fronts:
                 await self._draining.wait()
         return self._draining.is_set()
 
-    async def _started(self, row: int, listening: asyncio.Future[None]) -> _Front:
+    async def _start(self, row: int, listening: asyncio.Future[None]) -> _Front:
         """Start a process. Raises `OSError`, `ThreadRefused`, and `InvalidRequest` if there is no Python."""
         ours, theirs = socket.socketpair()
         channel = Channel(ours, FROM_FRONT)  # at once: then a forked child closes its copy
@@ -345,9 +345,9 @@ class Fronts:
             self._in_task(self._answer(front, frame))
         elif isinstance(frame, Counts):
             self._join(frame)
-            front.heard(frame.number)
+            front.note_confirmed(frame.number)
         elif isinstance(frame, Took):
-            front.heard(frame.number)
+            front.note_confirmed(frame.number)
         elif isinstance(frame, Released):
             front.holds.difference_update(frame.keys)
             self._released.set()
@@ -421,17 +421,17 @@ class Fronts:
             number = next(self._numbers)
             self._send_or_end(front, functools.partial(send, front, number))
             if front.prepared:
-                waiting.append(front.told(number))
+                waiting.append(front.wait_until_told(number))
         await asyncio.gather(*waiting)
 
-    def changed(self) -> None:
+    def announce(self) -> None:
         """Tell all processes which models there are."""
         if self._fronts:
             records = self._records()
             for front in self._fronts:
                 self._send_or_end(front, functools.partial(self._send_models, front, records, 0))
 
-    async def published(self) -> None:
+    async def wait_until_known(self) -> None:
         """Wait until all processes know which models there are."""
         records = self._records()
         await self._tell(lambda front, number: self._send_models(front, records, number))
@@ -517,12 +517,12 @@ class FrontAdministration(OwnAdministration):
     async def load(self, name: str) -> None:
         """Load a model again from its file."""
         await super().load(name)
-        await self._fronts.published()
+        await self._fronts.wait_until_known()
 
     async def unload(self, name: str) -> None:
         """Serve a model no more."""
         await super().unload(name)
-        await self._fronts.published()
+        await self._fronts.wait_until_known()
 
     async def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Open a region."""

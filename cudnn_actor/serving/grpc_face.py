@@ -185,7 +185,7 @@ class _GrpcFace:
         def encode(version: str, inference: Inference, results: Mapping[str, np.ndarray]) -> bytes:
             return grpc_wire.encode(model, version, inference, results, regions)
 
-        with self._host.admitted() as admission:
+        with self._host.admit() as admission:
             admission.take(nbytes)
             return await self._host.infer(
                 model,

@@ -180,7 +180,7 @@ def encode(
     """
     answer = _Response(model_name=model, model_version=version, id=inference.id)
     raw: list[bytes | memoryview] = []
-    for wanted in inference.wanted(results):
+    for wanted in inference.outputs_to_send(results):
         array = results[wanted.name]
         said = answer.outputs.add(
             name=wanted.name, datatype=NAMES[DType(array.dtype.name)], shape=array.shape

@@ -84,7 +84,7 @@ class Named(Protocol):
 class Models(Protocol):
     """The models by name, as this process knows them."""
 
-    def served(self, name: str, version: str = "") -> tuple[Named, Answering]:
+    def find(self, name: str, version: str = "") -> tuple[Named, Answering]:
         """A model and the version that answers for it. Raises `NotServed`."""
 
 
@@ -149,7 +149,7 @@ class Host:
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a model answers."""
         try:
-            self.catalog.served(name, version)
+            self.catalog.find(name, version)
         except NotServed:
             return False
         return not self.draining
@@ -162,12 +162,12 @@ class Host:
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """The inputs and outputs of a model. Raises `NotServed`."""
-        entry, served = self.catalog.served(name, version)
+        entry, served = self.catalog.find(name, version)
         return served.metadata(entry.name)
 
     def model_config(self, name: str, version: str = "") -> dict[str, Any]:
         """The configuration of a model. Raises `NotServed`."""
-        entry, served = self.catalog.served(name, version)
+        entry, served = self.catalog.find(name, version)
         return served.config(entry.name)
 
     # What changes it.
@@ -186,7 +186,7 @@ class Host:
     # Inference.
 
     @contextmanager
-    def admitted(self) -> Iterator[Admission]:
+    def admit(self) -> Iterator[Admission]:
         """Count one inference as under way. Raises `MailboxFull` and `Draining`."""
         self._require_open()
         if not self.limits.begin():
@@ -252,7 +252,7 @@ class Host:
         listed: int,
         left_s: float | None,
     ) -> T:
-        entry, served = self.catalog.served(name, version)
+        entry, served = self.catalog.find(name, version)
         with served.under_way.one():  # in the step in which it is chosen: later it may be replaced
             return await self._infer_with(entry, served, decode, encode, listed=listed, left_s=left_s)
 
@@ -269,18 +269,18 @@ class Host:
         begun = time.perf_counter_ns()
         try:
             inference = await self.aside(decode) if listed > LONG_LIST else decode()
-            inference.wanted(served.outputs)  # before anything runs
+            inference.outputs_to_send(served.outputs)  # before anything runs
             decoded = time.perf_counter_ns()
             limits = [each for each in (inference.timeout_s, left_s) if each is not None]
             results = await served.run(inference.inputs, min(limits, default=None))
             run = time.perf_counter_ns()
             written = partial(encode, served.version, inference, results)
-            answer = await self.aside(written) if inference.listed(results) > LONG_LIST else written()
+            answer = await self.aside(written) if inference.count_listed(results) > LONG_LIST else written()
         except CudnnActorError:
             entry.counts.fail.add(time.perf_counter_ns() - begun)
             raise
         moments = begun, decoded, run, time.perf_counter_ns()
-        entry.counts.succeeded(served.samples(inference.inputs), moments)
+        entry.counts.note_answer(served.samples(inference.inputs), moments)
         return answer
 
 

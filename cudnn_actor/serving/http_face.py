@@ -209,7 +209,7 @@ class _HttpFace:
     # Inference.
 
     async def infer(self, request: Request) -> Response:
-        with self._host.admitted() as admission:
+        with self._host.admit() as admission:
             body = await self._body(request, self._most_body, admission.take)
             header = request.headers.get(http_wire.HEADER_LENGTH)
             json_bytes = http_wire.header_length(header, len(body))

@@ -155,7 +155,7 @@ def encode(
     """
     outputs: list[dict[str, Any]] = []
     raw: list[memoryview] = []
-    for wanted in inference.wanted(results):
+    for wanted in inference.outputs_to_send(results):
         array = results[wanted.name]
         dtype = DType(array.dtype.name)
         said: dict[str, Any] = {

@@ -17,7 +17,7 @@ from cudnn_actor.serving.host import Host
 from cudnn_actor.serving.http_face import make_app
 from cudnn_actor.serving.tokens import Tokens
 
-__all__ = ["Listening", "listen", "reserved"]
+__all__ = ["Listening", "listen", "reserve_port"]
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +83,7 @@ async def listen(
 
 
 @contextlib.contextmanager
-def reserved(host: str, port: int | None) -> Iterator[int | None]:
+def reserve_port(host: str, port: int | None) -> Iterator[int | None]:
     """A port that processes of this user, and no others, may listen on within the block; None for None.
 
     Its socket does not listen, so it gets no connection. It keeps the port while no process listens, and is

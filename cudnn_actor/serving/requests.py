@@ -110,7 +110,7 @@ class Inference:
     timeout_s: float | None = None
     binary: bool = False
 
-    def wanted(self, names: Iterable[str]) -> tuple[RequestedOutput, ...]:
+    def outputs_to_send(self, names: Iterable[str]) -> tuple[RequestedOutput, ...]:
         """The outputs to send, for a model with outputs of these names. Raises `Refused`."""
         known = list(names)
         if self.outputs is None:
@@ -122,10 +122,12 @@ class Inference:
                 )
         return self.outputs
 
-    def listed(self, results: Mapping[str, np.ndarray]) -> int:
+    def count_listed(self, results: Mapping[str, np.ndarray]) -> int:
         """How many numbers of these outputs are sent as lists. Raises `Refused`."""
         return sum(
-            results[each.name].size for each in self.wanted(results) if not each.binary and each.place is None
+            results[each.name].size
+            for each in self.outputs_to_send(results)
+            if not each.binary and each.place is None
         )
 
 

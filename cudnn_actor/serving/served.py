@@ -89,10 +89,10 @@ class Served:
         if future is None:
             return asyncio.ensure_future(self.run(inputs, timeout_s))
         self.under_way.begin()  # in the step in which it is submitted, since `close` waits for it
-        future.add_done_callback(self._ended)
+        future.add_done_callback(self._note_end)
         return future
 
-    def _ended(self, _: asyncio.Future[dict[str, np.ndarray]]) -> None:
+    def _note_end(self, _: asyncio.Future[dict[str, np.ndarray]]) -> None:
         self.under_way.end()
 
     async def _outputs(self, inputs: dict[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
@@ -152,10 +152,13 @@ class Served:
             "version_policy": {"specific": {"versions": [int(self.version)]}},
             "max_batch_size": self._endpoint.max_batch if self._endpoint is not None else 0,
             "input": [
-                *(_configured(each, batched=batched) for each in self.model.inputs),
-                *({**_configured(each, batched=batched), "optional": True} for each in self.model.defaults),
+                *(_configuration_of(each, batched=batched) for each in self.model.inputs),
+                *(
+                    {**_configuration_of(each, batched=batched), "optional": True}
+                    for each in self.model.defaults
+                ),
             ],
-            "output": [_configured(each, batched=batched) for each in self.model.outputs],
+            "output": [_configuration_of(each, batched=batched) for each in self.model.outputs],
         }
         if self._batching is not None:
             config["dynamic_batching"] = {
@@ -184,7 +187,7 @@ async def load(
     batching = settings.batch
     model = await gpu.load(path, dtype=settings.dtype, tune=settings.tune, name=name)
     try:
-        endpoint = None if batching is None else _batched(gpu, model, settings, batching, if_possible)
+        endpoint = None if batching is None else _make_batched(gpu, model, settings, batching, if_possible)
         if endpoint is not None:
             await endpoint.__aenter__()
         elif settings.dims:
@@ -195,7 +198,7 @@ async def load(
         raise
 
 
-def _batched(
+def _make_batched(
     gpu: CudnnRef, model: Model, settings: Settings, batching: Batching, if_possible: bool
 ) -> BatchedModel | None:
     """The batched model that runs requests; None if batches are impossible, and `if_possible` allows that."""
@@ -217,7 +220,7 @@ def _describe(feature: Feature) -> dict[str, Any]:
     return {"name": feature.name, "datatype": _datatype(feature), "shape": _dims(feature)}
 
 
-def _configured(feature: Feature, *, batched: bool) -> dict[str, Any]:
+def _configuration_of(feature: Feature, *, batched: bool) -> dict[str, Any]:
     name = _datatype(feature)
     return {"name": feature.name, "data_type": f"TYPE_{name}", "dims": _dims(feature)[int(batched) :]}
 

@@ -28,7 +28,7 @@ from cudnn_actor.serving.catalog import Catalog, Lend, Origin
 from cudnn_actor.serving.fronts import FrontAdministration, Fronts, serving_processes
 from cudnn_actor.serving.host import Host
 from cudnn_actor.serving.limits import Limits
-from cudnn_actor.serving.listening import Listening, listen, reserved
+from cudnn_actor.serving.listening import Listening, listen, reserve_port
 from cudnn_actor.serving.regions import SharedMemory
 from cudnn_actor.serving.served import Served, load
 from cudnn_actor.serving.settings import Batching, Settings, read_settings
@@ -197,14 +197,14 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
             stack.push_async_callback(_drain, host, options.drain_s)
             await _load_all(stack, catalog, options)
         else:
-            http = stack.enter_context(reserved(options.host, options.http))
-            grpc = stack.enter_context(reserved(options.host, options.grpc))
+            http = stack.enter_context(reserve_port(options.host, options.http))
+            grpc = stack.enter_context(reserve_port(options.host, options.grpc))
             ports = http, grpc
             processes = serving_processes(
                 gpu._service, options.processes, _listening(options, *ports), tokens, limits=limits
             )
             fronts = await stack.enter_async_context(processes)
-            catalog = Catalog(_loader(gpu, options), lend, changed=fronts.changed, retire=fronts.retire)
+            catalog = Catalog(_loader(gpu, options), lend, changed=fronts.announce, retire=fronts.retire)
             stack.push_async_callback(catalog.close)
             administration = FrontAdministration(catalog, regions, registry, fronts=fronts)
             host = Host(gpu, catalog, administration, regions, limits)
@@ -212,7 +212,7 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
             await fronts.start(catalog, regions, administration)
             await _load_all(stack, catalog, options)
             fronts.starting = False
-            await fronts.published()
+            await fronts.wait_until_known()
         host.starting = False
         yield InferenceServer(gpu, host, catalog, ports, fronts)
 

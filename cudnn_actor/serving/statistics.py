@@ -75,7 +75,7 @@ class ModelCounts:
     inferences: int = 0
     last_ms: int = 0
 
-    def succeeded(self, samples: int, moments: tuple[int, int, int, int]) -> None:
+    def note_answer(self, samples: int, moments: tuple[int, int, int, int]) -> None:
         """Note an answer. `moments`: when its request was begun, decoded, run and encoded, in nanoseconds of
         a steady clock."""
         begun, decoded, run, encoded = moments
@@ -106,7 +106,7 @@ class ModelCounts:
     def _of(self, samples: int) -> BatchCounts:
         return self.batches.setdefault(samples, BatchCounts())
 
-    def reported(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """The counts as the fields of the protocol's statistics."""
         # A request that failed after its run has waited, too, but no other sum has it.
         queued = min(self.queued_ns, self.ran.ns)

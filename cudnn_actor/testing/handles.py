@@ -52,22 +52,22 @@ class WatchedRef(CudnnRef):
         future: asyncio.Future[Any] = super().submit(message, timeout=timeout)
         number = self._made.begin(message, line)
 
-        def answered(future: asyncio.Future[Any]) -> None:
+        def note_answer(future: asyncio.Future[Any]) -> None:
             if future.cancelled():
                 return  # it may run yet
             self._made.end(number)
             if future.exception() is None and type(message) in _MAKING:
                 self._made.note(future.result(), line)
 
-        future.add_done_callback(answered)
+        future.add_done_callback(note_answer)
         return future
 
     def scope(self) -> Scope:
         """See `CudnnRef.scope`."""
-        return _WatchedScope(self._unowned, self._made)
+        return _WatchedScope(self._without_scope, self._made)
 
     @property
-    def _unowned(self) -> Requests:
+    def _without_scope(self) -> Requests:
         return _RefOfModels(self._service, self._made)
 
     def _own(self, what: BufferRef | Model) -> None:

@@ -27,12 +27,12 @@ def leaks(service: CudnnService, made: Made, drain_s: float) -> list[str]:
     """
     if not service.alive:
         return []
-    if not _drained(service, drain_s):
-        running = [f"{name}{_at('sent', line)}" for name, line in made.unanswered()]
+    if not _drain(service, drain_s):
+        running = [f"{name}{_at('sent', line)}" for name, line in made.unanswered_requests()]
         after = f"after {drain_s:g} s"
         return [f"unfinished {after}: {each}" for each in running] or [f"unfinished requests {after}"]
     left = _alive(service, made) or []
-    if left and gc.collect() and _drained(service, drain_s):  # what frees it may be garbage
+    if left and gc.collect() and _drain(service, drain_s):  # what frees it may be garbage
         again = _alive(service, made)
         if again is not None:  # else a scripted fault of the second drain has ended the service
             left = again
@@ -47,7 +47,7 @@ def _alive(service: CudnnService, made: Made) -> list[str] | None:
     if models:
         buffers = tuple(each for each in buffers if not made.is_of_a_model(each))
     return [
-        *(f"{made.shown(model)}{_at('loaded', made.line_of(model))}" for model in models),
+        *(f"{made.describe(model)}{_at('loaded', made.line_of(model))}" for model in models),
         *(f"{buffer!r}{_at('made', made.line_of(buffer))}" for buffer in buffers),
     ]
 
@@ -56,7 +56,7 @@ def _at(done: str, line: str | None) -> str:
     return "" if line is None else f", {done} at {line}"
 
 
-def _drained(service: CudnnService, drain_s: float) -> bool:
+def _drain(service: CudnnService, drain_s: float) -> bool:
     """Whether all earlier requests end within `drain_s` seconds. Blocks."""
     try:
         service.actor_ref.ask(Drain(), block=False).get(timeout=drain_s)

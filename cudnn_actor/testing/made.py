@@ -63,12 +63,12 @@ class Made:
         """The line that made it; None if it is not known."""
         return self._lines.get(_key(what))
 
-    def shown(self, model: ModelRef) -> str:
+    def describe(self, model: ModelRef) -> str:
         """A model's name, with its inputs and outputs if they are known."""
         known = self._models.get(model)
         return repr(model) if known is None else f"{model!r} {known!r}"
 
-    def unanswered(self) -> list[tuple[str, str | None]]:
+    def unanswered_requests(self) -> list[tuple[str, str | None]]:
         """The message classes and lines of requests that have no answer yet, as far as they are known."""
         return list(self._requests.values())
 

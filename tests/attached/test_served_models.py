@@ -165,7 +165,7 @@ async def test_a_name_may_get_another_model_and_lose_it(
             await images.run(image=IMAGE)
         with pytest.raises(InvalidRequest, match="give loaded models"):
             served_model(gpu_behind(images), "images")
-    assert lending.lent.shown == {}
+    assert lending.lent.records == {}
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 4])

@@ -11,7 +11,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, Evaluation, NumPy, exact
-from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
+from cudnn_actor.engines.cpu.rounding import clip, rounding_to
 from cudnn_actor.protocol import DType, TensorSpec, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -161,7 +161,7 @@ class _OtherEvaluation(Evaluation):
 
 def _store(into: np.ndarray, result: np.ndarray, store: Store | None) -> None:
     if into.dtype.kind in "iub":
-        into[...] = clipped(result, into.dtype)
+        into[...] = clip(result, into.dtype)
     else:
         (store or rounding_to(into.dtype))(into, result.astype(np.float64))
 

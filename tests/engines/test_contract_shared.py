@@ -45,7 +45,7 @@ def settle(engine: Engine) -> None:
     """Wait for a fence behind all that was enqueued."""
     if not engine.synchronous:
         fence = engine.fence()
-        while not engine.finished(fence):
+        while not engine.has_passed(fence):
             pass
 
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.base import EngineFailure, blame, blamed
+from cudnn_actor.engines.base import EngineFailure, blame, blamed_operations
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise
 from cudnn_actor.engines.cuda.library.failures import translate_failures
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
@@ -247,7 +247,7 @@ def test_a_failure_while_a_piece_is_built_is_about_its_operations(error: Excepti
 
     with pytest.raises(type(error)) as caught:
         compose(graph.body, pieces_of(graph), fails)
-    (number,) = blamed(caught.value)
+    (number,) = blamed_operations(caught.value)
     assert graph.body.operations[number].kind == "cumulative"
 
 
@@ -302,7 +302,7 @@ def test_a_step_that_fails_is_about_the_operations_of_its_piece() -> None:
     program = Program(CudaPlan(recipe, (good, FailingGraph())), None, None, fast=False)
     with pytest.raises(RuntimeError) as caught:
         program.run((1, 2, 3, 4), (1, 2, 3, 4), (), 0)
-    assert blamed(caught.value) == parts[1].operations
+    assert blamed_operations(caught.value) == parts[1].operations
     assert {graph.body.label(number).split()[0] for number in parts[1].operations} == {"matmul", "relu"}
 
 
@@ -318,4 +318,4 @@ def test_a_library_s_exception_keeps_its_operations_when_it_is_translated() -> N
 
     with pytest.raises(MemoryError) as caught:
         runs()
-    assert blamed(caught.value) == (3, 4)
+    assert blamed_operations(caught.value) == (3, 4)

@@ -146,7 +146,7 @@ def check(graph: Graph, plan: CudaPlan, seed: int) -> int:
     """Run the whole plan and the divided one with the same values. Returns how many steps run once."""
     names = {graph.ports[at].uid: name for name, at in graph.places.items()}
     weights = frozenset(place for place, uid in enumerate(graph.body.bound) if names[uid][0] == "w")
-    halves = plan.divided(weights)
+    halves = plan.divide(weights)
     if halves is None:
         return 0
     kept, steps = [each.nbytes for each in halves.kept], halves.each.recipe.steps

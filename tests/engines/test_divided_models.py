@@ -81,7 +81,7 @@ class Deployed:
         assert isinstance(y, Slot)
         for _ in range(times):
             array_of(x)[...] += 1.0
-            prepared = self.runs.prepared(self.cached, plan or self.plan, places)
+            prepared = self.runs.prepare(self.cached, plan or self.plan, places)
             assert prepared is not None
             prepared.enqueue()
             wide = np.pad(self.w, ((0, 0), (0, 2)))

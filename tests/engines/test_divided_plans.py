@@ -172,7 +172,7 @@ def test_what_cudnn_computes_of_weights_is_computed_once() -> None:
 
     graphs = ("w", "x", "y", "z")
     plan, other = (CudaPlan(recipe_of(steps(of)), graphs) for of in (0, 1))
-    found, second = plan.divided(frozenset({0})), other.divided(frozenset({1}))
+    found, second = plan.divide(frozenset({0})), other.divide(frozenset({1}))
     assert found is not None
     assert second is not None
     assert found.once.graphs == ("x",)
@@ -459,7 +459,7 @@ def check_layers(library: Computing, piece: OperationGraph, seed: int) -> bool:
     places = {piece.bound.index(uid) for uid in weights.reads if uid in piece.bound}
     handle = SimpleNamespace(backend_handle=9)
     plan = compile_split(piece, handle, None)
-    found = plan.divided(frozenset(places))
+    found = plan.divide(frozenset(places))
     if found is None or not all(isinstance(step, OperationStep) for step in found.each.recipe.steps):
         return False
     library.memory.clear(seed)

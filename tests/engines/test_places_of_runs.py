@@ -58,7 +58,7 @@ def test_copies_of_small_values_are_prepared_also_where_the_weights_are_large(
         slots=[],
         repeats=True,
     )
-    found = runs.prepared(cached, engine.build(graph.body, workspace_limit=None), places)
+    found = runs.prepare(cached, engine.build(graph.body, workspace_limit=None), places)
     assert (found is not None, places.repeats) == (prepared, prepared)
     if found is not None:
         found.enqueue()

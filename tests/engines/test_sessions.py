@@ -13,7 +13,7 @@ import pytest
 from cudnn_actor.engines.base import RunAnywhere
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.sessions.draft import Unsupported
-from cudnn_actor.engines.cpu.sessions.export import exported
+from cudnn_actor.engines.cpu.sessions.export import export
 from cudnn_actor.engines.cpu.sessions.plan import SessionPlan
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, Layout, TensorSpec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -50,12 +50,12 @@ def bench(engine: CpuEngine) -> Iterator[Workbench]:
 
 
 def model(graph: OperationGraph) -> onnx.ModelProto:
-    return onnx.load_model_from_string(exported(graph).model())
+    return onnx.load_model_from_string(export(graph).model())
 
 
 def refusal(graph: Graph) -> str:
     with pytest.raises(Unsupported) as error:
-        exported(graph.body)
+        export(graph.body)
     return str(error.value)
 
 

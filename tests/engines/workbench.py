@@ -141,7 +141,7 @@ def workbench(engine: Engine) -> Iterator[Workbench]:
 def _outlast(engine: Engine) -> None:
     """Wait for all that is enqueued: what a device still writes to must not be unmapped."""
     fence = engine.fence()
-    while not engine.finished(fence):
+    while not engine.has_passed(fence):
         pass
 
 

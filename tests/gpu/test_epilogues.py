@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import spawn
-from cudnn_actor.cli.graph_bench import graph_bench, made_up_values, opened
+from cudnn_actor.cli.graph_bench import graph_bench, made_up_values, open_engine
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.running.barriers import waits
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, OperationGraph, Tensor
@@ -110,7 +110,7 @@ def downsampled() -> OperationGraph:
 def test_a_residual_is_there_before_it_is_read() -> None:
     """Without a barrier, cuDNN's kernel read a part of it before the one in front had written that."""
     graph = downsampled()
-    with opened("cuda:0") as engine, graph_bench(engine, graph) as bench:
+    with open_engine("cuda:0") as engine, graph_bench(engine, graph) as bench:
         assert isinstance(engine, CudaEngine)
         bench.fill(made_up_values(graph, 1))
         plan = engine.build(graph, workspace_limit=None)

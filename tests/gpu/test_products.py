@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cudnn_actor.cli.graph_bench import graph_bench, made_up_values, opened
+from cudnn_actor.cli.graph_bench import graph_bench, made_up_values, open_engine
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
@@ -243,7 +243,7 @@ def stacked() -> OperationGraph:
 def test_a_residual_is_there_before_cublaslt_reads_it() -> None:
     """There is no barrier before its kernels, which may begin before the kernel in front has ended."""
     graph = stacked()
-    with opened("cuda:0") as engine, graph_bench(engine, graph) as bench:
+    with open_engine("cuda:0") as engine, graph_bench(engine, graph) as bench:
         assert isinstance(engine, CudaEngine)
         bench.fill(made_up_values(graph, 1))
         plan = engine.build(graph, workspace_limit=None)

@@ -204,7 +204,7 @@ class LateEngine(BarrierEngine):
 
         return late
 
-    def finished(self, fence: Any) -> bool:
+    def has_passed(self, fence: Any) -> bool:
         assert fence not in self._void, "asked again about a fence that had passed"
         word = self.door.ask("finished?")
         if word not in (_GO, _NOT_YET):
@@ -236,8 +236,8 @@ class UnstagedEngine(LateEngine):
         self._ran = self._fences
         return super().read(src, into)
 
-    def finished(self, fence: Any) -> bool:
-        return fence <= self._ran or super().finished(fence)
+    def has_passed(self, fence: Any) -> bool:
+        return fence <= self._ran or super().has_passed(fence)
 
 
 class PointedBuilder:
@@ -645,7 +645,7 @@ def choice(engine: str, *arguments: str | bool, host_arenas: bool = True) -> Eng
 
 def start_forkserver() -> None:
     """Have the forkserver of these workers ready, with the descriptors that it keeps."""
-    Launcher.shared(PRELOAD).launch(f"{HERE}:nothing", []).close()
+    Launcher.of_process(PRELOAD).launch(f"{HERE}:nothing", []).close()
 
 
 def nothing(_descriptors: list[int]) -> None:

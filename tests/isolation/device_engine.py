@@ -82,7 +82,7 @@ class DeviceEngine(ExecutingEngine):
     def fence(self) -> Any:
         return self._enqueued
 
-    def finished(self, fence: Any) -> bool:
+    def has_passed(self, fence: Any) -> bool:
         return bool(self._done >= fence)
 
     def _enqueue(self, call: Callable[[], object]) -> None:
@@ -90,7 +90,7 @@ class DeviceEngine(ExecutingEngine):
         self._stream.put(call)
 
     def _await(self) -> None:
-        while not self.finished(self._enqueued):
+        while not self.has_passed(self._enqueued):
             time.sleep(_LONGEST_S / 10)
 
     def _work(self) -> None:

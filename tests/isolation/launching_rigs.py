@@ -172,14 +172,14 @@ def parent_leaves_at_once() -> None:
 
 def parent_forks_and_returns() -> None:
     """Come to the end of the program while a fork of it lives on."""
-    child = launch_and_hear(Launcher.shared(PRELOAD))
+    child = launch_and_hear(Launcher.of_process(PRELOAD))
     lingering = _fork_that_lingers()
     _tell(child, lingering)
 
 
 def parent_is_killed_with_a_copy_about() -> None:
     """Die of SIGKILL while a fork of it holds copies of its sockets."""
-    child = launch_and_hear(Launcher.shared(PRELOAD))
+    child = launch_and_hear(Launcher.of_process(PRELOAD))
     copies = [os.dup(fd) for fd, target in open_descriptors().items() if target.startswith("socket:")]
     assert copies
     lingering = _fork_that_lingers()
@@ -189,18 +189,18 @@ def parent_is_killed_with_a_copy_about() -> None:
 
 def parent_forks_and_both_launch() -> None:
     """Check that a fork has launchers of its own, and the parent's go on."""
-    launcher = Launcher.shared(PRELOAD)
+    launcher = Launcher.of_process(PRELOAD)
     child = launch_and_hear(launcher)
     sockets = {fd for fd, target in open_descriptors().items() if target.startswith("socket:")}
     forked = os.fork()
     if forked == 0:
         status = 1
         try:
-            assert Launcher.shared(PRELOAD) is not launcher
+            assert Launcher.of_process(PRELOAD) is not launcher
             assert (child.pidfd, launcher.pid) == (-1, None)
             assert not sockets & open_descriptors().keys()
             child.signal(signal.SIGKILL)
-            for one in (launcher, Launcher.shared(PRELOAD)):
+            for one in (launcher, Launcher.of_process(PRELOAD)):
                 launch_and_hear(one, "says_hello").close()
                 one.close()
             status = 0
@@ -220,7 +220,7 @@ def parent_hands_down_odd_signals() -> None:
     """Check that workers can be told to end, and reaped, whatever the parent does with its signals."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
-    child = launch_and_hear(Launcher.shared(PRELOAD))
+    child = launch_and_hear(Launcher.of_process(PRELOAD))
     child.signal(signal.SIGTERM)
     assert child.how_it_ended(PATIENCE_S) == "was killed by SIGTERM"
     child.close()
@@ -228,7 +228,7 @@ def parent_hands_down_odd_signals() -> None:
 
 def parent_has_no_room_for_a_pidfd() -> None:
     """Check that a worker which the parent cannot hold by anything is not left running."""
-    launcher = Launcher.shared(PRELOAD)
+    launcher = Launcher.of_process(PRELOAD)
     launch_and_hear(launcher, "says_hello").close()
     with pipe() as (reading, writing):
         of_lifeline = [os.dup(0) for _ in range(2)]
@@ -250,12 +250,12 @@ def parent_has_no_room_for_a_pidfd() -> None:
 
 
 def _launch_and_tell() -> None:
-    _tell(launch_and_hear(Launcher.shared(PRELOAD)))
+    _tell(launch_and_hear(Launcher.of_process(PRELOAD)))
 
 
 def _tell(child: Child, *others: int) -> None:
     """Say who there is, and wait until those who watch have taken hold of all."""
-    sys.stdout.write(" ".join(map(str, (Launcher.shared(PRELOAD).pid, child.pid, *others))) + "\n")
+    sys.stdout.write(" ".join(map(str, (Launcher.of_process(PRELOAD).pid, child.pid, *others))) + "\n")
     sys.stdout.flush()
     sys.stdin.readline()
 

@@ -88,13 +88,13 @@ def test_it_is_given_once_when_the_fence_has_passed_and_the_work_is_still_known(
     def answer() -> None:
         given.append(executor.unfinished_count)
 
-    assert not executor.passed(answer)
+    assert not executor.has_passed(answer)
     assert given == []
     device.fences[-1].set()
-    assert executor.passed(answer)
+    assert executor.has_passed(answer)
     assert given == [1], "a crash in it would find the work unfinished"
     assert (executor.take_done(), executor.first_late(), executor.busy) == (None, None, False)
-    assert not executor.passed(answer)
+    assert not executor.has_passed(answer)
     assert given == [1]
 
 

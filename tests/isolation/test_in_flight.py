@@ -18,7 +18,7 @@ class Page:
     def has_begun(self, place: int, number: int) -> bool:
         return False
 
-    def finished(self, place: int, number: int) -> None:
+    def finished_record(self, place: int, number: int) -> None:
         return None
 
 

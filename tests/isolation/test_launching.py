@@ -36,7 +36,7 @@ def launchers_are_closed() -> Iterator[None]:
 
 @pytest.fixture
 def launcher() -> Launcher:
-    return Launcher.shared(PRELOAD)
+    return Launcher.of_process(PRELOAD)
 
 
 def lives(pidfd: int) -> bool:
@@ -214,8 +214,8 @@ def test_ends_that_nobody_asks_for_hold_up_no_launch(launcher: Launcher) -> None
 
 
 def test_there_is_one_launcher_for_one_set_of_modules(launcher: Launcher) -> None:
-    assert Launcher.shared(PRELOAD) is launcher
-    assert Launcher.shared(()) is not launcher
+    assert Launcher.of_process(PRELOAD) is launcher
+    assert Launcher.of_process(()) is not launcher
 
 
 def test_the_server_is_for_its_parent_alone_to_end(launcher: Launcher) -> None:
@@ -276,7 +276,7 @@ def test_a_worker_that_its_server_died_before_telling_of_ends_and_leaves_the_des
     once = tmp_path / "once"
     once.touch()
     monkeypatch.setenv(dies_after_forking.VARIABLE, str(once))
-    launcher = Launcher.shared((HERE, dies_after_forking.__name__))
+    launcher = Launcher.of_process((HERE, dies_after_forking.__name__))
     launcher.close()  # a server of an earlier run of this test has that one's variable
     launcher.warm()
     first = launcher.pid
@@ -384,7 +384,7 @@ def fifo(module: Path) -> Path:
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_failing_import_is_told_at_the_launch_and_tried_again_at_the_next(module: Path, warm: bool) -> None:
-    launcher = Launcher.shared((*PRELOAD, module.stem))
+    launcher = Launcher.of_process((*PRELOAD, module.stem))
     if warm:
         launcher.warm()
         with server_pidfd(launcher) as [server]:
@@ -400,7 +400,7 @@ def test_a_worker_that_is_stopped_as_soon_as_it_is_forked_ends_with_its_lifeline
         "import os, signal\n"
         "os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGSTOP))\n"
     )
-    child = Launcher.shared((*PRELOAD, module.stem)).launch(f"{HERE}:stays", [])
+    child = Launcher.of_process((*PRELOAD, module.stem)).launch(f"{HERE}:stays", [])
     child.lifeline.cut()
     assert child.wait(PATIENCE_S)
     assert ended(child) == "was killed by SIGKILL"
@@ -409,7 +409,7 @@ def test_a_worker_that_is_stopped_as_soon_as_it_is_forked_ends_with_its_lifeline
 def test_a_server_that_dies_of_its_imports_is_told(module: Path) -> None:
     module.write_text("import os\nos._exit(7)\n")
     with pytest.raises(LaunchFailed, match="the forkserver exited with status 7"):
-        Launcher.shared((module.stem,)).launch(f"{HERE}:says_hello", [])
+        Launcher.of_process((module.stem,)).launch(f"{HERE}:says_hello", [])
 
 
 def test_a_worker_is_started_without_a_server_if_servers_are_killed_in_their_start(module: Path) -> None:
@@ -418,7 +418,7 @@ def test_a_worker_is_started_without_a_server_if_servers_are_killed_in_their_sta
         f"if pathlib.Path({str(module)!r}).stat().st_mode & 0o111: os.kill(os.getpid(), 9)\n"
     )
     module.chmod(0o755)
-    launcher = Launcher.shared((*PRELOAD, module.stem))
+    launcher = Launcher.of_process((*PRELOAD, module.stem))
     assert description(launcher).parent == os.getpid(), "the first launch"
     assert description(launcher).parent == os.getpid(), "and the next"
     child = launcher.launch(f"{HERE}:stays", [])
@@ -431,7 +431,7 @@ def test_a_worker_is_started_without_a_server_if_servers_are_killed_in_their_sta
 
 
 def test_warming_starts_the_imports_and_does_not_wait_for_them(fifo: Path) -> None:
-    launcher = Launcher.shared((*PRELOAD, "preloaded_late"))
+    launcher = Launcher.of_process((*PRELOAD, "preloaded_late"))
     launcher.warm()
     server = launcher.pid
     fifo.write_text("which blocks until the import has come so far")
@@ -441,7 +441,7 @@ def test_warming_starts_the_imports_and_does_not_wait_for_them(fifo: Path) -> No
 
 
 def test_closing_ends_a_launch_that_waits_for_imports(fifo: Path) -> None:
-    launcher = Launcher.shared((*PRELOAD, "preloaded_late"))
+    launcher = Launcher.of_process((*PRELOAD, "preloaded_late"))
     with ThreadPoolExecutor(1) as threads:
         launch = threads.submit(launcher.launch, f"{HERE}:says_hello", [])
         with fifo.open("w"), server_pidfd(launcher) as [server]:
@@ -452,7 +452,7 @@ def test_closing_ends_a_launch_that_waits_for_imports(fifo: Path) -> None:
 
 
 def test_a_launch_that_nobody_wants_any_more_does_not_wait_for_imports(fifo: Path) -> None:
-    launcher = Launcher.shared((*PRELOAD, "preloaded_late"))
+    launcher = Launcher.of_process((*PRELOAD, "preloaded_late"))
     unwanted = threading.Event()
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(launcher.launch, f"{HERE}:stays", [], unwanted.is_set) for _ in range(2)]
@@ -511,7 +511,7 @@ def test_an_interpreter_that_ends_waits_for_the_end_of_its_workers() -> None:
 import atexit
 atexit.register(lambda: print(*[child.wait(0.0) for child in children]))  # which is run after the launchers'
 from {HERE} import PRELOAD, Launcher, launch_and_hear
-children = [launch_and_hear(Launcher.shared(PRELOAD))]
+children = [launch_and_hear(Launcher.of_process(PRELOAD))]
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -70,7 +70,7 @@ class Page:
     def withdraw(self, place: int, number: int) -> bool:
         return not self.has_begun(place, number)
 
-    def finished(self, place: int, number: int) -> None:
+    def finished_record(self, place: int, number: int) -> None:
         return None
 
 

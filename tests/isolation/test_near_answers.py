@@ -125,11 +125,11 @@ def test_the_end_of_a_run_is_near_once_and_only_if_it_is_alone_and_long(
         begun_s, answers = clock.now, []
         for at in (0.0, took_s - 2 * EARLY_S, took_s - EARLY_S / 2, took_s - EARLY_S / 4):
             clock.now = begun_s + max(at, 0.0)
-            assert not executor.passed()
+            assert not executor.has_passed()
             answers.append(executor.take_near_end())
         for fence in device.fences[-1 - behind :]:
             fence.set()
-            assert executor.passed()
+            assert executor.has_passed()
         while executor.take_done():
             pass
         return answers

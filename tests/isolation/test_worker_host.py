@@ -84,7 +84,7 @@ def test_a_plan_that_was_forgotten_while_it_ran_is_in_no_standby(office: Office)
     office.host.recent.kept = True
     x, y = buffer(office), buffer(office)
     product = ConvFwd(x=x, w=buffer(office, spec=WEIGHT), y=y, conv=CONV)
-    digest = office.state.lowered(product).graph.digest()
+    digest = office.state.lower(product).graph.digest()
     (running,) = begun(office, product)
     office.ask(Forget(identities=frozenset(), plans=frozenset({digest})))
     replaced(office)

@@ -10,5 +10,5 @@ from ..isolation.crash_rigs import start_forkserver
 @pytest.fixture(autouse=True, scope="session")
 def forkservers_are_ready() -> None:
     """Start both forkservers before the first test: for scripted workers, and for all others."""
-    Launcher.shared(("cudnn_actor.isolation.process.child.main", "cudnn_actor.engines.cpu.engine")).warm()
+    Launcher.of_process(("cudnn_actor.isolation.process.child.main", "cudnn_actor.engines.cpu.engine")).warm()
     start_forkserver()

@@ -202,7 +202,7 @@ class AsynchronousEngine(CpuEngine):
         self._device.fenced.release()
         return fence
 
-    def finished(self, fence: Any) -> bool:
+    def has_passed(self, fence: Any) -> bool:
         assert fence not in self._passed, "a fence that had passed was queried again"
         if self._device.dead.is_set():
             self._device.dead.clear()

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cudnn_actor.models.batch_arrays import divided
+from cudnn_actor.models.batch_arrays import divide_results
 
 ROW = 501
 """The fewest elements of a row for whose copy NumPy releases the interpreter's lock."""
@@ -40,7 +40,7 @@ def test_no_other_thread_has_a_turn_while_rows_are_copied_with_the_lock(turns: l
     results = {"y": np.zeros((32, ROW), np.float32)}
     before = turns[0]
     for _ in range(200):
-        divided(results, [1] * 32, 32, locked=True)
+        divide_results(results, [1] * 32, 32, locked=True)
     assert turns[0] == before
 
 
@@ -49,7 +49,7 @@ def test_no_other_thread_has_a_turn_while_rows_are_copied_with_the_lock(turns: l
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, ml_dtypes.bfloat16])
 def test_each_request_gets_its_own_rows(dtype: type, dims: tuple[int, ...], locked: bool) -> None:
     whole: np.ndarray = np.arange(8 * int(np.prod(dims))).reshape(8, *dims).astype(dtype)
-    parts = divided({"y": whole, "z": whole.T[..., :8].T}, [1, 4, 2], 8, locked=locked)
+    parts = divide_results({"y": whole, "z": whole.T[..., :8].T}, [1, 4, 2], 8, locked=locked)
     assert [len(part["y"]) for part in parts] == [1, 4, 2]
     for begin, part in zip((0, 1, 5), parts, strict=True):
         for array in part.values():
@@ -64,5 +64,5 @@ def test_each_request_gets_its_own_rows(dtype: type, dims: tuple[int, ...], lock
 @pytest.mark.parametrize("locked", [False, True])
 def test_a_request_that_is_the_whole_batch_gets_the_results_themselves(locked: bool) -> None:
     whole = np.zeros((8, ROW))
-    (part,) = divided({"y": whole}, [8], 8, locked=locked)
+    (part,) = divide_results({"y": whole}, [8], 8, locked=locked)
     assert part["y"] is whole

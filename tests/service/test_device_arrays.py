@@ -154,8 +154,8 @@ class DeviceEngine(AsynchronousEngine):
         else:
             super().write(dst, array)
 
-    def finished(self, fence: Any) -> bool:
-        done = super().finished(fence)
+    def has_passed(self, fence: Any) -> bool:
+        done = super().has_passed(fence)
         while done and self._copies:
             dst, array = self._copies.pop(0)
             dst[...] = array.array

@@ -89,4 +89,4 @@ async def test_the_graph_whose_build_killed_the_context_is_blamed_not_the_next()
         blamed = set(service.state.ended_by_build)
         shop.building.open()
         await asyncio.gather(*answers)
-        assert blamed == {service.state.lowered(first).graph.digest()}
+        assert blamed == {service.state.lower(first).graph.digest()}

@@ -142,7 +142,7 @@ class _Paced(ExecutingEngine):
         self.most_behind = max(self.most_behind, self._fenced - self._finished)
         return self._fenced
 
-    def finished(self, fence: Any) -> bool:
+    def has_passed(self, fence: Any) -> bool:
         self._note()
         self._asked += 1
         if self._asked % 2 == 0:
@@ -188,7 +188,7 @@ class TestAsynchronousEngines:
                     raise EngineFailure("FAULTY", "a run that fails")
                 super().execute(plan, buffers, scalars)
 
-            def finished(self, fence: Any) -> bool:
+            def has_passed(self, fence: Any) -> bool:
                 return self.runs not in range(1, 6)
 
         async with spawn_on(lambda: Late(lambda: None), isolation="thread") as gpu:
@@ -210,7 +210,7 @@ class TestAsynchronousEngines:
                 self.runs += 1
                 assert self.runs < 100 or answered.wait(PATIENCE_S)
 
-            def finished(self, fence: Any) -> bool:
+            def has_passed(self, fence: Any) -> bool:
                 return not self.late or self.runs >= 10
 
         engine = Ahead(lambda: None)

@@ -139,7 +139,7 @@ class LaggingEngine(ExecutingEngine):
     def fence(self) -> Any:
         return object()
 
-    def finished(self, fence: Any) -> bool:
+    def has_passed(self, fence: Any) -> bool:
         dead = self._folder / "dead"
         if dead.exists():
             dead.unlink()

@@ -33,7 +33,7 @@ async def test_it_is_no_longer_ready_while_it_answers_what_is_under_way(tmp_path
     server = await begun
     base = f"http://127.0.0.1:{server.http_port}"
     async with httpx.AsyncClient(base_url=base, **PLAIN) as http:
-        with server.host.admitted():
+        with server.host.admit():
             assert server.gpu.worker_pid is not None
             os.kill(server.gpu.worker_pid, signal.SIGKILL)
             while (await http.get("/v2/health/ready")).status_code == 200:

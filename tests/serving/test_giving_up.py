@@ -82,7 +82,7 @@ async def test_a_run_that_has_not_started_is_withdrawn_when_its_client_goes(
         models={"square": write_square(tmp_path)}, http=0, grpc=None if way is by_http else 0
     )
     async with spawn_gated(gate) as gpu, serve_with(gpu, options) as server:
-        _, served = server.host.catalog.served("square")
+        _, served = server.host.catalog.find("square")
         with gate.closed():
             first = asyncio.ensure_future(served.run({"x": ROWS}, None))
             await in_thread(gate.wait_for_arrival)

@@ -99,7 +99,7 @@ async def test_what_has_not_started_when_its_time_is_over_is_not_run(tmp_path: P
 
 async def test_it_drains_what_is_under_way_and_refuses_the_rest(tmp_path: Path) -> None:
     async with serving(tmp_path) as (server, http):
-        with server.host.admitted():
+        with server.host.admit():
             server.host.draining = True
             assert (await http.get("/v2/health/ready")).status_code == 503
             assert (await http.get("/v2/health/live")).status_code == 200
@@ -131,7 +131,7 @@ async def test_attached_processes_share_the_weights_of_its_models(tmp_path: Path
 
 async def test_too_many_at_a_time_are_told_to_come_again(tmp_path: Path) -> None:
     async with serving(tmp_path, most_running=1) as (server, http):
-        with server.host.admitted():
+        with server.host.admit():
             refused = await http.post(INFER, json=REQUEST)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert (await http.post(INFER, json=REQUEST)).status_code == 200
@@ -237,7 +237,7 @@ async def test_over_grpc_too_tokens_deadlines_and_bounds_hold(tmp_path: Path) ->
         assert await status() == "UNAUTHENTICATED"
         assert await status(headers={"authorization": "Bearer other"}) == "UNAUTHENTICATED"
         assert await status(headers=known, timeout=1) == "DEADLINE_EXCEEDED"
-        with server.host.admitted():
+        with server.host.admit():
             assert await status(headers=known) == "RESOURCE_EXHAUSTED"
         answer = await client.infer("square", [rows], headers=known)
         np.testing.assert_array_equal(answer.as_numpy("y"), 1)

@@ -49,19 +49,19 @@ async def test_a_new_version_is_switched_in_once_two_looks_agree(catalog: Catalo
     put(tmp_path, 2)
     watch = Watch(catalog, tmp_path)
     await watch.look(at_once=True)
-    _, before = catalog.served("square")
+    _, before = catalog.find("square")
     assert before.version == "2"
     put(tmp_path, 10, "Add")
     await watch.look()
-    assert catalog.served("square")[1] is before  # it may still be being copied
+    assert catalog.find("square")[1] is before  # it may still be being copied
     await watch.look()
-    _, after = catalog.served("square", "10")
+    _, after = catalog.find("square", "10")
     np.testing.assert_array_equal((await after.run({"x": ROWS}, None))["y"], ROWS + ROWS)
     counted = {each.model for each in gpu_behind(after).metrics().requests}
     assert "square" in counted  # not "model", which is the file's name
     assert "model" not in counted
     with pytest.raises(NotServed, match="but version '10'"):
-        catalog.served("square", "2")
+        catalog.find("square", "2")
 
 
 async def test_a_file_that_cannot_be_loaded_leaves_the_old_version_at_work(
@@ -73,14 +73,14 @@ async def test_a_file_that_cannot_be_loaded_leaves_the_old_version_at_work(
     (put(tmp_path, 2) / "model.onnx").write_bytes(b"no model")
     await watch.look()
     await watch.look()
-    entry, served = catalog.served("square")
+    entry, served = catalog.find("square")
     assert served.version == "1"
     assert "cannot be loaded" in entry.reason
     (tmp_path / "square" / "1" / "model.onnx").unlink()
     (tmp_path / "square" / "2" / "model.onnx").unlink()
     await watch.look()
     with pytest.raises(NotServed, match="unknown"):
-        catalog.served("square")
+        catalog.find("square")
 
 
 async def test_what_was_unloaded_stays_so_until_it_is_loaded(catalog: Catalog, tmp_path: Path) -> None:
@@ -90,16 +90,16 @@ async def test_what_was_unloaded_stays_so_until_it_is_loaded(catalog: Catalog, t
     await catalog.unload("square")
     await watch.look()
     with pytest.raises(NotServed, match="not loaded"):
-        catalog.served("square")
+        catalog.find("square")
     await catalog.load("square")
-    assert catalog.served("square")[1].version == "1"
+    assert catalog.find("square")[1].version == "1"
 
 
 async def test_model_toml_says_how_batches_are_formed(catalog: Catalog, tmp_path: Path) -> None:
     place = put(tmp_path, 1)
     (place / "model.toml").write_text("[batch]\nsizes = [1, 4]\ndelay_us = 500\n")
     await Watch(catalog, tmp_path).look(at_once=True)
-    config = catalog.served("square")[1].config("square")
+    config = catalog.find("square")[1].config("square")
     assert config["max_batch_size"] == 4
     assert config["dynamic_batching"] == {
         "preferred_batch_size": [1, 4],

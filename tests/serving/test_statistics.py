@@ -64,7 +64,7 @@ async def test_batches_are_counted_by_size_and_waiting_apart_from_running(tmp_pa
             given.set_data_from_numpy(np.ones((rows, 3), np.float32))
             return asyncio.create_task(client.infer("square", [given]))
 
-        _, served = server.catalog.served("square")
+        _, served = server.catalog.find("square")
         with gate.closed():
             first = asked(1)
             await in_thread(gate.wait_for_arrival)

@@ -39,7 +39,7 @@ from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.service.health import Health, HealthState
 from cudnn_actor.service.metrics import Metrics
 from cudnn_actor.supervision import Clock, Escalated, ExitReason, Restarted, Restarting, Started, Stopped
-from cudnn_actor.supervision.events import stamped
+from cudnn_actor.supervision.events import stamp
 
 __all__ = ["AttachedService"]
 
@@ -133,7 +133,7 @@ class AttachedService:
             window=attached.window,
             graphs=attached.graphs,
             on_frame=self._take,
-            on_lost=self._lost,
+            on_lost=self._note_loss,
         )
         self.state = _AttachedState(
             mailbox=self.link,
@@ -260,9 +260,9 @@ class AttachedService:
         elif isinstance(frame, Lent):
             self.loaded = frame.loaded
         elif isinstance(frame, Happened):
-            self._happened(frame)
+            self._note_event(frame)
 
-    def _happened(self, frame: Happened) -> None:
+    def _note_event(self, frame: Happened) -> None:
         event = frame.event
         self.worker_pid = frame.worker_pid
         match event:
@@ -276,12 +276,12 @@ class AttachedService:
         if self.events.all[-1:] != (event,) and not (isinstance(event, Stopped) and event.child is None):
             self.events.append(event)
 
-    def _lost(self, reason: str) -> None:
+    def _note_loss(self, reason: str) -> None:
         """Note that the connection has ended."""
         self._phase = HealthState.STOPPED
         self._cause = ExitReason.shutdown(reason)
         self._gone.set()
-        self.events.append(stamped(Stopped(child=None, reason=self._cause), self.name, Clock()))
+        self.events.append(stamp(Stopped(child=None, reason=self._cause), self.name, Clock()))
         self.state.messages.clear()
         if not self.stopped.done():
             self.stopped.set_result(None)

@@ -126,8 +126,8 @@ class Asked(msgspec.Struct, eq=False):
             return
         mailbox.admit(envelope)
         needs_thread = mailbox.needs_thread
-        if bridge.watch is None if needs_thread else bridge.posted:  # else `sent` does nothing
-            bridge.sent(needs_thread=needs_thread)
+        if bridge.watch is None if needs_thread else bridge.posted:  # else `note_sent` does nothing
+            bridge.note_sent(needs_thread=needs_thread)
 
     def context(self, observer: RequestObserver) -> contextvars.Context:
         """The context for the request's spans: it has the client's span, and nothing of this process."""

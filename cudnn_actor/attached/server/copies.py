@@ -47,7 +47,7 @@ class Copies:
         nbytes = _nbytes(known)
         return not nbytes or (nbytes <= _SHORT_BYTES and not self._waiting and self._has_room(nbytes))
 
-    def checked(self, known: Known, share: str) -> Known:
+    def copy_and_check(self, known: Known, share: str) -> Known:
         """The message, with a copy of its values, which counts until `release`. Call it only if `at_once` is
         True.
 
@@ -58,7 +58,7 @@ class Copies:
         return copied
 
     async def checked_in_turn(self, known: Known, share: str) -> Known:
-        """Do what `checked` does on a thread, once there is room for the copy."""
+        """Do what `copy_and_check` does on a thread, once there is room for the copy."""
         nbytes = _nbytes(known)
         self._waiting += 1
         try:

@@ -8,7 +8,7 @@ from cudnn_actor.attached.wire import Answer, Dropped, Refused
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import CudnnActorError
 
-__all__ = ["failed", "kind_of"]
+__all__ = ["failure_answer", "kind_of"]
 
 
 class _Tagged(msgspec.Struct):
@@ -26,7 +26,7 @@ def kind_of(body: bytes) -> str:
     return kind[:80]
 
 
-def failed(number: int, error: BaseException | None) -> Answer:
+def failure_answer(number: int, error: BaseException | None) -> Answer:
     """The answer of a request that has failed, or, without an error, of one that was withdrawn.
 
     If the system has refused something, the answer names it: there was no room for a descriptor, for example.

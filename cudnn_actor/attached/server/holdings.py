@@ -137,7 +137,7 @@ class Holdings:
             self._check_written(message.graph, message.buffers, written, scratch)
         elif isinstance(message, DeployModel | WarmModel):
             for graph in message.graphs:
-                self._check_written(graph.graph, graph.buffers, _written(graph))
+                self._check_written(graph.graph, graph.buffers, _written_ports(graph))
         else:
             raise _only_read(type(message).__name__)
 
@@ -257,7 +257,7 @@ def _check_reads_import(message: Any, ref: BufferRef) -> None:
     )
 
 
-def _written(graph: ModelGraph) -> set[str]:
+def _written_ports(graph: ModelGraph) -> set[str]:
     """The ports of a model's graph to which a run writes."""
     draws = () if graph.draws is None else (graph.draws.port,)
     return {

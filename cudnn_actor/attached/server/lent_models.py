@@ -78,7 +78,7 @@ class LentModels:
         self._runs.pop(model.ref, None)
 
     @property
-    def shown(self) -> dict[str, LoadedModel]:
+    def records(self) -> dict[str, LoadedModel]:
         """The record that clients get of each lent model, by its name."""
         return {
             name: LoadedModel(self._refs[name], model.inputs, model.defaults, model.outputs)

@@ -40,7 +40,7 @@ class Received:
         self._known: LeastRecent[bytes, Known] = LeastRecent(most=_MOST_KNOWN, nbytes=_KNOWN_BYTES)
         """Decoded messages that run a plan, by their bytes."""
 
-    def known(self, body: bytes) -> Known:
+    def decode(self, body: bytes) -> Known:
         """The message in `body`. Raises `MalformedMessage`."""
         known = self._known.get(body)
         if known is None:

@@ -229,7 +229,7 @@ class ServedSocket:
         else:
             _require_own(self._service, name, model)
             self.lent.lend(name, model)
-        shown = Lent(self.lent.shown)
+        shown = Lent(self.lent.records)
         for session in tuple(self._sessions):
             if session.name:
                 session.send(shown)
@@ -264,10 +264,10 @@ class ServedSocket:
     def _problem(self, connection: socket.socket) -> tuple[CudnnActorError | None, int]:
         pid, uid = peer_of(connection)
         if uid != os.geteuid():
-            return _refused(f"user {uid}", "is not the user of the service", "run it as the same user"), pid
+            return _refusal(f"user {uid}", "is not the user of the service", "run it as the same user"), pid
         if len(self._sessions) >= self._most_clients:
             bound = f"clients={self._most_clients}"
-            return _refused(bound, "is how many are attached already", "close one, or serve with more"), pid
+            return _refusal(bound, "is how many are attached already", "close one, or serve with more"), pid
         return None, pid
 
     def welcome(self, session: Session) -> None:
@@ -284,7 +284,7 @@ class ServedSocket:
                 operations=self.state.most_operations,
                 graphs=self.state.cache_limit,
                 models=self._models,
-                loaded=self.lent.shown,
+                loaded=self.lent.records,
             )
         )
         session.send(Status(service.health(), service.metrics()))
@@ -445,5 +445,5 @@ def _at(path: Path, problem: str) -> InvalidRequest:
     return InvalidRequest(field="path", value=str(path), problem=problem, fix="give another path")
 
 
-def _refused(value: str, problem: str, fix: str) -> CudnnActorError:
+def _refusal(value: str, problem: str, fix: str) -> CudnnActorError:
     return InvalidRequest(field="connect", value=value, problem=problem, fix=fix)

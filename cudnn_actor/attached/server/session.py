@@ -24,7 +24,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.attached.server.array_answers import ArrayAnswers
 from cudnn_actor.attached.server.asked import Asked, Known
 from cudnn_actor.attached.server.copies import Copies, other_digest
-from cudnn_actor.attached.server.failures import failed, kind_of
+from cudnn_actor.attached.server.failures import failure_answer, kind_of
 from cudnn_actor.attached.server.holdings import Holdings, references
 from cudnn_actor.attached.server.moves import message_of, require_mover
 from cudnn_actor.attached.server.patience import Patience
@@ -266,7 +266,7 @@ class Session:
                 self._answer(Refused(request.number, error.to_record()))
             except Exception as error:
                 log.exception("request.failed", client=self.name, message=kind_of(request.body))
-                self._answer(failed(request.number, error))
+                self._answer(failure_answer(request.number, error))
 
     def _count_request(self, number: int) -> None:
         if number <= self._last:
@@ -281,7 +281,7 @@ class Session:
         server = self._server
         if len(self.asked) >= server.window:
             self._check_window()
-        known = self._received.known(request.body)
+        known = self._received.decode(request.body)
         asked = Asked(
             self, request.number, known, request.room, request.room_bytes, request.timeout_s, request.headers
         )
@@ -313,7 +313,7 @@ class Session:
                 self.asked[request.number] = asked
                 self._in_task(self._put_checked(asked, request.share))
                 return
-            self._note_copy(asked, self._copies.checked(known, request.share))
+            self._note_copy(asked, self._copies.copy_and_check(known, request.share))
         self._put_in_turn(asked)
 
     def _take_move(self, frame: ExportBuffer | ImportBuffer) -> None:
@@ -323,7 +323,7 @@ class Session:
         try:
             message = message_of(frame, self.channel)
         except OSError as error:  # there was no room for the descriptor
-            self._answer(failed(frame.number, error))
+            self._answer(failure_answer(frame.number, error))
             return
         imports = isinstance(message, Import)
         try:
@@ -349,7 +349,7 @@ class Session:
             self._note_copy(asked, await self._copies.checked_in_turn(asked.known, share))
         except Exception as error:  # noqa: BLE001 - no memory, no thread, another digest: the answer says it
             if self.open:
-                self._end_request(asked, failed(asked.number, error))
+                self._end_request(asked, failure_answer(asked.number, error))
             return
         if self.open:
             self._put_in_turn(asked)
@@ -480,7 +480,7 @@ class Session:
         else:
             self._note_failure(asked, message, error)
         if error is not None or (asked.withdrawn and value is None):
-            self._end_request(asked, failed(asked.number, error))
+            self._end_request(asked, failure_answer(asked.number, error))
         elif isinstance(value, np.ndarray):
             self._arrays.give(asked, [(None, value)])
         elif isinstance(value, dict):
@@ -552,7 +552,7 @@ class Session:
         try:
             self.send(Exported(number, found.arena_bytes, found.offset), (found.descriptor,))
         except OSError as error:
-            self._answer(failed(number, error))
+            self._answer(failure_answer(number, error))
         finally:
             found.close()
         if self._drains:

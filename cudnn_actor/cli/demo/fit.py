@@ -18,7 +18,7 @@ from cudnn_actor.cli.demo.recorder import Recorder
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.protocol import BufferRef, ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec
 
-__all__ = ["FilterFit", "PhotoFit", "convolved"]
+__all__ = ["FilterFit", "PhotoFit", "convolve"]
 
 _CURVATURE_STEPS = 8
 
@@ -26,7 +26,7 @@ _VALID = ConvSpec.symmetric(2)
 _LEAST_CURVATURE = 1e-3
 
 
-async def convolved(recorder: Recorder, x: BufferRef, taps: np.ndarray) -> BufferRef:
+async def convolve(recorder: Recorder, x: BufferRef, taps: np.ndarray) -> BufferRef:
     """x of dims (N, 1, H, W), filtered without padding: 4 rows and columns fewer for a 5x5 filter."""
     w = await recorder.put(as_filter(taps))
     y = await recorder.room(_VALID.output_dims(x.spec.dims, w.spec.dims))
@@ -84,8 +84,8 @@ class FilterFit:
         Raises `UserError` if the patch is blank, so that the filter cannot be recovered.
         """
         recorder = self._recorder
-        self._x = await convolved(recorder, sharp, LAPLACIAN)
-        wanted = await recorder.get(await convolved(recorder, shaken, LAPLACIAN))
+        self._x = await convolve(recorder, sharp, LAPLACIAN)
+        wanted = await recorder.get(await convolve(recorder, shaken, LAPLACIAN))
         self._w = await recorder.put(as_filter(self.taps))
         self._dw = await recorder.room(self._w.spec.dims)
         residual = _Residual(recorder, self._x, self._w, wanted)

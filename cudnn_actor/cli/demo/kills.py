@@ -52,7 +52,7 @@ async def kill_at_work(
     before, kills = (await gpu.statistics()).replayed, 0
     while True:
         sent_s = recorder.now_s
-        asked = [asyncio.create_task(_timed(recorder, message)) for message in messages]
+        asked = [asyncio.create_task(_ask_timed(recorder, message)) for message in messages]
         first, at_s = await asked[len(asked) // 4]
         # Not at once: a worker that has just answered may have to yield its core to this process. The next
         # quarter takes about as long as the first on this machine, so half that time ends in its middle.
@@ -85,7 +85,7 @@ async def kill_at_work(
     )
 
 
-async def _timed(recorder: Recorder, message: Message) -> tuple[Receipt, float]:
+async def _ask_timed(recorder: Recorder, message: Message) -> tuple[Receipt, float]:
     """Ask a message. Returns the receipt, and when it arrived, on the recorder's clock."""
     receipt: Receipt = await recorder.ask(message)
     return receipt, recorder.now_s

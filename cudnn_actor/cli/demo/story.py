@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from cudnn_actor.cli.demo.filters import Filter, camera_shake, filter_bank
 from cudnn_actor.cli.demo.findings import Findings, Kill, request_table, verdict
-from cudnn_actor.cli.demo.fit import FilterFit, PhotoFit, convolved
+from cudnn_actor.cli.demo.fit import FilterFit, PhotoFit, convolve
 from cudnn_actor.cli.demo.kills import MOST_KILLS, kill_at_work
 from cudnn_actor.cli.demo.photograph import luminance, read_photograph
 from cudnn_actor.cli.demo.picture import draw
@@ -212,7 +212,7 @@ class _Story:
     async def _learn(self, known: np.ndarray) -> None:
         """Recover the filter from a patch whose sharp original is known."""
         x = await self._recorder.put(np.ascontiguousarray(known)[None, None])
-        y = await convolved(self._recorder, x, self._findings.true_taps)
+        y = await convolve(self._recorder, x, self._findings.true_taps)
         beside = self._recorder.beside("the kill")
         tiles, copy = await self._tiles(beside), await self._copy(beside)
         fit, losses = FilterFit(self._recorder, self._rng), self._findings.filter_losses
@@ -228,7 +228,7 @@ class _Story:
     async def _undo(self, sharp: np.ndarray) -> None:
         """Shake a patch, then restore it; its colours are a batch of three."""
         x = await self._recorder.put(np.ascontiguousarray(sharp)[:, None])
-        shaken = await self._recorder.get(await convolved(self._recorder, x, self._findings.true_taps))
+        shaken = await self._recorder.get(await convolve(self._recorder, x, self._findings.true_taps))
         self._findings.shaken = _inside(shaken[:, 0], _RIM - 2)
         fit = PhotoFit(self._recorder, self._findings.found_taps)
         task = self._progress.add_task("undo it", total=PHOTO_STEPS, note="")

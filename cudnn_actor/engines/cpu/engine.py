@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan, blamed, no_progress
+from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan, blamed_operations, no_progress
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, keeping
 from cudnn_actor.engines.cpu.blas import threads_of_blas
@@ -156,12 +156,12 @@ class CpuEngine:
 
     def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         """Compute at once. Raises `EngineFailure` if the buffers do not match the graph."""
-        run = self._bound(plan, buffers, scalars)
+        run = self._bind(plan, buffers, scalars)
         try:
             with self._limited_blas(plan):
                 run(self.on_progress)
         except ValueError as error:
-            raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
+            raise EngineFailure("BAD_BINDINGS", str(error), blamed_operations(error)) from error
 
     def expect(
         self,
@@ -180,9 +180,9 @@ class CpuEngine:
             if own.may_move(buffers):
                 return SessionLaunch(own, buffers, scalars, self.on_progress)
             return functools.partial(own.run, buffers, scalars, self.on_progress)
-        if (constants := self._converted(_that_runs(plan), buffers, constant)) is not None:
+        if (constants := self._convert_weights(_that_runs(plan), buffers, constant)) is not None:
             plan, buffers = constants.plan, constants.buffers
-        self._bound(plan, buffers, scalars)
+        self._bind(plan, buffers, scalars)
         run = functools.partial(self._run_with, constants, plan, scalars)
         fast = _that_runs(plan)
         if isinstance(fast, FastPlan) and FastLaunch.pays(fast, self._fast_program(fast, buffers)):
@@ -206,7 +206,7 @@ class CpuEngine:
         del constants
         self.execute(plan, buffers, scalars)
 
-    def _converted(
+    def _convert_weights(
         self, plan: Plan, buffers: Sequence[np.ndarray], constant: Collection[int]
     ) -> Constants | None:
         """Weights of half types in float32. None if there are none, or if they take too much memory."""
@@ -226,9 +226,9 @@ class CpuEngine:
     def measure(self, plan: Plan, graph: OperationGraph, _constant: Collection[int] = ()) -> PlanTimes:
         """Time a plan and its pieces on numbers of its own. Raises `OutOfMemory`, `EngineFailure`."""
         now = time.perf_counter_ns
-        run = self._bound(plan, operands(graph), [1.0] * len(graph.scalars))
+        run = self._bind(plan, operands(graph), [1.0] * len(graph.scalars))
 
-        def timed() -> Sequence[float]:
+        def time_runs() -> Sequence[float]:
             marks = [now()]
             run(self.on_progress, lambda: marks.append(now()))
             pieces = (end - start for start, end in itertools.pairwise(marks))
@@ -236,7 +236,7 @@ class CpuEngine:
 
         try:
             with self._limited_blas(plan):
-                run_us, *pieces_us = medians(timed)
+                run_us, *pieces_us = medians(time_runs)
         finally:  # else these numbers stay in memory
             ran: Any = _that_runs(plan)
             self._fast_programs.pop(ran, None)
@@ -302,7 +302,7 @@ class CpuEngine:
     def fence(self) -> None:
         """None, since all work is done when its call returns."""
 
-    def finished(self, _fence: object) -> bool:
+    def has_passed(self, _fence: object) -> bool:
         """True: there is nothing to wait for."""
         return True
 
@@ -323,7 +323,7 @@ class CpuEngine:
             return contextlib.nullcontext()
         return threads_of_blas(_BLAS_ALONE if isinstance(ran, FastPlan) else self._lanes.count)
 
-    def _bound(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> _Run:
+    def _bind(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> _Run:
         """A plan on these buffers. Raises `EngineFailure` if it takes others."""
         plan = _that_runs(plan)
         if not isinstance(plan, CpuPlan | EvaluatedPlan | FastPlan | SessionPlan):
@@ -360,7 +360,7 @@ class CpuEngine:
         try:
             return programs.of(buffers, lambda: plan.bind(buffers, self._workspace, self.on_progress))
         except ValueError as error:
-            raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
+            raise EngineFailure("BAD_BINDINGS", str(error), blamed_operations(error)) from error
 
     def _reserve(self, nbytes: int) -> None:
         """Make the workspace large enough. Plans are bound to the new one at their next run."""

@@ -71,7 +71,7 @@ class InPlace:
         self._makes: dict[int, bool] = {}
         """Whether new arrays can be written in the place of a buffer."""
 
-    def found(
+    def find(
         self,
         sources: Sequence[tuple[int, np.ndarray]],
         targets: Sequence[tuple[int, np.ndarray | None]],

@@ -27,11 +27,11 @@ def operands(graph: OperationGraph) -> list[np.ndarray]:
     for uid in graph.bound:
         tensor = graph.tensor(uid)
         same = found.get(-1 if tensor.overwrites is None else tensor.overwrites)
-        found[uid] = _drawn(tensor, rng) if same is None else same
+        found[uid] = _draw(tensor, rng) if same is None else same
     return [found[uid] for uid in graph.bound]
 
 
-def _drawn(tensor: GraphTensor, rng: np.random.Generator) -> np.ndarray:
+def _draw(tensor: GraphTensor, rng: np.random.Generator) -> np.ndarray:
     dtype = tensor.dtype.numpy
     strides = tuple(stride * dtype.itemsize for stride in tensor.strides)
     try:

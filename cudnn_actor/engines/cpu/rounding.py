@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.scratch import Array
 
-__all__ = ["Rounding", "clipped", "integer_range", "rounding_to"]
+__all__ = ["Rounding", "clip", "integer_range", "rounding_to"]
 
 Rounding = Callable[[npt.NDArray[np.generic], Array], None]
 """Stores float64 values into an array of its own dtype and the same dims; may overwrite the values."""
@@ -48,7 +48,7 @@ def integer_range(dtype: np.dtype[np.generic]) -> tuple[int, int]:
     return int(limits.min), int(limits.max)
 
 
-def clipped(values: np.ndarray, dtype: np.dtype[np.generic]) -> np.ndarray:
+def clip(values: np.ndarray, dtype: np.dtype[np.generic]) -> np.ndarray:
     """Integers saturated to an integer dtype; of bool, all but 0 is true. Exact: no value becomes a float."""
     if dtype.kind == "b" or values.dtype.kind == "b":
         return cast("np.ndarray", (values != 0).astype(dtype)[...])

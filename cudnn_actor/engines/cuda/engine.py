@@ -312,7 +312,7 @@ class CudaEngine:
 
     @staticmethod
     def _divide(plan: Plan, constant: Collection[int]) -> DividedPlan | None:
-        return plan.divided(frozenset(constant)) if constant and isinstance(plan, CudaPlan) else None
+        return plan.divide(frozenset(constant)) if constant and isinstance(plan, CudaPlan) else None
 
     def _allocate(self, nbytes: int) -> Any:
         """Device memory that is free when it is dropped, for work on the engine's stream alone.
@@ -478,7 +478,7 @@ class CudaEngine:
         self._transfer.release()
         return self._fences.record(), self._launched
 
-    def finished(self, fence: Fence) -> bool:
+    def has_passed(self, fence: Fence) -> bool:
         """Whether the device has passed the fence, which must then not be used again. Never blocks.
 
         Raises `StickyError`.

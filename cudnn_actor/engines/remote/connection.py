@@ -158,7 +158,7 @@ class Connection:
                 elif not isinstance(answer, Began):
                     break
                 began = True
-            return _meant(answer, within_s)
+            return _outcome(answer, within_s)
         except (ProcessSilent, ProcessStopped) as loss:
             loss.began = began
             raise
@@ -257,7 +257,7 @@ def _at(moment: float) -> Callable[[], float]:
     return lambda: moment
 
 
-def _meant(answer: Answer | None, within_s: float) -> Built | Exception:
+def _outcome(answer: Answer | None, within_s: float) -> Built | Exception:
     """The result, or the error as a value. Raises `ProcessLost` for None and for any other message."""
     match answer:
         case None:

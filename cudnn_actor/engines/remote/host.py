@@ -216,7 +216,7 @@ class BuilderHost:
         output = os.memfd_create("builder-output", os.MFD_CLOEXEC)
         try:
             with own_pidfd() as parent:
-                launcher = Launcher.shared(self._preload, self._executable)
+                launcher = Launcher.of_process(self._preload, self._executable)
                 descriptors = (waiting.fileno(), output, parent)
                 child = launcher.launch(f"{SERVING}:main", descriptors, self._closing.is_set)
         except BaseException:

@@ -37,7 +37,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors.diverting import Line, divert_lines
-from cudnn_actor.engines.base import Builder, EngineFailure, PieceByPiece, StickyError, blamed
+from cudnn_actor.engines.base import Builder, EngineFailure, PieceByPiece, StickyError, blamed_operations
 from cudnn_actor.engines.remote.builder_messages import (
     Accepted,
     Answer,
@@ -234,7 +234,7 @@ class _Server:
         self._at_work_for = peer
         self._asked += 1
         self._say(peer, Began())
-        answer = self._done(peer, request, builder)
+        answer = self._build_answer(peer, request, builder)
         if not _turn(request) and self._opened is not None:
             self._quiet_at = time.monotonic() + self._opened.quiet_s
         if not self._has_gone(peer):
@@ -244,7 +244,7 @@ class _Server:
             if len(self._unclaimed) > _MOST_UNCLAIMED:
                 self._unclaimed.popitem(last=False)
 
-    def _done(self, peer: Channel, request: Build, builder: Builder) -> Answer:
+    def _build_answer(self, peer: Channel, request: Build, builder: Builder) -> Answer:
         try:
             return Built(self._export(peer, request, builder))
         except CudnnActorError as error:
@@ -253,9 +253,9 @@ class _Server:
             kind: Any = "sticky" if isinstance(error, StickyError) else "failure"
             return Failed(kind, error.status, error.detail, error.operations)
         except MemoryError as error:
-            return Failed("memory", "OUT_OF_MEMORY", str(error), blamed(error))
+            return Failed("memory", "OUT_OF_MEMORY", str(error), blamed_operations(error))
         except Exception as error:  # noqa: BLE001 - the client gets the error, as if it had built the plan
-            return Failed("failure", type(error).__name__, str(error), blamed(error))
+            return Failed("failure", type(error).__name__, str(error), blamed_operations(error))
 
     def _export(self, peer: Channel, request: Build, builder: Builder) -> bytes | None:
         def progress(done: int, of: int, what: str) -> None:

@@ -238,7 +238,7 @@ class StatusPage:
         self._started[place] = 0
         self._finished[place] = number
 
-    def finished(self, place: int, number: int) -> Finished | None:
+    def finished_record(self, place: int, number: int) -> Finished | None:
         """The record of an ended worker about the request in this place; None if the request had not
         finished.
 

@@ -157,7 +157,7 @@ class CudnnActor(Actor):
         survives = not runner.is_open or runner.executor.engine.outlives_context
         runner.settle_done()
         running = self._running(current)
-        again, _ = self._broker.crashed(running, cause, may_still_write=False, memory_survives=survives)
+        again, _ = self._broker.handle_crash(running, cause, may_still_write=False, memory_survives=survives)
         freed = self._revive(again)
         for work in again:
             self._broker.end_unreceived(work)
@@ -176,7 +176,7 @@ class CudnnActor(Actor):
     def _running(self, current: Envelope | None) -> list[Work]:
         """The requests that have begun, in order: those on the device, and the one being handled."""
         runner = self._runner
-        running = [one.task for one in runner.executor.unfinished()] if runner.is_open else []
+        running = [one.task for one in runner.executor.unfinished_work()] if runner.is_open else []
         if current is not None and all(current is not work.envelope for work in running):
             work = self._work
             if work is None or work.envelope is not current:
@@ -205,7 +205,7 @@ class CudnnActor(Actor):
         """
         ended: list[Envelope] = []
         for work in self._running(current):
-            if work.footprint(self._state.lowered).writes:
+            if work.footprint(self._state.lower).writes:
                 why = "its thread has not ended and may still write"
                 error = OutcomeUnknown(request_id=work.number, cause=cause, why=why)
                 self.settle(work.envelope, None, error)
@@ -348,7 +348,7 @@ class CudnnActor(Actor):
             deployed.bind(self._state.memory)
             assert deployed.cached.bound is not None
             with contextlib.suppress(CudnnActorError):  # its first run raises it
-                self._runner.expect(deployed.cached, deployed.cached.bound, deployed.copied)
+                self._runner.expect(deployed.cached, deployed.cached.bound, deployed.copied_places)
         return built
 
     def _run_model(self, work: Work, envelope: Envelope) -> Any:
@@ -364,7 +364,7 @@ class CudnnActor(Actor):
         named = deployed.outputs
         targets: Sequence[tuple[int, Slot | np.ndarray | None]] = deployed.results
         if run.into:
-            named = run.returned
+            named = run.returned_outputs
             given = ((place, memory.resolve(ref, "into")) for place, ref in run.copy_out)
             targets = [*((place, None) for place in named.values()), *given]
 
@@ -386,7 +386,7 @@ class CudnnActor(Actor):
         if work is None:
             work = Work(envelope, envelope.number, envelope.message)
         else:
-            error = self._state.completed(error, envelope.message)
+            error = self._state.complete_error(error, envelope.message)
         self._broker.end_unreceived(work)
         if envelope.crashes and isinstance(error, CudnnActorError):
             return self._broker.interrupted.error_of_second_run(work, error)
@@ -398,7 +398,7 @@ class CudnnActor(Actor):
         """Whether any work with a lower number than this one is unfinished."""
         if not self._runner.is_open:
             return False
-        return any(one.task.number < number for one in self._runner.executor.unfinished())
+        return any(one.task.number < number for one in self._runner.executor.unfinished_work())
 
     def create_arena(self, number: int, nbytes: int) -> None:
         """Let the engine make an arena, now. Raises `Crash`."""
@@ -444,9 +444,9 @@ class CudnnActor(Actor):
         """Do nothing: there is one engine, whose runner is asked next."""
 
     @property
-    def lent(self) -> int:
+    def lent_bytes(self) -> int:
         """Bytes of the staging arrays that callers have."""
-        return 0 if self._staging is None else self._staging.lent
+        return 0 if self._staging is None else self._staging.lent_bytes
 
     def lend(self, spec: TensorSpec) -> np.ndarray:
         """An array in memory that the engine reads directly, for a caller."""
@@ -517,7 +517,7 @@ class CudnnActor(Actor):
 
     def refuse(self, task: Work, error: Exception) -> None:
         """Fail a request."""
-        self._answer_error(task.envelope, self._state.completed(error, task.request))
+        self._answer_error(task.envelope, self._state.complete_error(error, task.request))
 
 
 def _cause(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.kernels import Kernel, carrier_dtype, of_calls
-from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
+from cudnn_actor.engines.cpu.rounding import clip, rounding_to
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import TensorSpec
 
@@ -122,7 +122,7 @@ def error(case: OperationCase, make: Any, lanes: Sequence[int] = (1,)) -> float 
 def stored(spec: TensorSpec, array: np.ndarray) -> np.ndarray:
     """Results as they are stored in a buffer of a spec."""
     if not spec.dtype.is_floating:
-        return clipped(array, spec.dtype.numpy)
+        return clip(array, spec.dtype.numpy)
     found: np.ndarray = np.empty(array.shape, spec.dtype.numpy)
     with np.errstate(all="ignore"):
         rounding_to(found.dtype)(found, array.astype(np.float64))

@@ -14,7 +14,7 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor.actors.logs import speaking_for
-from cudnn_actor.engines.base import Builder, EngineFailure, blamed
+from cudnn_actor.engines.base import Builder, EngineFailure, blamed_operations
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol import OutOfMemory, TensorSpec, UnsupportedGraph
@@ -191,7 +191,7 @@ def test_a_failure_comes_as_it_is_and_the_next_build_goes_there_again(
     with pytest.raises(kind, match=text) as caught:
         builder.build(GRAPH, workspace_limit=None)
     assert type(caught.value) is kind
-    assert blamed(caught.value) == (() if command == "bug" else (0,))
+    assert blamed_operations(caught.value) == (() if command == "bug" else (0,))
     player.at("build")
     assert build(builder) == player.at("build")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cudnn_actor.engines.base import Builder, Engine
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact
-from cudnn_actor.engines.cpu.rounding import clipped, integer_range, rounding_to
+from cudnn_actor.engines.cpu.rounding import clip, integer_range, rounding_to
 from cudnn_actor.protocol import BufferRef, DType, TensorSpec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import lower
@@ -219,7 +219,7 @@ def _error(got: np.ndarray, spec: TensorSpec, wanted: Array, bound: Array | floa
     if got.shape != spec.dims or got.dtype != spec.dtype.numpy:
         return np.inf
     if not spec.dtype.is_floating:
-        return 0.0 if np.array_equal(got, clipped(wanted, spec.dtype.numpy)) else np.inf
+        return 0.0 if np.array_equal(got, clip(wanted, spec.dtype.numpy)) else np.inf
     off = beyond_rounding(got, wanted, spec.dtype)
     with np.errstate(all="ignore"):
         share = np.where(off == 0, 0.0, off / bound)
@@ -288,7 +288,7 @@ def _rounded(values: Array, dtype: DType) -> np.ndarray:
     """Values in a dtype, rounded once; integers saturate."""
     result: np.ndarray = np.empty(np.shape(values), dtype.numpy)
     if not dtype.is_floating and values.dtype.kind in "iu":
-        result[...] = clipped(values, result.dtype)
+        result[...] = clip(values, result.dtype)
         return result
     with np.errstate(all="ignore"):
         rounding_to(result.dtype)(result, np.array(values, np.float64))

@@ -15,7 +15,7 @@ import numpy as np
 
 from cudnn_actor.engines.base import blame, no_progress
 from cudnn_actor.engines.cpu.exact.special import erf, erfc
-from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
+from cudnn_actor.engines.cpu.rounding import clip, rounding_to
 from cudnn_actor.engines.cpu.scratch import Bytes
 from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -116,7 +116,7 @@ def exact(array: np.ndarray) -> Array:
 def round_into(result: Array, dtype: DType, into: Array) -> None:
     """Store values of float64 or of integers, rounded to a dtype."""
     if result.dtype.kind in "iub" and not dtype.is_floating:
-        into[...] = clipped(result, dtype.numpy)
+        into[...] = clip(result, dtype.numpy)
     elif result.dtype.kind in "iub" and dtype.itemsize >= 4:  # by way of float64, it would be rounded twice
         into[...] = result
     else:

@@ -18,7 +18,7 @@ from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.boxes import Box, box_dims, boxes, count_boxes, whole
 from cudnn_actor.engines.cpu.exact.convolution import Kernel
 from cudnn_actor.engines.cpu.exact.pointwise import Elementwise
-from cudnn_actor.engines.cpu.exact.steps import Step, rounded, store
+from cudnn_actor.engines.cpu.exact.steps import Step, round_to, store
 from cudnn_actor.engines.cpu.rounding import Rounding
 from cudnn_actor.engines.cpu.scratch import Array, Bytes, Dims, Scratch, footprint
 from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
@@ -143,7 +143,7 @@ class Stage:
         steps = []
         if item.read_as is not None:
             assert spare is not None
-            steps.append(rounded(item.read_as, result, spare))
+            steps.append(round_to(item.read_as, result, spare))
         if item.target is not None:
             steps.append(store(item.target.rounding, result, item.target.index, self.dims, box))
         return steps
@@ -155,7 +155,7 @@ class Stage:
         Counted once: finding a tile asks for many footprints, and a stage may have thousands of operations
         but has few different dims.
         """
-        taken = Counter(dims for item in self.mapped for dims in item.operation.taken())
+        taken = Counter(dims for item in self.mapped for dims in item.operation.scratch_dims())
         if self._rounds:
             taken[self.dims] += 1
         return taken

@@ -52,7 +52,7 @@ class Elementwise:
     operands: tuple[Operand, ...]
     dims: Dims
 
-    def taken(self) -> Iterator[Dims]:
+    def scratch_dims(self) -> Iterator[Dims]:
         """Dims of each array that it takes from scratch memory, for a box that is all of the result."""
         yield from (operand.dims for operand in self.operands if isinstance(operand, Loaded))
         if not any(map(self._reusable, self.operands)):

@@ -14,7 +14,7 @@ from cudnn_actor.engines.cpu.rounding import Rounding, rounding_to
 from cudnn_actor.engines.cpu.scratch import Array, Dims
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Step", "Values", "load", "rounded", "store"]
+__all__ = ["Step", "Values", "load", "round_to", "store"]
 
 Values = Sequence[Any]
 """The values of one run: the plan's intermediate arrays, the bound buffers, the scalars (plain floats)."""
@@ -34,7 +34,7 @@ def load(index: int, dims: Dims, box: Box, into: Array) -> Step:
     return load_all if box == whole(dims) else load_box
 
 
-def rounded(dtype: DType, result: Array, spare: Array) -> Step:
+def round_to(dtype: DType, result: Array, spare: Array) -> Step:
     """Round a float64 array to the values of another type, in place; `spare` is scratch of its dims."""
     rounding = rounding_to(dtype.numpy)
     values = spare.reshape(-1).view(dtype.numpy)[: result.size].reshape(result.shape)

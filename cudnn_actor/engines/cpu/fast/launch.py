@@ -82,7 +82,7 @@ class FastLaunch(RunAnywhere):
     ) -> Arrays:
         """See `RunAnywhere`. The arrays have the layout of the buffers, and are at addresses at which such
         arrays have been lately."""
-        found = self._in_place.found(sources, targets)
+        found = self._in_place.find(sources, targets)
         for ports, noted in zip((None, targets, sources), self._noted, strict=True):
             chosen = found if ports is None else found.only(place for place, _ in ports)
             if chosen.nbytes < LEAST_BYTES:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.cpu.sessions.draft import Unsupported
-from cudnn_actor.engines.cpu.sessions.export import exported
+from cudnn_actor.engines.cpu.sessions.export import export
 from cudnn_actor.engines.cpu.sessions.plan import SessionPlan, SessionRun, session_plan
 from cudnn_actor.engines.cpu.sessions.runtime import is_installed
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -39,7 +39,7 @@ def wants_session(graph: OperationGraph, sessions: Sessions) -> bool:
 def session_or_reason(graph: OperationGraph, threads: int) -> SessionPlan | str:
     """A session for a graph that `check_graph` takes, or why there is none. Blocks."""
     try:
-        return session_plan(exported(graph), threads)
+        return session_plan(export(graph), threads)
     except Unsupported as refusal:
         return f"ONNX Runtime does not run {refusal}"
     except Exception as error:  # noqa: BLE001 - the package raises classes of its own
@@ -50,9 +50,12 @@ def session_or_reason(graph: OperationGraph, threads: int) -> SessionPlan | str:
 def fixed_or_none(
     plan: SessionPlan, buffers: Sequence[np.ndarray], constant: Collection[int]
 ) -> SessionRun | None:
-    """A session for these buffers: see `SessionPlan.fixed`. None if there is none, say for want of memory."""
+    """A session for these buffers: see `SessionPlan.bind_constant`.
+
+    None if there is none, say for want of memory.
+    """
     try:
-        return plan.fixed(buffers, constant)
+        return plan.bind_constant(buffers, constant)
     except Exception as error:  # noqa: BLE001 - the package raises classes of its own
         log.warning("session.not_fixed", plan=plan.tag, error=str(error))
         return None

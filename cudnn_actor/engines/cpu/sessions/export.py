@@ -41,7 +41,7 @@ from cudnn_actor.engines.cpu.sessions.windows import emit_avg_pool, emit_max_poo
 from cudnn_actor.protocol import operations as ops
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
-__all__ = ["exported"]
+__all__ = ["export"]
 
 _EMITTERS: Mapping[type, Callable[[Draft, Any], None]] = {
     ops.ArgReduction: emit_arg_reduction,
@@ -77,7 +77,7 @@ _EMITTERS: Mapping[type, Callable[[Draft, Any], None]] = {
 """How each operation is written. One that is not here, or that its function refuses, needs another engine."""
 
 
-def exported(graph: OperationGraph) -> Draft:
+def export(graph: OperationGraph) -> Draft:
     """A model that computes what a graph does.
 
     Raises `Unsupported`, whose text names the first operation that has no counterpart.

@@ -61,7 +61,7 @@ class SessionPlan:
         """The plan, ready to run on any buffers. What it needs beside them, ONNX Runtime allocates."""
         return SessionRun(self.draft, self.session)
 
-    def fixed(self, buffers: Sequence[np.ndarray], constant: Collection[int]) -> SessionRun:
+    def bind_constant(self, buffers: Sequence[np.ndarray], constant: Collection[int]) -> SessionRun:
         """The plan, ready to run on these buffers, of which those at some places keep their values.
 
         ONNX Runtime rearranges constant weights once, and computes at once what follows from them alone.
@@ -154,7 +154,7 @@ class _Port(NamedTuple):
     written: bool
     apart: bool
 
-    def ordered(self, array: np.ndarray) -> np.ndarray:
+    def in_memory_order(self, array: np.ndarray) -> np.ndarray:
         """An array with its axes as they lie in memory."""
         return array if self.order is None else array.transpose(self.order)
 
@@ -258,7 +258,7 @@ class SessionRun:
                 if addresses.get(place) != address:
                     port = self._ports[place]
                     assert port is not None
-                    _attach(bound.binding, port, port.ordered(array), address)
+                    _attach(bound.binding, port, port.in_memory_order(array), address)
                     addresses[place] = address
         self._compute(bound, scalars)
 
@@ -278,7 +278,7 @@ class SessionRun:
     def _form(self, place: int, buffer: np.ndarray) -> _Form | None:
         """The form that arrays in the place of a buffer must have; None if no array may take its place."""
         port = self._ports[place]
-        if port is None or port.apart or not port.ordered(buffer).flags.c_contiguous:
+        if port is None or port.apart or not port.in_memory_order(buffer).flags.c_contiguous:
             return None
         usual = port.order is None or port.order == tuple(range(buffer.ndim))
         return _Form(buffer.shape, buffer.dtype, None if usual else port.order)
@@ -330,7 +330,7 @@ class SessionRun:
             if buffer.shape != graph.tensor(uid).dims:
                 raise ValueError(f"a buffer of dims {buffer.shape} for a tensor of {graph.tensor(uid).dims}")
             if port is not None:
-                self._bind_port(bound, port, port.ordered(buffer))
+                self._bind_port(bound, port, port.in_memory_order(buffer))
         for uid in graph.scalars:
             number = np.empty((1,) * len(graph.tensor(uid).dims), np.float32)
             bound.numbers.append(number)
@@ -398,7 +398,7 @@ class SessionLaunch(RunAnywhere):
     ) -> Arrays:
         """See `RunAnywhere`. The arrays are large, have the layout that the session takes, and overlap no
         result."""
-        found = self._in_place.found(sources, targets)
+        found = self._in_place.find(sources, targets)
         return found if found.nbytes >= LEAST_BYTES else Arrays()
 
     def run_on(self, arrays: Arrays) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.rounding import clipped, integer_range
+from cudnn_actor.engines.cpu.rounding import clip, integer_range
 from cudnn_actor.engines.cuda.checking.self_check_memory import enqueue
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -96,7 +96,7 @@ def difference(
     """
     dtype = accuracy.dtype
     exact = dtype in (DType.INT64, DType.UINT64) and "f" not in wanted.dtype.kind + got.dtype.kind
-    wrong = got != clipped(wanted, dtype.numpy) if exact else _beyond(wanted, got, accuracy, uncertainty)
+    wrong = got != clip(wanted, dtype.numpy) if exact else _beyond(wanted, got, accuracy, uncertainty)
     if not wrong.any():
         return None
     first = int(np.argmax(wrong))

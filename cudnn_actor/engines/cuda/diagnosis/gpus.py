@@ -150,14 +150,16 @@ def _asked_apart(library: str, within_s: float, executable: str | None) -> Drive
         )
         return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Driver)  # others may print too
     except OSError as error:
-        return _broken(f"no process could be started to query it: {error}")
+        return _broken_driver(f"no process could be started to query it: {error}")
     except subprocess.TimeoutExpired:
-        return _broken(f"it does not answer within {within_s:g} s")
+        return _broken_driver(f"it does not answer within {within_s:g} s")
     except msgspec.DecodeError:
         if done.returncode == OTHER_VERSION:
-            return _broken(f"{command[0]} cannot query it: it is not Python {VERSION}, as this process is")
+            return _broken_driver(
+                f"{command[0]} cannot query it: it is not Python {VERSION}, as this process is"
+            )
         words = done.stderr.decode(errors="replace").strip()
-        return _broken(f"querying it ends the process with {_status(done.returncode)}: {words[-500:]}")
+        return _broken_driver(f"querying it ends the process with {_status(done.returncode)}: {words[-500:]}")
 
 
 def _status(returncode: int) -> str:
@@ -165,7 +167,7 @@ def _status(returncode: int) -> str:
     return known.get(returncode, f"status {returncode}")
 
 
-def _broken(why: str) -> Driver:
+def _broken_driver(why: str) -> Driver:
     return _driver(found=False, detail=why)
 
 
@@ -185,11 +187,11 @@ def find_driver(library: str = _LIBRARY) -> Driver:
     except OSError as error:
         if "cannot open shared object" in str(error):
             return _without(library)
-        return _broken(str(error))
+        return _broken_driver(str(error))
     try:
         return _ask(cuda)
     except _DriverError as error:
-        return _broken(str(error))
+        return _broken_driver(str(error))
 
 
 def expects_gpu(driver: Driver) -> bool:

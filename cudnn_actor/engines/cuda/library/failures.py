@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from cudnn_actor.engines.base import EngineFailure, StickyError, blame, blamed
+from cudnn_actor.engines.base import EngineFailure, StickyError, blame, blamed_operations
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.errors import CudnnActorError
 
@@ -134,7 +134,7 @@ def translate_failures(method: Callable[P, R]) -> Callable[P, R]:
             known = translate(error)
             if known is error:
                 raise
-            blame(known, blamed(error))
+            blame(known, blamed_operations(error))
             raise known from error
 
     return call

@@ -88,20 +88,20 @@ class _Traced:
         values = (each.value if isinstance(each, _Traced) else Constant(float(each)) for each in operands)
         return _Traced(self.lines.to.apply(mode, *values), self.lines, alike)
 
-    def _reduced(self, mode: ReductionMode, axis: int | tuple[int, ...], *, keepdims: bool) -> _Traced:
+    def _reduce(self, mode: ReductionMode, axis: int | tuple[int, ...], *, keepdims: bool) -> _Traced:
         axes = (axis,) if isinstance(axis, int) else axis
         assert keepdims, "a line's number stays beside its elements"
         assert tuple(each % self.ndim for each in axes) == self.lines.axes, "it is no reduction along lines"
         return _Traced(self.lines.to.reduce(mode, self.value), self.lines, alike=True)
 
     def max(self, axis: int | tuple[int, ...], *, keepdims: bool) -> _Traced:
-        return self._reduced(_R.MAX, axis, keepdims=keepdims)
+        return self._reduce(_R.MAX, axis, keepdims=keepdims)
 
     def sum(self, axis: int | tuple[int, ...], *, keepdims: bool) -> _Traced:
-        return self._reduced(_R.SUM, axis, keepdims=keepdims)
+        return self._reduce(_R.SUM, axis, keepdims=keepdims)
 
     def mean(self, axis: int | tuple[int, ...], *, keepdims: bool) -> _Traced:
-        return self._reduced(_R.MEAN, axis, keepdims=keepdims)
+        return self._reduce(_R.MEAN, axis, keepdims=keepdims)
 
     def __add__(self, other: _Traced | float) -> _Traced:
         # Definitions add 0 for a bias that is left out, and multiply by 1 for a scale.
@@ -124,13 +124,13 @@ class _Traced:
         return self.of(_M.DIV, other, self)
 
 
-def _traced(mode: PointwiseMode) -> Callable[[_Traced], _Traced]:
+def _trace(mode: PointwiseMode) -> Callable[[_Traced], _Traced]:
     return lambda x: x.of(mode, x)
 
 
 _FUNCTIONS = SimpleNamespace(
     **{
-        function.formula: _traced(mode)
+        function.formula: _trace(mode)
         for mode, function in FUNCTIONS.items()
         if isinstance(function.formula, str) and function.arity == 1
     }

@@ -57,7 +57,7 @@ from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widen
 from cudnn_actor.engines.cuda.running.loading import load, load_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import GraphStep
-from cudnn_actor.engines.support import check_graph, unsupported
+from cudnn_actor.engines.support import check_graph, unsupported_error
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, MatMul, Pointwise
@@ -118,7 +118,7 @@ def compile_piece(
         unlimited = None
     context.stream.synchronize()  # raises if the context is dead: then cuDNN refuses everything
     if unlimited is None or unlimited.workspace <= limit:
-        raise unsupported(graph, "cuda", str(reason)) from reason
+        raise unsupported_error(graph, "cuda", str(reason)) from reason
     numbers = range(len(graph.operations))
     needed = unlimited.workspace
     raise OutOfMemory(requested=needed, in_use=0, limit=limit, workspace=True, operations=numbers)

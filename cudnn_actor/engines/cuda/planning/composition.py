@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from cudnn_actor.engines.base import blame, blamed
+from cudnn_actor.engines.base import blame, blamed_operations
 from cudnn_actor.engines.cuda.planning.kept_reserves import Handing, handings
 from cudnn_actor.engines.cuda.planning.partition import Cut, Piece
 from cudnn_actor.engines.cuda.planning.scratch_places import places, spans
@@ -130,7 +130,7 @@ def _build_piece(piece: Piece, build: Callable[[OperationGraph], CudaPlan]) -> C
     except OperationError as error:
         raise error.at(_of_whole(piece, error.operations)) from error
     except Exception as error:
-        blame(error, _of_whole(piece, blamed(error)))
+        blame(error, _of_whole(piece, blamed_operations(error)))
         raise
 
 

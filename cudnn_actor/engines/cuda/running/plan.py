@@ -55,7 +55,7 @@ class CudaPlan:
         recipe = msgspec.structs.replace(self.recipe, parts=parts, provisional=provisional)
         return CudaPlan(recipe, self.graphs)
 
-    def divided(self, constant: frozenset[int]) -> DividedPlan | None:
+    def divide(self, constant: frozenset[int]) -> DividedPlan | None:
         """The plan in two, for runs in which the buffers at these places keep their values.
 
         None if there is nothing to prepare of them. See `divide`.

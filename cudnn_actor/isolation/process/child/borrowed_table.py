@@ -109,14 +109,14 @@ class BorrowedTable:
             reason = StaleReason.FREED if inside else StaleReason.FOREIGN
             raise StaleBufferError(slot=ref.slot, generation=ref.generation, reason=reason, field=field)
         if ref.device != self.device:
-            raise _forged(f"{field}.device", ref.device, ref.slot, self.device)
+            raise _forgery_error(f"{field}.device", ref.device, ref.slot, self.device)
         if ref.spec.nbytes > nbytes:
-            raise _forged(f"{field}.spec", str(ref.spec), ref.slot, f"of {nbytes:,} bytes")
+            raise _forgery_error(f"{field}.spec", str(ref.spec), ref.slot, f"of {nbytes:,} bytes")
         slot = self._slots.get(ref.slot)
         if slot is None or slot.generation != generation:
             slot = self._newcomer(slot, ref, arena, offset)
         elif slot.spec != ref.spec:
-            raise _forged(f"{field}.spec", str(ref.spec), ref.slot, str(slot.spec))
+            raise _forgery_error(f"{field}.spec", str(ref.spec), ref.slot, str(slot.spec))
         return slot
 
     def _newcomer(self, slot: Slot | None, ref: BufferRef, arena: int, offset: int) -> Slot:
@@ -128,7 +128,7 @@ class BorrowedTable:
         return slot
 
 
-def _forged(field: str, given: str, slot: int, own: str) -> InvalidRequest:
+def _forgery_error(field: str, given: str, slot: int, own: str) -> InvalidRequest:
     return InvalidRequest(
         field=field,
         value=Words(given),

@@ -13,7 +13,7 @@ import numpy as np
 from cudnn_actor.actors import Crash
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.message_cache import Bound
-from cudnn_actor.broker.request_checks import bound
+from cudnn_actor.broker.request_checks import bind_message
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.execution.executor import LATER
 from cudnn_actor.execution.injection import fail_start
@@ -110,10 +110,10 @@ class WorkerLoop:
             WriteAllStaged: self._write_all,
             ReadStaged: self._read,
             Copy: lambda task: self._runner.copy(
-                task, self._resolved(task.message.src, "src"), self._resolved(task.message.dst, "dst")
+                task, self._resolve(task.message.src, "src"), self._resolve(task.message.dst, "dst")
             ),
             Fill: lambda task: self._runner.fill(
-                task, self._resolved(task.message.dst, "dst"), task.message.value
+                task, self._resolve(task.message.dst, "dst"), task.message.value
             ),
             Warm: self._warm,
             ClearPlans: lambda _: self._runner.clear_plans(),
@@ -245,19 +245,19 @@ class WorkerLoop:
 
     # Requests.
 
-    def _resolved(self, ref: Any, field: str) -> Slot:
+    def _resolve(self, ref: Any, field: str) -> Slot:
         return self._state.memory.resolve(ref, field)
 
     def _compute(self, task: Task) -> Any:
         cached = self._state.cached_message(task)
-        bound(cached, self._state.memory)
+        bind_message(cached, self._state.memory)
         return self._runner.compute(task, cached, task)
 
     def _warm(self, task: Task) -> int:
         built = self._runner.warm(task.message, task)
         for run in self._inbox.runs_of({graph.body.digest() for graph in task.message.graphs}):
             with contextlib.suppress(CudnnActorError):  # its first run raises it
-                self._runner.expect(run.cached, bound(run.cached, self._state.memory), run.copied)
+                self._runner.expect(run.cached, bind_message(run.cached, self._state.memory), run.copied)
         return built
 
     def _run_model(self, task: WorkerTask) -> Any:
@@ -265,7 +265,7 @@ class WorkerLoop:
         assert type(run) is PlacedRun
         known, places = run.cached.bound, run.places
         if known is None or known.epoch != memory.epoch:
-            known = bound(run.cached, memory)
+            known = bind_message(run.cached, memory)
         if places is None or places.bound is not known:
             places = run.places = self._places_of(run.message, known)
         return self._runner.run_model(task, run.cached, task, places=places)
@@ -274,29 +274,29 @@ class WorkerLoop:
         sources: list[tuple[int, Source]] = [
             (place, self._stages.values(staged, known.slots[place].spec)) for place, staged in message.write
         ]
-        sources += [(place, self._resolved(ref, "buffers")) for place, ref in message.copy_in]
+        sources += [(place, self._resolve(ref, "buffers")) for place, ref in message.copy_in]
         targets: list[tuple[int, Slot | np.ndarray | None]] = [
             (place, self._stages.array(staged, known.slots[place].spec)) for place, staged in message.read
         ]
-        targets += [(place, self._resolved(ref, "into")) for place, ref in message.copy_out]
+        targets += [(place, self._resolve(ref, "into")) for place, ref in message.copy_out]
         # The parent holds the graph's own buffers as long as it sends requests that name the graph.
         slots = [slot for _, slot in (*sources, *targets) if isinstance(slot, Slot)]
         return ModelPlaces(bound=known, sources=sources, targets=targets, slots=slots, repeats=True)
 
     def _write(self, task: Task) -> Any:
         message: WriteStaged = task.message
-        slot = self._resolved(message.dst, "dst")
+        slot = self._resolve(message.dst, "dst")
         return self._runner.write(task, slot, self._stages.values(message.values, slot.spec))
 
     def _write_all(self, task: Task) -> Any:
         message: WriteAllStaged = task.message
-        slots = [self._resolved(ref, "buffers") for ref in message.buffers]
+        slots = [self._resolve(ref, "buffers") for ref in message.buffers]
         pairs = zip(message.values, slots, strict=True)
         return self._runner.write_all(task, slots, [self._stages.array(at, slot.spec) for at, slot in pairs])
 
     def _read(self, task: Task) -> Any:
         message: ReadStaged = task.message
-        slot = self._resolved(message.src, "src")
+        slot = self._resolve(message.src, "src")
         return self._runner.read(task, slot, self._stages.array(message.values, slot.spec))
 
     def _count(self, task: WorkerTask) -> Counted:

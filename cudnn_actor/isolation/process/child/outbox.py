@@ -125,13 +125,13 @@ class Outbox:
 
     def refuse(self, task: WorkerTask, error: Exception) -> None:
         """Send an error at once, because the page has no room for it."""
-        self._answers.append(Refused(task.number, task.place, _known(error).to_record()))
+        self._answers.append(Refused(task.number, task.place, _encodable_error(error).to_record()))
         self.flush()
 
     def internal_done(self, number: int, error: Exception | None) -> None:
         """Send that work of the service itself is done, after all answers so far."""
         self.flush()
-        self.say(InternalDone(number, None if error is None else _known(error).to_record()))
+        self.say(InternalDone(number, None if error is None else _encodable_error(error).to_record()))
 
     def flush(self) -> None:
         """Send all queued answers and lines. Waits for room in the socket if the parent does not read."""
@@ -169,7 +169,7 @@ def _too_long(message: Any, nbytes: int) -> InvalidRequest:
     )
 
 
-def _known(error: BaseException) -> CudnnActorError:
+def _encodable_error(error: BaseException) -> CudnnActorError:
     """An error that can be encoded. Another exception becomes an `ExecutionFailed` with its type's name."""
     if isinstance(error, CudnnActorError):
         return error

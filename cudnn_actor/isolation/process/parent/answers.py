@@ -145,9 +145,9 @@ class AnswerTaker:
                     answer.plans, answer.cudnn_version, answer.converted_bytes, answer.graphs
                 )
             case Counted():
-                raise Violation(f"it answered {_asked(request)} with statistics")
+                raise Violation(f"it answered {_request_name(request)} with statistics")
             case Done() if request.injects or type(request.message) in _WITHOUT_RECEIPT:
-                raise Violation(f"it answered {_asked(request)} with a receipt")
+                raise Violation(f"it answered {_request_name(request)} with a receipt")
             case Dropped() if not request.unwanted:
                 raise Violation(f"it dropped request {answer.number}, which was not withdrawn")
         return None
@@ -159,7 +159,7 @@ class AnswerTaker:
         except MalformedMessage as error:
             raise Violation(f"its answer to request {answer.number} does not decode: {error}") from error
         if wanted is None or type(value) is not wanted:
-            raise Violation(f"it answered {_asked(request)} with {type(value).__name__}")
+            raise Violation(f"it answered {_request_name(request)} with {type(value).__name__}")
         return value
 
     def _error(self, answer: Refused, request: WorkerRequest) -> Exception:
@@ -169,8 +169,8 @@ class AnswerTaker:
             raise Violation(
                 f"its answer to request {answer.number} is not an error of this package: {malformed}"
             ) from malformed
-        return self.broker.state.completed(error, request.message)
+        return self.broker.state.complete_error(error, request.message)
 
 
-def _asked(request: WorkerRequest) -> str:
+def _request_name(request: WorkerRequest) -> str:
     return "InjectFault" if request.injects else type(request.message).__name__

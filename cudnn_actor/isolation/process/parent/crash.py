@@ -74,7 +74,7 @@ class CrashRecovery:
         """
         self.sender.copies.make_all()  # their blocks may soon be another request's
         begun, others = self._take_back()
-        again, lost = self.broker.crashed(begun, cause, may_still_write=may_still_write)
+        again, lost = self.broker.handle_crash(begun, cause, may_still_write=may_still_write)
         pending = PendingReclaim()
         for request in lost:
             pending.add(request)
@@ -132,7 +132,7 @@ class CrashRecovery:
         """
         unanswered = set()
         for request in tuple(self.in_flight.requests.values()):
-            found = claims.finished(request.place, request.number)
+            found = claims.finished_record(request.place, request.number)
             if found is None or request.gone:
                 continue
             if not found.started_ns:

@@ -495,7 +495,7 @@ class Dispatcher(Mailbox):
     # The monitor's side.
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[WorkerHost]:
+    def hold(self) -> Iterator[WorkerHost]:
         """Wait for the host, hold it, and finish with a turn. For the monitor. Never used on the main thread
         while requests are served."""
         self._await_host()
@@ -538,7 +538,7 @@ class Dispatcher(Mailbox):
         """
         self._wants_reading = True
         self.short_of_memory = False
-        with self.held() as host:
+        with self.hold() as host:
             self._serve(monitor=True)
             yield host
 

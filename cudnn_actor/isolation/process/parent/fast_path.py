@@ -171,9 +171,9 @@ def _prepare(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerRequ
     try:
         if type(message) is RunModel:
             light = not message.arrays or not host.values.is_heavy(message)
-            request = host.models.prepared(envelope) if light else None
+            request = host.models.prepare(envelope) if light else None
         elif type(message) in COMPUTE:
-            request = sender.prepared(envelope, message) if sender.graphs.knows(message) else None
+            request = sender.prepare(envelope, message) if sender.graphs.knows(message) else None
         elif type(message) is Ping:
             request = WorkerRequest(envelope, envelope.number, message)
             request.body = encode_message(message)

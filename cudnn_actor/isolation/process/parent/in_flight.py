@@ -59,7 +59,7 @@ class Claims(Protocol):
     def has_begun(self, place: int, number: int) -> bool:
         """Whether the request has begun. False is certain only of a worker that has ended."""
 
-    def finished(self, place: int, number: int) -> Finished | None:
+    def finished_record(self, place: int, number: int) -> Finished | None:
         """The record of a finished request that an ended worker has noted; None if the request had not
         finished."""
 

@@ -157,7 +157,7 @@ class ModelRuns:
         else:
             self.sender.dispatch(request)
 
-    def prepared(self, envelope: Envelope) -> WorkerRequest | None:
+    def prepare(self, envelope: Envelope) -> WorkerRequest | None:
         """A run ready to be dispatched by the fast path; None if it must take the slow one.
 
         Changes only the unused staging memory that it fills. The caller takes that in its step, as the first
@@ -218,7 +218,7 @@ class ModelRuns:
             if known is not None and known[0] == run.buffers and known[1] == run.into:
                 request.body = run.body = known[2]
                 return
-        places = frozenset(run.returned.values())
+        places = frozenset(run.returned_outputs.values())
         placed = RunPlaced(
             run=deployed.number,
             write=tuple(written.items()),
@@ -257,7 +257,7 @@ class ModelRuns:
         assert deployed is not None
         if staged is None:
             return Results(deployed.finish({}), None)
-        places = run.returned
+        places = run.returned_outputs
         if staged.output_bytes > COPY_BYTES and (pieces := self._lending(deployed)).may_lend(staged):
             loan = Loan(pieces.spare)
             outputs: dict[str, np.ndarray] = {}
@@ -364,9 +364,9 @@ class ModelRuns:
         if deployed.state is not None:
             inputs.append(deployed.state)
         outputs = [*dict.fromkeys(deployed.outputs.values())]
-        given, write, _ = self._placed(deployed, inputs, late=True)
+        given, write, _ = self._place(deployed, inputs, late=True)
         try:
-            returned, read, offsets = self._placed(deployed, outputs, late=False)
+            returned, read, offsets = self._place(deployed, outputs, late=False)
         except BaseException:
             if given is not None:
                 self.staging.give_back(given)
@@ -397,7 +397,7 @@ class ModelRuns:
         with contextlib.suppress(CudnnActorError, MemoryError):
             pieces.spare.append(self._make(deployed))
 
-    def _placed(
+    def _place(
         self, deployed: Deployed, places: Iterable[int], *, late: bool
     ) -> tuple[Block | None, dict[int, Staged], dict[int, int]]:
         """A block with room for the values of these buffers, the place of each in it, and their offsets.

@@ -229,7 +229,7 @@ class WorkerMonitor(Actor):
         `on_crash`, on whichever thread it runs, holds the host too. So a monitor that was given up either
         finds that out here, or has finished this step before `on_crash`, which then undoes it.
         """
-        with self._dispatcher.held() as host:
+        with self._dispatcher.hold() as host:
             if self.abandoned.is_set():
                 raise Crash("it was given up while it started")
             yield host
@@ -296,7 +296,7 @@ class WorkerMonitor(Actor):
     def _read_start_frames(self, worker: Worker) -> None:
         try:
             frames = worker.take_ready(self._receive(worker))
-            with self._dispatcher.held() as host:
+            with self._dispatcher.hold() as host:
                 host.receive(frames)
         except (Violation, BadFrame) as error:
             raise Crash(f"worker {worker.pid} broke the protocol in its start: {error}") from error
@@ -311,7 +311,7 @@ class WorkerMonitor(Actor):
         """Compare uploaded buffers with their checksums, if there are any. Raises `Crash`."""
         worker = self.worker
         assert worker is not None
-        with self._dispatcher.held() as host:
+        with self._dispatcher.hold() as host:
             if host.checksums is None or not host.checksums:
                 return
             for slot, body, block in verification(host):
@@ -432,7 +432,7 @@ class WorkerMonitor(Actor):
             raise Crash("it was given up by its supervisor")
         worker = self.worker
         assert worker is not None
-        with self._dispatcher.held() as host:
+        with self._dispatcher.hold() as host:
             host.workers.stopping = True
             worker.send(Stop())
         for number, within_s in ((None, ASKED_S), (signal.SIGTERM, TERMINATED_S), (signal.SIGKILL, KILLED_S)):
@@ -441,7 +441,7 @@ class WorkerMonitor(Actor):
                 worker.child.signal(number)
             if self._ends_within(worker, within_s):
                 break
-        with self._dispatcher.held() as host:
+        with self._dispatcher.hold() as host:
             self._read_to_the_end(worker)
             self._dispatcher.disconnect()
             gone = worker.child.wait(0.0)
@@ -484,7 +484,7 @@ class WorkerMonitor(Actor):
         gone = dead or worker.child.wait(KILLED_S)
         if not gone:
             log.error("worker.not_killed", pid=worker.pid)
-        with self._dispatcher.held() as host:
+        with self._dispatcher.hold() as host:
             pending = self._take_over_from(host, worker, str(error) or repr(error), may_still_write=not gone)
             if not worker.child.wait(0.0):
                 self._source.let_die(worker, pending)

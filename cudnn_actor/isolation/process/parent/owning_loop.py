@@ -126,7 +126,7 @@ class OwningLoop:
         self._let_go()
         if channel is None:
             if dispatcher.needs_thread and self.bridge.awaited:
-                self.bridge.sent(needs_thread=True)
+                self.bridge.note_sent(needs_thread=True)
             return
         try:
             self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # one step makes and stores it

@@ -178,7 +178,7 @@ class ProcessIsolation:
         check_lost_thread(self._monitor)
         life = self._life
         assert life is not None
-        with self._dispatcher.held():  # whoever sends uses the table
+        with self._dispatcher.hold():  # whoever sends uses the table
             limit_arenas(life.state.memory, self._options, self._engine)
         self._dispatcher.loops_may_stay_awake = may_keep_one_busy()  # reads files, as a supervisor may
         self._monitor = WorkerMonitor(
@@ -238,7 +238,7 @@ class ProcessIsolation:
         life, dispatcher = self._life, self._dispatcher
         if life is None:
             return
-        with dispatcher.held() as host:
+        with dispatcher.hold() as host:
             life.source.close(host)
             host.recovery.retire()  # requests that were to run again never will: the mailbox answers
             host.close()

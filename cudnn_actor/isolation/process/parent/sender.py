@@ -82,10 +82,10 @@ class Sender:
 
     # Encoding.
 
-    def prepared(self, envelope: Envelope, message: Compute) -> WorkerRequest:
+    def prepare(self, envelope: Envelope, message: Compute) -> WorkerRequest:
         """A request that runs a plan, ready to be dispatched. Changes only caches. Raises what is wrong with
         it."""
-        request = self.broker.prepared(envelope, message)
+        request = self.broker.prepare(envelope, message)
         self.encode(request)
         return request
 
@@ -126,7 +126,7 @@ class Sender:
         _check_length(len(graph.encoded), len(graph.body.operations))
         if not self.graphs.knows(message):
             self.graphs.send(graph)
-        known = KnowRun(deployed.number, encode_message(message), tuple(deployed.copied))
+        known = KnowRun(deployed.number, encode_message(message), tuple(deployed.copied_places))
         self.workers.serving.send(known)
         self._runs.add(deployed.number)
 
@@ -152,7 +152,7 @@ class Sender:
             self.discharge(request, end_ref=True)
             return
         if self.checksums is not None:
-            self.checksums.note_writes(request.footprint(self.broker.state.lowered).writes)
+            self.checksums.note_writes(request.footprint(self.broker.state.lower).writes)
         self.broker.memory.hold_all(request.slots)
         self._queue(request)
 

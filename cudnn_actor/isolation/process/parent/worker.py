@@ -48,7 +48,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def launcher(self) -> Launcher:
         """The launcher of these workers."""
-        return Launcher.shared(self.preload, self.executable)
+        return Launcher.of_process(self.preload, self.executable)
 
 
 class Worker:

@@ -262,9 +262,9 @@ class WorkerHost:
             self.workers.tell_others(ForgetPlans(plans))
 
     @property
-    def lent(self) -> int:
+    def lent_bytes(self) -> int:
         """Bytes of the staging arrays that callers have."""
-        return self.staging.lent
+        return self.staging.lent_bytes
 
     def lend(self, spec: TensorSpec) -> np.ndarray:
         """An array in staging memory, for a caller."""
