@@ -88,7 +88,7 @@ def gpu_faults(request: pytest.FixtureRequest) -> FaultPlan | None:
 
 @pytest.fixture
 def _gpu_made() -> Made:
-    """What the test makes on its service."""
+    """The buffers, models and requests that the test makes on its service."""
     from cudnn_actor.testing.made import Made
 
     return Made()
@@ -134,7 +134,7 @@ def gpu(gpu_service: CudnnService, _gpu_made: Made) -> CudnnRef:
 
 @pytest.fixture
 def gpu_blocking(gpu_service: CudnnService, _gpu_made: Made) -> Iterator[BlockingRef]:
-    """The same service without asyncio: a `BlockingRef`, as `blocking.spawn` gives it. See `gpu_service`."""
+    """A handle of `gpu_service` for code without asyncio: a `BlockingRef`, as `blocking.spawn` gives it."""
     from cudnn_actor.testing.handles import WatchedBlockingRef
 
     handle = WatchedBlockingRef(gpu_service, _gpu_made)

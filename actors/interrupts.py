@@ -44,7 +44,7 @@ def is_interruptible() -> bool:
 
 
 def _look_again() -> None:
-    """In a forked child, the thread that forked is the main thread."""
+    """Note that the thread that has forked is the main thread of the forked child."""
     global _main  # noqa: PLW0603 - of the process
     _main = threading.main_thread().ident
 

@@ -162,8 +162,10 @@ class _ForkedRef(MailboxRef):
 
 
 def _forget_registered() -> None:
-    """In a forked child, remove our actors, which do not run here, and replace pykka's lock, which another
-    thread may have held."""
+    """Remove our actors, which do not run in a forked child, from pykka's registry there.
+
+    Its lock is replaced, because another thread of the parent may have held it.
+    """
     registry = pykka.ActorRegistry
     registry._actor_refs_lock = threading.RLock()
     registry._actor_refs[:] = [

@@ -106,7 +106,7 @@ class MemoryTable:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child, close the copies of the descriptors, which would keep device memory allocated.
+        """Close the copies of the descriptors in a forked child: they would keep device memory allocated.
 
         The bookkeeping does not change: nothing is freed, and the mirror, which the parent writes, is not
         written.

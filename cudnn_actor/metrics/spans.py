@@ -50,7 +50,7 @@ class _Answered(NamedTuple):
     """An answer, with all that its span says. Times are on `time.perf_counter_ns`'s clock."""
 
     begun: contexts.Context | trace.Span
-    """Its span, if that was made when the request was sent; else the context of the span's parent."""
+    """The request's span, if it was made when the request was sent; else the context of the span's parent."""
     operation: str
     model: str | None
     number: int

@@ -197,7 +197,7 @@ class Keeping:
         forks.finalize(self, _drop, gpu, ref, (discard, unload), graphs, left).atexit = False
 
     def forget_parent(self) -> None:
-        """In a forked child, take a new lock. The service refuses the model's requests there."""
+        """Take a new lock in a forked child, where the service refuses the model's requests."""
         self.lock = threading.RLock()
 
     @property

@@ -64,8 +64,8 @@ class KeptGraphs:
         self._noted: object = None
         """Replaced behind each change of `_placed`."""
         self._within: object = _NEVER
-        """What `_noted` was when the places were found to be within the limit, which does not change while
-        there are any."""
+        """The `_noted` of the moment when the places were found to be within the limit. The limit does not
+        change while there are places."""
         self._counting = threading.Lock()
         self._clock = itertools.count(1)
 

@@ -286,4 +286,4 @@ class SwappableSource(Source, Protocol):
         """The values of the initialisers, by name."""
 
     def with_tensors(self, tensors: Mapping[str, np.ndarray]) -> SwappableSource:
-        """The same source with other values for these initialisers, of the same dims and dtypes."""
+        """This source with other values for these initialisers, of the same dims and dtypes."""

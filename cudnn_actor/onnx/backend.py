@@ -51,7 +51,7 @@ class _Services:
         self._lock = threading.Lock()
 
     def forget_parent(self) -> None:
-        """In a forked child, let later calls start services of its own."""
+        """Forget the parent's services in a forked child. Later calls start services of its own."""
         self._shared.clear()
         self._lock = threading.Lock()
 

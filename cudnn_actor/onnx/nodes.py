@@ -98,7 +98,7 @@ class Node:
         return int(self.schema.since_version)
 
     def of(self, inputs: Sequence[Value | None], op: str = "") -> Node:
-        """The same node with other inputs, perhaps as another operator."""
+        """This node with other inputs, perhaps as another operator."""
         other = copy.copy(self)
         other.inputs, other._op = list(inputs), op or self._op
         return other

@@ -89,7 +89,7 @@ class OnnxModel:
         return self._file.tensors
 
     def with_tensors(self, tensors: Mapping[str, np.ndarray]) -> OnnxModel:
-        """The same model with other values for these initialisers, of the same dims and dtypes."""
+        """This model with other values for these initialisers, of the same dims and dtypes."""
         other = copy.copy(self)
         other._file = replace(self._file, tensors={**self._file.tensors, **tensors})
         return other

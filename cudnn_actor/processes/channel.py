@@ -95,7 +95,7 @@ class Channel:
         self._size = _SHORT
         """How much is read next."""
         self._raw: list[tuple[bytes, Sequence[tuple[int, int, bytes]], int, Any]] = []
-        """What the kernel has returned and is not yet made into frames: one item, or none."""
+        """Bytes that the kernel has returned and that are not yet made into frames: one item, or none."""
         self._in = bytearray()
         self._needed = LENGTH.size
         """Bytes that `_in` must have before it is looked at again."""
@@ -116,8 +116,8 @@ class Channel:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child, close the channel. Bytes that were read here would be missing in the parent, and
-        the other side would take bytes that were written here for the parent's.
+        """Close the channel in a forked child. Bytes that were read there would be missing in the parent, and
+        the other side would take bytes that were written there for the parent's.
 
         This closes only this process's copies. The socket itself stays open, and so do the duplicates in the
         selectors of the parent's event loops.

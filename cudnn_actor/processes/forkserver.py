@@ -245,7 +245,8 @@ def _serve(server: _Server, preload: Sequence[str]) -> None:
 
 
 def set_signals() -> None:
-    """Also reset inherited settings: blocked signals, and children that are reaped automatically."""
+    """Ignore SIGINT and SIGTERM, and reset inherited settings: blocked signals, and children that are reaped
+    automatically."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -52,7 +52,7 @@ class Child:
         on_close: Callable[[subprocess.Popen[bytes] | None], None],
     ) -> None:
         self.pid = pid
-        """Its process id, for people and logs. It may be reused once the worker has exited."""
+        """The worker's process id, for people and logs. It may be reused once the worker has exited."""
         self.pidfd = pidfd
         """Readable when the worker has exited. Owned by this object; -1 once it is closed."""
         self.lifeline = lifeline

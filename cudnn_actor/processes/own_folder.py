@@ -18,7 +18,7 @@ __all__ = ["OwnFolder"]
 _LOCK = "in-use"
 """The file in each folder on which its process holds a lock, which ends with it, however that ends."""
 _WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
-"""What `flock` says on a file system that has no such locks: Lustre has them only if it is mounted so."""
+"""The errors of `flock` on a file system that has no such locks: Lustre has them only if it is mounted so."""
 
 
 class OwnFolder:
@@ -64,7 +64,7 @@ class OwnFolder:
             self._unlock()  # last: until then, nobody else removes it
 
     def forget_parent(self) -> None:
-        """In a forked child, leave the folder to the parent."""
+        """Leave the folder to the parent. Called in a forked child."""
         if self._unlock.detach() is not None:
             _close(self._lock)
 

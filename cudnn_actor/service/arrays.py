@@ -77,8 +77,7 @@ def packed_like(values: Values, dtype: DTypeLike | None, layout: LayoutLike) -> 
 
 
 def about_array(error: InvalidRequest, *, own_dtype: bool) -> InvalidRequest:
-    """The same error, but about the argument `array` if it names a field that `packed_like` has derived from
-    the array.
+    """An error, which is about the argument `array` if its field was derived from it by `packed_like`.
 
     `own_dtype`: whether the dtype was derived from the array, too.
     """

@@ -171,7 +171,7 @@ class CudnnService:
         return known // _OF_THE_DEVICE if known else None
 
     def forget_parent(self) -> None:
-        """In a forked child, become stopped, also for code that waits for the start or the end."""
+        """Become stopped in a forked child, also for code that waits for the start or the end."""
         self._turning = threading.RLock()  # another thread may have held the old one
         self.started, self.stopped = promise(), promise()
         resolve(self.started, ServiceStopped(reason=_FORKED, forked=True))

@@ -50,7 +50,7 @@ class Limits:
 
 
 class SharedLimits(Limits):
-    """The same as `Limits`, for several processes: the limits hold for all of them together.
+    """`Limits` of several processes, which hold for all of them together.
 
     All processes map a table. Each process writes only to its own row, so no count is lost. It first counts a
     request, and then looks at the sum. So of two requests at the same time, at least one sees the other,
@@ -60,7 +60,7 @@ class SharedLimits(Limits):
     Parameters
     ----------
     most_running, most_bytes
-        As in `Limits`, for all processes.
+        See `Limits`. They hold for all processes together.
     table
         The table, as `shared_table` returns it.
     row

@@ -103,9 +103,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     starving_s: float
     repeats: int
     moves: int
-    """Of 64 MiB, each way."""
+    """How many copies of 64 MiB are timed, each way."""
     kills: int
-    """Of each kind."""
+    """How many kills of each kind are timed."""
     idle_rounds: int
     idle_s: float
 

@@ -260,7 +260,7 @@ class Operation(Record, Generic[T], tag=True):
     nothing: ClassVar[Mapping[str, float | str]] = MappingProxyType({})
     slack: ClassVar[float] = 1.0
     control: ClassVar[bool] = False
-    """As a message: it waits its turn."""
+    """The message of an operation waits its turn: it does not overtake others."""
 
     numerics: Numerics | None = None
 

@@ -304,7 +304,7 @@ class RecurrentBackwardData(RecurrentLayer[T], tag=True):
         return values | {name: found[name] for name in ("y", "reserve") if name in specs}
 
     def _bytes_of(self, xp: Any, reserve: Array, specs: Specs) -> Array:
-        """As many bytes as the reserve has: another engine may keep fewer than its numbers take."""
+        """A reserve's bytes, as many as its spec has: another engine may keep fewer than its numbers take."""
         wide, nbytes = self.compute((specs["y"].dtype,)), specs["reserve"].size
         return as_bytes(xp, reserve, wide, max(nbytes, reserve.size * wide.itemsize))[:nbytes]
 

@@ -75,10 +75,10 @@ class RecurrentCell(enum.StrEnum):
     """With gates i, f, g, o in this order: i = f(input + state + p_i * c), f = f(input + state + p_f * c),
     g = g(input + state), c = f * c + i * g, o = f(input + state + p_o * c) and h = o * k(c)"""
     GRU = "gru"
-    """With gates r, z, n in this order: r and z are f(input + state), n = g(input + r * state), and
+    """A cell with gates r, z, n in this order: r and z are f(input + state), n = g(input + r * state), and
     h = (1 - z) * n + z * h"""
     GRU_RESET_FIRST = "gru_reset_first"
-    """As `GRU`, but the state is multiplied with r before the product: n = g(input + rows of
+    """`GRU`, but the state is multiplied with r before the product: n = g(input + rows of
     (r * h) @ w.T + bias)"""
 
     @property

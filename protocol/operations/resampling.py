@@ -62,9 +62,9 @@ class Coordinates(enum.StrEnum):
     HALF_PIXEL = "half_pixel"
     """(i + 1/2) / scale - 1/2."""
     HALF_PIXEL_SYMMETRIC = "half_pixel_symmetric"
-    """As HALF_PIXEL, moved so that the middles agree if y's size is not the scale times x's."""
+    """HALF_PIXEL, moved so that the middles agree if y's size is not the scale times x's."""
     PYTORCH_HALF_PIXEL = "pytorch_half_pixel"
-    """As HALF_PIXEL; -1/2 if x times the scale has one element."""
+    """HALF_PIXEL; -1/2 if x times the scale has one element."""
     ALIGN_CORNERS = "align_corners"
     """i times (x's size - 1) / (y's size - 1): the ends agree."""
     ASYMMETRIC = "asymmetric"
@@ -72,7 +72,7 @@ class Coordinates(enum.StrEnum):
     TF_HALF_PIXEL_FOR_NN = "tf_half_pixel_for_nn"
     """(i + 1/2) / scale."""
     TF_CROP_AND_RESIZE = "tf_crop_and_resize"
-    """As ALIGN_CORNERS of a part of x, `roi`. Places outside of x have the value `extrapolation`."""
+    """ALIGN_CORNERS of a part of x, `roi`. Places outside of x have the value `extrapolation`."""
 
 
 class NearestRounding(enum.StrEnum):

@@ -46,7 +46,7 @@ class BufferRef(
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The same as `dims`."""
+        """The dims, by the name that NumPy has for them."""
         return self.spec.dims
 
     @property

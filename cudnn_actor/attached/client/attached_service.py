@@ -155,7 +155,7 @@ class AttachedService:
         return f"<AttachedService {self.name!r} on {self.device}: {self._state_word()}>"
 
     def forget_parent(self) -> None:
-        """In a forked child, become stopped."""
+        """Become stopped. Called in a forked child."""
         self.stopped = concurrent.futures.Future()
         self.stopped.set_result(None)
 

@@ -592,7 +592,7 @@ class Link(Mailbox):
         self._on_lost(reason)
 
     def forget_parent(self) -> None:
-        """In a forked child, refuse all requests. The connection is the parent's."""
+        """Refuse all requests in a forked child, because the connection is the parent's."""
         super().forget_parent()
         self._sent.clear()
         self._ended = True

@@ -35,7 +35,7 @@ _NEAR = Near()
 
 
 class Nearness:
-    """Of one server.
+    """Keeps a server's loop awake while an answer or a request is near, and tells clients that answers are.
 
     Parameters
     ----------

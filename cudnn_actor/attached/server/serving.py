@@ -235,7 +235,7 @@ class ServedSocket:
                 session.send(shown)
 
     def forget_parent(self) -> None:
-        """In a forked child, close the copies of the descriptors, and leave the socket to the parent."""
+        """Close the copies of the descriptors in a forked child, and leave the socket to the parent."""
         self._own_weights.end()
         self._listener.close()
         os.close(self._lock)

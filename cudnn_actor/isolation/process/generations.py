@@ -89,7 +89,7 @@ class GenerationTable:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child, close the table, because only the parent may write it."""
+        """Close the table in a forked child, because only the parent may write it."""
         self.close()
 
     def seat(self, slot: int, generation: int, arena: int, offset: int, nbytes: int) -> None:

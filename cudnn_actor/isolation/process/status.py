@@ -137,7 +137,7 @@ class StatusPage:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child, close the page. A word written here would mislead the worker and its parent."""
+        """Close the page in a forked child: a word written there would mislead the worker and its parent."""
         self.close()
 
     @classmethod

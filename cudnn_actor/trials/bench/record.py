@@ -87,7 +87,7 @@ class Side(msgspec.Struct, kw_only=True):
     loop_cpu_us: list[float] = []
     """CPU time of the loop's thread per request, 64 in flight."""
     worker_cpu_us: list[float] = []
-    """The same for the actor's thread, or for the whole worker process."""
+    """CPU time of the actor's thread, or of the whole worker process, per request, 64 in flight."""
 
 
 class Moves(msgspec.Struct, kw_only=True):

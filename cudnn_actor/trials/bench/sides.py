@@ -1,4 +1,4 @@
-"""The same requests to an actor on a thread and to one in a process, alternately, in one run."""
+"""Benchmarks that send requests to an actor on a thread and to one in a process, alternately, in one run."""
 
 from __future__ import annotations
 

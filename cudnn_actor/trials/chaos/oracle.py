@@ -76,10 +76,10 @@ __all__ = [
 ]
 
 Contents = tuple[np.ndarray, ...] | None
-"""What a buffer may hold: one of these; None: anything."""
+"""The arrays of which a buffer may hold one; None if it may hold anything."""
 
 _Finding = tuple[str, str] | None
-"""What was expected and what came; None if the answer is right."""
+"""The expected answer and the one that came, as texts; None if the answer is right."""
 
 _Shaken = dict["Model", list[tuple["Deed", object]]]
 """The requests of a burst that may have torn a buffer, with their outcomes."""

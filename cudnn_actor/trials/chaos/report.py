@@ -95,7 +95,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     alarms: int
     """Calls that an alarm interrupted."""
     stuck: tuple[str, ...]
-    """What did not end in time."""
+    """The parts of the run that did not end in time."""
     left_out: tuple[str, ...] = ()
     """Kinds of load that the model does not allow, each with the reason."""
 

@@ -100,9 +100,9 @@ class SwapLoad:
         self._gpu, self._path, self._source, self._seed = gpu, path, source, seed
         self._judge = Judge(gpu, self.kind, excused, tally)
         self._weights: list[dict[str, np.ndarray]] = []
-        """Of each version."""
+        """The weights of each version."""
         self._cases: list[list[ModelCase]] = []
-        """Of each size, for each version."""
+        """The cases of each size, one for each version."""
         self._versions = Versions()
 
     async def warm(self) -> None:

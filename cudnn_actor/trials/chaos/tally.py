@@ -156,18 +156,18 @@ class Tally:
         self._origin = self._clock()
         self._excused_s = 0.0
         self.requests = 0
-        """Sent."""
+        """How many requests were sent."""
         self.senders: Counter[LoadKind] = Counter()
-        """The same, by kind of sender."""
+        """How many requests were sent, by kind of sender."""
         self.messages: Counter[str] = Counter()
-        """The same, by class of message."""
+        """How many requests were sent, by class of message."""
         self.stalls: list[Stall] = []
         self.longest_s = 0.0
         """The longest time that a request has taken."""
         self.finished = 0
-        """Answered without an error."""
+        """How many requests were answered without an error."""
         self.elsewhere = 0
-        """The same, by the server that is killed."""
+        """How many requests were answered without an error by the server that is killed."""
         self.outcomes: Counter[str] = Counter()
         """Errors, by class."""
         self.impure: Counter[str] = Counter()

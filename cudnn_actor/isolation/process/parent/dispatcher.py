@@ -585,7 +585,7 @@ class Dispatcher(Mailbox):
             owner.follow_soon()
 
     def forget_parent(self) -> None:
-        """In a forked child, drop the worker, and leave the sockets to the parent's event loops.
+        """Drop the worker in a forked child, and leave the sockets to the parent's event loops.
 
         If a copied loop takes a turn in the child, it finds no channel, and so does nothing.
         """

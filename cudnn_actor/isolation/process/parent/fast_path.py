@@ -46,7 +46,7 @@ _NO_LOAN = Loan([])
 """The loan of a request that lends nothing, because a step has no branches."""
 _Memory = tuple[list[Any], MutableSequence[Block], tuple[RunStaging, ...], tuple[RunStaging, ...]]
 _NO_MEMORY: _Memory = ([], [], (), ())
-"""What `_memory_of` returns for a request without staging memory. The lists stay empty."""
+"""The result of `_memory_of` for a request without staging memory. The lists stay empty."""
 FEW = 6
 """How many slots a step names."""
 FILL = tuple((_NOBODY,) * (FEW - n) for n in range(FEW + 1))

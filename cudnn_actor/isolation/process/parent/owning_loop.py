@@ -188,7 +188,7 @@ class OwningLoop:
         self.close()
 
     def forget_parent(self) -> None:
-        """In a forked child, read no socket. The selector is the parent's, so it is left unchanged."""
+        """Read no socket in a forked child. The selector is the parent's, so it is left unchanged."""
         self.close()
 
     def __del__(self) -> None:

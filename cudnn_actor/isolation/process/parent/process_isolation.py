@@ -85,7 +85,7 @@ class ProcessIsolation:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child, drop the worker: it belongs to the parent."""
+        """Drop the worker in a forked child: it belongs to the parent."""
         self._monitor = None
 
     @property

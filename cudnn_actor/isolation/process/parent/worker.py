@@ -180,7 +180,7 @@ class WakeEvent:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child, close the event, because the waiter is a thread of the parent."""
+        """Close the event in a forked child, because the waiter is a thread of the parent."""
         self.close()
 
     def wake(self) -> None:
