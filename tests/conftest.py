@@ -21,10 +21,11 @@ from hypothesis import HealthCheck, settings
 from structlog.typing import EventDict
 
 from cudnn_actor.logging import TextFormatter
-from cudnn_actor.processes.launching import Launcher, close_launchers
+from cudnn_actor.processes.launching import close_launchers
 from cudnn_actor.processes.server_process import ForkedServer
 
 from .forked_programs import end_server, server_descriptors
+from .inside import launchers
 from .left_out import left_out
 from .log_lines import capture_logs, handled_by
 from .patience import PATIENCE_S
@@ -345,7 +346,7 @@ def _of_servers() -> set[str]:
     """The descriptors by which this process holds its forkservers, and the server of test programs."""
     found = set()
     numbers = server_descriptors()
-    for launcher in tuple(Launcher._shared.values()):
+    for launcher in launchers():
         numbers.add(launcher.fileno())
         for server in filter(None, (launcher._server, launcher._heir)):
             numbers |= {server._socket.fileno(), server._process.pidfd}
@@ -360,12 +361,12 @@ def _of_servers() -> set[str]:
 def _workers() -> set[str]:
     """Children of forkservers, alive or not waited for, and those that have outlived theirs."""
     found: set[str] = set()
-    for launcher in tuple(Launcher._shared.values()):
+    for launcher in launchers():
         found.update(str(child.pid) for child in tuple(launcher._children.values()))
-    for pid in filter(None, [launcher.pid for launcher in Launcher._shared.values()]):
+    for pid in filter(None, [launcher.pid for launcher in launchers()]):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.update(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return found - {str(launcher._heir.pid) for launcher in Launcher._shared.values() if launcher._heir}
+    return found - {str(launcher._heir.pid) for launcher in launchers() if launcher._heir}
 
 
 def _arenas() -> set[str]:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_actor.processes.launching import Launcher
+
 __all__ = [
     "give_engine",
     "gpu_behind",
     "isolation_of",
     "kept_by",
+    "launchers",
+    "portal_of",
     "service_behind",
     "sessions_of",
     "worker_source_of",
@@ -32,6 +36,16 @@ def gpu_behind(model: Any) -> Any:
 def kept_by(model: Any) -> Any:
     """What a model keeps: its graphs with their weights (`cudnn_actor.models.keeping.Keeping`)."""
     return model._keeping
+
+
+def portal_of(handle: Any) -> Any:
+    """The event loop's thread behind a blocking handle (`cudnn_actor.blocking.portal.Portal`)."""
+    return handle._portal
+
+
+def launchers() -> tuple[Launcher, ...]:
+    """The launchers that this process has, one for each set of modules."""
+    return tuple(Launcher._shared.values())
 
 
 def isolation_of(service: Any) -> Any:

@@ -7,8 +7,8 @@ raised, and how many buffers were left. After each, a call of another thread mus
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures._base
 import faulthandler
+import inspect
 import json
 import logging
 import sys
@@ -27,6 +27,7 @@ from cudnn_actor.blocking.methods import nothing
 from cudnn_actor.messages import Allocate
 from cudnn_actor.operations import MaxPool, Window
 
+from ..inside import portal_of
 from ..patience import PATIENCE_S
 from ..service.injection_program import Injected, Injector
 
@@ -47,7 +48,7 @@ def calls(gpu: BlockingRef, x: BufferRef) -> dict[str, Callable[[], Any]]:
 
 def waits(gpu: BlockingRef, other: ThreadPoolExecutor) -> int:
     """How often a wait for a future was interrupted. Afterwards it still gets its answer, as others do."""
-    injector, raised, clean, at = Injector(concurrent.futures._base.__file__, threading.__file__), 0, 0, 0
+    injector, raised, clean, at = Injector(inspect.getfile(Future), threading.__file__), 0, 0, 0
     inner: list[asyncio.Future[int]] = []
 
     def send() -> asyncio.Future[int]:
@@ -59,7 +60,7 @@ def waits(gpu: BlockingRef, other: ThreadPoolExecutor) -> int:
 
     while clean < 3:
         at += 1
-        future = gpu._portal.submit(send, nothing)
+        future = portal_of(gpu).submit(send, nothing)
         try:
             with injector.armed(at):
                 future.result(0.01)
@@ -67,7 +68,7 @@ def waits(gpu: BlockingRef, other: ThreadPoolExecutor) -> int:
             clean += 1
         except (Injected, RuntimeError):  # the second: of a lock that `Condition.wait` has released
             raised += 1
-        other.submit(gpu._portal.call, answer).result(PATIENCE_S)
+        other.submit(portal_of(gpu).call, answer).result(PATIENCE_S)
         assert future.result(PATIENCE_S) == 5
     return raised
 

@@ -37,7 +37,7 @@ from cudnn_actor.messages import Allocate, Download, Fill, Ping, Upload
 from cudnn_actor.operations import MaxPool, Window
 
 from .. import forked_programs
-from ..inside import gpu_behind, service_behind
+from ..inside import gpu_behind, portal_of, service_behind
 from ..onnx.small_models import image_model
 from ..patience import PATIENCE_S
 from ..service.rigs import Gate, gated_service
@@ -75,7 +75,7 @@ def asked_to_stop(service: CudnnService) -> bool:
 
 def let_the_loop_withdraw(gpu: BlockingRef) -> None:
     """Wait until what was cancelled or interrupted has been withdrawn."""
-    gpu._portal.call(lambda: asyncio.sleep(0))
+    portal_of(gpu).call(lambda: asyncio.sleep(0))
 
 
 def live(gpu: BlockingRef) -> int:
@@ -145,7 +145,7 @@ def test_it_works_in_a_running_event_loop_and_in_the_caller_s_context() -> None:
             async def seen() -> int:
                 return variable.get()
 
-            assert gpu._portal.call(seen) == 5
+            assert portal_of(gpu).call(seen) == 5
 
     asyncio.run(cell())
 
@@ -315,7 +315,7 @@ def test_an_interrupted_close_stops_without_waiting_for_requests() -> None:
 
         opening = threading.Thread(target=open_once_it_ends)
         opening.start()
-        with alarmed(until(lambda: gpu._portal._ending)):
+        with alarmed(until(lambda: portal_of(gpu)._ending)):
             gpu.close(drain_s=1000)
         opening.join()
         assert isinstance(waiting.exception(), ServiceStopped)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cudnn_actor.engines.base import Engine
+from cudnn_actor.engines.cuda.checking import evaluated_reference, self_check_memory
 
 from ..left_out import left_out
 from . import host_cuda
@@ -34,6 +35,15 @@ def kernels_have_a_place(tmp_path_factory: pytest.TempPathFactory) -> None:
     """For those that are compiled for the host."""
     host_cuda.PATHS[:] = [tmp_path_factory]
     host_cuda.forget_unused()
+
+
+@pytest.fixture
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels are compiled for the host, those of self-checks, too, which are forgotten afterwards."""
+    host_cuda.stand_in(monkeypatch)
+    yield
+    for function in (self_check_memory._kernel, self_check_memory._module, evaluated_reference._product):
+        function.cache_clear()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

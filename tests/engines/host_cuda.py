@@ -30,6 +30,7 @@ import pytest
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.kernels.element_types import CONVERSIONS as DEVICE_PREAMBLE
+from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.protocol import GraphTensor, TensorSpec
 from cudnn_actor.protocol.operations import Operation
@@ -48,7 +49,7 @@ __all__ = [
     "forget_unused",
     "launched",
 ]
-__all__ += ["library", "sources_of", "use"]
+__all__ += ["library", "sources_of", "stand_in", "use"]
 
 _DEVICE = r"""
 #include <cmath>
@@ -505,3 +506,9 @@ def defined(
         for name, into in results.items():
             round_into(np.array(found[name]), outputs[name].dtype, into)
     return results
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the engine's code find this module's functions in place of CuPy's and of CUDA's runtime."""
+    for name, module in (("cupy", CUPY), ("runtime", CUPY.cuda.runtime)):
+        monkeypatch.setitem(vars(libraries()), name, module)

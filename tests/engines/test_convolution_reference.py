@@ -10,7 +10,6 @@ import pytest
 from cudnn_actor.engines.cuda.checking import convolution_reference
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
 from cudnn_actor.engines.cuda.checking.evaluated_reference import OnHost, evaluate_graph
-from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.protocol import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
@@ -22,13 +21,12 @@ from cudnn_actor.protocol import (
 )
 
 from ..in_one_test import cases_in_one_test
-from .host_cuda import CUPY
+from . import host_cuda
 
 
 @pytest.fixture(autouse=True)
 def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, module in (("cupy", CUPY), ("runtime", CUPY.cuda.runtime)):
-        monkeypatch.setitem(vars(libraries.libraries()), name, module)
+    host_cuda.stand_in(monkeypatch)
 
 
 class Problem(NamedTuple):

@@ -21,9 +21,10 @@ from cudnn_actor.protocol import GraphBuilder, OperationGraph, Pad, PadMode, Ten
 from ..in_one_test import cases_in_one_test
 from .host_cuda import Stream
 from .moved_graphs import CONCATENATED, IN_ROWS, TRANSPOSED
-from .test_self_check import on_the_host
 
-__all__ = ["CASES", "GRAPHS", "fault", "on_the_host"]
+__all__ = ["CASES", "GRAPHS", "fault"]
+
+pytestmark = pytest.mark.usefixtures("on_the_host")
 
 TILED = ("halves", "odd", "batches")
 JOINED = ("rows", "channels last", "with none")

@@ -247,7 +247,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     host_cuda.use(monkeypatch)
     found: Any = cuda.CudaEngine()
     found.stream, found._pool = Stream(), host_cuda.MemoryPool()
-    found._handle = None
+    found.handle = None
     room = np.zeros(4096, np.uint8)
     found._workspace = SimpleNamespace(pointer=room.ctypes.data, nbytes=room.nbytes, owner=room)
     runtime = SimpleNamespace(streamCaptureModeThreadLocal=1, memGetInfo=lambda: (4096, 1 << 20))

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor.engines.cuda.checking import evaluated_reference, rehearsal, self_check_memory
+from cudnn_actor.engines.cuda.checking import rehearsal
 from cudnn_actor.engines.cuda.checking.evaluated_reference import OnDevice, OnHost, OnHostInPart
 from cudnn_actor.engines.cuda.checking.rehearsal import Rehearsals
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
-from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.operations import Cumulative, ReductionMode
 from cudnn_actor.protocol import GraphBuilder, OperationGraph
@@ -25,13 +24,7 @@ from .host_cuda import CUPY, Stream
 DTYPES: tuple[DTypeName, ...] = ("float16", "float32", "float64")
 
 
-@pytest.fixture(autouse=True)
-def on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, module in (("cupy", CUPY), ("runtime", CUPY.cuda.runtime)):
-        monkeypatch.setitem(vars(libraries.libraries()), name, module)
-    yield
-    for function in (self_check_memory._kernel, self_check_memory._module, evaluated_reference._product):
-        function.cache_clear()
+pytestmark = pytest.mark.usefixtures("on_the_host")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.checking import comparison, evaluated_reference, self_check_memory
+from cudnn_actor.engines.cuda.checking import comparison
 from cudnn_actor.engines.cuda.checking.comparison import (
     _TOLERANCES,
     Accuracy,
@@ -34,7 +34,6 @@ from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.checking.self_check_memory import CheckedTensor, Findings, draw_array
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Constant
-from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.planning.compiler import compile_plan
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.planning.tuning import tune
@@ -65,13 +64,7 @@ LAST = 99
 """The last way to run each operation: a kernel of our own."""
 
 
-@pytest.fixture(autouse=True)
-def on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, module in (("cupy", CUPY), ("runtime", CUPY.cuda.runtime)):
-        monkeypatch.setitem(vars(libraries.libraries()), name, module)
-    yield
-    for function in (self_check_memory._kernel, self_check_memory._module, evaluated_reference._product):
-        function.cache_clear()
+pytestmark = pytest.mark.usefixtures("on_the_host")
 
 
 @pytest.mark.parametrize(

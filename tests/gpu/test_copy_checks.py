@@ -17,7 +17,7 @@ from ..engines.test_copy_checks import CASES, GRAPHS, fault
 def context() -> Iterator[BuildContext]:
     engine = CudaEngine()
     engine.open()
-    yield BuildContext(engine._handle, engine.stream)
+    yield BuildContext(engine.handle, engine.stream)
     engine.close()
 
 

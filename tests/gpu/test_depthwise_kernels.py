@@ -30,7 +30,7 @@ def piece_of(name: str) -> OperationGraph:
 def context() -> Iterator[BuildContext]:
     engine = CudaEngine()
     engine.open()
-    yield BuildContext(engine._handle, engine.stream)
+    yield BuildContext(engine.handle, engine.stream)
     engine.close()
 
 

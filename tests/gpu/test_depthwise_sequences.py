@@ -63,7 +63,7 @@ def built(graph: OperationGraph, handle: Any, candidate: int) -> CudaPlan | None
 def context() -> Iterator[BuildContext]:
     engine = CudaEngine()
     engine.open()
-    yield BuildContext(engine._handle, engine.stream)
+    yield BuildContext(engine.handle, engine.stream)
     engine.close()
 
 

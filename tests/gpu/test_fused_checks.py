@@ -277,7 +277,7 @@ def engine() -> Iterator[CudaEngine]:
 @pytest.mark.parametrize(("name", "sabotage"), CASES)
 def test_a_sabotaged_kernel_is_found(engine: CudaEngine, name: str, sabotage: Sabotage) -> None:
     graph, plan = plan_of(name)
-    check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
+    check = SelfCheck(graph, BuildContext(engine.handle, engine.stream))
     assert check.fault(plan) is None
     (step,) = plan.recipe.steps
     recipe = msgspec.structs.replace(plan.recipe, steps=(sabotage(step),))
@@ -289,7 +289,7 @@ def test_a_sabotaged_kernel_is_found(engine: CudaEngine, name: str, sabotage: Sa
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_plan_without_its_kernel_is_found(engine: CudaEngine, name: str) -> None:
     graph, plan = plan_of(name)
-    check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
+    check = SelfCheck(graph, BuildContext(engine.handle, engine.stream))
     assert check.fault(plan) is None
     assert check.fault(CudaPlan(msgspec.structs.replace(plan.recipe, steps=()), ())) is not None
     check.close()

@@ -214,8 +214,8 @@ CASES = [
 def test_a_sabotaged_plan_is_found(engine: CudaEngine, name: str, sabotage: Sabotage) -> None:
     given, operation = GIVEN[name]
     graph = OperationGraph(tensors=tuple(given), operations=(operation,))
-    plan = by_kernel(graph, engine._handle)
-    check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
+    plan = by_kernel(graph, engine.handle)
+    check = SelfCheck(graph, BuildContext(engine.handle, engine.stream))
     assert check.fault(plan) is None
     (step,) = plan.recipe.steps
     assert isinstance(step, OperationStep)
@@ -312,7 +312,7 @@ def test_every_tensor_of_a_check_has_values_of_its_own(engine: CudaEngine, mode:
     operands = tuple(tensor(uid, X, dtype) for uid in range(arity + 1))
     graph = OperationGraph(tensors=operands, operations=(operation,))
     plan = engine.build(graph, workspace_limit=None)
-    check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
+    check = SelfCheck(graph, BuildContext(engine.handle, engine.stream))
     assert check.fault(plan) is None
     if arity > 1:
         check.pointers[1] = check.pointers[0]

@@ -88,7 +88,7 @@ def test_this_frontend_has_the_fast_way(engine: CudaEngine, bench: Workbench) ->
     message = request_on(bench)
     plan = engine.build(lower(message).graph, workspace_limit=None)
     step: Any = plan.recipe.steps[0]
-    assert fast_launch(plan.graphs[0], step.uids, engine._handle) is not None
+    assert fast_launch(plan.graphs[0], step.uids, engine.handle) is not None
 
 
 def test_a_run_gives_the_same_again_and_again_also_when_it_is_replayed(
@@ -286,7 +286,7 @@ class TestTrials:
     def check(self, engine: CudaEngine, bench: Workbench) -> Iterator[SelfCheck]:
         self.message = request_on(bench, Layout.NCHW, alpha=0.5)
         self.plan = engine.build(lower(self.message).graph, workspace_limit=None)
-        check = SelfCheck(lower(self.message).graph, BuildContext(engine._handle, engine.stream))
+        check = SelfCheck(lower(self.message).graph, BuildContext(engine.handle, engine.stream))
         yield check
         check.close()
 
@@ -326,7 +326,7 @@ class TestTrials:
     def test_a_filter_gradient_is_judged_too(self, engine: CudaEngine, bench: Workbench) -> None:
         x, dy, dw = (bench.place(numbers(*d)) for d in ((2, 4, 9, 9), (2, 8, 9, 9), (8, 4, 3, 3)))
         graph = lower(ConvBwdFilter(x=x, dy=dy, dw=dw, conv=CONV)).graph
-        check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
+        check = SelfCheck(graph, BuildContext(engine.handle, engine.stream))
         plan = engine.build(graph, workspace_limit=None)
         assert check.fault(plan) is None
         step: Any = plan.recipe.steps[0]
@@ -339,7 +339,7 @@ class TestTrials:
 def test_cudnn_offers_several_candidates_so_that_there_is_something_to_tune(
     engine: CudaEngine, bench: Workbench
 ) -> None:
-    lowered = candidates(lower(request_on(bench)).graph, engine._handle, None)
+    lowered = candidates(lower(request_on(bench)).graph, engine.handle, None)
     assert lowered.get_execution_plan_count() > 1
 
 

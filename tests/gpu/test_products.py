@@ -253,6 +253,6 @@ def test_a_residual_is_there_before_cublaslt_reads_it() -> None:
         for number in range(1000):
             if number < 100:
                 engine.forget_replays()
-            engine._workspace.poison(engine.stream)
+            engine.poison_workspace()
             (again,) = bench.run(plan).values()
             np.testing.assert_array_equal(again.view(np.uint16), first.view(np.uint16))

@@ -63,7 +63,7 @@ from cudnn_actor.protocol.messages.codec import encode_reply
 from cudnn_actor.service import Spawning
 from tests.service.worker_rigs import ExecutingEngine
 
-from ..inside import service_behind, worker_source_of
+from ..inside import launchers, service_behind, worker_source_of
 from ..patience import PATIENCE_S
 
 HERE = "tests.isolation.crash_rigs"
@@ -864,7 +864,7 @@ def parent_loses_its_forkserver_with_copies_about() -> None:
 
 def _lose_forkserver() -> None:
     """Kill it, and wait until there is another."""
-    launcher = next(iter(Launcher._shared.values()))
+    launcher = launchers()[0]
     server = launcher.pid
     assert server is not None
     os.kill(server, signal.SIGKILL)
@@ -934,7 +934,7 @@ def _tell(service: CudnnService, *others: int) -> None:
     while standby is None:  # it is started by another thread, which needs the interpreter for that
         time.sleep(0.001)
         standby = worker_source_of(service).standby
-    servers = {launcher.pid for launcher in Launcher._shared.values()}
+    servers = {launcher.pid for launcher in launchers()}
     pids = [*servers, service.worker_pid, standby.pid, *others]
     # A log line of another thread may be half written: it begins a line of its own, so that it is found.
     sys.stdout.write(f"\npids {' '.join(map(str, pids))}\n")

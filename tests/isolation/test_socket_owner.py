@@ -59,7 +59,7 @@ def make_new(service: CudnnService) -> None:
     """Let nobody have asked yet."""
     dispatcher = dispatcher_of(service)
     with dispatcher._lock:
-        owner, dispatcher._owner, dispatcher.needs_thread = dispatcher._owner, None, False
+        owner, dispatcher.owner, dispatcher.needs_thread = dispatcher.owner, None, False
     if owner is not None:
         owner.follow_soon()
 
@@ -211,11 +211,11 @@ async def test_one_loop_is_the_owner_and_tells_and_asks_without_another_thread(s
     dispatcher = dispatcher_of(service)
     gpu = CudnnRef(service)
     await gpu.ping()
-    owner = dispatcher._owner
+    owner = dispatcher.owner
     assert owner is not None
     service.actor_ref.tell(Ping())
     await gpu.ping()
-    assert dispatcher._owner is owner
+    assert dispatcher.owner is owner
     assert owner.reads(dispatcher.channel)
     assert not dispatcher.monitor_reads()
 
@@ -259,9 +259,9 @@ async def test_a_thread_that_tells_takes_nothing_from_the_owner(service: CudnnSe
     dispatcher = dispatcher_of(service)
     gpu = CudnnRef(service)
     await gpu.ping()
-    owner = dispatcher._owner
+    owner = dispatcher.owner
     await asyncio.to_thread(service.actor_ref.tell, Ping())
-    assert dispatcher._owner is owner
+    assert dispatcher.owner is owner
 
 
 async def test_a_pykka_caller_makes_the_monitor_the_owner_for_good(service: CudnnService) -> None:
@@ -271,7 +271,7 @@ async def test_a_pykka_caller_makes_the_monitor_the_owner_for_good(service: Cudn
     service.actor_ref.ask(Ping(), block=False).get(timeout=PATIENCE_S)  # blocks the loop that read
     assert dispatcher.monitor_reads()
     await gpu.ping()
-    assert dispatcher._owner is None
+    assert dispatcher.owner is None
 
 
 def test_a_loop_that_follows_a_closed_one_is_the_next_owner(service: CudnnService) -> None:
@@ -280,7 +280,7 @@ def test_a_loop_that_follows_a_closed_one_is_the_next_owner(service: CudnnServic
     owners = []
     for _ in range(2):
         asyncio.run(gpu.ping())
-        owners.append(dispatcher._owner)
+        owners.append(dispatcher.owner)
     assert None not in owners
     assert owners[0] is not owners[1]
 
@@ -333,7 +333,7 @@ def test_an_exception_while_the_socket_changes_hands_leaves_it_with_a_reader(
     dispatcher, loop = dispatcher_of(service), Loop(service)
     loop.ask()
     loop.settle()
-    owner = dispatcher._owner
+    owner = dispatcher.owner
     assert owner is not None
     follow_soon = owner.follow_soon
 

@@ -443,11 +443,11 @@ class TestSequences:
             of(self.n)
 
     def test_numpy_reads_no_elements(self) -> None:
-        before = len(self.g._operations)
+        before = self.g.added
         for use in (np.asarray, np.sum, lambda x: np.concatenate([x, x]), lambda x: np.where(x, 1, 2)):
             with pytest.raises(NoValues, match=r"^<x: .*> holds no values that NumPy could read; "):
                 use(self.x)
-        assert len(self.g._operations) == before
+        assert self.g.added == before
 
     def test_whole_numbers_of_numpy_are_whole_numbers(self) -> None:
         one: Any = np.int64(1)

@@ -26,7 +26,7 @@ from cudnn_actor.messages import Fill, Ping
 from cudnn_actor.options import Isolation, make_options
 from cudnn_actor.processes.launching import Launcher
 
-from ..inside import service_behind
+from ..inside import launchers, service_behind
 from ..patience import PATIENCE_S
 from .fork_rigs import (
     WAYS,
@@ -195,7 +195,7 @@ def _locks_of_all_services() -> list[Any]:
         pykka.ActorRegistry._actor_refs_lock,
         in_flight.claims_lock,
         Launcher._shared_lock,
-        *[launcher._lock for launcher in Launcher._shared.values()],
+        *[launcher._lock for launcher in launchers()],
     ]
 
 

@@ -94,7 +94,8 @@ class CudaEngine:
         self._kernel_caches = KernelCaches() if dynamic_shapes else None
         self._fast = fast
         self._arenas = Arenas(ordinal)
-        self._handle: Any = None
+        self.handle: Any = None
+        """cuDNN's handle on the stream; None while the engine is not open."""
         self.stream: Any = None
         """The CuPy stream that all work runs on; None while the engine is not open."""
         self._launched = self._passed = 0
@@ -126,8 +127,8 @@ class CudaEngine:
         self._workspace = Workspace(self._ordinal)
         self._probe_stream = cupy.cuda.Stream(non_blocking=True)
         self._pool = cupy.cuda.MemoryPool()
-        self._handle = cudnn.create_handle()
-        cudnn.set_stream(self._handle, self.stream.ptr)
+        self.handle = cudnn.create_handle()
+        cudnn.set_stream(self.handle, self.stream.ptr)
         if os.environ.get(VARIABLE) == "1":
             self.execute = with_ranges(self.execute, cupy.cuda.nvtx)  # type: ignore[method-assign]
 
@@ -136,7 +137,7 @@ class CudaEngine:
         if self.stream is None:
             return
         stream, self.stream = self.stream, None
-        handle, self._handle = self._handle, None
+        handle, self.handle = self.handle, None
         dead = self._shows_death(stream.synchronize)
         self.forget_replays()
         self._programs.clear()
@@ -217,7 +218,7 @@ class CudaEngine:
         Raises `UnsupportedGraph`, `OutOfMemory`, `EngineFailure`.
         """
         plan = compile_plan(
-            graph, BuildContext(self._handle, self.stream, kernels=self._kernel_caches), workspace_limit
+            graph, BuildContext(self.handle, self.stream, kernels=self._kernel_caches), workspace_limit
         )
         self.prepare(plan)
         return plan
@@ -241,7 +242,7 @@ class CudaEngine:
         if plan.workspace > self._workspace.nbytes:
             self._grow(plan.workspace)
         if plan.program is None or plan.program.stream is not self.stream:
-            plan.program = Program(plan, self._handle, self.stream, fast=self._fast)
+            plan.program = Program(plan, self.handle, self.stream, fast=self._fast)
             self._programs.add(plan.program)
         return plan.program  # type: ignore[no-any-return]
 
@@ -390,7 +391,7 @@ class CudaEngine:
         """See `listing.with_candidates`. Raises `EngineFailure`, `StickyError`."""
         assert isinstance(plan, CudaPlan)
         return with_candidates(
-            plan.recipe, explanation, graph, self._handle, workspace_limit, on_progress=self.on_progress
+            plan.recipe, explanation, graph, self.handle, workspace_limit, on_progress=self.on_progress
         )
 
     @translate_failures

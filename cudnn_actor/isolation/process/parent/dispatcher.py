@@ -93,8 +93,9 @@ class Dispatcher(Mailbox):
         self._stop: Envelope | None = None
         """pykka's stop message, which ends the service in its turn. Later messages are not started."""
         self._stop_told = False
-        self._owner: OwningLoop | None = None
-        """Written under the lock. None before the first request, and when the monitor owns the socket."""
+        self.owner: OwningLoop | None = None
+        """The loop that owns the socket. Written under the lock. None before the first request, and when the
+        monitor owns the socket."""
         self._outbox: deque[Reply] = deque()
         """Replies that have not been delivered yet; the leftmost is next."""
         self._loops_to_wake: set[LoopBridge] = set()
@@ -106,7 +107,7 @@ class Dispatcher(Mailbox):
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message, and arrange the turn that sends it. See `Mailbox.admit`."""
-        owner = self._owner
+        owner = self.owner
         if owner is None or envelope.bridge is not owner.bridge:
             owner = self._owner_for(envelope)  # before the admission: after an error nothing was sent
         try:
@@ -154,7 +155,7 @@ class Dispatcher(Mailbox):
 
     def look(self) -> bool:
         """See `Mailbox.look`."""
-        owner = self._owner
+        owner = self.owner
         return owner is not None and owner.is_running_here() and owner.look()
 
     def _owner_for(self, envelope: Envelope) -> OwningLoop | None:
@@ -168,25 +169,25 @@ class Dispatcher(Mailbox):
         """
         bridge = envelope.bridge
         with self._lock:
-            owner = self._owner
+            owner = self.owner
             shared = self.needs_thread
             if bridge is not None and not shared and (owner is None or owner.bridge.loop.is_closed()):
-                before, self._owner = owner, OwningLoop(self, bridge)
+                before, self.owner = owner, OwningLoop(self, bridge)
                 if before is not None:
                     before.close()
             elif envelope.wants_reply and not shared and (owner is None or bridge is not owner.bridge):
                 # One step, with the wake-up: the monitor reads from here on, whatever the loop does.
-                self._owner, self.needs_thread = None, True
+                self.owner, self.needs_thread = None, True
                 self.wake_monitor()
                 if owner is not None:
                     owner.follow_soon()
             elif owner is not None and bridge is not owner.bridge and not owner.is_running_here():
                 return None
-            return self._owner
+            return self.owner
 
     def is_owner(self, loop: OwningLoop) -> bool:
         """Whether a loop owns the socket."""
-        return self._owner is loop
+        return self.owner is loop
 
     # Turns.
 
@@ -549,7 +550,7 @@ class Dispatcher(Mailbox):
         another sender's message waits because too many requests are in flight: only answers make room for
         it, and the loop, which should read them, may be blocked.
         """
-        owner = self._owner
+        owner = self.owner
         return owner is None or not owner.reads(self.channel) or self._holds_up_others(owner)
 
     def _holds_up_others(self, owner: OwningLoop) -> bool:
@@ -571,7 +572,7 @@ class Dispatcher(Mailbox):
         self.begun = begun
         self.why_condemned = ""
         self._heavy = False
-        if (owner := self._owner) is not None:
+        if (owner := self.owner) is not None:
             owner.follow_soon()
 
     def disconnect(self) -> None:
@@ -581,7 +582,7 @@ class Dispatcher(Mailbox):
             self.restore([stop])
         self.channel = None
         self.begun = _none_begun
-        if (owner := self._owner) is not None:
+        if (owner := self.owner) is not None:
             owner.follow_soon()
 
     def forget_parent(self) -> None:
@@ -598,14 +599,14 @@ class Dispatcher(Mailbox):
         self.begun = _none_begun
         self._outbox.clear()  # the parent answers them
         self._loops_to_wake.clear()
-        if (owner := self._owner) is not None:
+        if (owner := self.owner) is not None:
             owner.forget_parent()
 
     def forget_owner(self) -> None:
         """Drop the references to the owning loop and the last monitor, because the service has ended."""
         self.wake_monitor = bool
         with self._lock:
-            owner, self._owner, self.needs_thread = self._owner, None, False
+            owner, self.owner, self.needs_thread = self.owner, None, False
         if owner is not None:
             owner.follow_soon()
 
