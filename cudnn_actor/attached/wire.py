@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from cudnn_actor.isolation.known_graphs import LoopKnown, RunKnown
+from cudnn_actor.isolation.known_graphs import ForgetGraph, KnowGraph, LoopKnown, RunKnown
 from cudnn_actor.models import Feature
 from cudnn_actor.protocol.errors import ErrorRecord, MalformedMessage
 from cudnn_actor.protocol.messages import codec
@@ -165,19 +165,6 @@ class DropSegment(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tr
     """Forget a segment, which has no array any more."""
 
     number: int
-
-
-class KnowGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Keep a graph, whose `Graph.encoded` is `body`. Later requests name it by its `identity`."""
-
-    identity: str
-    body: bytes
-
-
-class ForgetGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Drop a graph. Requests that were sent earlier still run it."""
-
-    identity: str
 
 
 class Request(

@@ -179,8 +179,10 @@ class ExpectedRuns:
     def elsewhere(
         self, known: ExpectedRun, bound: Bound, instead: Mapping[int, Binding]
     ) -> ExpectedRun | None:
-        """The plan of an expected run on other buffers: see `ExpectedRun.elsewhere`. Its first run may take as
-        long as that of a new plan."""
+        """The plan of an expected run on other buffers: see `ExpectedRun.elsewhere`.
+
+        Its first run may take as long as that of a new plan.
+        """
         self._catch_up()
         return known.elsewhere(instead, bound.slots)
 

@@ -18,13 +18,27 @@ from cudnn_actor.protocol.messages.messages import GraphRun, RunGraph, RunLoop
 from cudnn_actor.protocol.messages.run_loop import Loop
 from cudnn_actor.protocol.types.buffers import BufferRef
 
-__all__ = ["MOST_GRAPHS", "LoopKnown", "ReceivedGraphs", "RunKnown", "SentGraphs", "known_form"]
+__all__ = ["MOST_GRAPHS", "ForgetGraph", "KnowGraph", "LoopKnown"]
+__all__ += ["ReceivedGraphs", "RunKnown", "SentGraphs", "known_form"]
 
 MOST_GRAPHS = 256
 """Graphs that the other side keeps, as many as a worker keeps plans."""
 
 
 _GRAPH_RUNS = frozenset(get_args(GraphRun))
+
+
+class KnowGraph(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Keep a graph, whose `Graph.encoded` is `body`. Later requests name it by its `identity`."""
+
+    identity: str
+    body: bytes
+
+
+class ForgetGraph(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Drop a graph. Requests that were sent earlier still run it."""
+
+    identity: str
 
 
 class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):

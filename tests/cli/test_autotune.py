@@ -26,31 +26,20 @@ from cudnn_actor.protocol.graphs.reproduction import token
 from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.trials.chaos.computations import PROBLEMS, message
 
+from ..plain_builder import PlainBuilder
 from .terminal import cudnn_actor_here
 
 PROBLEM = "conv_fwd x=1x4x6x6 w=4x4x3x3"
 UNSUPPORTED = "conv_bwd_data x=1x4x6x6 w=4x4x3x3 dtype=int8"
 
 
-class ThreeWays:
+class ThreeWays(PlainBuilder):
     """A builder of real CPU plans that offers each thrice; it stands for a library that has a choice."""
 
     fingerprint = "three ways"
 
     def __init__(self) -> None:
         self.measured = 0
-
-    def expect_builds(self) -> None:
-        pass
-
-    def open(self) -> None:
-        pass
-
-    def interrupt(self) -> None:
-        """Nothing takes long."""
-
-    def close(self) -> None:
-        pass
 
     def build(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,19 @@ def assert_close(got: np.ndarray, wanted: np.ndarray) -> None:
     dtype = DType.of(got.dtype)
     assert dtype is not None
     assert relative_error(got, wanted) <= TOLERANCES[dtype]
+
+
+def assert_all_close(
+    found: Mapping[str, np.ndarray],
+    wanted: Mapping[str, np.ndarray],
+    tolerances: Mapping[np.dtype[Any], float],
+) -> None:
+    """Results by name: each element within the tolerance of the result's dtype, absolute and relative."""
+    for name, values in wanted.items():
+        tolerance = tolerances[found[name].dtype]
+        np.testing.assert_allclose(
+            found[name].astype(np.float64), values, rtol=tolerance, atol=tolerance, err_msg=name
+        )
 
 
 @remembered

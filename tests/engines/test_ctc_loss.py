@@ -18,6 +18,7 @@ from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .differences import check_gradients, computed
 from .problems import FLOATS, normal
+from .references import assert_all_close
 from .workbench import Workbench, spread
 
 INPUTS = ("log_probs", "targets", "input_lengths", "target_lengths")
@@ -120,11 +121,7 @@ TOLERANCES = {dtype.numpy: bound for dtype, bound in zip(FLOATS, (1e-12, 1e-6, 1
 
 
 def check(found: dict[str, np.ndarray], problem: Problem) -> None:
-    for name, wanted in written_out(problem).items():
-        tolerance = TOLERANCES[found[name].dtype]
-        np.testing.assert_allclose(
-            found[name].astype(np.float64), wanted, rtol=tolerance, atol=tolerance, err_msg=name
-        )
+    assert_all_close(found, written_out(problem), TOLERANCES)
 
 
 @cases_in_one_test

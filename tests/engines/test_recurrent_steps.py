@@ -24,6 +24,7 @@ from cudnn_actor.protocol.operations.base import tensor_of
 from ..in_one_test import cases_in_one_test
 from . import host_cuda
 from .problems import FLOATS, normal
+from .references import assert_all_close
 from .workbench import Workbench, spread
 
 NAN = math.nan
@@ -218,11 +219,7 @@ TOLERANCES = {dtype.numpy: bound for dtype, bound in zip(FLOATS, (1e-12, 2e-6, 2
 
 
 def check(found: dict[str, np.ndarray], problem: Problem) -> None:
-    for name, wanted in written_out(problem).items():
-        tolerance = TOLERANCES[found[name].dtype]
-        np.testing.assert_allclose(
-            found[name].astype(np.float64), wanted, rtol=tolerance, atol=tolerance, err_msg=name
-        )
+    assert_all_close(found, written_out(problem), TOLERANCES)
 
 
 @cases_in_one_test

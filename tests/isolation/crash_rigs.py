@@ -65,6 +65,7 @@ from tests.service.worker_rigs import ExecutingEngine
 
 from ..inside import launchers, service_behind, worker_source_of
 from ..patience import PATIENCE_S
+from ..plain_builder import PlainBuilder
 
 HERE = "tests.isolation.crash_rigs"
 PRELOAD = ("cudnn_actor.isolation.process.child.main", HERE)
@@ -240,25 +241,11 @@ class UnstagedEngine(LateEngine):
         return fence <= self._ran or super().has_passed(fence)
 
 
-class PointedBuilder:
+class PointedBuilder(PlainBuilder):
     """Builds plans of the CPU engine on the worker's build thread, with the points of a build."""
-
-    fingerprint = "a test's"
 
     def __init__(self, directory: str) -> None:
         self._door = Door(directory)
-
-    def expect_builds(self) -> None:
-        """Nothing to get ready."""
-
-    def open(self) -> None:
-        """Nothing to take."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-    def interrupt(self) -> None:
-        """Deaf: a build at a point is ended by the test alone."""
 
     def build(
         self,
@@ -272,9 +259,6 @@ class PointedBuilder:
         plan = compile_plan(graph, workspace_limit)
         self._door.go_through(after("build"))
         return plan
-
-    def export(self, plan: Any) -> None:
-        """None: there is nothing to keep."""
 
 
 class LateBuildingEngine(LateEngine):

@@ -19,6 +19,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 from ..onnx.small_models import image_model
+from ..plain_builder import PlainBuilder
 from .rigs import AsynchronousEngine, Device, Gate
 
 
@@ -68,25 +69,11 @@ class ProvisionalPlan(EvaluatedPlan):
     provisional: ClassVar[bool] = True
 
 
-class WorkshopBuilder:
+class WorkshopBuilder(PlainBuilder):
     """A `Builder` of plans for the CPU engine."""
-
-    fingerprint = "a test's"
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
-
-    def expect_builds(self) -> None:
-        """Nothing to get ready."""
-
-    def open(self) -> None:
-        """Nothing to take."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-    def interrupt(self) -> None:
-        """Deaf: a build at a gate is ended by the test alone."""
 
     def build(
         self,
@@ -123,9 +110,6 @@ class WorkshopBuilder:
         tuned: Plan = dataclasses.replace(plan, tag=f"{plan.tag}/tuned")
         return tuned
 
-    def export(self, plan: Plan) -> None:
-        """None: there is nothing to keep."""
-
     def restore(self, graph: OperationGraph, data: bytes) -> Plan:
         raise EngineFailure("NO_PLAN", "this builder keeps none")
 
@@ -154,7 +138,7 @@ class KeepingBuilder(WorkshopBuilder):
         self._graphs[id(plan)] = graph
         return plan
 
-    def export(self, plan: Plan) -> bytes:  # type: ignore[override]
+    def export(self, plan: Plan) -> bytes:
         return msgspec.msgpack.encode((self._graphs[id(plan)], plan.tag))
 
     def restore(self, graph: OperationGraph, data: bytes) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -136,6 +136,24 @@ class ConvGeometry:
         start = first * stride + offset - inputs[0]
         end = start + (stop - first - 1) * stride + 1
         return slice(start, end, stride), slice(first - outputs[0], stop - outputs[0])
+
+    def meet(
+        self, tap: Sequence[int], inputs: Iterable[Span], outputs: Iterable[Span]
+    ) -> tuple[list[slice], list[slice]]:
+        """The slices of a box of inputs and of a box of outputs that meet in a tap, for each spatial dim: see
+        `meeting`."""
+        pairs = [self.meeting(axis, *of) for axis, of in enumerate(zip(tap, inputs, outputs, strict=True))]
+        return [one for one, _ in pairs], [other for _, other in pairs]
+
+    @functools.cached_property
+    def input_spans(self) -> list[Span]:
+        """All of x along each spatial dim."""
+        return [(0, size) for size in self.x[2:]]
+
+    @functools.cached_property
+    def output_spans(self) -> list[Span]:
+        """All of y along each spatial dim."""
+        return [(0, size) for size in self.y[2:]]
 
     def offsets(self) -> Iterator[Dims]:
         """Each tap's position in the window, the last spatial dim fastest."""

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from cudnn_actor.isolation.known_graphs import LoopKnown, RunKnown, known_form
+from cudnn_actor.isolation.known_graphs import ForgetGraph, KnowGraph, LoopKnown, RunKnown, known_form
 from cudnn_actor.processes.frames import LONGEST
 from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.messages import codec
@@ -237,19 +237,6 @@ class UnmapArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """Unmap an arena, which is empty."""
 
     number: int
-
-
-class KnowGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Keep a graph, whose `Graph.encoded` is `body`. Later requests name it by its `identity`."""
-
-    identity: str
-    body: bytes
-
-
-class ForgetGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Drop a graph. Requests that were sent earlier still run it."""
-
-    identity: str
 
 
 class ForgetPlans(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):

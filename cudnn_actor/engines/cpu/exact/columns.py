@@ -100,13 +100,10 @@ class Gather:
         def load_taps(values: Values) -> None:
             columns.fill(0)
             for tap in np.ndindex(*geometry.taps):
-                pairs = [
-                    geometry.meeting(axis, place, (0, geometry.x[axis + 2]), span)
-                    for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
-                ]
-                into = columns[:, *tap, :, *(outputs for _, outputs in pairs)]
+                inputs, outputs = geometry.meet(tap, geometry.input_spans, spans(box))
+                into = columns[:, *tap, :, *outputs]
                 if into.size:
-                    source = (box[0], channels, *(inputs for inputs, _ in pairs))
+                    source = (box[0], channels, *inputs)
                     load(self._x, geometry.x, source, into.swapaxes(0, 1))(values)
 
         return load_taps

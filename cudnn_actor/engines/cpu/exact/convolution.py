@@ -132,14 +132,11 @@ class BackwardDataByTap(_Filtering):
         def add_up(values: Values) -> None:
             sums.fill(0)
             for tap in np.ndindex(*geometry.taps):
-                pairs = [
-                    geometry.meeting(axis, place, span, (0, geometry.y[axis + 2]))
-                    for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
-                ]
-                into = sums[:, :, *(inputs for inputs, _ in pairs)]
+                inputs, outputs = geometry.meet(tap, spans(box), geometry.output_spans)
+                into = sums[:, :, *inputs]
                 if not into.size:
                     continue
-                part = values[self._dy][box[0]][:, :, *(outputs for _, outputs in pairs)]
+                part = values[self._dy][box[0]][:, :, *outputs]
                 gradient, product = gradients[: part.size], products[: into.size]
                 gradient.reshape(part.swapaxes(0, 1).shape)[...] = part.swapaxes(0, 1)
                 w = by_tap[(..., *tap)].swapaxes(1, 2)

@@ -104,16 +104,13 @@ class Columns:
         """Calls that fill columns from where x lies."""
         geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
-            pairs = [
-                geometry.meeting(axis, place, (0, geometry.x[axis + 2]), span)
-                for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
-            ]
+            inputs, outputs = geometry.meet(tap, geometry.input_spans, spans(box))
             whole = inner(into, (*tap, *[slice(None)] * self._rank))
-            target = inner(whole, [other for _, other in pairs])
+            target = inner(whole, outputs)
             if target.size < whole.size:
                 yield filling(whole)
             if target.size:
-                yield copying(inner(x, [one for one, _ in pairs]), target)
+                yield copying(inner(x, inputs), target)
 
     def _lies(self, x: Floats, by_pixel: bool) -> bool:
         """Whether runs of x are runs of columns."""

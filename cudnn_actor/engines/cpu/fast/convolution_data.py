@@ -239,11 +239,7 @@ class BackwardData:
     def _sums(self, per_group: Floats, columns: Floats, box: Box, outputs: list[Span]) -> Iterator[Call]:
         geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
-            pairs = [
-                geometry.meeting(axis, place, span, outputs[axis])
-                for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
-            ]
-            into = inner(per_group, (one for one, _ in pairs))
+            pixels, met = geometry.meet(tap, spans(box), outputs)
+            into = inner(per_group, pixels)
             if into.size:
-                part = inner(columns, (*tap, *(other for _, other in pairs)))
-                yield adding(into, part)
+                yield adding(into, inner(columns, (*tap, *met)))

@@ -83,13 +83,9 @@ class DepthwiseData(DepthwiseBlocks):
         gradient, taps, apart, sums = arrays
         geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
-            pairs = [
-                geometry.meeting(axis, place, span, outputs[axis])
-                for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
-            ]
-            into = inner(sums, (one for one, _ in pairs))
+            pixels, met = geometry.meet(tap, spans(box), outputs)
+            into = inner(sums, pixels)
             if into.size:
-                met = [other for _, other in pairs]
                 w = inner(taps, (*tap, 0, box[1])).reshape(-1, *(1 for _ in self._axes))
                 terms = inner(apart, met)
                 yield _multiplying(inner(gradient, met), w, terms)
