@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, QuarantinedRequest
+from cudnn_actor import BatchedModel, CudnnRef, QuarantinedRequest
 from cudnn_actor.messages import DeployModel, ModelGraph, ModelRef, RunModel
 from tests.service.rigs import in_thread, outcome
 from tests.service.test_batched_models import doubling, rows
@@ -16,7 +18,7 @@ from tests.service.test_deployed_models import W, check, images, placed
 
 from ..inside import service_behind
 from ..patience import PATIENCE_S
-from .crash_rigs import after, gone, kill, workers
+from .crash_rigs import Points, after, gone, kill, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 
@@ -25,6 +27,23 @@ async def deployed(gpu: CudnnRef) -> ModelRef:
     w = await gpu.upload(W)
     graphs: tuple[ModelGraph, ...] = (await placed(gpu, w, 4),)
     return await gpu.ask(DeployModel(graphs=graphs))
+
+
+@asynccontextmanager
+async def two_batches_in_flight() -> AsyncIterator[
+    tuple[CudnnRef, Points, BatchedModel, list[asyncio.Future[dict[str, Any]]]]
+]:
+    """Four requests in two batches, which have been executed, and of which nothing is finished."""
+    async with (
+        workers("LateEngine") as (gpu, points),
+        await gpu.load(doubling()) as model,
+        gpu.batched(model, max_batch=2, max_delay_us=0) as endpoint,
+    ):
+        points.hold("finished")
+        before = points.visits(after("execute"))
+        futures = [endpoint.submit(x=rows(number)) for number in range(4)]
+        await in_thread(lambda: points.wait_for_visits(after("execute"), before + 2))
+        yield gpu, points, endpoint, futures
 
 
 def of(model: ModelRef, seed: int, **fields: Any) -> RunModel:
@@ -85,15 +104,7 @@ async def test_a_run_that_waits_to_be_alone_outlives_a_crash() -> None:
 
 
 async def test_of_two_batches_in_flight_at_a_crash_each_request_runs_alone_and_is_answered() -> None:
-    async with (
-        workers("LateEngine") as (gpu, points),
-        await gpu.load(doubling()) as model,
-        gpu.batched(model, max_batch=2, max_delay_us=0) as endpoint,
-    ):
-        points.hold("finished")
-        before = points.visits(after("execute"))
-        futures = [endpoint.submit(x=rows(number)) for number in range(4)]
-        await in_thread(lambda: points.wait_for_visits(after("execute"), before + 2))
+    async with two_batches_in_flight() as (gpu, points, endpoint, futures):
         kill(gpu)
         points.let_go()
         for number, future in enumerate(futures):
@@ -103,15 +114,7 @@ async def test_of_two_batches_in_flight_at_a_crash_each_request_runs_alone_and_i
 
 
 async def test_a_sample_is_found_though_two_batches_were_in_flight() -> None:
-    async with (
-        workers("LateEngine") as (gpu, points),
-        await gpu.load(doubling()) as model,
-        gpu.batched(model, max_batch=2, max_delay_us=0) as endpoint,
-    ):
-        points.hold("finished")
-        before = points.visits(after("execute"))
-        futures = [endpoint.submit(x=rows(number)) for number in range(4)]
-        await in_thread(lambda: points.wait_for_visits(after("execute"), before + 2))
+    async with two_batches_in_flight() as (gpu, points, _endpoint, futures):
         points.hold("execute")  # of the next worker: the first request that it runs is the culprit
         kill(gpu)
         points.let_go("finished")

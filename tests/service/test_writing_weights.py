@@ -127,6 +127,21 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
+async def killed_between_two_weights(
+    gpu: CudnnRef, model: Adder, gate: Gate
+) -> tuple[asyncio.Future[Any], asyncio.Future[Any]]:
+    """A write and a run behind it, whose worker was killed when one weight was written and the second not."""
+    gate.catch_one()
+    writing, running = gpu.submit(model.writing(4)), gpu.submit(model.running())
+    await asyncio.to_thread(gate.wait_for_arrival)
+    gate.release_caught()
+    await asyncio.to_thread(gate.wait_for_arrival)
+    assert gpu.worker_pid is not None
+    os.kill(gpu.worker_pid, signal.SIGKILL)
+    gate.open()
+    return writing, running
+
+
 async def test_runs_after_a_write_read_the_new_weights_for_all_dims() -> None:
     async with adder(3, 5) as model:
         assert await model.version() == 0
@@ -298,15 +313,7 @@ async def test_a_write_that_is_killed_between_two_weights_is_repeated(isolation:
     async with spawn_gated(gate, at="write") as gpu:
         model = await Adder.on(gpu)
         assert await model.version() == 0
-        gate.catch_one()
-        writing = gpu.submit(model.writing(4))
-        running = gpu.submit(model.running())
-        await asyncio.to_thread(gate.wait_for_arrival)
-        gate.release_caught()
-        await asyncio.to_thread(gate.wait_for_arrival)  # one weight is written, the second is not
-        assert gpu.worker_pid is not None
-        os.kill(gpu.worker_pid, signal.SIGKILL)
-        gate.open()
+        writing, running = await killed_between_two_weights(gpu, model, gate)
         await writing
         assert version_of(await running) == 4
         assert gpu.generation == 2
@@ -331,15 +338,7 @@ async def test_weights_of_which_some_are_written_are_torn_if_the_second_try_fail
     faults = FaultPlan().at(2, Fault.FAIL_EXECUTION, of=WriteWeights)
     async with spawn_gated(gate, at="write", faults=faults) as gpu:
         model = await Adder.on(gpu)
-        gate.catch_one()
-        writing = gpu.submit(model.writing(4))
-        running = gpu.submit(model.running())
-        await asyncio.to_thread(gate.wait_for_arrival)
-        gate.release_caught()
-        await asyncio.to_thread(gate.wait_for_arrival)  # one weight is written, the second is not
-        assert gpu.worker_pid is not None
-        os.kill(gpu.worker_pid, signal.SIGKILL)
-        gate.open()
+        writing, running = await killed_between_two_weights(gpu, model, gate)
         with pytest.raises(ExecutionFailed):
             await writing
         with pytest.raises(StaleBufferError, match="torn"):
