@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
-import importlib
 import itertools
 import json
 import os
@@ -31,6 +30,7 @@ from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.parent.late_copies import LateCopy
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.named_functions import function_named
 
 __all__ = ["STAMPS", "engine", "stages_of", "stamped_caller", "stamped_server", "stamped_service"]
 
@@ -119,9 +119,8 @@ def engine(folder: str, make: str, *arguments: Any) -> Any:
         return close(*args, **named)
 
     Runner.close = closing  # type: ignore[method-assign]
-    module, _, name = make.partition(":")
-    made = getattr(importlib.import_module(module), name)(*arguments)
-    _stamp(type(made), "finished", after="worker: fence passed", if_true=True)
+    made = function_named(make)(*arguments)
+    _stamp(type(made), "has_passed", after="worker: fence passed", if_true=True)
     return made
 
 
