@@ -27,14 +27,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
+from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge
 from cudnn_actor.actors.interrupts import is_interruptible
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.isolation.process.parent.fast_path import Reply, complete, hand_over
 from cudnn_actor.isolation.process.parent.in_flight import Violation
 from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
-from cudnn_actor.isolation.process.parent.straight_path import send_alone, straight, take_alone
+from cudnn_actor.isolation.process.parent.straight_path import HostMailbox, send_alone, straight, take_alone
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answers, Nearing
 from cudnn_actor.processes.channel import Channel
@@ -47,7 +47,7 @@ __all__ = ["Dispatcher"]
 log = Log("cudnn_actor")
 
 
-class Dispatcher(Mailbox):
+class Dispatcher(HostMailbox):
     """The mailbox in process isolation: see the module's docstring. `host` is set once, right after
     construction.
 

@@ -14,31 +14,55 @@ other paths. So it does if a turn would find other work: memory to be freed, mes
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cudnn_actor.actors import Envelope, LoopBridge
+from cudnn_actor.actors import Envelope, LoopBridge, Mailbox
 from cudnn_actor.broker.answer_times import MOST_WAITING
-from cudnn_actor.isolation.process.parent.fast_path import FEW, FILL, counting, run_through, takes_long
+from cudnn_actor.isolation.process.parent.fast_path import (
+    FEW,
+    FILL,
+    Reply,
+    counting,
+    run_through,
+    takes_long,
+)
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES
+from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answers, Done, Request
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.messages.receipts import Receipt
 
-if TYPE_CHECKING:
-    from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
-
-__all__ = ["send_alone", "straight", "take_alone"]
+__all__ = ["HostMailbox", "send_alone", "straight", "take_alone"]
 
 _FEWEST = 3
 """Nearly all requests have no more slots: the others' are counted behind a branch. A jump ahead is part of a
 step, unlike one back."""
 
 
+class HostMailbox(Mailbox):
+    """The part of the dispatcher that the straight path uses. The dispatcher says what each is."""
+
+    host: WorkerHost
+    channel: Channel | None
+    alone: int
+    read_s: float
+    short_of_memory: bool
+    wake_monitor: Callable[[], Any]
+    _taken: bool
+    _waiting: list[Any]
+    _wants_turn: bool
+    _wants_reading: bool
+    _stop: Envelope | None
+    _outbox: deque[Reply]
+    _here: LoopBridge | None
+
+
 def straight(
-    dispatcher: Dispatcher, bridge: LoopBridge, go: Callable[[Dispatcher, Any], bool], argument: Any
+    dispatcher: HostMailbox, bridge: LoopBridge, go: Callable[[HostMailbox, Any], bool], argument: Any
 ) -> bool:
     """Let a function below have the host, unless another thread has it or wants it. On the loop that owns the
     socket, whose bridge it is. Returns what the function returns.
@@ -76,7 +100,7 @@ def straight(
     return done
 
 
-def send_alone(dispatcher: Dispatcher, envelope: Envelope) -> bool:
+def send_alone(dispatcher: HostMailbox, envelope: Envelope) -> bool:
     """Dispatch a request that runs a plan, which no other thread knows yet. With the host held.
 
     So its claim is there, and nobody can have withdrawn it. Returns whether it was dispatched.
@@ -144,7 +168,7 @@ def send_alone(dispatcher: Dispatcher, envelope: Envelope) -> bool:
     return True
 
 
-def take_alone(dispatcher: Dispatcher, _: None) -> bool:
+def take_alone(dispatcher: HostMailbox, _: None) -> bool:
     """Read the socket, and complete the request that took the straight path. With the host held.
 
     Returns whether that was done, and was all there is to do.
@@ -196,7 +220,7 @@ def take_alone(dispatcher: Dispatcher, _: None) -> bool:
     return True
 
 
-def _may_free_others(dispatcher: Dispatcher) -> bool:
+def _may_free_others(dispatcher: HostMailbox) -> bool:
     """Whether anything may go on once the request in flight has ended."""
     broker = dispatcher.host.broker
     return bool(
@@ -221,7 +245,7 @@ def _answer_to(request: WorkerRequest, channel: Channel) -> Done | None:
     return answer if answer.number == request.number and answer.place == request.place else None
 
 
-def _deliver(dispatcher: Dispatcher, envelope: Envelope, receipt: Receipt) -> None:
+def _deliver(dispatcher: HostMailbox, envelope: Envelope, receipt: Receipt) -> None:
     """Deliver the only reply in the outbox, or let a turn do so."""
     bridge, future = envelope.bridge, envelope.future
     if bridge is None or bridge.posted or bridge is not dispatcher._here or future is None or future.done():
