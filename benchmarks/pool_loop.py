@@ -12,11 +12,14 @@ about this:
 
     python -m benchmarks.pool_loop --members 2 --dtype float16 --ran-ms 3
 
+With `--per-s`, samples begin at random moments, so many a second, of which another process tells.
+
 - `per_s`: samples a second, the median of the rounds. Where the members have cores of their own, it is what
   one event loop can do.
 - `loop_us`: what the thread of the event loop computes for a sample; `all_us`: all threads of this process,
   which also copy.
 - `switches`: how often that thread waits for each batch: for something to do, or for the interpreter's lock.
+- `p99_ms`: with `--per-s`, from such a moment to the answer.
 - `batch`, `assembled_ms`, `ran_ms`, `divided_ms`: see `benchmarks.pool`.
 """
 
@@ -42,6 +45,7 @@ from cudnn_actor.models import BatchedModel
 from cudnn_actor.models.batch_records import BatchTimes
 from cudnn_actor.pool import spawn_pool
 
+from .open_load import Load, other_process
 from .recording import Row, attempted, keep
 from .timed_members import GATHERS, timed_endpoint
 
@@ -78,7 +82,8 @@ async def measured(args: argparse.Namespace) -> list[Row]:
             await load(endpoint, args, args.seconds / 4)
             gc.collect()
             gc.freeze()
-            rounds = [await one_round(endpoint, args) for _ in range(args.rounds)]
+            async with other_process() if args.per_s else contextlib.nullcontext() as open_load:
+                rounds = [await one_round(endpoint, args, open_load) for _ in range(args.rounds)]
             gc.unfreeze()
     row: Row = {name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]}
     return [{"members": args.members, "callers": args.callers, **row}]
@@ -99,13 +104,22 @@ async def endpoint_of(path: Path, args: argparse.Namespace) -> AsyncIterator[Bat
             yield endpoint
 
 
-async def one_round(endpoint: BatchedModel, args: argparse.Namespace) -> dict[str, float]:
+async def one_round(
+    endpoint: BatchedModel, args: argparse.Namespace, open_load: Load | None
+) -> dict[str, float]:
     """The figures of so many seconds."""
     batches = list[BatchTimes]()
     endpoint.on_batch = batches.append
     began, thread, switched = time.perf_counter(), time.thread_time(), _switches()
     process = time.process_time()
-    answered = await load(endpoint, args, args.seconds)
+    figures = {}
+    if open_load is None:
+        answered = await load(endpoint, args, args.seconds)
+    else:
+        given = {"image": np.zeros((1, 3, args.image, args.image), args.dtype)}
+        found = await open_load(lambda: endpoint(given), args.per_s, args.seconds)
+        answered = len(found)
+        figures["p99_ms"] = 1e3 * float(np.percentile([each.ended - each.began for each in found], 99))
     took, thread, process = (
         time.perf_counter() - began,
         time.thread_time() - thread,
@@ -118,6 +132,7 @@ async def one_round(endpoint: BatchedModel, args: argparse.Namespace) -> dict[st
     }
     return {
         "per_s": answered / took,
+        **figures,
         "loop_us": 1e6 * thread / answered,
         "all_us": 1e6 * process / answered,
         "busy": thread / took,
@@ -177,6 +192,7 @@ def main() -> None:
     parser.add_argument("--busy-us", type=float, default=0.0, help="what a caller computes for each answer")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--callers", type=int, default=256)
+    parser.add_argument("--per-s", type=float, help="how many samples begin in a second, in place of callers")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="directory for the JSON")

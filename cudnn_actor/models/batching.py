@@ -327,7 +327,7 @@ class BatchedModel:
         self, inputs: Mapping[str, Any] | None, named: Mapping[str, Any], timeout: float | None
     ) -> Request:
         loop = self._loop
-        if not self._open or asyncio._get_running_loop() is not loop:
+        if loop is None or not self._open or asyncio._get_running_loop() is not loop:
             raise self._misuse()
         given = named if inputs is None else named_once(inputs, named) if named else inputs
         views, group, samples = self._alike(given) or self._checked(given)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from itertools import count, islice
 from operator import itemgetter
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 __all__ = ["FormingBatches"]
 
@@ -24,7 +24,9 @@ _RECENT = 100
 
 _Waiting = tuple[int, float, int]
 """How many samples a request has, when it came, and its number. A plain tuple is made in the least time."""
-_SAMPLES, _SINCE, _NUMBER = range(3)
+_SAMPLES: Final = 0
+_SINCE: Final = 1
+_NUMBER: Final = 2
 _SAMPLES_OF = itemgetter(_SAMPLES)
 
 

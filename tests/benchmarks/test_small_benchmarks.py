@@ -139,7 +139,9 @@ def test_an_attached_process_is_measured_beside_the_floor_and_stage_by_stage(tmp
     assert {"server: its turn", "worker: request read"} <= set(stages["attached"])
 
 
-@pytest.mark.parametrize("members", ["", " --ran-ms 1 --dtype float16 --busy-us 1"])
+@pytest.mark.parametrize(
+    "members", ["", " --ran-ms 1 --dtype float16 --busy-us 1", " --ran-ms 1 --dtype float16 --per-s 100"]
+)
 def test_the_caller_of_a_pool_is_measured(tmp_path: Path, members: str) -> None:
     words = "--members 1 --image 8 --batch 2 --callers 4 --rounds 1 --seconds 0.05" + members
     (row,) = found_by("pool_loop", words, tmp_path)

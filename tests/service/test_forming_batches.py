@@ -314,9 +314,20 @@ def test_batches_start_at_the_same_times_if_they_are_asked_only_after_requests_t
     assert seldom.started == always.started
 
 
-def test_nothing_is_asked_for_after_a_request_that_waits_behind_others() -> None:
-    always, seldom = asked_after_all(1, [(0.0, 0, 8)] * 2 + [(0.01, 0, 1)] * 7)
-    assert always.asked - seldom.asked == 7
+@pytest.mark.parametrize(
+    ("events", "fewer"),
+    [
+        pytest.param([(0.0, 0, 8)] * 2 + [(0.01, 0, 1)] * 7, 7, id="as many batches run as may"),
+        pytest.param(
+            [(0.0, 0, 1)] * 4 + [(0.1, 0, 0)] * 2 + [(0.01, 0, 1)] * 4, 3, id="a device waits for others"
+        ),
+    ],
+)
+def test_nothing_is_asked_after_a_request_because_of_which_nothing_may_start(
+    events: list[tuple[float, int, int]], fewer: int
+) -> None:
+    always, seldom = asked_after_all(1, events)
+    assert always.asked - seldom.asked == fewer
 
 
 class Batching(RuleBasedStateMachine):
