@@ -44,7 +44,7 @@ from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.ray import RayPool
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.service.service import started
+from cudnn_actor.service.service import start_checked
 
 from .recording import Row, keep
 
@@ -94,7 +94,7 @@ class Beside:
     """A Ray actor with a service, without a pool."""
 
     def __init__(self, options: dict[str, Any], weights: np.ndarray) -> None:
-        self.gpu = CudnnRef(started(make_options(options)))
+        self.gpu = CudnnRef(start_checked(make_options(options)))
         self.products = {rows: product_of(rows) for rows in ROWS}
         self.known = {rows: np.zeros((rows, 256), "float32") for rows in ROWS}
         self.weights = weights

@@ -86,7 +86,7 @@ def check_message(
             return run
         if kind in COMPUTE:
             cached = state.messages.of(message)  # type: ignore[arg-type]
-            bound(cached, state.memory)
+            bind_message(cached, state.memory)
             return cached
         if kind not in _CHECKS:
             raise not_a_message(message, instead.get(kind))

@@ -22,7 +22,7 @@ PROGRAMS = {
         ["--problems", "40" if WHOLE else "10"],
     ),
 }
-"""The command for each engine, and how many problems are computed: uploading them takes most of a short run."""
+"""The command for each engine, and how many problems are computed: their uploads take most of a short run."""
 SENDERS = ("tasks", "loops", "threads", "pykka", "alarms", "attached", "doomed")
 
 

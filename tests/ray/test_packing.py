@@ -16,10 +16,10 @@ from cudnn_actor.ray.packing import (
     INLINE_BYTES,
     Head,
     PackedResults,
-    joined,
-    packed_results,
+    join,
+    pack_results,
     split,
-    unpacked_results,
+    unpack_results,
 )
 from cudnn_actor.ray.values import Values
 
@@ -44,7 +44,7 @@ def same(found: Any, given: Any) -> bool:
 def test_small_arguments_are_one_argument_of_bytes(args: tuple[Any, ...]) -> None:
     [first] = split("an incarnation", args)
     assert isinstance(first, bytes)
-    incarnation, found = joined(first, ())
+    incarnation, found = join(first, ())
     assert (incarnation, len(found)) == ("an incarnation", len(args))
     for each, given in zip(found, args, strict=True):
         if isinstance(given, list):
@@ -78,23 +78,23 @@ def test_other_arrays_and_references_are_arguments_of_their_own(
     assert isinstance(first, bytes)
     assert Head(*pickle.loads(first)).apart == apart
     assert all(each is args[place] for each, place in zip(sent, apart, strict=True))
-    assert all(map(same, joined(first, sent)[1], args))
+    assert all(map(same, join(first, sent)[1], args))
 
 
 @pytest.mark.parametrize("value", [Own(), Own, (1, Own()), [lambda: 1], (ray.ObjectRef(bytes(28)),), [LARGE]])
 def test_what_a_replica_may_not_have_and_large_lists_are_left_to_rays_pickle(value: Any) -> None:
     first, *apart = split("an incarnation", (1, value))
     assert isinstance(first, Head)
-    assert joined(first, apart) == ("an incarnation", [1, value])
+    assert join(first, apart) == ("an incarnation", [1, value])
 
 
 @pytest.mark.parametrize(
     "found", [SMALL, {"y": SMALL, "z": SMALL[0]}, named_outputs("Outputs", {"y": SMALL, "z": SMALL[0]})]
 )
 def test_small_results_are_bytes(found: Any) -> None:
-    sent = packed_results(found)
+    sent = pack_results(found)
     assert isinstance(sent, PackedResults)
-    again = unpacked_results(sent)
+    again = unpack_results(sent)
     assert type(again) is type(found)
     if isinstance(found, np.ndarray):
         assert np.array_equal(again, found)
@@ -108,7 +108,7 @@ def test_small_results_are_bytes(found: Any) -> None:
 
 def test_large_results_are_left_to_rays_store() -> None:
     for found in (LARGE, {"y": HALF, "z": HALF}):
-        assert packed_results(found) is found
+        assert pack_results(found) is found
 
 
 async def test_large_arrays_are_put_until_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:

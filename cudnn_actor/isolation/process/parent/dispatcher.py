@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge
+from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
 from cudnn_actor.actors.interrupts import is_interruptible
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.pykka_seam import is_stop
@@ -129,7 +129,7 @@ class Dispatcher(HostMailbox):
 
     def admit_alone(self, envelope: Envelope) -> bool:
         """See `Mailbox.admit_alone`."""
-        owner = self._owner
+        owner = self.owner
         if owner is None or (bridge := owner.bridge) is not envelope.bridge or not owner.reads(self.channel):
             return False
         if bridge.posted:  # perhaps its wake-up was lost: `bridge.sent` sees to that
@@ -282,7 +282,7 @@ class Dispatcher(HostMailbox):
         if leaves and not self._monitor_woken:
             self._monitor_woken = True
             self.wake_monitor()
-        owner = self._owner
+        owner = self.owner
         if (
             was_left
             and owner is not None

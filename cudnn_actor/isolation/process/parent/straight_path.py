@@ -224,7 +224,7 @@ def _may_free_others(dispatcher: HostMailbox) -> bool:
     """Whether anything may go on once the request in flight has ended."""
     broker = dispatcher.host.broker
     return bool(
-        dispatcher._stop is not None or dispatcher.host.in_flight._again or broker._drains or broker.held
+        dispatcher._stop is not None or dispatcher.host.in_flight.again or broker._drains or broker.held
     )
 
 
