@@ -134,18 +134,12 @@ class Dispatcher(HostMailbox):
             return False
         if bridge.posted:  # perhaps its wake-up was lost: `bridge.sent` sees to that
             return False
-        done = straight(self, bridge, send_alone, envelope)
-        if self._wants_turn:  # one was wanted meanwhile
-            self.turn(bridge)
-        return done
+        return straight(self, bridge, send_alone, envelope)
 
     def take_alone(self, bridge: LoopBridge) -> bool:
-        """Read and deliver the answer to what `admit_alone` has sent. On the loop that owns the socket.
-        Returns whether that was done, and was all there was to do."""
-        done = straight(self, bridge, take_alone, None)
-        if self._wants_turn:
-            self.turn(bridge)
-        return done
+        """Read and deliver the answer to what `admit_alone` has sent, or what has come instead. On the loop
+        that owns the socket. Returns False if that is not in flight, or another thread has the host."""
+        return self.alone in self.host.in_flight.requests and straight(self, bridge, take_alone, None)
 
     def waiting_elsewhere(self) -> int:
         """Requests that were dispatched, or wait to be dispatched again, and that the worker has not begun,

@@ -54,11 +54,15 @@ class HostMailbox(Mailbox):
     wake_monitor: Callable[[], Any]
     _taken: bool
     _waiting: list[Any]
-    _wants_turn: bool
+    _wants_turn: Any
+    """A bool, which other threads and other functions change."""
     _wants_reading: bool
     _stop: Envelope | None
     _outbox: deque[Reply]
     _here: LoopBridge | None
+
+    def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
+        """Take a turn."""
 
 
 def straight(
@@ -67,7 +71,7 @@ def straight(
     """Let a function below have the host, unless another thread has it or wants it. On the loop that owns the
     socket, whose bridge it is. Returns what the function returns.
 
-    The host is taken and freed as in `Dispatcher.turn`. The caller then takes a turn if one is wanted.
+    The host is taken and freed as in `Dispatcher.turn`. A turn that is wanted then is taken here.
     """
     mine = done = False
     try:
@@ -84,6 +88,8 @@ def straight(
                 dispatcher._waiting[0].release()
         except RuntimeError:  # the lock has been released already
             pass
+        if dispatcher._wants_turn:
+            dispatcher.turn(bridge)
     except BaseException:
         # One step: the host becomes free, and another thread finishes the work.
         if mine:
@@ -169,10 +175,17 @@ def send_alone(dispatcher: HostMailbox, envelope: Envelope) -> bool:
 
 
 def take_alone(dispatcher: HostMailbox, _: None) -> bool:
-    """Read the socket, and complete the request that took the straight path. With the host held.
+    """Read the socket, and complete the request that took the straight path. With the host held. Returns True.
 
-    Returns whether that was done, and was all there is to do.
+    If anything else has come, or is to be done, a turn is wanted. `straight` takes it, or wakes the monitor if a
+    signal handler raises an exception before: once the socket has been read, the loop would not be told again.
     """
+    if not _complete(dispatcher):
+        dispatcher._wants_turn = dispatcher._wants_reading = True
+    return True
+
+
+def _complete(dispatcher: HostMailbox) -> bool:
     host, channel, began_s = dispatcher.host, dispatcher.channel, time.monotonic()
     table, counters, outbox = host.in_flight, host.state.counters, dispatcher._outbox
     in_flight, places = table.requests, table._places
