@@ -28,7 +28,7 @@ def counted() -> tuple[list[Any], Any]:
     [
         (np.zeros(3), np.zeros(4)),
         (np.zeros(4), np.zeros((2, 2))),
-        (np.zeros(3), np.zeros(3, np.float32)),
+        (np.zeros(3), np.zeros(3, np.int64)),
         (np.zeros(3), -np.zeros(3)),
         (np.zeros(2), np.array([0.0, 1.0])),
         (1, True),
