@@ -23,7 +23,7 @@ def two_arrays(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_all_bytes_are_copied(nbytes: int, threads: int) -> None:
     src, dst = two_arrays(nbytes)
-    transfer._copy_together(dst, src, threads)
+    transfer.copy_together(dst, src, threads)
     np.testing.assert_array_equal(dst, src)
 
 
@@ -40,6 +40,6 @@ def test_a_copy_is_whole_if_the_system_gives_few_threads(given: int, monkeypatch
 
     monkeypatch.setattr(_thread, "start_new_thread", few)
     src, dst = two_arrays(1000)
-    transfer._copy_together(dst, src, 4)
+    transfer.copy_together(dst, src, 4)
     np.testing.assert_array_equal(dst, src)
     assert len(starts) == given

@@ -161,11 +161,11 @@ def test_neighbours_with_the_same_indices_are_moved_together(
     specs = {"x": TensorSpec.strided(x, strides), "indices": TensorSpec.packed((7,), I64)}
     operation: Gather[Any] = Gather(x="x", indices="indices", y="y")
     specs |= operation.infer(specs)
-    assert indexing._gather(node(operation), tensors(operation, specs)).nbytes == nbytes
+    assert indexing.describe_gather(node(operation), tensors(operation, specs)).nbytes == nbytes
     specs["indices"] = TensorSpec.packed((9,), I64)
     specs |= {"updates": TensorSpec.packed((9, *x[1:])), "y": TensorSpec.packed(x)}
     written: Scatter[Any] = Scatter(x="x", indices="indices", updates="updates", y="y")
-    together = indexing._scatter(node(written), tensors(written, specs)).together
+    together = indexing.describe_scatter(node(written), tensors(written, specs)).together
     assert 4 * together == nbytes
 
 

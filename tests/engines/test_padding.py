@@ -161,7 +161,7 @@ def test_a_thread_pads_the_same_columns_of_several_rows(
     widths, x = ((3, 2), (2, 1)), integers(dims, DType.FLOAT32)
     specs = {"x": TensorSpec.packed(dims, "float32")}
     specs["y"] = y_spec(specs["x"], mode, widths)
-    found = padding._padding(operation_of(mode, widths), *tensors_of(*specs.values()))
+    found = padding.describe_padding(operation_of(mode, widths), *tensors_of(*specs.values()))
     assert found.parts == (1 if dims[0] == 100 else 3)
     assert found.blocks // found.parts * (256 // found.beside) < found.walk.total
     y = host_cuda.launched(operation_of(mode, widths), specs, {"x": x})["y"]

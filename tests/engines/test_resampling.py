@@ -325,7 +325,7 @@ TOGETHER: dict[tuple[int, ...], dict[str, Any]] = {
 
 def made(operation: Any, *specs: TensorSpec) -> resampling._Kernel:
     tensors = [GraphTensor(uid=n, dims=s.dims, strides=s.strides, dtype=s.dtype) for n, s in enumerate(specs)]
-    return resampling._kernel(operation.with_operands(["x", "y"].index), tensors)
+    return resampling.describe_resampling(operation.with_operands(["x", "y"].index), tensors)
 
 
 PROBLEMS = problems()

@@ -142,7 +142,7 @@ def soon(graph: OperationGraph) -> tuple[str, bool]:
 
 def test_attention_of_another_size_takes_a_kernel_that_is_there(frontend: Frontend) -> None:
     compiler.compile_whole(attention(1), None, None, 1)
-    assert compiler._may_wait(attention(8))
+    assert compiler.may_wait(attention(8))
     assert soon(attention(8)) == (NARROW, True)
     compiler.compile_whole(attention(8), None, None, 0)  # what is built behind
     assert soon(attention(4)) == (WIDE, False)
@@ -158,9 +158,9 @@ def test_it_is_not_the_preferred_plan_if_another_candidate_is_put_first(frontend
 
 
 def test_attention_does_not_wait_where_nothing_is_there(frontend: Frontend) -> None:
-    assert not compiler._may_wait(attention(8))
+    assert not compiler.may_wait(attention(8))
     compiler.compile_whole(attention(1, width=32), None, None, 1)
-    assert not compiler._may_wait(attention(8)), "heads of another width have other kernels"
+    assert not compiler.may_wait(attention(8)), "heads of another width have other kernels"
 
 
 def products(*algorithms: bytes) -> Callable[..., Iterator[LtProduct]]:

@@ -17,7 +17,17 @@ from cudnn_actor.engines.cpu.rounding import integer_range, rounding_to
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["check_target", "check_values", "copy_parts", "element", "fill", "read", "store", "write"]
+__all__ = [
+    "check_target",
+    "check_values",
+    "copy_parts",
+    "copy_together",
+    "element",
+    "fill",
+    "read",
+    "store",
+    "write",
+]
 
 _MOST_THREADS = 4
 """The most threads that copy one array, and at most half as many as there are cores: more would only wait for
@@ -53,7 +63,7 @@ def store(dst: np.ndarray, array: np.ndarray) -> None:
     if array.dtype == dst.dtype:
         threads = _threads_for(array.nbytes) if _are_flat(dst, array) else 1
         if threads > 1:
-            _copy_together(dst.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8), threads)
+            copy_together(dst.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8), threads)
         else:
             dst[...] = array
         return
@@ -104,7 +114,7 @@ def _are_flat(*arrays: np.ndarray) -> bool:
     return all(array.flags.c_contiguous for array in arrays)
 
 
-def _copy_together(dst: np.ndarray, src: np.ndarray, threads: int) -> None:
+def copy_together(dst: np.ndarray, src: np.ndarray, threads: int) -> None:
     """Copy bytes, a part on each of several threads."""
     step = -(-src.nbytes // threads)
     starts = range(0, src.nbytes, step)

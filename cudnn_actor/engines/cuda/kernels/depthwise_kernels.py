@@ -204,8 +204,10 @@ def _tile_of_sums(kernel: Depthwise) -> str:
     divided = [line.stride if line.back else 1 for line in kernel.lines]
     multiplied = [1 if line.back else line.stride for line in kernel.lines]
     return f"""    {block_loop("tile", "tiles")} {{
-        I rest = (I)tile, group_down = group;
-        {split_all("rest", [("right", "(I)across"), ("below", "(I)down"), ("n", "")])}
+        long long row_number = tile;
+        {division("right", "row_number", "across")}
+        I rest = (I)row_number, group_down = group;
+        {split_all("rest", [("below", "(I)down"), ("n", "")])}
         {division("group_right", "group_down", "(I)columns_of_block")}
         const I h0 = (below * (I)rows_of_block + group_down) * {tile.rows};
         const I w0 = (right * (I)columns_of_block + group_right) * {tile.columns};
@@ -344,7 +346,7 @@ def _parts(kernel: Depthwise) -> Iterator[str]:
     offsets = across.offsets(tile.columns)
     yield f"""    __shared__ float shared[{sums * threads}];
     const int pack = threadIdx.x, group = threadIdx.y;
-    int strip = blockIdx.y;
+    unsigned strip = blockIdx.y;
     {division("r0", "strip", str(beside), tile.rows, "int")}
     const I chunk = (I)strip * {packs}, first = (chunk + pack) * {vector};
     const long long begin = blockIdx.x * places_of_part;
@@ -352,8 +354,11 @@ def _parts(kernel: Depthwise) -> Iterator[str]:
     const long long end = begin + places_of_part < most ? begin + places_of_part : most;
     float sums[{tile.rows}][{across.taps}][{vector}] = {{}};
     for (long long place = begin + group; place < end; place += {groups}) {{
-        I rest = (I)place;
-        {split_all("rest", [("w0", "(I)across"), ("h0", "(I)height"), ("n", "")], times=tile.columns)}
+        long long row_number = place;
+        {division("right", "row_number", "across")}
+        I rest = (I)row_number;
+        {split_all("rest", [("h0", "(I)height"), ("n", "")])}
+        const I w0 = right * {tile.columns};
         const I count = (I)width - w0;
         float dy[{tile.columns}][{vector}];
         const E* gradient = in1 + n * (I)y_n + h0 * (I)y_h + w0 * {_far(kernel.strides[1][3])} + first;"""

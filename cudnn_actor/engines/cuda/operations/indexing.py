@@ -41,7 +41,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scattering, ScatterReduction
 
-__all__ = ["gather_launches", "scatter_launches", "scatter_workspace"]
+__all__ = ["describe_gather", "describe_scatter", "gather_launches", "scatter_launches", "scatter_workspace"]
 
 _UNROLLED = 4
 """How often a gather's loop is unrolled: as many reads wait for their indices and for memory at once."""
@@ -71,7 +71,7 @@ class _Gather(NamedTuple):
 
 def gather_launches(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launch of a gather."""
-    gather = _gather(operation, tensors)
+    gather = describe_gather(operation, tensors)
     arguments = arguments_of(3, *gather.numbers)
     return [Launch("gather", _gather_source(gather, tensors[1]), *grid_over(gather.walk.total), arguments)]
 
@@ -116,7 +116,7 @@ def strides_of(places: Places, x: GraphTensor, indices: GraphTensor) -> tuple[li
     return of_x, of_indices
 
 
-def _gather(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> _Gather:
+def describe_gather(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> _Gather:
     """Describe a gather."""
     x, indices, y = tensors
     places = operation.places(x.dims, indices.dims)
@@ -189,7 +189,7 @@ class _Scatter(NamedTuple):
         return self.destinations + self.writers.total
 
 
-def _scatter(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> _Scatter:
+def describe_scatter(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> _Scatter:
     """Describe a scatter."""
     x, indices, updates, y = tensors
     places = operation.places(x.dims, indices.dims)
@@ -242,7 +242,7 @@ def _scatter(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> _Sca
 
 def scatter_workspace(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> int:
     """Bytes for the writers of each destination."""
-    scatter = _scatter(operation, tensors)
+    scatter = describe_scatter(operation, tensors)
     if not math.prod(tensors[0].dims):
         return 0
     count = scatter.destinations if _takes_last(operation) else scatter.list_length
@@ -251,7 +251,7 @@ def scatter_workspace(operation: Scattering[int], tensors: Sequence[GraphTensor]
 
 def scatter_launches(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launches of a scatter."""
-    scatter = _scatter(operation, tensors)
+    scatter = describe_scatter(operation, tensors)
     if not scatter.elements.total:
         return []
     text = _scatter_source(scatter, operation, tensors)

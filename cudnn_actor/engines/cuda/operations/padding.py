@@ -30,7 +30,7 @@ from cudnn_actor.engines.cuda.operations.implementation import implement, kernel
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["padding_launches"]
+__all__ = ["describe_padding", "padding_launches"]
 
 _PACK_BYTES, _WORD = 16, 4
 _UNITS, _LEAST_BESIDE = 4, 8
@@ -128,7 +128,7 @@ def padding_launches(operation: Pad[int] | BorderPad[int], tensors: Sequence[Gra
     x, y = tensors
     if 0 in y.dims:
         return []
-    found = _padding(operation, x, y)
+    found = describe_padding(operation, x, y)
     value = float(operation.value) if isinstance(operation, Pad) else 0.0
     arguments = arguments_of(2, value, *found.numbers.values())
     return [Launch("pad", _source(operation, x.dtype, found), (found.blocks,), (THREADS,), arguments)]
@@ -230,7 +230,7 @@ def _map(mode: str, axis: _Axis) -> str:
     return mode if mode == "edge" or around >= axis.of else f"near_{mode}"
 
 
-def _padding(operation: Pad[int] | BorderPad[int], x: GraphTensor, y: GraphTensor) -> _Padding:
+def describe_padding(operation: Pad[int] | BorderPad[int], x: GraphTensor, y: GraphTensor) -> _Padding:
     """The axes in the order of the result's memory; those without padding are one where they can be."""
     steps = operation.steps if isinstance(operation, Pad) else (1,) * len(x.dims)
     axes: list[_Axis] = []

@@ -31,7 +31,7 @@ from cudnn_actor.protocol.operations import GraphTensor, Resample, ResampleBackw
 from cudnn_actor.protocol.operations.resampling import Lists, Taps
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["resample_launches"]
+__all__ = ["describe_resampling", "resample_launches"]
 
 Resampling = Resample[int] | ResampleBackward[int]
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
@@ -175,7 +175,7 @@ class _Kernel:
         return found
 
 
-def _kernel(operation: Resampling, tensors: Sequence[GraphTensor]) -> _Kernel:
+def describe_resampling(operation: Resampling, tensors: Sequence[GraphTensor]) -> _Kernel:
     """Describe the kernel of an operation on these tensors."""
     x, y = tensors
     forward = isinstance(operation, Resample)
@@ -328,7 +328,7 @@ def _pattern(taps: Taps, size: int, together: int, floats: Any) -> _Pattern | No
 
 def resample_launches(operation: Resampling, tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launch of a resampling."""
-    made = _kernel(operation, tensors)
+    made = describe_resampling(operation, tensors)
     arguments = arguments_of(2, *made.tables())
     for n in made.repeating:
         axis = [*made.taps][n]

@@ -69,6 +69,7 @@ __all__ = [
     "compile_plan",
     "compile_rearranged",
     "compile_whole",
+    "may_wait",
 ]
 
 log = Log("cudnn_actor")
@@ -101,7 +102,7 @@ def compile_piece(
     graph: OperationGraph, context: BuildContext, limit: int, *, soon: bool = False
 ) -> CudaPlan:
     """`compile_plan` of a graph that `check_graph` accepts and `cut` leaves whole, as it does each piece."""
-    if soon and _may_wait(graph) and not graph.numerics.prefer:
+    if soon and may_wait(graph) and not graph.numerics.prefer:
         with contextlib.suppress(Refused):
             return _first_good(graph, context, limit, precompiled=True)
     try:
@@ -141,7 +142,7 @@ def in_pieces(
     return plan
 
 
-def _may_wait(graph: OperationGraph) -> bool:
+def may_wait(graph: OperationGraph) -> bool:
     """Whether a graph may have a plan without kernels that cuDNN compiles now.
 
     That is one of convolutions and products apart from pointwise operations, a norm alone, and attention for
