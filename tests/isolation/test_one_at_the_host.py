@@ -36,7 +36,7 @@ RETURNS = {
     for step in dis.get_instructions(code)
     if step.opname.startswith("RETURN")
 }
-STEPS = [Dispatcher._await_host, Dispatcher.held.__wrapped__, Dispatcher.turn]  # type: ignore[attr-defined]
+STEPS = [Dispatcher._await_host, Dispatcher.hold.__wrapped__, Dispatcher.turn]  # type: ignore[attr-defined]
 
 
 def hearing(hear: Hear) -> AbstractContextManager[None]:
