@@ -330,7 +330,7 @@ class BatchedModel:
         if loop is None or not self._open or asyncio._get_running_loop() is not loop:
             raise self._misuse()
         given = named if inputs is None else named_once(inputs, named) if named else inputs
-        views, group, samples = self._alike(given) or self._checked(given)
+        views, group, samples = self._alike(given) or self._check_in_full(given)
         if timeout is not None:
             require_timeout(timeout)  # after the names: an input may be named so
         if self._refusals:
@@ -374,7 +374,7 @@ class BatchedModel:
         group, samples = known
         return views, group, samples
 
-    def _checked(self, inputs: Mapping[str, Any]) -> _Fitting:
+    def _check_in_full(self, inputs: Mapping[str, Any]) -> _Fitting:
         """The inputs, if they fit the model and were warmed. Raises `InvalidRequest`."""
         given = self._on_host(inputs)
         if (group := self._rules.group_of(given)) not in self._groups:
