@@ -175,10 +175,12 @@ def send_alone(dispatcher: HostMailbox, envelope: Envelope) -> bool:
 
 
 def take_alone(dispatcher: HostMailbox, _: None) -> bool:
-    """Read the socket, and complete the request that took the straight path. With the host held. Returns True.
+    """Read the socket, and complete the request that took the straight path. With the host
+    held. Returns True.
 
-    If anything else has come, or is to be done, a turn is wanted. `straight` takes it, or wakes the monitor if a
-    signal handler raises an exception before: once the socket has been read, the loop would not be told again.
+    If anything else has come, or is to be done, a turn is wanted. `straight` takes it, or wakes the monitor
+    if a signal handler raises an exception before that: once the socket has been read, the loop is not told
+    again.
     """
     if not _complete(dispatcher):
         dispatcher._wants_turn = dispatcher._wants_reading = True
