@@ -48,7 +48,6 @@ ALLOWED = {
         "benchmarks/test_serving_torch.py": 1,
         "engines/fast/test_by_definition.py": 4,
         "isolation/test_launching.py": 1,
-        "isolation/test_worker_host_machine.py": 3,
         "pool/test_pool.py": 6,
         "ray/scenarios.py": 5,
     },
