@@ -194,9 +194,14 @@ def test_a_models_graph_whose_places_may_still_be_written_runs_no_more(office: O
     assert places <= taken
 
 
-def test_a_worker_keeps_no_graph_that_was_unloaded_behind_a_run_that_runs_again(office: Office) -> None:
+@pytest.mark.parametrize("from_buffers", [False, True])
+def test_a_worker_keeps_no_graph_that_was_unloaded_behind_a_run_that_runs_again(
+    from_buffers: bool, office: Office
+) -> None:
     model = office.ask(DeployModel(graphs=(model_graph(office),)))
     run = RunModel.of(model, {"x": np.ones(SPEC.dims, np.float32)})
+    if from_buffers:
+        run = RunModel.of(model, {"x": buffer(office, 1.0)}, {"y": buffer(office)})
     office.ask(run)
     assert len(office.worker.runs) == 1
     runs = begun(office, run, run)
