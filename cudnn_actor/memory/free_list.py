@@ -59,6 +59,11 @@ class FreeList:
         return len(self._by_size)
 
     @property
+    def places(self) -> int:
+        """The number of places that are taken."""
+        return len(self._taken)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is taken."""
         return not self._taken

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cudnn_actor.actors import forks
 from cudnn_actor.memory.arena import Arena
@@ -166,9 +166,12 @@ class MemoryTable:
         return self._pool.all()
 
     def idle_arenas(self) -> tuple[int, ...]:
-        """Numbers of the arenas that hold no bytes of any buffer, and so may be dropped."""
+        """Numbers of the arenas that hold no bytes of any buffer, and so may be dropped.
+
+        One that has nothing but ready slots is not among them, if no other arena is empty but for such slots.
+        """
         self.take_back()
-        if self._ready and self._pool.idle():  # else at most one arena has nothing but ready slots
+        if self._ready and self._ready_keep_arenas():
             self.give_up_ready()
         return tuple(arena.number for arena in self._pool.idle())
 
@@ -233,8 +236,12 @@ class MemoryTable:
         the mirror has no room; the arena is idle then.
         """
         arena = self._pool.add_import(number, nbytes)
-        arena.free.take(offset, spec.nbytes)
-        return self._seat(spec, arena, offset)
+
+        def take() -> tuple[Arena, int]:
+            arena.free.take(offset, spec.nbytes)
+            return arena, offset
+
+        return self._seat_in(take, spec)
 
     def take_idle_imports(self) -> tuple[int, ...]:
         """Forget the imported arenas whose buffer has ended, and return their numbers: unmap them."""
@@ -280,8 +287,17 @@ class MemoryTable:
             has changed.
         """
         self.room_for(spec)  # which gives up ready slots if there is none
-        arena, offset = self._pool.place(spec.nbytes)
-        return self._seat(spec, arena, offset)
+        return self._seat_in(lambda: self._pool.place(spec.nbytes), spec)
+
+    def _seat_in(self, take: Callable[[], tuple[Arena, int]], spec: TensorSpec) -> BufferRef:
+        """Seat a buffer in the place that `take` takes, which it may do twice. Raises `OutOfMemory`."""
+        try:
+            return self._seat(spec, *take())
+        except OutOfMemory:
+            if not self._ready:
+                raise
+            self.give_up_ready()  # they have records in the mirror, too
+        return self._seat(spec, *take())
 
     def _seat(self, spec: TensorSpec, arena: Arena, offset: int) -> BufferRef:
         slot = self._vacant_slot()
@@ -321,6 +337,12 @@ class MemoryTable:
         """Give the bytes of all slots that are ready back."""
         for slot in self._ready.take_all():
             self._give_up(slot)
+
+    def _ready_keep_arenas(self) -> bool:
+        """Whether ready slots are all that several arenas have, or one beside others that have nothing."""
+        ready = self._ready.by_arena
+        empty = [arena.number for arena in self._pool.all() if arena.free.places == ready[arena.number]]
+        return len(empty) > 1 and any(ready[number] for number in empty)
 
     def _give_up(self, slot: Slot) -> None:
         slot.end(StaleReason.FREED)  # the mirror had its generation, so no other buffer may

@@ -11,6 +11,7 @@ to it. Its bytes are given back when anything else needs them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -34,6 +35,11 @@ class ReadySlots:
 
     def __bool__(self) -> bool:
         return any(self._slots.values())
+
+    @property
+    def by_arena(self) -> Counter[int]:
+        """How many slots are ready in each arena, by its number."""
+        return Counter(slot.arena.number for each in self._slots.values() for slot in each)
 
     def of(self, spec: TensorSpec) -> list[Slot]:
         """The slots for a shape. Whoever begins a buffer takes the last one out."""

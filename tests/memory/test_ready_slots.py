@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cudnn_actor.isolation.process.generations import GenerationTable
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.memory.ready_slots import MOST_READY, READY_BYTES
 from cudnn_actor.protocol import BufferRef, OutOfMemory, StaleBufferError, StaleReason
@@ -102,6 +103,35 @@ def test_arenas_with_nothing_but_ready_slots_count_as_empty() -> None:
     assert not grown.descriptors.open_count()
 
 
+def test_of_several_arenas_with_nothing_but_ready_slots_all_count_as_empty() -> None:
+    grown = Grown()
+    table, small = grown.table, spec_of(256)
+    held, other = grown.allocate(2 * MIB - 256), grown.allocate(2 * MIB - 256)
+    table.want_ready(small)
+    table.make_ready(small)
+    table.make_ready(small)
+    table.free(held)
+    assert table.idle_arenas() == ()
+    assert len(table.ready(small)) == 2, "the other arena is in use"
+    table.free(other)
+    assert table.idle_arenas() == (0, 1)
+    assert not table.ready(small)
+    table.close()
+
+
+def test_ready_slots_stay_where_an_arena_is_empty_and_they_are_in_another_that_is_used() -> None:
+    grown = Grown()
+    table, small = grown.table, spec_of(256)
+    grown.allocate(256)
+    other = grown.allocate(2 * MIB)
+    table.want_ready(small)
+    table.make_ready(small)
+    table.free(other)
+    assert table.idle_arenas() == (1,)
+    assert len(table.ready(small)) == 1
+    table.close()
+
+
 def test_few_shapes_are_wanted_and_few_slots_ready_and_none_for_large_buffers() -> None:
     grown = Grown(arena_bytes=64 * MIB)
     table = grown.table
@@ -138,6 +168,27 @@ class Places:
 
     def vacate(self, slot: int) -> None:
         del self.seated[slot]
+
+
+def test_ready_slots_give_way_to_buffers_for_which_the_mirror_has_no_room_beside_them() -> None:
+    descriptors, generations = Descriptors(), GenerationTable(2)
+    table = MemoryTable("cpu", nonce=NONCE, arena_bytes=2 * MIB, mirror=generations)
+    table.add_arena(0, 2 * MIB, descriptors.make(2 * MIB))
+    table.want_ready(SPEC)
+    table.make_ready(SPEC)
+    table.make_ready(SPEC)
+    first = table.allocate(spec_of(10))
+    table.make_ready(SPEC)
+    second = table.seat_import(1, 2 * MIB, 512, spec_of(10))
+    assert not table.ready(SPEC)
+    assert table.live() == (first, second)
+    with pytest.raises(OutOfMemory):
+        table.allocate(spec_of(10))
+    assert taken(table) == 256
+    table.free(first)
+    table.allocate(spec_of(10))
+    table.close()
+    generations.close()
 
 
 def test_the_mirror_has_ready_slots_until_they_are_given_up() -> None:
