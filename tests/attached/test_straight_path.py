@@ -371,6 +371,25 @@ async def test_fair_share_counts_a_straight_request_until_its_answer(rig: Rig) -
     assert (share.has_one, share.outstanding_us) == (False, 0.0)
 
 
+async def test_a_request_whose_answer_the_server_has_no_memory_to_send_does_not_stay_in_fair_share(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (session,) = sessions_of(rig.served)
+    failed = asyncio.Event()
+
+    def fail(*_: object) -> None:
+        failed.set()
+        raise MemoryError
+
+    async with rig.in_work(rig.one.product()) as running:
+        monkeypatch.setattr(session, "send", fail)
+    await failed.wait()
+    monkeypatch.undo()
+    await rig.gpu.drain()
+    assert (rig.served.share.has_one, rig.served.share.outstanding_us) == (False, 0.0)
+    running.cancel()
+
+
 async def test_with_faults_requests_do_not_go_straight(tmp_path: Path) -> None:
     """Each is a message that a fault may hit."""
     async with served(tmp_path, faults=FaultPlan().at(1000, Fault.FAIL_EXECUTION)) as rig:

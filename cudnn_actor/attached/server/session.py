@@ -464,8 +464,10 @@ class Session:
     def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Take the answer of a request. See `Takes`."""
         if asked.known.runs_plan and type(value) is Receipt and self.open:  # nearly all
-            self._end_run(asked, Done(asked.number, value))  # first: the client waits for it
-            self._charge(asked, value, has_run=True)
+            try:
+                self._end_run(asked, Done(asked.number, value))  # first: the client waits for it
+            finally:  # else fair share would count the request for ever
+                self._charge(asked, value, has_run=True)
             return
         self._settle(asked, value, error)
         if asked.copied:
