@@ -21,7 +21,8 @@ SEED = 20261127
 
 
 async def kill_worker(gpu: CudnnRef) -> None:
-    """Kill the worker that serves, and wait until its successor serves."""
+    """Kill the worker that serves, and wait until its successor has answered what was running: a request that
+    is running at two crashes is quarantined."""
     before = gpu.generation
     assert gpu.worker_pid is not None
     os.kill(gpu.worker_pid, signal.SIGKILL)
@@ -30,6 +31,7 @@ async def kill_worker(gpu: CudnnRef) -> None:
         return gpu.generation > before and gpu.ready
 
     await eventually(replaced)
+    await gpu.ping()  # it waits until the request that was running has run alone
 
 
 async def test_clients_are_killed_and_the_worker_too_and_others_get_right_answers(tmp_path: Path) -> None:
