@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 from cudnn_actor import CudnnRef, Receipt
 from cudnn_actor.execution.executor import Enqueued, Executor
 from cudnn_actor.execution.polling import EARLY_S
+from cudnn_actor.isolation.process.parent.values import Values
 from cudnn_actor.isolation.process.wire import Requests
 from cudnn_actor.memory import MemoryTable
-from cudnn_actor.messages import Upload
+from cudnn_actor.messages import Ping, Upload
 from cudnn_actor.processes.channel import Channel
 from tests.service.rigs import AsynchronousEngine, Device, Trio, in_thread, outcome
 
@@ -46,6 +48,22 @@ async def long_runs(engine: str = "AmpleEngine") -> AsyncIterator[tuple[CudnnRef
         trio = await Trio.on(gpu)
         await run_for_a_while(gpu, points, trio)
         yield gpu, points, trio
+
+
+def test_a_loop_that_looks_at_what_is_in_flight_may_do_so_while_another_thread_has_the_host() -> None:
+    requests: dict[int, Any] = {}
+
+    class Ended:
+        @property
+        def message(self) -> Ping:
+            requests[2] = None  # another thread dispatches a request meanwhile
+            return Ping()
+
+    requests[1] = Ended()
+    sender: Any = SimpleNamespace(in_flight=SimpleNamespace(requests=requests))
+    of_none: Any = None
+    assert not Values(of_none, of_none, sender, None, None).are_answered_soon
+    assert len(requests) == 2
 
 
 async def test_a_loop_stays_awake_until_an_answer_that_is_near() -> None:

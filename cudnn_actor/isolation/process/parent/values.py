@@ -98,11 +98,12 @@ class Values:
 
     @property
     def are_answered_soon(self) -> bool:
-        """Whether all that is in flight is one copy to a device, or from it, of up to `PIECE_BYTES`."""
+        """Whether all that is in flight is one copy to a device, or from it, of up to `PIECE_BYTES`. Also
+        without the host."""
         requests = self.sender.in_flight.requests
         if self.arenas is not None or len(requests) != 1:
             return False
-        for request in requests.values():
+        for request in requests.copy().values():  # one step: another thread may have the host
             match request.message:
                 case Upload(dst=buffer) | Download(src=buffer):
                     return packed_nbytes(buffer.spec) <= PIECE_BYTES
