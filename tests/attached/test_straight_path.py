@@ -31,7 +31,7 @@ from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.errors import StaleReason
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.messages import Ping
-from cudnn_actor.processes.frames import encode
+from cudnn_actor.processes.frames import BadFrame, encode
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 from tests.isolation.crash_rigs import Points, freeze, gone, kill, start_forkserver, workers
@@ -242,6 +242,22 @@ async def test_a_request_to_a_worker_that_has_just_been_killed_is_run_by_the_nex
     receipt = await rig.client.ask(rig.one.product())
     assert receipt.generation == 2
     assert await rig.one.result() == 6.0
+
+
+async def test_a_worker_whose_answer_is_no_frame_is_replaced(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = service_behind(rig.gpu).state.mailbox.channel
+
+    def fetch() -> bool:
+        monkeypatch.undo()
+        raise BadFrame("more descriptors came than belong to frames")
+
+    async with rig.in_work(rig.one.product()) as future:
+        monkeypatch.setattr(channel, "fetch", fetch)
+    assert isinstance(await future, Receipt)
+    assert await rig.one.result() == 6.0
+    assert (await rig.gpu.statistics()).restarts == 1
 
 
 async def test_a_request_that_is_withdrawn_before_it_begins_never_runs(rig: Rig) -> None:

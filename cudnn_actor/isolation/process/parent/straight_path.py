@@ -64,6 +64,9 @@ class HostMailbox(Mailbox):
     def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
         """Take a turn."""
 
+    def condemn(self, why: str) -> None:
+        """Stop using the present worker."""
+
 
 def straight(
     dispatcher: HostMailbox, bridge: LoopBridge, go: Callable[[HostMailbox, Any], bool], argument: Any
@@ -196,7 +199,11 @@ def _complete(dispatcher: HostMailbox) -> bool:
         return False
     envelope, slots, number = request.envelope, request.slots, request.number
     kind, waiting = counters._plain.get(type(envelope.message)), counters._times.kept[2]
-    if kind is None or len(waiting) >= MOST_WAITING or (done := _answer_to(request, channel)) is None:
+    if (
+        kind is None
+        or len(waiting) >= MOST_WAITING
+        or (done := _answer_to(dispatcher, request, channel)) is None
+    ):
         return False
     has_more, many = len(slots) > _FEWEST, counting(slots, -1) if len(slots) > FEW else None
     a, b, c, d, e, f = (*slots, *FILL[len(slots)]) if many is None else FILL[0]
@@ -243,14 +250,17 @@ def _may_free_others(dispatcher: HostMailbox) -> bool:
     )
 
 
-def _answer_to(request: WorkerRequest, channel: Channel) -> Done | None:
+def _answer_to(dispatcher: HostMailbox, request: WorkerRequest, channel: Channel) -> Done | None:
     """Read the socket. The answer, if it is that of the request, and nothing else has come; it stays in the
-    channel. What has come besides, or cannot be read, is left to a turn."""
+    channel. What has come besides is left to a turn."""
     frames = channel.frames
     try:
         if frames or not channel.fetch():
             return None
-    except (BadFrame, MemoryError):
+    except BadFrame as error:  # not each is raised again in a turn
+        dispatcher.condemn(str(error))
+        return None
+    except MemoryError:
         return None
     if len(frames) != 1 or not channel.drained or type(frame := frames[0]) is not Answers:
         return None
