@@ -430,7 +430,8 @@ class BatchedModel:
         """
         if request.timer is not None:
             request.timer.cancel()
-        self._forming.remove(request, request.group)
+        if self._forming.remove(request, request.group) and self._open:
+            self._wake()
         batch, request.batch = request.batch, None
         if batch is not None:
             batch.awaited -= 1

@@ -153,7 +153,8 @@ class FormingBatches(Generic[R]):
         """Let a request wait. Its samples must fit into a batch (`size_for`).
 
         Returns whether `take` may give a batch because of it, or `next_at` an earlier time. If not, nothing
-        needs to be asked before the time that `next_at` gave last, or before the next end of a batch.
+        needs to be asked before the time that `next_at` gave last, or before the next end of a batch, or the
+        next `remove`.
         """
         under_way = self.under_way + 1
         if under_way == 1 and now - self._latest_end > _RECENT * self._expected_within:
@@ -174,7 +175,8 @@ class FormingBatches(Generic[R]):
         return self.running < self._devices and recent == under_way
 
     def remove(self, request: R, group: Hashable) -> bool:
-        """Remove a request that waits. Returns whether it waited."""
+        """Remove a request that waits. Returns whether it waited: then `take` may give a full batch that came
+        after it."""
         waiting = self._groups.get(group)
         if waiting is None or request not in waiting.requests:
             return False

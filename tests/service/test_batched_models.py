@@ -218,6 +218,22 @@ async def test_a_request_that_has_waited_long_enough_starts_beside_a_batch_that_
             check(answer, number)
 
 
+async def test_a_full_batch_is_put_together_once_the_only_request_before_it_is_withdrawn() -> None:
+    async with held(
+        model=doubling("L"), dims={"L": (3, 4)}, sizes=(1, 2), in_flight=1, max_delay_us=FOR_EVER_US
+    ) as (_, endpoint, gate, first):
+        earlier = endpoint.submit(x=rows(1.0, length=4))
+        full = endpoint.submit(x=rows(2.0, count=2))
+        await asyncio.sleep(0)  # the loop's turn in which the endpoint looks for batches
+        assert (endpoint.statistics().waiting, endpoint.statistics().running) == (2, 1)
+        earlier.cancel()
+        await until(lambda: endpoint.statistics().running == 2)
+        assert endpoint.statistics().waiting == 0
+        gate.open()
+        check(await first, 100.0)
+        check(await full, 2.0, count=2)
+
+
 async def test_with_one_batch_in_flight_all_others_wait() -> None:
     async with held(max_batch=2, in_flight=1, max_delay_us=0) as (gpu, endpoint, gate, _first):
         waiting = [endpoint.submit(x=rows(n)) for n in range(4)]

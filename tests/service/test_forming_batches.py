@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -225,6 +225,17 @@ def test_what_was_removed_is_in_no_batch() -> None:
     assert batches.take(0.0) == ["a", "c"]
 
 
+def test_once_the_first_request_is_removed_a_full_batch_behind_it_may_start_ahead() -> None:
+    batches = forming()
+    for request, group, samples in (("a", 0, 8), ("b", 0, 8), ("c", 1, 1), ("d", 0, 8)):
+        batches.add(request, group, samples, now=0.0)
+    assert batches.take(0.0) == ["a"]
+    assert batches.take(0.0) == ["b"]
+    assert batches.take(0.0) is None
+    assert batches.remove("c", 1)
+    assert batches.take(0.0) == ["d"]
+
+
 @pytest.mark.parametrize(("samples", "size"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, None)])
 def test_a_batch_is_filled_up_to_the_next_size(samples: int, size: int | None) -> None:
     assert forming().size_for("group", samples) == size
@@ -246,8 +257,8 @@ def test_a_size_that_is_left_out_is_used_no_more_in_that_group() -> None:
 class Asking:
     """Batches of requests that are asked for what may start, as `BatchedModel` asks.
 
-    They are asked at each end, at the latest when `next_at` said, and after a request: after each, or only
-    where `add` says so.
+    They are asked at each end, at the latest when `next_at` said, once a request was withdrawn, and after a
+    request: after each, or only where `add` says so.
     """
 
     def __init__(self, devices: int, *, always: bool) -> None:
@@ -255,6 +266,7 @@ class Asking:
         self._always = always
         self._timer: float | None = None
         self._running: list[int] = []
+        self._waiting: dict[int, int] = {}
         self.asked = 0
         self.started: list[tuple[float, list[int]]] = []
 
@@ -264,7 +276,14 @@ class Asking:
             self._ask(at)
 
     def add(self, number: int, group: int, samples: int, now: float) -> None:
+        self._waiting[number] = group
         if self._batches.add(number, group, samples, now) or self._always:
+            self._ask(now)
+
+    def withdraw_the_first(self, now: float) -> None:
+        if self._waiting:
+            first = next(iter(self._waiting))
+            assert self._batches.remove(first, self._waiting.pop(first))
             self._ask(now)
 
     def end_a_batch(self, now: float) -> None:
@@ -277,6 +296,8 @@ class Asking:
         while (taken := self._batches.take(now)) is not None:
             self.started.append((now, taken))
             self._running.append(len(taken))
+            for number in taken:
+                del self._waiting[number]
         at = self._batches.next_at()
         if self._always or (at is not None and (self._timer is None or self._timer > at)):
             self._timer = at
@@ -289,19 +310,22 @@ def asked_after_all(devices: int, events: list[tuple[float, int, int]]) -> tuple
         now += passing
         for each in both:
             each.pass_time(now)
-            if samples:
+            if samples > 0:
                 each.add(number, group, samples, now)
+            elif samples < 0:
+                each.withdraw_the_first(now)
             else:
                 each.end_a_batch(now)
     return both
 
 
+@example(events=[(0.0, 0, 8), (0.0, 0, 8), (0.0, 1, 1), (0.0, 0, 8), (0.0, 0, -1), (0.1, 1, 1)], devices=1)
 @given(
     events=st.lists(
         st.tuples(
             st.floats(0, 1.0) | st.floats(0, 2 * DELAY),
             st.integers(0, 1),
-            st.integers(0, 3) | st.integers(0, 8),
+            st.integers(-1, 3) | st.integers(0, 8),
         ),
         max_size=60,
     ),
