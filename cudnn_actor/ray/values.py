@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from cudnn_actor.actors import forks
 from cudnn_actor.actors.kept_threads import KeptThreads
 from cudnn_actor.pool.pure_requests import overwritten_inputs, parts_of
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -75,7 +76,9 @@ class Values:
     """Puts the large arrays of requests into Ray's object store. Used on the pool's event loop."""
 
     def __init__(self) -> None:
-        self._threads: KeptThreads | None = KeptThreads(_THREADS, "ray-put")
+        threads = KeptThreads(_THREADS, "ray-put")
+        self._threads: KeptThreads | None = threads
+        forks.finalize(self, threads.end).atexit = False  # for a pool that nobody closes
 
     async def as_objects(self, given: Mapping[str, Any]) -> list[Any]:
         """Put large arrays into Ray's object store, once, since a request may be sent several times. Returns

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import pickle
+import threading
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,8 @@ from cudnn_actor.ray.packing import (
     unpack_results,
 )
 from cudnn_actor.ray.values import Values
+
+from ..patience import PATIENCE_S
 
 SMALL = np.arange(6, dtype=np.float32).reshape(2, 3)
 HALF = np.zeros(INLINE_BYTES // 2 + 1, np.int8)
@@ -120,3 +125,13 @@ async def test_large_arrays_are_put_until_the_pool_ends(monkeypatch: pytest.Monk
     values.end()
     assert all(a is b for a, b in zip(await values.as_objects(given), given.values(), strict=True))
     values.end()
+
+
+async def test_the_threads_of_a_pool_that_nobody_closes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "put", lambda _: threading.current_thread())
+    values = Values()
+    [thread] = await values.as_objects({"x": LARGE})
+    del values
+    gc.collect()
+    await asyncio.to_thread(thread.join, PATIENCE_S)
+    assert not thread.is_alive()
