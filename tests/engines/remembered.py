@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import functools
+import types
 from collections.abc import Callable, Hashable
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-__all__ = ["MOST_ANSWERS", "MOST_BYTES", "remembered"]
+__all__ = ["MOST_ANSWERS", "MOST_BYTES", "read_only", "remembered"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,7 +24,8 @@ MOST_BYTES = 1 << 16
 def remembered(oracle: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function of arrays and of values with a hash, which has no other input.
 
-    Equal arguments get the same answer again. Its arrays cannot be written.
+    Equal arguments get the same answer again. Its arrays cannot be written, and are no views of arguments,
+    which tests may write.
     """
     answers: collections.OrderedDict[Hashable, T] = collections.OrderedDict()
 
@@ -34,7 +36,7 @@ def remembered(oracle: Callable[P, T]) -> Callable[P, T]:
         except _TooLarge:
             return oracle(*args, **kwargs)
         if question not in answers:
-            answers[question] = _fixed(oracle(*args, **kwargs))
+            answers[question] = read_only(oracle(*args, **kwargs))
             if len(answers) > MOST_ANSWERS:
                 answers.popitem(last=False)
         answers.move_to_end(question)
@@ -56,12 +58,19 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, tuple | list):
         return type(value), *map(_key, value)
     if isinstance(value, float):
-        return float, value.hex()
-    return type(value), value
+        return type(value), value.hex()
+    return type(value), value, repr(value)  # equal values may have parts that are not: a 0.0, and a -0.0
 
 
-def _fixed(answer: T) -> T:
-    for each in answer if isinstance(answer, tuple | list) else (answer,):
-        if isinstance(each, np.ndarray):
-            each.setflags(write=False)
-    return answer
+def read_only(answer: T) -> T:
+    """A copy of an array, which cannot be written. Of a tuple or a list: a tuple of such copies. Of a dict: a
+    mapping of them. Any other value as it is."""
+    found: Any = answer
+    if isinstance(answer, np.ndarray):
+        found = answer.copy(order="K")
+        found.setflags(write=False)
+    elif isinstance(answer, tuple | list):
+        found = tuple(map(read_only, answer))
+    elif isinstance(answer, dict):
+        found = types.MappingProxyType({name: read_only(each) for name, each in answer.items()})
+    return found  # type: ignore[no-any-return]

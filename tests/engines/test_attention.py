@@ -25,6 +25,7 @@ from cudnn_actor.protocol.messages.lowering import lower
 from ..in_one_test import cases_in_one_test
 from .problems import normal
 from .references import TOLERANCES, assert_close
+from .remembered import read_only
 from .test_random import computed, word
 from .workbench import Workbench, spread
 
@@ -288,13 +289,13 @@ def gradients(problem: Problem, values: dict[str, np.ndarray]) -> dict[str, np.n
 @functools.cache
 def attended(problem: Problem, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
     """What `attend` gives for random operands: the same for each engine, and for both passes."""
-    return attend(problem, floats(random_operands(problem, dtype)))
+    return read_only(attend(problem, floats(random_operands(problem, dtype))))
 
 
 @functools.cache
 def differentiated(problem: Problem, dtype: DType) -> dict[str, np.ndarray]:
     """What `gradients` gives for random operands."""
-    return gradients(problem, floats(random_operands(problem, dtype)))
+    return read_only(gradients(problem, floats(random_operands(problem, dtype))))
 
 
 def floats(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -61,6 +61,7 @@ from ..gpu.operations.rows import Row
 from ..in_one_test import cases_in_one_test
 from ..whole import some
 from .mistakes import attribute
+from .remembered import read_only
 from .single_precision import SinglePrecision
 
 SEED = 38
@@ -85,13 +86,14 @@ def program_of(number: int) -> Program:
 
 @functools.cache
 def built_of(number: int) -> Built:
-    return program_of(number).build()
+    built = program_of(number).build()
+    return built._replace(values=read_only(built.values))
 
 
 @functools.cache
 def truth_of(number: int) -> Truth:
     graph, values, _ = built_of(number)
-    return truth(graph, values)
+    return Truth(*read_only(truth(graph, values)))
 
 
 ENOUGH = range(100)

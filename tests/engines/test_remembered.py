@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,16 @@ import pytest
 
 from . import remembered as module
 from .remembered import MOST_ANSWERS, MOST_BYTES, remembered
+
+
+@dataclass(frozen=True)
+class Factor:
+    """An argument with parts."""
+
+    by: float
+
+    def __mul__(self, other: float) -> float:
+        return self.by * other
 
 
 def counted() -> tuple[list[Any], Any]:
@@ -34,6 +45,9 @@ def counted() -> tuple[list[Any], Any]:
         (1, True),
         (1, 1.0),
         (0.0, -0.0),
+        (1.0, np.float64(1.0)),
+        (np.float32(0.0), np.float32(-0.0)),
+        (Factor(0.0), Factor(-0.0)),
         ((1,), [1]),
         ((1, 2), ((1,), 2)),
     ],
@@ -54,6 +68,23 @@ def test_an_equal_array_gets_the_same_answer_and_nobody_changes_it() -> None:
     assert len(asked) == 1
     with pytest.raises(ValueError, match="read-only"):
         second[0] = 1
+
+
+def test_an_answer_that_is_a_view_of_an_argument_stays_and_so_does_the_argument() -> None:
+    @remembered
+    def parts(x: np.ndarray) -> Any:
+        return [x, x[::-1], {"x": x}]
+
+    given = np.arange(3.0)
+    answer = parts(given)
+    given[:] = 7
+    again = x, y, named = parts(np.arange(3.0))
+    np.testing.assert_array_equal([x, y, named["x"]], [[0, 1, 2], [2, 1, 0], [0, 1, 2]])
+    assert again is answer
+    assert isinstance(again, tuple), "a list could be changed"
+    assert not any(each.flags.writeable for each in (x, y, *named.values()))
+    with pytest.raises(TypeError, match="item assignment"):
+        named["x"] = x
 
 
 def test_arrays_that_are_large_or_hold_objects_are_asked_for_each_time() -> None:

@@ -26,6 +26,7 @@ from cudnn_actor.protocol.operations import (
 
 from ...in_one_test import cases_in_one_test
 from ..problems import PROBLEMS, Problem
+from ..remembered import read_only
 from .kernel_runs import LANES, run_kernel
 
 LAYOUTS = ("packed", "channels last", "mixed", "channels last with a packed filter", "with gaps")
@@ -174,7 +175,7 @@ def _known(problem: Problem, operation: Any, dtype: DType) -> _Known:
     specs = _specs(operation, problem, "packed", dtype)
     values = _values(operation, specs)
     magnitudes = _exact(operation, specs, {name: np.abs(array) for name, array in values.items()})
-    return _Known(values, _exact(operation, specs, values), magnitudes)
+    return _Known(*read_only((values, _exact(operation, specs, values), magnitudes)))
 
 
 @functools.lru_cache(maxsize=12)  # all that a test asks of a problem: layouts are tested one after the other
@@ -189,7 +190,7 @@ def _of_seed(problem: Problem, operation: Any, seed: int = 38, special: Any = No
         operand, element = special
         values[operand][(-1,) * values[operand].ndim] = element
     with np.errstate(invalid="ignore"):
-        return values, _exact(operation, specs, values)
+        return read_only((values, _exact(operation, specs, values)))
 
 
 def _check(problem: Problem, layout: str, dtype: DType) -> None:
