@@ -100,6 +100,14 @@ class Mailbox:
         return len(self._ordinary) + len(self._control)
 
     @property
+    def first(self) -> Envelope | None:
+        """The message that `take` would give next; None if there is none. Any thread."""
+        try:
+            return (self._control or self._ordinary)[0]
+        except IndexError:  # it may have been withdrawn meanwhile
+            return None
+
+    @property
     def waiting(self) -> int:
         """Messages that have not been started: those in here, and those that the actor has deferred."""
         return len(self) + self.waiting_elsewhere()

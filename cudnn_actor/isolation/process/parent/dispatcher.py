@@ -61,13 +61,10 @@ class Dispatcher(HostMailbox):
 
     starts_elsewhere: ClassVar[bool] = True
 
-    host: WorkerHost
-
     def __init__(self, capacity: int = 1024) -> None:
         super().__init__(capacity)
-        self.needs_thread = (
-            False  # until anyone but a single event loop asks: then the monitor owns the socket
-        )
+        # False until anyone but a single event loop asks: then the monitor owns the socket.
+        self.needs_thread = False
         self.wake_monitor: Callable[[], Any] = bool
         """Wakes the monitor's thread, in a single call of a C function. If there is no monitor, this does
         nothing: the next monitor begins with a turn."""
@@ -134,13 +131,16 @@ class Dispatcher(HostMailbox):
         owner = self.owner
         if owner is None or (bridge := owner.bridge) is not envelope.bridge or not owner.reads(self.channel):
             return False
-        if bridge.posted:  # perhaps its wake-up was lost: `bridge.sent` sees to that
+        if bridge.posted:  # perhaps its wake-up was lost: `bridge.note_sent` sees to that
             return False
         return straight(self, bridge, send_alone, envelope)
 
     def take_alone(self, bridge: LoopBridge) -> bool:
-        """Read and deliver the answer to what `admit_alone` has sent, or what has come instead. On the loop
-        that owns the socket. Returns False if that is not in flight, or another thread has the host."""
+        """Read and deliver the answer to the request that `admit_alone` has sent, or what has come instead.
+
+        On the loop that owns the socket. Returns False if that request is not in flight, or if another thread
+        has the host.
+        """
         return self.alone in self.host.in_flight.requests and straight(self, bridge, take_alone, None)
 
     def waiting_elsewhere(self) -> int:
@@ -278,13 +278,8 @@ class Dispatcher(HostMailbox):
         if leaves and not self._monitor_woken:
             self._monitor_woken = True
             self.wake_monitor()
-        owner = self.owner
-        if (
-            was_left
-            and owner is not None
-            and self.loops_may_stay_awake
-            and self.host.values.are_answered_soon
-        ):
+        is_near = was_left and self.loops_may_stay_awake and self.host.values.are_answered_soon
+        if is_near and (owner := self.owner) is not None:
             owner.await_answer_soon()
 
     def _exchange(self, channel: Channel, *, fast_only: bool, monitor: bool) -> bool:
@@ -422,12 +417,9 @@ class Dispatcher(HostMailbox):
 
     def _rouse_worker(self) -> None:
         """Wake the worker for values that the monitor will send it: both wake up at the same time."""
-        try:
-            message = (self._control or self._ordinary)[0].message
-        except IndexError:  # its sender has withdrawn it
-            return
-        if self.loops_may_stay_awake and not self._monitor_woken and self.host.values.wants_worker(message):
-            self.host.sender.rouse_worker()
+        first = self.first  # None if its sender has withdrawn it
+        if first is not None and self.loops_may_stay_awake and not self._monitor_woken:
+            self.host.values.rouse_worker_for(first.message)
 
     def _stop_in_its_turn(self, stop: Envelope) -> None:
         """Stop the service for pykka's stop message, once all earlier messages have been answered."""
@@ -550,11 +542,8 @@ class Dispatcher(HostMailbox):
         return owner is None or not owner.reads(self.channel) or self._holds_up_others(owner)
 
     def _holds_up_others(self, owner: OwningLoop) -> bool:
-        try:
-            first = (self._control or self._ordinary)[0]
-        except IndexError:  # nothing waits
-            return False
-        return not self.host.in_flight.room and first.bridge is not owner.bridge
+        first = self.first
+        return first is not None and not self.host.in_flight.room and first.bridge is not owner.bridge
 
     @property
     def needs_writer(self) -> bool:

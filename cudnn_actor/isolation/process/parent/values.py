@@ -111,11 +111,12 @@ class Values:
                     return packed_nbytes(spec) <= PIECE_BYTES
         return False
 
-    def wants_worker(self, message: Any) -> bool:
-        """Whether a message that waits for the monitor's thread has values for a device, and the worker may
-        be asleep: nothing is in flight."""
+    def rouse_worker_for(self, message: Any) -> None:
+        """Wake the worker if a message that waits for the monitor's thread has values for a device, and
+        nothing is in flight, so that the worker may be asleep."""
         has_values = type(message) in (Allocate, Upload) and message.data is not None
-        return self.arenas is None and has_values and not self.sender.in_flight.requests
+        if self.arenas is None and has_values and not self.sender.in_flight.requests:
+            self.sender.rouse_worker()
 
     def _is_heavy_upload(self, data: Any, spec: object) -> bool:
         """Whether values are many bytes to copy before their request is sent. To convert them takes up to
