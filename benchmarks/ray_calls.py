@@ -51,9 +51,10 @@ from .recording import Row, keep
 __all__ = ["main", "measured", "table"]
 
 ROWS = (32, 1024)
-"""Of the matrix: 32 KiB, which Ray sends with the call, and 1 MiB, which goes by its object store."""
+"""How many rows the arrays have: 32 KiB, which Ray sends with the call, and 1 MiB, which goes by its object
+store."""
 SHARE = 0.3
-"""Of a GPU, for each of the two actors."""
+"""The share of a GPU that each of the two actors gets."""
 Call = Callable[[], Awaitable[Any]]
 
 

@@ -94,7 +94,7 @@ def _check_repeats(_: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
 
 
 def _constant(node: onnx.NodeProto, _: _Arrays) -> np.ndarray | None:
-    """What the reference implementation gives for a tensor, in a tenth of the time."""
+    """The tensor of a `Constant`. The reference implementation takes ten times as long to read it."""
     if len(node.attribute) != 1 or len(node.output) != 1:
         return None
     (value,) = node.attribute
@@ -112,8 +112,8 @@ _OWN: dict[str, Callable[[onnx.NodeProto, _Arrays], np.ndarray | None]] = {
     "Tile": _check_repeats,
     "Unsqueeze": _unsqueeze,
 }
-"""Operators that are computed here, where the reference implementation errs or takes long: None where it is
-asked."""
+"""Functions for operators for which the reference implementation errs or takes long. Where one returns None,
+the reference implementation is asked."""
 _DEFAULTS: dict[str, _Arrays] = {
     "NonMaxSuppression": [None, None, np.zeros(1, "int64"), np.zeros(1, "f4"), np.full(1, -np.inf, "f4")]
 }

@@ -3,7 +3,7 @@
 - A graph is packed once, and unpacked once in each replica. Otherwise it would be pickled with each request,
   and its objects made again, which takes some hundred microseconds.
 - Ray serialises each argument of a call by itself, and each result, in some thirty microseconds on each side.
-  Bytes it takes as they are. So all small arguments are sent as one argument of bytes, arrays included, and
+  It takes bytes as they are. So all small arguments are sent as one argument of bytes, arrays included, and
   small results come back as bytes: a plain pickle takes a few microseconds.
 - Large arrays, and Ray's objects, are arguments of their own: they go by Ray's store.
 - A plain pickle names classes and functions, where Ray's pickle sends those that a replica may not have. So

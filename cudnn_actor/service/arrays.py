@@ -77,7 +77,8 @@ def packed_like(values: Values, dtype: DTypeLike | None, layout: LayoutLike) -> 
 
 
 def about_array(error: InvalidRequest, *, own_dtype: bool) -> InvalidRequest:
-    """An error, which is about the argument `array` if its field was derived from it by `packed_like`.
+    """An error about the argument `array`, if the given one names a field that `packed_like` has derived from
+    the array; else the given error.
 
     `own_dtype`: whether the dtype was derived from the array, too.
     """

@@ -16,9 +16,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST_ANSWERS = 1000
-"""Of an oracle. The one that was asked for longest ago is forgotten first."""
+"""The most answers of an oracle that are kept. The one that was asked for longest ago is forgotten first."""
 MOST_BYTES = 1 << 16
-"""Of an array whose content is compared. Answers about larger ones are not kept."""
+"""The most bytes of an array whose content is compared. Answers about larger ones are not kept."""
 
 
 def remembered(oracle: Callable[P, T]) -> Callable[P, T]:

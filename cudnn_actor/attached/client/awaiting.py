@@ -18,7 +18,7 @@ __all__ = ["Awaiting"]
 
 
 class Awaiting:
-    """Of one connection. On the loop that owns it.
+    """Keeps the loop that owns a connection awake. Used on that loop.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Awaiting:
     descriptor
         The connection.
     read
-        This reads the connection, and delivers the answers that have come.
+        A function that reads the connection, and delivers the answers that have come.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int, read: Callable[[], None]) -> None:

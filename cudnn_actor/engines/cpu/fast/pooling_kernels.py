@@ -1,4 +1,4 @@
-"""What kernels share that reduce windows in parts: their memory and steps, and the forms of Lp pooling."""
+"""Bases of the kernels that reduce windows in parts: one for all of them, and two for Lp pooling."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LpNorms(WindowKernel):
 
     @abc.abstractmethod
     def _load(self, x: Array, arrays: BlockArrays) -> Iterator[Call]:
-        """Calls that compute the elements that are joined from a part of x."""
+        """Calls that compute, from a part of x, the elements that are joined."""
 
     @abc.abstractmethod
     def _store(self, y: Array, arrays: BlockArrays) -> Iterator[Call]:
@@ -129,7 +129,7 @@ class LpGradient(WindowKernel):
 
     @abc.abstractmethod
     def _load(self, dy: Array, y: Array, into: Sequence[Array], arrays: BlockArrays) -> Iterator[Call]:
-        """Calls that compute the elements that are joined from a part of dy and y."""
+        """Calls that compute, from a part of dy and y, the elements that are joined."""
 
     @abc.abstractmethod
     def _gradient(self, x: Array, arrays: BlockArrays) -> Generator[Call, None, Array]:

@@ -58,7 +58,7 @@ class CudaPlan:
     def divide(self, constant: frozenset[int]) -> DividedPlan | None:
         """The plan in two, for runs in which the buffers at these places keep their values.
 
-        None if there is nothing to prepare of them. See `divide`.
+        None if there is nothing to prepare of them. See `divided.divide`.
         """
         if constant not in self._divided:
             found = divide(self.recipe, constant)

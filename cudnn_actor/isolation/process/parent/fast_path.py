@@ -296,9 +296,9 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> tuple[An
 
 
 def _results(host: WorkerHost, request: WorkerRequest) -> tuple[Any, Loan]:
-    """The outputs of a run. None if many bytes have to be copied, if the staging memory is not kept, or if
-    there is no memory for the outputs: the slow path then refuses only this run, while the fast path would
-    try it for ever."""
+    """The outputs of a run. None if many bytes have to be copied, or if the run's staging memory is not kept
+    or its graph has ended, which the slow path then frees. Also None if there is no memory for the outputs:
+    the slow path then refuses only this run, while the fast path would try it for ever."""
     run, models = request.run, host.models
     assert run is not None
     assert run.deployed is not None

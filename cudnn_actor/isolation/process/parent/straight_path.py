@@ -39,12 +39,12 @@ from cudnn_actor.protocol.messages.receipts import Receipt
 __all__ = ["HostMailbox", "send_alone", "straight", "take_alone"]
 
 _FEWEST = 3
-"""Nearly all requests have no more slots: the others' are counted behind a branch. A jump ahead is part of a
-step, unlike one back."""
+"""Nearly all requests have at most so many slots. Those of other requests are counted behind a branch: a jump
+ahead is part of a step, unlike one back."""
 
 
 class HostMailbox(Mailbox):
-    """The part of the dispatcher that the straight path uses. The dispatcher says what each is."""
+    """The part of the dispatcher that the straight path uses. `Dispatcher` says what each attribute is."""
 
     host: WorkerHost
     channel: Channel | None
@@ -110,9 +110,9 @@ def straight(
 
 
 def send_alone(dispatcher: HostMailbox, envelope: Envelope) -> bool:
-    """Dispatch a request that runs a plan, which no other thread knows yet. With the host held.
+    """Dispatch a request that runs a plan, with the host held. Returns whether it was dispatched.
 
-    So its claim is there, and nobody can have withdrawn it. Returns whether it was dispatched.
+    No other thread knows the request yet. So its claim is there, and nobody can have withdrawn it.
     """
     host, channel = dispatcher.host, dispatcher.channel
     table, sender, worker, found = host.in_flight, host.sender, host.workers.serving, envelope.found
@@ -178,8 +178,8 @@ def send_alone(dispatcher: HostMailbox, envelope: Envelope) -> bool:
 
 
 def take_alone(dispatcher: HostMailbox, _: None) -> bool:
-    """Read the socket, and complete the request that took the straight path. With the host
-    held. Returns True.
+    """Read the socket, and complete the request that took the straight path. With the host held. Returns
+    True.
 
     If anything else has come, or is to be done, a turn is wanted. `straight` takes it, or wakes the monitor
     if a signal handler raises an exception before that: once the socket has been read, the loop is not told
