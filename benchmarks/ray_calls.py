@@ -45,6 +45,7 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.ray import RayPool
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start_checked
+from cudnn_actor.trials.bench.cpu_time import process_cpu_s
 
 from .recording import Row, keep
 
@@ -159,11 +160,11 @@ async def in_turns(calls: dict[str, Call], pids: Sequence[int], rounds: int, cou
     cpu_s = dict.fromkeys(calls, 0.0)
     for number in range(rounds + 1):
         for name, call in calls.items():
-            before_s = sum(map(cpu_seconds, pids))
+            before_s = sum(map(process_cpu_s, pids))
             seconds = [await timed(call) for _ in range(count)]
             if number:  # the first round warms
                 took[name].append(seconds)
-                cpu_s[name] += sum(map(cpu_seconds, pids)) - before_s
+                cpu_s[name] += sum(map(process_cpu_s, pids)) - before_s
     p50 = {name: [statistics.median(each) for each in by_rounds] for name, by_rounds in took.items()}
     p10 = {name: float(np.quantile(by_rounds, 0.1)) for name, by_rounds in took.items()}
     by_rounds = [dict(zip(p50, each, strict=True)) for each in zip(*p50.values(), strict=True)]
@@ -196,12 +197,6 @@ async def timed(call: Call) -> float:
     begun = time.perf_counter()
     await call()
     return time.perf_counter() - begun
-
-
-def cpu_seconds(pid: int) -> float:
-    """The CPU time of a process so far, to a hundredth of a second."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def table(found: list[Row]) -> Table:

@@ -76,7 +76,7 @@ class _Latest(NamedTuple):
     another thread may note a run of such a graph."""
     buffers: dict[str, BufferRef]
     into: dict[str, BufferRef]
-    """What the dicts in the message had. They could be changed."""
+    """Copies of the message's dicts, which its sender may change."""
 
 
 class Deployments:

@@ -129,7 +129,7 @@ class ExpectedRuns:
         self._constants: set[int] = set()
         """The numbers of the slots that are constant for some graph, and of others that were."""
         self.changes = 0
-        """How often slots were added to these."""
+        """How often slots were added to `_constants`."""
 
     def of(
         self, cached: CachedMessage, bound: Bound, plan: Plan, sources: Sequence[tuple[int, object]]

@@ -321,7 +321,8 @@ class Runner(Generic[T]):
         return 0.0
 
     def _answer_ahead(self, executor: Executor[T]) -> Callable[[], object] | None:
-        """What answers the only work that has not finished; None if there is more, or none."""
+        """The function that answers the only unfinished work. None if there is more or none, or if the host
+        has no such function."""
         work = executor.only_work
         return None if work is None else self.host.answer_ahead(work.task, work.tag)
 

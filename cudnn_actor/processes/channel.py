@@ -152,7 +152,7 @@ class Channel:
         self._out.append((data, descriptors))
 
     def send_encoded(self, data: bytes | bytearray) -> None:
-        """As `send`, for a frame that `encode` has made. The caller leaves the bytes as they are."""
+        """Send a frame that `encode` has made, as `send` does. The caller must not change the bytes later."""
         entry = ((data, ()),)
         # One step.
         self._out += entry

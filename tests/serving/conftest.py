@@ -26,7 +26,7 @@ def forked_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
 def _fork_module(
     module: str, *arguments: str, descriptors: Sequence[int], executable: None
 ) -> tuple[Program, int]:
-    """As `interpreter.start_module`."""
+    """Do what `interpreter.start_module` does, by a fork."""
     program = Program(
         ["-c", f"from {module} import main; main()", *arguments],
         stdin=subprocess.DEVNULL,

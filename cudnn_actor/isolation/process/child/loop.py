@@ -100,8 +100,8 @@ class WorkerLoop:
         self._busy_since: float | None = None
         self._stopping = False
         self._ahead: tuple[tuple[int, int], Callable[[], object]] | None = None
-        """Of the latest call of `answer_ahead`: the number of the task, when it began, and what was returned.
-        The task itself would keep what it runs."""
+        """The latest result of `answer_ahead`, with the number of its task and when that began. The task
+        itself would keep what it runs."""
         self._runner: Runner[Task] = Runner(state, make, self, abandoned=threading.Event(), nudge=inbox.nudge)
         self._handlers: dict[type, Callable[[Any], Any]] = {
             **dict.fromkeys(COMPUTE, self._compute),
