@@ -11,9 +11,9 @@ In process isolation, "floor" is what the least design with a second process tak
 array: a plain process is woken up, has its device copy the array, part by part, as this process copies it to
 memory that both map, and answers (`second_process`). In "floor, polls" that process is awake already.
 
-With `--stages`, in process isolation: when an upload of the smallest size reaches each stage, in microseconds
-since it was asked, for "new" and "again". The worker has nothing to do for a few milliseconds before each
-"new", and an "again" follows. Stamps make them slower.
+With `--stages`, it also says when an upload of the smallest size reaches each stage in process isolation, in
+microseconds since it was asked, for "new" and "again". The worker has nothing to do for a few milliseconds
+before each "new", and an "again" follows. The stamps make both slower.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Stage:
     # Time.
 
     def wait(self) -> None:
-        """Until the device has done everything. Blocks."""
+        """Wait until the device has done everything. Blocks."""
         if not self.engine.synchronous:
             fence = self.engine.fence()
             while not self.engine.has_passed(fence):

@@ -31,7 +31,7 @@ __all__ = ["ExpectedRun", "ExpectedRuns", "written_slots"]
 
 
 _MOST_ELSEWHERE = 8
-"""On how many other sets of buffers a graph is expected at a time: an engine may capture a graph for each."""
+"""How many other sets of buffers a graph is expected on at a time. An engine may capture a graph for each."""
 
 
 class ExpectedRun:

@@ -144,8 +144,8 @@ class Child:
             self._reap()
 
     def forget(self) -> None:
-        """In a fork of the process, replace the lock, which another thread may hold, and close the
-        descriptors."""
+        """Replace the lock, which another thread may hold, and close the descriptors. Called in a fork of the
+        process."""
         self._lock = threading.Lock()
         self.lifeline.forget()
         process, self._process = self._process, None

@@ -415,7 +415,7 @@ class Launcher:
             self._lock.release()
 
     def _forget(self) -> None:
-        """In a fork of the process, drop the server and the children, which belong to the parent."""
+        """Drop the server and the children in a fork of the process: they belong to the parent."""
         self._lock = threading.Lock()
         watch, self._watch = self._watch, None
         if watch is not None:  # only close it: unregistering would change the parent's epoll, too

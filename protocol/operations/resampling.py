@@ -494,7 +494,7 @@ def _weights(mode: ResampleMode, ratio: np.ndarray, scale: float | None, cubic: 
 
 
 def examples() -> tuple[Example, ...]:
-    """To larger and smaller sizes."""
+    """Examples of resampling to larger and smaller sizes."""
     sizes = (2, 3, 9, 5)
     operations = (
         Resample(x="x", y="y", sizes=sizes, mode=ResampleMode.LINEAR),

@@ -90,7 +90,7 @@ class CpuEngine:
         self._fast_programs: WeakKeyDictionary[FastPlan, BoundPrograms] = WeakKeyDictionary()
         """The runs of plans on bound buffers. They keep these buffers' memory."""
         self._session_runs: WeakKeyDictionary[SessionPlan, SessionRun] = WeakKeyDictionary()
-        """On any buffers. They hold bindings, too."""
+        """The runs of sessions, on any buffers. They hold bindings, too."""
         self._constants: WeakSet[Constants] = WeakSet()
         """The converted weights of expected runs, which keep them. They hold bindings, too."""
         self._weights = Converted()

@@ -113,11 +113,11 @@ class Report(msgspec.Struct, kw_only=True):
     sides: list[Side] = []
     moves: Moves | None = None
     recovery_ms: dict[str, list[float]] = {}
-    """From a worker's end to the next finished request, by what ended it."""
+    """Milliseconds from a worker's end to the next finished request, by what ended it."""
     idle: dict[str, list[float]] = {}
     """Percent of one core, by isolation and process."""
     others_cpu: dict[str, float]
-    """By section, the share of all cores that other processes used; distrust a section with over 0.05."""
+    """The share of all cores that other processes used, by section. Distrust a section with over 0.05."""
 
 
 def machine() -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Life(NamedTuple):
     at_s: float
     """When it began."""
     lasted_s: float
-    """Until a fault that ends it, or its end is reported."""
+    """Seconds until a fault ended it, or its end was reported."""
     finished: int
     """Requests that were answered until the next life."""
     first_s: float | None

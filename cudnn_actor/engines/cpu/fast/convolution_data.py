@@ -51,7 +51,7 @@ _LEAST_ROWS = 64
 _LEAST_CHANNELS = 32
 """Columns of fewer channels are stored by tap, so that sums are over longer runs."""
 _CALL_NS, _LATE_CALL_NS = 1000, 4000
-"""To add up the columns of a tap, by a call that is bound, and by one that is made when it runs."""
+"""Nanoseconds to add up the columns of a tap, by a bound call, and by one that is made when it runs."""
 _CLEARLY = 1.3
 """How much faster another kernel has to be by estimates, which are right within that."""
 _MOST_OUTPUTS = 12
