@@ -1,6 +1,6 @@
 """Max and average pooling, and the gradient of the latter, where a row of windows takes much scratch memory.
 
-The windows are joined in parts: see `TiledPooling`. The gradient is the sum over the windows that an element
+The windows are joined in parts: see `pooling_tiles`. The gradient is the sum over the windows that an element
 is in: see `Spread`.
 """
 

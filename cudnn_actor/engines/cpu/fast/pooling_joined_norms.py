@@ -1,6 +1,6 @@
 """Lp pooling of at most 32 bits and its gradient, where a row of windows takes much scratch memory.
 
-The windows' sums of powers are joined in parts: see `TiledPooling`. The gradient's are over the windows that
+The windows' sums of powers are joined in parts: see `pooling_tiles`. The gradient's are over the windows that
 an element is in: see `Spread`.
 """
 
