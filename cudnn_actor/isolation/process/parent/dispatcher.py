@@ -1,7 +1,5 @@
 """The dispatcher: the mailbox in process isolation. It sends requests to the worker and reads the answers.
 
-The file is long because all steps that set and clear `_taken` are in one class, each beside its argument.
-
 A **turn** encodes the waiting messages, sends them, and completes the requests whose answers have come. It
 works on the worker host (`worker_host`; "the host" below). The thread that takes the turns is the **owner**
 of the socket:
