@@ -3,6 +3,8 @@
 Everything here runs on the event loop of the server, so nothing needs a lock. Requests wait in the fair share
 until it is their turn. Then they are put into the service's mailbox, in the order in which their client has
 sent them. So the service runs them in that order.
+
+The file is long because the whole way of a request through its session is one class.
 """
 
 from __future__ import annotations
