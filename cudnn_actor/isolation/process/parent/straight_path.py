@@ -243,10 +243,16 @@ def _complete(dispatcher: HostMailbox) -> bool:
 
 
 def _may_free_others(dispatcher: HostMailbox) -> bool:
-    """Whether anything may go on once the request in flight has ended."""
+    """Whether anything may go on once the request in flight has ended: also a message that has waited for it,
+    or whose turn asyncio has lost."""
     broker = dispatcher.host.broker
     return bool(
-        dispatcher._stop is not None or dispatcher.host.in_flight.again or broker._drains or broker.held
+        dispatcher._ordinary
+        or dispatcher._control
+        or dispatcher._stop is not None
+        or dispatcher.host.in_flight.again
+        or broker._drains
+        or broker.held
     )
 
 
