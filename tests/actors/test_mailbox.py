@@ -47,6 +47,16 @@ def test_control_overtakes_what_waits_in_order_among_itself() -> None:
     assert messages(mailbox, 3) == [first, second, 0]
 
 
+def test_the_first_message_is_a_control_message_if_there_is_one() -> None:
+    mailbox = filled(2)
+    tell(mailbox, urgent := Urgent("first"))
+    fronts = []
+    while (first := mailbox.first) is not None:
+        fronts.append(first.message)
+        assert messages(mailbox, 1) == [first.message]
+    assert fronts == [urgent, 0, 1]
+
+
 async def test_withdrawn_messages_give_their_places_back_when_the_mailbox_is_full() -> None:
     mailbox = Mailbox(3)
     futures = [submit(mailbox, number) for number in range(3)]
