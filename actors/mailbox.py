@@ -101,7 +101,7 @@ class Mailbox:
 
     @property
     def first(self) -> Envelope | None:
-        """The message that waits in front, a control message if there is one; None if none waits. Any thread."""
+        """The message that waits in front, a control message if there is one; None if none. Any thread."""
         try:
             return (self._control or self._ordinary)[0]
         except IndexError:  # it may have been withdrawn meanwhile
