@@ -237,6 +237,22 @@ async def test_a_request_whose_worker_is_killed_runs_again_and_is_answered_once(
     await rig.ask(rig.one)  # the next worker gets requests straight, too
 
 
+async def test_a_request_that_waits_until_one_has_run_again_alone_runs_behind_it(rig: Rig) -> None:
+    mailbox = service_behind(rig.gpu).state.mailbox
+    async with rig.in_work(rig.one.product()) as first:  # y = 6
+        await gone(kill(rig.gpu))
+        await in_thread(lambda: rig.points.arrival("execute"))
+        second = rig.gpu.submit(rig.one.sum())  # y = 12
+        while not len(mailbox):  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(mailbox) == 1, "nothing runs beside a request that was running at a crash"
+    receipts = await asyncio.gather(first, second)
+    assert [each.generation for each in receipts] == [2, 2]
+    assert await rig.one.result() == 12.0
+
+
 async def test_a_request_to_a_worker_that_has_just_been_killed_is_run_by_the_next(rig: Rig) -> None:
     kill(rig.gpu)
     receipt = await rig.client.ask(rig.one.product())
