@@ -327,11 +327,18 @@ class CudaEngine:
             return self._pool.malloc(nbytes)
 
     def _enqueue(
-        self, plan: Plan, key: tuple[float, ...], buffers: Sequence[Any], scalars: Sequence[float]
+        self,
+        plan: Plan,
+        key: tuple[float, ...],
+        buffers: Sequence[Any],
+        scalars: Sequence[float],
+        replay: Replay | None = None,
     ) -> None:
+        """Enqueue a run. `replay`: the graph that was captured of it, where the caller has it."""
         try:
-            program = getattr(plan, "program", None)
-            if program is not None and (replay := program.replays.get(key)) is not None:
+            if replay is None and (program := getattr(plan, "program", None)) is not None:
+                replay = program.replays.get(key)
+            if replay is not None:
                 replay.launch(self._launched - self._passed)
             else:
                 self._run(plan, key, buffers, scalars)
@@ -344,18 +351,9 @@ class CudaEngine:
 
     def _enqueue_expected(self, run: _Expected) -> None:
         replay = run.replay()
+        self._enqueue(run.plan, run.key, run.buffers, run.scalars, replay)
         if replay is None:
-            self._enqueue(run.plan, run.key, run.buffers, run.scalars)
             run.find()
-            return
-        try:
-            replay.launch(self._launched - self._passed)
-        except Exception as error:
-            known = translate(error)
-            if known is error:
-                raise
-            raise known from error
-        self._launched += 1
 
     def _run(
         self, plan: Plan, key: tuple[float, ...], buffers: Sequence[Any], scalars: Sequence[float]
