@@ -79,6 +79,7 @@ _OURS = (
     "tuned_device_ms",
     "run_ms",
     "numpy_ms",
+    "tuned_numpy_ms",
 )
 _COLUMNS = (
     *_OURS,
@@ -157,15 +158,14 @@ async def service(job: Job) -> Row:
             await gpu.run(model, inputs)
             row["first_ms"] = median_ms([time.perf_counter() - begin])
             row["run_ms"] = median_ms([each async for each in _runs(gpu, model, inputs, job.runs)])
-            took = [await _timed(gpu.run(model, inputs)) for _ in range(_WARM + job.runs)]
-            row["numpy_ms"] = median_ms(took[_WARM:])
+            row["numpy_ms"] = await _numpy_ms(gpu, model, inputs, job.runs)
             explanation = await model.explain(inputs, measure=True)
             assert explanation.run_us is not None
             row["device_ms"] = round(explanation.run_us / 1e3, 4)
         if job.tune:
             async with await gpu.load(job.path, tune=True) as tuned:
                 for batch in job.batches:
-                    found[str(batch)] |= await _tuned(tuned, inputs_of(proto, batch))
+                    found[str(batch)] |= await _tuned(gpu, tuned, inputs_of(proto, batch), job.runs)
     return found
 
 
@@ -181,7 +181,7 @@ async def prepare(job: Job) -> None:
             await gpu.run(model, inputs_of(proto, batch))
 
 
-async def _tuned(model: Model, inputs: dict[str, np.ndarray]) -> Row:
+async def _tuned(gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray], runs: int) -> Row:
     """Columns of a row: seconds of tuning, milliseconds of a tuned run, and which pieces have changed."""
     begin = time.perf_counter()
     await model.warm(sizes_in(model.inputs, inputs))
@@ -190,6 +190,7 @@ async def _tuned(model: Model, inputs: dict[str, np.ndarray]) -> Row:
     assert explanation.run_us is not None
     changed = [piece for piece in explanation.pieces if piece.measured and piece.measured.instead_of]
     row["tuned_device_ms"] = round(explanation.run_us / 1e3, 4)
+    row["tuned_numpy_ms"] = await _numpy_ms(gpu, model, inputs, runs)
     row["changed"] = len(changed)
     row["changes"] = sorted(
         {
@@ -200,6 +201,12 @@ async def _tuned(model: Model, inputs: dict[str, np.ndarray]) -> Row:
         }
     )
     return row
+
+
+async def _numpy_ms(gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray], runs: int) -> float:
+    """Milliseconds of a run from NumPy to NumPy."""
+    took = [await _timed(gpu.run(model, inputs)) for _ in range(_WARM + runs)]
+    return median_ms(took[_WARM:])
 
 
 async def _timed(run: Awaitable[object]) -> float:
