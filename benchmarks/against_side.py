@@ -12,7 +12,11 @@ from typing import Any, TextIO
 import numpy as np
 
 from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, spawn
-from cudnn_actor.messages import Ping
+
+try:
+    from cudnn_actor.messages import Ping
+except ModuleNotFoundError:  # checkouts of before 27 November 2026
+    from cudnn_actor import Ping  # type: ignore[attr-defined, no-redef]
 
 
 async def requests_of(gpu: CudnnRef) -> dict[str, Any]:
