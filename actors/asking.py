@@ -56,11 +56,11 @@ async def ask(
     assert future is not None
     timer = None
     try:
-        mailbox.admit(envelope)
+        mailbox.admit_awaited(envelope)
         needs_thread = mailbox.needs_thread
         if bridge.watch is None if needs_thread else bridge.posted:  # else `note_sent` does nothing
             bridge.note_sent(needs_thread=needs_thread)
-        if timeout is not None:
+        if timeout is not None and not future.done():
             timer = bridge.loop.call_later(timeout, envelope.expire)
         return await future
     except BaseException:

@@ -117,6 +117,11 @@ class Mailbox:
         loop that sends, if a single one does, while it stays awake for them."""
         return False
 
+    def admit_awaited(self, envelope: Envelope) -> None:
+        """Do what `admit` does, for a message whose sender awaits the answer next. It may be there when this
+        returns: then the sender goes on without a turn of its loop. On the loop of the envelope's bridge."""
+        self.admit(envelope)
+
     def admit_alone(self, envelope: Envelope) -> bool:
         """Do what `admit` does, in fewer steps, if nothing is in work and another process can be sent the
         message at once. Returns whether it was done; if not, call `admit`. On the loop of the envelope's

@@ -627,7 +627,9 @@ class Runner(Generic[T]):
         executor, tag = self.executor, "upload"
         if self.faults.rule is not None:
             self.faults.inject(tag)
-        place = executor.binding(slot)
+        place, is_alone = executor.binding(slot), not executor.busy
+        if is_alone:
+            self.host.answer_ahead(task, tag)  # it is kept until the device is done, and has time to be made
         copy = copy_of(executor, tag, data, place, self._await_part)
         try:
             if copy is not None:
@@ -642,7 +644,10 @@ class Runner(Generic[T]):
             # The device may still read the parts before: they are held until it does not.
             executor.defer(Enqueued(task, tag, [slot], late=functools.partial(collect, (), error)))
             return LATER
-        return self._answer_or_defer(task, tag, [slot])
+        answer = self._answer_or_defer(task, tag, [slot])
+        if is_alone:
+            executor.fence()  # at once: its caller waits
+        return answer
 
     def _await_part(self, arriving: Arriving, number: int) -> None:
         """Wait until a part of an array has arrived. Work that was enqueued before is answered meanwhile.

@@ -103,6 +103,8 @@ class Staging:
         """Unused blocks for copies of up to `PIECE_BYTES`. The fast path takes the last, and adds to them."""
         self._stock: frozenset[Block] = frozenset()
         """All pieces, used or not."""
+        self.notes: dict[Block, Any] = {}
+        """What the user of this object keeps about pieces."""
         self._lent: set[Block] = set()
 
     def segments(self) -> list[tuple[int, int, int]]:
@@ -223,6 +225,7 @@ class Staging:
         self._mapped.clear()
         self._begins.clear()
         self.pieces.clear()
+        self.notes.clear()
 
     def _grow(self, nbytes: int) -> None:
         number, size = self._pool.next(nbytes)

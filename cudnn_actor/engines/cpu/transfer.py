@@ -81,19 +81,21 @@ def copy_parts(
     note: Callable[[int], object],
     *,
     rounds: int,
-) -> None:
+) -> bool:
     """Copy parts of an array of bytes, in order, and call `note` with the number of each that is copied.
 
     A part is given by its number, and by the bytes at which it begins and ends. Several threads copy a large
     array, in at most `rounds` rounds. At the end of a round, each calls `note` for its parts. Another round
     costs some 50 us, because all threads want the interpreter's lock at the same time.
+
+    Returns whether this thread has copied all. If not, another may have failed in `note`.
     """
     threads = _threads_for(src.nbytes)
     if threads == 1:  # at once: a device waits for the first part
         for number, begin, end in parts:
             np.copyto(dst[begin:end], src[begin:end])
             note(number)
-        return
+        return True
     together = -(-len(parts) // (threads * rounds))
     todo = []
     for first in range(0, len(parts), together):
@@ -101,6 +103,7 @@ def copy_parts(
         begin, end = some[0][1], some[-1][2]
         todo.append(([number for number, _, _ in some], dst[begin:end], src[begin:end]))
     _share_out([todo[first::threads] for first in range(threads)], note)
+    return False
 
 
 def _threads_for(nbytes: int) -> int:

@@ -31,7 +31,11 @@ Part = tuple[int, int, int]
 LATE_BYTES = 256 << 10
 """A larger array is copied behind its request. To copy this much takes as long as to wake up a worker."""
 _LEAST_BYTES = 256 << 10
-"""The least bytes of a part. A device copies them in a fifth of the time that the host takes."""
+"""The least bytes of a part of an array of more than `_SHORT_BYTES`. A device copies them in a fifth of the
+time that the host takes."""
+_SHORT_BYTES, _LAST_BYTES = 1 << 20, 64 << 10
+"""An array of up to so many bytes has three parts, the last of about so many. A part takes the host and the
+worker some microseconds besides its copy, and once the last is there, the caller waits for the device."""
 _WORD_BYTES = 8
 _MOST_PARTS = 16
 _PAGE_BYTES = 4096
@@ -43,6 +47,10 @@ assert _MOST_PARTS * _WORD_BYTES <= NOTE_BYTES
 @functools.lru_cache(maxsize=64)
 def parts_of(nbytes: int) -> tuple[Part, ...]:
     """The parts of an array of this size, in order: at most as many as there are words."""
+    if LATE_BYTES < nbytes <= _SHORT_BYTES:
+        last = (nbytes - _LAST_BYTES) // _PAGE_BYTES * _PAGE_BYTES
+        second = round_up(last * 3 // 5, _PAGE_BYTES)
+        return (0, 0, second), (1, second, last), (2, last, nbytes)
     step = max(_LEAST_BYTES, round_up(-(-nbytes // _MOST_PARTS), _PAGE_BYTES))
     starts = range(0, nbytes, step)
     return tuple([(number, begin, min(begin + step, nbytes)) for number, begin in enumerate(starts)])

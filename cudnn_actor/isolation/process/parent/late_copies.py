@@ -20,7 +20,7 @@ from cudnn_actor.engines.cpu.transfer import copy_parts
 from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, parts_of
 from cudnn_actor.isolation.staging import HEAVY_RUN_BYTES
 
-__all__ = ["LateCopies", "LateCopy", "may_be_late", "weigh"]
+__all__ = ["LateCopies", "LateCopy", "as_bytes", "may_be_late", "weigh"]
 
 
 _ROUNDS = 2
@@ -35,6 +35,11 @@ def may_be_late(array: object) -> bool:
     return type(array) is np.ndarray and array.nbytes > LATE_BYTES and bool(array.flags.c_contiguous)
 
 
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """The bytes of a C-contiguous array."""
+    return array.reshape(-1).view(np.uint8)
+
+
 class LateCopy:
     """The copy of one array.
 
@@ -42,8 +47,8 @@ class LateCopy:
     ----------
     array
         The caller's array, for which `may_be_late` is True.
-    values
-        The target in staging memory: an array of the same dims and dtype.
+    target
+        Bytes in staging memory, as many as the array has.
     arrival
         The array's words. They are cleared.
     alone
@@ -52,13 +57,10 @@ class LateCopy:
 
     __slots__ = ("_arrival", "_between", "_rounds", "is_heavy", "nbytes")
 
-    def __init__(self, array: np.ndarray, values: np.ndarray, arrival: Arrival, *, alone: bool) -> None:
+    def __init__(self, array: np.ndarray, target: np.ndarray, arrival: Arrival, *, alone: bool) -> None:
         arrival.clear()
         self._arrival, self._rounds = arrival, _ROUNDS if alone else 1
-        self._between: tuple[np.ndarray, np.ndarray] | None = (
-            values.reshape(-1).view(np.uint8),
-            array.reshape(-1).view(np.uint8),
-        )
+        self._between: tuple[np.ndarray, np.ndarray] | None = (target, as_bytes(array))
         """The target and the source; None once the copy has been made."""
         self.nbytes = array.nbytes
         self.is_heavy = self.nbytes > HEAVY_RUN_BYTES
@@ -76,8 +78,8 @@ class LateCopy:
         is_there = self._arrival.is_there
         missing = [part for part in parts_of(src.nbytes) if not is_there(part[0])]
         if missing:
-            copy_parts(dst, src, missing, self._arrival.note, rounds=self._rounds)
-            if not all(is_there(number) for number, _, _ in missing):
+            here = copy_parts(dst, src, missing, self._arrival.note, rounds=self._rounds)
+            if not here and not all(is_there(number) for number, _, _ in missing):
                 raise MemoryError("a thread could not note what it has copied")
         self._between = None
 

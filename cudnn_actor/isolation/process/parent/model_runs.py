@@ -27,7 +27,7 @@ from cudnn_actor.engines.cpu.arenas import keeping
 from cudnn_actor.engines.cpu.transfer import store
 from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest
-from cudnn_actor.isolation.process.parent.late_copies import LateCopy, may_be_late, weigh
+from cudnn_actor.isolation.process.parent.late_copies import LateCopy, as_bytes, may_be_late, weigh
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.wire import RunPlaced, Staged, encode_message
 from cudnn_actor.isolation.staging import (
@@ -237,7 +237,7 @@ class ModelRuns:
         values, arrival = staged.inputs[place], staged.arrivals.get(place)
         if arrival is not None and may_be_late(array):
             alone = not self.sender.in_flight.requests
-            request.copies = (*request.copies, LateCopy(array, values, arrival, alone=alone))
+            request.copies = (*request.copies, LateCopy(array, as_bytes(values), arrival, alone=alone))
             return
         store(values, array)
         if arrival is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
 """A loop sends at once when the gathered messages are at least 1/SHARE of those in flight, now or usually.
 The two numbers above bound this threshold."""
+WAITING_S = 1e-3
+"""A loop has a turn at least this often while its thread waits for answers without one."""
 
 
 class TurnTaker(Protocol):
@@ -62,8 +65,12 @@ class OwningLoop:
         self._descriptors: list[int] = []
         """The duplicated descriptor of the socket that the loop reads: one, or none."""
         self._awake = Awake(bridge.loop)
-        self._looks: Callable[[], object] = bool
+        self.looks: Callable[[], object] = bool
         """Whether the socket can be read; nothing if the loop does not read it."""
+        self._waited_since_s = 0.0
+        """When this thread first waited for an answer without a turn of the loop since the loop's last."""
+        self._turns_again = False
+        """Whether the loop has a callback that notes its next turn."""
         self._progress_s = 0.0
         """`InFlightTable.progress_s` when it began to stay awake: it changes with each answer."""
 
@@ -84,7 +91,7 @@ class OwningLoop:
             self._gathered = 0
             dispatcher.turn(self.bridge)
             if dispatcher.loops_may_stay_awake and dispatcher.host.values.are_answered_soon:
-                self._await_answer()
+                self.await_answer()
         elif not self._scheduled or self._gathered > MOST_GATHERED:  # or it was lost by asyncio
             self.bridge.loop.call_soon(self._run)
             self._scheduled = True
@@ -135,7 +142,7 @@ class OwningLoop:
                 raise
             return
         self.bridge.loop.add_reader(self._descriptors[0], self._readable)
-        self._looks = look_at(self._descriptors[0])
+        self.looks = look_at(self._descriptors[0])
         self._channel = channel  # last: so a loop that `reads` reports as reading does read
         dispatcher.turn(self.bridge, read=True)
 
@@ -147,7 +154,7 @@ class OwningLoop:
         if in_flight != 1 or not dispatcher.take_alone(self.bridge):
             dispatcher.turn(self.bridge, read=True)
         if table.nearing:
-            self._await_answer()
+            self.await_answer()
             for tell in dispatcher.on_near:
                 tell()
         channel = self._channel  # None if an exception has interrupted `_follow` or `_let_go`
@@ -157,9 +164,9 @@ class OwningLoop:
     def await_answer_soon(self) -> None:
         """Let the loop stay awake for the answer to a request that another thread has sent. Any thread."""
         with contextlib.suppress(RuntimeError):  # it has closed
-            self.bridge.loop.call_soon_threadsafe(self._await_answer)
+            self.bridge.loop.call_soon_threadsafe(self.await_answer)
 
-    def _await_answer(self) -> None:
+    def await_answer(self) -> None:
         """Stay awake until the answer comes that is near, but no longer than `ANSWER_S`.
 
         The worker has said so, or all that was sent is one short copy: its answer comes about when the worker
@@ -171,9 +178,25 @@ class OwningLoop:
             self._progress_s = table.progress_s
             self._awake.stay(ANSWER_S, self._none_answered, self.look)
 
+    def may_wait(self) -> bool:
+        """Whether this thread may wait for an answer without a turn of the loop: nothing else in it is ready,
+        and it has had a turn in the last `WAITING_S`. Not if the loop does not say what is ready: uvloop."""
+        ready = getattr(self.bridge.loop, "_ready", None)
+        if ready is None:
+            return False
+        now_s = time.monotonic()
+        if not ready:
+            self._turns_again, self._waited_since_s = True, now_s
+            self.bridge.loop.call_soon(self._note_turn)
+            return True
+        return self._turns_again and len(ready) == 1 and now_s - self._waited_since_s < WAITING_S
+
+    def _note_turn(self) -> None:
+        self._turns_again = False
+
     def look(self) -> bool:
         """Take the answers that have come. Returns whether any had. For a loop that stays awake."""
-        if not self._looks():
+        if not self.looks():
             return False
         self._readable()
         return True
@@ -182,7 +205,7 @@ class OwningLoop:
         return self._dispatcher.host.in_flight.progress_s == self._progress_s
 
     def _let_go(self) -> None:
-        self._channel, self._looks = None, bool
+        self._channel, self.looks = None, bool
         for descriptor in self._descriptors:
             self.bridge.loop.remove_reader(descriptor)
         self.close()
@@ -196,7 +219,7 @@ class OwningLoop:
 
     def close(self) -> None:
         """Close the descriptor, which the loop does not read any more. Any thread; idempotent."""
-        self._channel, self._looks = None, bool
+        self._channel, self.looks = None, bool
         # Suppressed: no descriptor is left, or this object's construction was interrupted.
         with contextlib.suppress(IndexError, AttributeError):
             os.close(self._descriptors.pop())  # `pop` is one step: of two concurrent closers, one gets it

@@ -36,7 +36,7 @@ from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.messages.receipts import Receipt
 
-__all__ = ["HostMailbox", "send_alone", "straight", "take_alone"]
+__all__ = ["HostMailbox", "answer_to", "deliver", "may_free_others", "send_alone", "straight", "take_alone"]
 
 _FEWEST = 3
 """Nearly all requests have at most so many slots. Those of other requests are counted behind a branch: a jump
@@ -51,6 +51,7 @@ class HostMailbox(Mailbox):
     alone: int
     read_s: float
     short_of_memory: bool
+    loops_may_stay_awake: bool
     wake_monitor: Callable[[], Any]
     _taken: bool
     _waiting: list[Any]
@@ -195,14 +196,14 @@ def _complete(dispatcher: HostMailbox) -> bool:
     table, counters, outbox = host.in_flight, host.state.counters, dispatcher._outbox
     in_flight, places = table.requests, table._places
     request = in_flight.get(dispatcher.alone)
-    if channel is None or request is None or len(in_flight) > 1 or outbox or _may_free_others(dispatcher):
+    if channel is None or request is None or len(in_flight) > 1 or outbox or may_free_others(dispatcher):
         return False
     envelope, slots, number = request.envelope, request.slots, request.number
     kind, waiting = counters._plain.get(type(envelope.message)), counters._times.kept[2]
     if (
         kind is None
         or len(waiting) >= MOST_WAITING
-        or (done := _answer_to(dispatcher, request, channel)) is None
+        or (done := answer_to(dispatcher, request, channel)) is None
     ):
         return False
     has_more, many = len(slots) > _FEWEST, counting(slots, -1) if len(slots) > FEW else None
@@ -238,11 +239,11 @@ def _complete(dispatcher: HostMailbox) -> bool:
         if many is not None:
             run_through(many)
     dispatcher.read_s = began_s
-    _deliver(dispatcher, envelope, receipt)
+    deliver(dispatcher, envelope, receipt)
     return True
 
 
-def _may_free_others(dispatcher: HostMailbox) -> bool:
+def may_free_others(dispatcher: HostMailbox) -> bool:
     """Whether anything may go on once the request in flight has ended: also a message that has waited for it,
     or whose turn asyncio has lost."""
     broker = dispatcher.host.broker
@@ -256,7 +257,7 @@ def _may_free_others(dispatcher: HostMailbox) -> bool:
     )
 
 
-def _answer_to(dispatcher: HostMailbox, request: WorkerRequest, channel: Channel) -> Done | None:
+def answer_to(dispatcher: HostMailbox, request: WorkerRequest, channel: Channel) -> Done | None:
     """Read the socket. The answer, if it is that of the request, and nothing else has come; it stays in the
     channel. What has come besides is left to a turn."""
     frames = channel.frames
@@ -276,7 +277,7 @@ def _answer_to(dispatcher: HostMailbox, request: WorkerRequest, channel: Channel
     return answer if answer.number == request.number and answer.place == request.place else None
 
 
-def _deliver(dispatcher: HostMailbox, envelope: Envelope, receipt: Receipt) -> None:
+def deliver(dispatcher: HostMailbox, envelope: Envelope, receipt: Receipt) -> None:
     """Deliver the only reply in the outbox, or let a turn do so."""
     bridge, future = envelope.bridge, envelope.future
     if bridge is None or bridge.posted or bridge is not dispatcher._here or future is None or future.done():

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.isolation.process.arrivals import Arrival
 from cudnn_actor.isolation.process.parent.checksums import Checksums
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest
-from cudnn_actor.isolation.process.parent.late_copies import LateCopy, may_be_late
+from cudnn_actor.isolation.process.parent.late_copies import LateCopy, as_bytes, may_be_late
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.wire import (
     Done,
@@ -48,12 +48,32 @@ from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
 
-__all__ = ["HEAVY_BYTES", "WITH_VALUES", "Values"]
+__all__ = ["HEAVY_BYTES", "WITH_VALUES", "PieceNotes", "Values"]
 
 HEAVY_BYTES = 256 << 10
 """A larger copy is not made on an event loop's thread. A copy of this size takes some 50 us."""
 WITH_VALUES = frozenset({Upload, Allocate, Download})
 """The messages that carry values, or ask for them."""
+_MOST_BODIES = 16
+"""How many requests are kept for a piece."""
+
+
+class PieceNotes(NamedTuple):
+    """What is kept about a piece of staging memory for uploads by it.
+
+    Attributes
+    ----------
+    bytes
+        Its memory, without the words behind the values.
+    arrival
+        These words.
+    bodies
+        Requests to write the piece to a buffer as its values arrive, by the buffer's slot and generation.
+    """
+
+    bytes: np.ndarray
+    arrival: Arrival
+    bodies: dict[tuple[int, int], bytes]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -171,12 +191,42 @@ class Values:
             pieces = self.staging.pieces
             if data.nbytes > PIECE_BYTES or not pieces:
                 return None
-            request.blocks = (pieces[-1],)  # that was used last: it may still be in the cache
-            staged = self._fill(request, pieces[-1], spec, data)
+            request.blocks = (block,) = (pieces[-1],)  # that was used last: it may still be in the cache
+            if self.checksums is None and may_be_late(data):
+                alone = not self.sender.in_flight.requests
+                request.body, request.copies = self.prepared_late(block, ref, data, alone=alone)
+                return request
+            staged = self._fill(request, block, spec, data)
         else:
             staged = Staged(*at)
         request.body = encode_message(WriteStaged(dst=ref, values=staged))
         return request
+
+    def prepared_late(
+        self, block: Block, ref: BufferRef, data: np.ndarray, *, alone: bool
+    ) -> tuple[bytes, tuple[LateCopy]]:
+        """The request to write an array to a buffer by a piece, and the copy that is made behind it.
+
+        The array is as `may_be_late` wants it, and has the buffer's dims and dtype. The buffer is live.
+        """
+        notes = self.staging.notes.get(block)
+        if notes is None:
+            notes = self.staging.notes[block] = self._notes_of(block)
+        key = ref.slot, ref.generation
+        body = notes.bodies.get(key)
+        if body is None:
+            behind = block.offset + block.nbytes - NOTE_BYTES
+            values = Staged(block.segment, block.offset, behind)
+            body = encode_message(WriteStaged(dst=ref, values=values))
+            if len(notes.bodies) >= _MOST_BODIES:
+                notes.bodies.clear()
+            notes.bodies[key] = body
+        return body, (LateCopy(data, notes.bytes[: data.nbytes], notes.arrival, alone=alone),)
+
+    def _notes_of(self, block: Block) -> PieceNotes:
+        nbytes = block.nbytes - NOTE_BYTES
+        arrival = Arrival(self.staging.memory(block.segment), block.offset + nbytes)
+        return PieceNotes(self.staging.array(block, (nbytes,), np.uint8), arrival, {})
 
     def _fill(self, request: WorkerRequest, block: Block, spec: TensorSpec, data: np.ndarray) -> Staged:
         """Copy an array to a block, now or behind its request. Returns where it is for the worker."""
@@ -188,7 +238,7 @@ class Values:
         behind = block.offset + block.nbytes - NOTE_BYTES
         arrival = Arrival(self.staging.memory(block.segment), behind)
         alone = not self.sender.in_flight.requests
-        request.copies = (LateCopy(data, values, arrival, alone=alone),)
+        request.copies = (LateCopy(data, as_bytes(values), arrival, alone=alone),)
         return Staged(block.segment, block.offset, behind)
 
     def prepared_download(self, envelope: Envelope) -> WorkerRequest | None:
