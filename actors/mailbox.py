@@ -122,6 +122,9 @@ class Mailbox:
         returns: then the sender goes on without a turn of its loop. On the loop of the envelope's bridge."""
         self.admit(envelope)
 
+    def expect_upload(self) -> None:
+        """Note that a sender will send a large array soon. Never blocks. On any thread."""
+
     def admit_alone(self, envelope: Envelope) -> bool:
         """Do what `admit` does, in fewer steps, if nothing is in work and another process can be sent the
         message at once. Returns whether it was done; if not, call `admit`. On the loop of the envelope's

@@ -379,14 +379,14 @@ class RequestCounters(Counters):
                 plain[type(message)] = number  # a thread that has set an observer has replaced the dict
         return waiting, (number, envelope.admitted_ns, started_ns, now_ns, run_us), tally, moved
 
-    def of_upload(self, message: Upload) -> tuple[int, Tally, tuple[int, int]] | None:
-        """What `measure` will find out about the answer to an upload of an array on the host, except its times:
-        the tally's number, the tally, and its new bytes. None while an observer is to be told."""
+    def of_upload(self, message: Any, nbytes: int) -> tuple[int, Tally, tuple[int, int]] | None:
+        """What `measure` will find out about the answer to an upload of so many bytes on the host, but for
+        its times: the tally's number, the tally, and its new bytes. None while an observer is to be told."""
         if self._observer is not None:
             return None
         tally = self.tally(message)
         uploaded, downloaded = tally.bytes
-        return tally.number, tally, (uploaded + message.data.nbytes, downloaded)
+        return tally.number, tally, (uploaded + nbytes, downloaded)
 
     def count_not_run(self, envelope: Envelope, error: Exception) -> None:
         """See `Counters`."""

@@ -81,6 +81,8 @@ from cudnn_actor.service.service import CudnnService
 
 __all__ = ["Requests"]
 
+_LARGE_BYTES = 256 << 10
+"""For a larger array, another process is woken up before the request is made."""
 MessageT = TypeVar("MessageT", RunLoop, Operation[BufferRef] | RunGraph)
 
 
@@ -208,6 +210,8 @@ class Requests:
         OutOfMemory
             There is no room; nothing was allocated.
         """
+        if type(array) is np.ndarray and array.nbytes > _LARGE_BYTES:
+            self._state.mailbox.expect_upload()
         values = self._service.values(array)
         try:
             spec = packed_like(values, dtype, layout)
@@ -234,6 +238,8 @@ class Requests:
         Values on the host are cast to the buffer's dtype within their kind; values on the device must have
         that dtype already. Raises as `upload` does, and `StaleBufferError`.
         """
+        if type(array) is np.ndarray and array.nbytes > _LARGE_BYTES:
+            self._state.mailbox.expect_upload()
         values = self._service.values(array)
         try:
             return await self.ask(Upload(dst=dst, data=values), timeout=timeout)

@@ -22,7 +22,7 @@ from cudnn_actor.engines.cpu import CpuEngine, transfer
 from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, Part, parts_of
 from cudnn_actor.isolation.process.parent import late_copies
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest
-from cudnn_actor.isolation.process.parent.late_copies import LateCopies, LateCopy
+from cudnn_actor.isolation.process.parent.late_copies import LateCopies, LateCopy, as_bytes
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.wire import Requests
 from cudnn_actor.isolation.staging import NOTE_BYTES, PIECES, Staging
@@ -337,7 +337,7 @@ def test_as_many_arrays_lie_in_a_segment_as_without_the_words_behind_them(count:
 def test_nothing_is_there_until_it_has_been_copied() -> None:
     segment = memoryview(bytearray(b"\1" * NOTE_BYTES))
     src, dst = numbers(LIGHT), np.zeros(LIGHT, np.float32)
-    copy, there = LateCopy(src, dst, Arrival(segment, 0), alone=True), Arrival(segment, 0).is_there
+    copy, there = LateCopy(src, as_bytes(dst), Arrival(segment, 0), alone=True), Arrival(segment, 0).is_there
     parts = parts_of(src.nbytes)
     assert len(parts) > 1
     assert not any(there(number) for number, _, _ in parts)
@@ -359,7 +359,7 @@ def test_a_copy_is_made_again_where_a_thread_has_not_noted_it(monkeypatch: pytes
     src, dst = numbers(LIGHT), np.zeros(LIGHT, np.float32)
     arrival = Arrival(memoryview(bytearray(NOTE_BYTES)), 0)
     copies = LateCopies()
-    copies.pending.append(LateCopy(src, dst, arrival, alone=True))
+    copies.pending.append(LateCopy(src, as_bytes(dst), arrival, alone=True))
 
     def copy(dst: np.ndarray, src: np.ndarray, parts: Sequence[Part], note: Note, *, rounds: int) -> None:
         transfer.copy_parts(dst, src, parts[:1], note, rounds=rounds)

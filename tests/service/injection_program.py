@@ -11,6 +11,8 @@ The entry "alone" needs that: it takes the straight path, as requests of attache
 With "model", each call is a run of a model, from an array to an array. With "upload" and "download", each is
 that copy to or from a device, for which the CPU engine's arenas pass. The array that is uploaded is copied
 behind its request. With "new", it is uploaded to a new buffer, for which a slot is ready, and which is freed.
+"upload here" and "new here" are the same, and the main thread waits for the answer without a turn of its
+loop.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ import asyncio
 import contextlib
 import dis
 import faulthandler
+import functools
 import json
 import logging
+import select
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -55,6 +59,8 @@ from ..staging_use import segments_in_use
 
 ONES = np.ones(3, np.float32)
 LARGE = np.arange(100_000, dtype=np.float32)
+_LOOK_MS = 20
+"""For how long a look for an answer waits: few looks are many places where a handler may raise."""
 _OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "isolation", "processes"))
 
 
@@ -130,10 +136,10 @@ async def deployed(gpu: CudnnRef) -> RunModel:
 
 async def copy_of(gpu: CudnnRef, way: str) -> Upload | Download | Allocate:
     """An upload to a buffer that exists, or to another one, or a download of one."""
-    if way == "new":
+    if way.startswith("new"):
         await gpu.free(await gpu.upload(LARGE))
         return Allocate(spec=TensorSpec.packed(LARGE.shape, "float32"), data=LARGE)
-    if way == "upload":
+    if way.startswith("upload"):
         return Upload(dst=await gpu.upload(np.zeros_like(LARGE)), data=LARGE)
     return Download(src=await gpu.upload(ONES))
 
@@ -176,6 +182,17 @@ def started(isolation: Any, *, host_arenas: bool) -> CudnnService:
     return service
 
 
+def let_wait_here(service: CudnnService, let: bool) -> None:
+    """Let the loop that has sent a request wait for the answers to its uploads, in few steps."""
+    if not let:
+        return
+    mailbox: Any = service.state.mailbox
+    mailbox.loops_may_stay_awake = True
+    poll = select.poll()
+    poll.register(mailbox.channel.fileno(), select.POLLIN)
+    mailbox.owner.looks = functools.partial(poll.poll, _LOOK_MS)
+
+
 def staging_in_use(service: CudnnService) -> int:
     """Segments of staging memory of which any block is in use, or is among the unused ones twice."""
     mailbox: Any = service.state.mailbox
@@ -192,7 +209,8 @@ def bytes_taken(service: CudnnService) -> int:
 
 def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
-    copies, is_new = buffers in ("upload", "download", "new"), buffers == "new"
+    way, _, here = buffers.partition(" ")
+    copies, is_new = way in ("upload", "download", "new"), way == "new"
     service = started(isolation, host_arenas=not copies)
     gpu, ref, loop = CudnnRef(service), service.actor_ref, asyncio.new_event_loop()
     other = asyncio.new_event_loop()
@@ -206,6 +224,7 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
         grow = loop.run_until_complete(copy_of(gpu, buffers))
     else:
         grow = loop.run_until_complete(deployed(gpu)) if of_model else grown(x, w, y, int(buffers))
+    let_wait_here(service, bool(here))
     slots = [service.state.memory.resolve(ref) for ref in (x, w, y)]
     injector, idle = Injector(), threading.Event()
 

@@ -79,6 +79,16 @@ def test_wherever_a_handler_may_raise_a_slot_that_was_ready_is_a_buffers_or_read
     assert told["submit"]["bytes_taken"] == 3 * GRANULARITY
 
 
+@pytest.mark.parametrize("waits", ["", " here"])
+@pytest.mark.parametrize("way", ["upload", "new"])
+def test_wherever_a_handler_may_raise_on_an_uploads_straight_path_it_arrives(way: str, waits: str) -> None:
+    """Also where the loop's thread waits for the answer. Its piece is in use or kept once."""
+    files = ["straight_upload.py", "straight_path.py", "late_copies.py", "arrivals.py", "sender.py"]
+    told = _check_injections("process", "ask", way + waits, files=files)
+    if way == "new":
+        assert told["ask"]["bytes_taken"] == 3 * GRANULARITY
+
+
 def _check_injections(*arguments: object, files: Sequence[str]) -> dict[str, Any]:
     outcomes = run("injection_program", *arguments)
     for entry, told in outcomes.items():

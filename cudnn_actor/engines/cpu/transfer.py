@@ -93,7 +93,7 @@ def copy_parts(
     threads = _threads_for(src.nbytes)
     if threads == 1:  # at once: a device waits for the first part
         for number, begin, end in parts:
-            np.copyto(dst[begin:end], src[begin:end])
+            dst[begin:end] = src[begin:end]  # in fewer steps than `copyto`
             note(number)
         return True
     together = -(-len(parts) // (threads * rounds))

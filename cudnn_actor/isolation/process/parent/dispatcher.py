@@ -34,21 +34,21 @@ from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.isolation.process.parent.fast_path import Reply, complete, hand_over
 from cudnn_actor.isolation.process.parent.in_flight import Violation
 from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
-from cudnn_actor.isolation.process.parent.straight_path import HostMailbox, send_alone, straight, take_alone
-from cudnn_actor.isolation.process.parent.straight_upload import AskedUpload, send_upload
+from cudnn_actor.isolation.process.parent.straight_path import send_alone, straight, take_alone
+from cudnn_actor.isolation.process.parent.straight_upload import UploadMailbox
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answers, Nearing
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
-from cudnn_actor.protocol.messages.messages import RunModel, Upload
+from cudnn_actor.protocol.messages.messages import RunModel
 
 __all__ = ["Dispatcher"]
 
 log = Log("cudnn_actor")
 
 
-class Dispatcher(HostMailbox):
+class Dispatcher(UploadMailbox):
     """The mailbox in process isolation: see the module's docstring. `host` is set once, right after
     construction.
 
@@ -124,22 +124,6 @@ class Dispatcher(HostMailbox):
         except BaseException:
             self.wake_monitor()  # in the same step as the exception: the monitor sends what was admitted
             raise
-
-    def admit_awaited(self, envelope: Envelope) -> None:
-        """See `Mailbox.admit_awaited`. An upload may take the straight path."""
-        owner = self.owner
-        if (
-            type(envelope.message) is Upload
-            and owner is not None
-            and (bridge := owner.bridge) is envelope.bridge
-            and not bridge.posted
-            and owner.reads(self.channel)
-            and straight(self, bridge, send_upload, AskedUpload(envelope, owner.looks, owner.may_wait))
-        ):
-            if self.loops_may_stay_awake and self.host.in_flight.requests:
-                owner.await_answer()
-            return
-        self.admit(envelope)
 
     def admit_alone(self, envelope: Envelope) -> bool:
         """See `Mailbox.admit_alone`."""
@@ -433,7 +417,7 @@ class Dispatcher(HostMailbox):
     def _rouse_worker(self) -> None:
         """Wake the worker for values that the monitor will send it: both wake up at the same time."""
         first = self.first  # None if its sender has withdrawn it
-        if first is not None and self.loops_may_stay_awake and not self._monitor_woken:
+        if first is not None and self.loops_may_stay_awake and not (self._monitor_woken or self.is_roused):
             self.host.values.rouse_worker_for(first.message)
 
     def _stop_in_its_turn(self, stop: Envelope) -> None:

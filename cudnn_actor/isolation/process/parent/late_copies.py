@@ -55,13 +55,14 @@ class LateCopy:
         Whether its request has the device to itself, which then idles until values arrive.
     """
 
-    __slots__ = ("_arrival", "_between", "_rounds", "is_heavy", "nbytes")
+    __slots__ = ("_arrival", "_begun", "_between", "_rounds", "is_heavy", "nbytes")
 
     def __init__(self, array: np.ndarray, target: np.ndarray, arrival: Arrival, *, alone: bool) -> None:
         arrival.clear()
         self._arrival, self._rounds = arrival, _ROUNDS if alone else 1
         self._between: tuple[np.ndarray, np.ndarray] | None = (target, as_bytes(array))
         """The target and the source; None once the copy has been made."""
+        self._begun = False
         self.nbytes = array.nbytes
         self.is_heavy = self.nbytes > HEAVY_RUN_BYTES
         """Whether an event loop's thread leaves it to the monitor."""
@@ -75,8 +76,10 @@ class LateCopy:
         if self._between is None:
             return
         dst, src = self._between
-        is_there = self._arrival.is_there
-        missing = [part for part in parts_of(src.nbytes) if not is_there(part[0])]
+        missing, is_there = parts_of(src.nbytes), self._arrival.is_there
+        if self._begun:
+            missing = tuple([part for part in missing if not is_there(part[0])])
+        self._begun = True
         if missing:
             here = copy_parts(dst, src, missing, self._arrival.note, rounds=self._rounds)
             if not here and not all(is_there(number) for number, _, _ in missing):

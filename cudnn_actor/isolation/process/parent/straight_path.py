@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from cudnn_actor.actors import Envelope, LoopBridge, Mailbox
 from cudnn_actor.broker.answer_times import MOST_WAITING
@@ -34,7 +34,6 @@ from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answers, Done, Request
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
-from cudnn_actor.protocol.messages.receipts import Receipt
 
 __all__ = ["HostMailbox", "answer_to", "deliver", "may_free_others", "send_alone", "straight", "take_alone"]
 
@@ -69,8 +68,11 @@ class HostMailbox(Mailbox):
         """Stop using the present worker."""
 
 
+MailboxT = TypeVar("MailboxT", bound=HostMailbox)
+
+
 def straight(
-    dispatcher: HostMailbox, bridge: LoopBridge, go: Callable[[HostMailbox, Any], bool], argument: Any
+    dispatcher: MailboxT, bridge: LoopBridge, go: Callable[[MailboxT, Any], bool], argument: Any
 ) -> bool:
     """Let a function below have the host, unless another thread has it or wants it. On the loop that owns the
     socket, whose bridge it is. Returns what the function returns.
@@ -277,7 +279,7 @@ def answer_to(dispatcher: HostMailbox, request: WorkerRequest, channel: Channel)
     return answer if answer.number == request.number and answer.place == request.place else None
 
 
-def deliver(dispatcher: HostMailbox, envelope: Envelope, receipt: Receipt) -> None:
+def deliver(dispatcher: HostMailbox, envelope: Envelope, value: Any) -> None:
     """Deliver the only reply in the outbox, or let a turn do so."""
     bridge, future = envelope.bridge, envelope.future
     if bridge is None or bridge.posted or bridge is not dispatcher._here or future is None or future.done():
@@ -285,7 +287,7 @@ def deliver(dispatcher: HostMailbox, envelope: Envelope, receipt: Receipt) -> No
         return
     if envelope.watch is not None:
         envelope.unwatch()
-    future.set_result(receipt)
+    future.set_result(value)
     outbox = dispatcher._outbox
     # One step.
     bridge.awaited -= 1

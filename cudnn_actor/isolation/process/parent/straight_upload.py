@@ -1,4 +1,5 @@
-"""The straight path of an upload: an array for a buffer that exists goes to an idle worker in one step.
+"""The straight path of an upload: an array for a buffer, or for a new one whose slot is ready, goes to an
+idle worker in one step.
 
 It is for a request that an event loop's task sends and awaits, while nothing waits and nothing is in flight.
 The request is sent first, and the array is copied behind it, part by part (`late_copies`). Then the device
@@ -21,25 +22,77 @@ from typing import Any, NamedTuple
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.answer_times import MOST_WAITING
 from cudnn_actor.broker.request_counts import Tally
+from cudnn_actor.isolation.process.cores import PROMPT_S
 from cudnn_actor.isolation.process.parent.fast_path import takes_long
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
 from cudnn_actor.isolation.process.parent.late_copies import may_be_late
+from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
 from cudnn_actor.isolation.process.parent.straight_path import (
     HostMailbox,
     answer_to,
     deliver,
     may_free_others,
+    straight,
 )
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Request
 from cudnn_actor.isolation.staging import PIECE_BYTES
 from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.messages.messages import Allocate, Upload
+from cudnn_actor.protocol.types.buffers import BufferRef
 
-__all__ = ["AskedUpload", "send_upload"]
+__all__ = ["AskedUpload", "UploadMailbox", "send_upload"]
+
+_UPLOADS = frozenset({Allocate, Upload})
+_AWAKE_S = 150e-6
+"""A worker that has done nothing for so long may be asleep."""
 
 _HERE_S = 100e-6
 """The most seconds for which a thread waits for an answer without a turn of its loop. It has copied the array
 for about as long."""
+
+
+class UploadMailbox(HostMailbox):
+    """The part of the dispatcher that sends uploads on the straight path. `Dispatcher` says what each
+    attribute is."""
+
+    owner: OwningLoop | None
+    _roused_s = 0.0
+    """When the worker was last woken for an upload to come, in `time.monotonic()` seconds."""
+
+    def admit_awaited(self, envelope: Envelope) -> None:
+        """See `Mailbox.admit_awaited`. An upload may take the straight path."""
+        owner = self.owner
+        if (
+            type(envelope.message) in _UPLOADS
+            and owner is not None
+            and (bridge := owner.bridge) is envelope.bridge
+            and not bridge.posted
+            and owner.reads(self.channel)
+            and straight(self, bridge, send_upload, AskedUpload(envelope, owner.looks, owner.may_wait))
+        ):
+            if self.loops_may_stay_awake and self.host.in_flight.requests:
+                owner.await_answer()
+            return
+        self.admit(envelope)
+
+    def expect_upload(self) -> None:
+        """See `Mailbox.expect_upload`."""
+        owner, now_s = self.owner, time.monotonic()
+        if (
+            self.loops_may_stay_awake
+            and owner is not None
+            and now_s - self.host.in_flight.progress_s > _AWAKE_S
+            and not self.is_roused
+            and owner.is_running_here()
+            and owner.reads(self.channel)
+        ):
+            straight(self, owner.bridge, _rouse, now_s)
+
+    @property
+    def is_roused(self) -> bool:
+        """Whether the worker was woken for an upload to come, and has not slept since."""
+        return time.monotonic() - self._roused_s < PROMPT_S
 
 
 class AskedUpload(NamedTuple):
@@ -60,11 +113,39 @@ class AskedUpload(NamedTuple):
     may_wait: Callable[[], bool]
 
 
-def send_upload(dispatcher: HostMailbox, asked: AskedUpload) -> bool:
+class _Target(NamedTuple):
+    """Where an upload goes.
+
+    Attributes
+    ----------
+    slot, ref
+        The buffer.
+    fresh
+        The slot once more if the buffer is new; else None.
+    ready
+        The list that a new buffer's slot is taken from: its last element.
+    """
+
+    slot: Slot
+    ref: BufferRef
+    fresh: Slot | None
+    ready: list[Slot]
+
+
+def _rouse(dispatcher: UploadMailbox, now_s: float) -> bool:
+    """Wake the worker, with the host held. Returns True."""
+    sender = dispatcher.host.sender
+    if sender.sending is None and not sender._unsent and not dispatcher.host.in_flight.requests:
+        dispatcher._roused_s = now_s
+        sender.rouse_worker()
+    return True
+
+
+def send_upload(dispatcher: UploadMailbox, asked: AskedUpload) -> bool:
     """Dispatch an upload, copy its array, and perhaps await its answer. With the host held. Returns whether
     it was dispatched."""
-    host, channel, envelope = dispatcher.host, dispatcher.channel, asked.envelope
-    table, sender, worker = host.in_flight, host.sender, host.workers.serving
+    host, envelope = dispatcher.host, asked.envelope
+    table, sender, worker, memory = host.in_flight, host.sender, host.workers.serving, host.state.memory
     in_flight, places, late, pieces = (
         table.requests,
         table._places,
@@ -72,23 +153,17 @@ def send_upload(dispatcher: HostMailbox, asked: AskedUpload) -> bool:
         host.staging.pieces,
     )
     if (
-        in_flight
-        or late
-        or not pieces
-        or channel is None
-        or worker is None
-        or takes_long(host)
-        or dispatcher._stop is not None
-        or host.staging.ended  # a turn frees these
-        or host.models._leaving
+        worker is None
+        or not _is_idle(dispatcher)
         or (envelope.deadline is not None and envelope.expired)
-        or (slot := _slot_of(host, envelope.message)) is None
+        or (target := _target_of(host, envelope.message)) is None
     ):
         return False
+    slot, ref, fresh, ready = target
     number, place, block = next(dispatcher._numbers), places[-1], pieces[-1]
     message, bridge, claim = envelope.message, envelope.bridge, envelope.claim
     try:
-        body, copies = host.values.prepared_late(block, message.dst, message.data, alone=True)
+        body, copies = host.values.prepared_late(block, ref, message.data, alone=True)
     except MemoryError:
         return False
     unsent, entry = sender._unsent, [Request(number, place, body)]
@@ -97,6 +172,7 @@ def send_upload(dispatcher: HostMailbox, asked: AskedUpload) -> bool:
         number,
         message,
         (slot,),
+        ref=None if fresh is None else ref,
         body=body,
         blocks=(block,),
         copies=copies,
@@ -107,7 +183,7 @@ def send_upload(dispatcher: HostMailbox, asked: AskedUpload) -> bool:
     table.note_first(request)
     now_ns = time.perf_counter_ns()
     with dispatcher._lock:
-        if dispatcher._closed is not None or dispatcher._control or dispatcher._ordinary:
+        if dispatcher._closed is not None or dispatcher._control or dispatcher._ordinary or not claim:
             return False
         # One step.
         envelope.mailbox = dispatcher
@@ -115,7 +191,7 @@ def send_upload(dispatcher: HostMailbox, asked: AskedUpload) -> bool:
         envelope.admitted_ns = now_ns
         envelope.elsewhere = request
         del claim[0]
-        bridge.awaited += 1  # type: ignore[union-attr]  # `Dispatcher.admit` has compared it
+        bridge.awaited += 1  # type: ignore[union-attr]  # `admit_awaited` has compared it
         slot.users += 1
         in_flight[number] = request
         table.handed += 1
@@ -123,10 +199,15 @@ def send_upload(dispatcher: HostMailbox, asked: AskedUpload) -> bool:
         unsent += entry
         late += copies
         del pieces[-1]
+        if fresh is not None:
+            memory._live[fresh.index] = fresh
+            fresh.live = True
+            memory.live_bytes += fresh.nbytes
+            del ready[-1]
     try:
         sender.flush()
         sender.copies.make_light()
-        if channel.backed_up:
+        if sender.workers.serving is not worker or dispatcher.channel is None or dispatcher.channel.backed_up:
             dispatcher.wake_monitor()
         elif dispatcher.loops_may_stay_awake and asked.may_wait():
             _await_answer(dispatcher, request, asked.looks)
@@ -136,21 +217,45 @@ def send_upload(dispatcher: HostMailbox, asked: AskedUpload) -> bool:
     return True
 
 
-def _slot_of(host: WorkerHost, message: Any) -> Slot | None:
-    """The slot that an upload overwrites; None if it is not one that can be copied to a piece as it is.
+def _is_idle(dispatcher: UploadMailbox) -> bool:
+    """Whether nothing is in flight, and there is no other work for a turn."""
+    host = dispatcher.host
+    return not (
+        host.in_flight.requests
+        or host.sender.copies.pending
+        or not host.staging.pieces
+        or dispatcher.channel is None
+        or takes_long(host)
+        or dispatcher._stop is not None
+        or host.staging.ended  # a turn frees these
+        or host.models._leaving
+    )
+
+
+def _target_of(host: WorkerHost, message: Any) -> _Target | None:
+    """Where an upload goes; None unless its array can be copied to a piece as it is, and its slot is there.
 
     An array of the buffer's dims and dtype needs no other check.
     """
-    data, ref, values = message.data, message.dst, host.values
+    data, values, memory = message.data, host.values, host.state.memory
     if values.arenas is not None or not may_be_late(data) or data.nbytes > PIECE_BYTES:
         return None
-    slot = host.state.memory._live.get(ref.slot)
-    if slot is None or slot.generation != ref.generation or slot.spec is not ref.spec:
-        return None
+    ready: list[Slot] = []
+    if type(message) is Upload:
+        ref, fresh = message.dst, None
+        slot = memory._live.get(ref.slot)
+        if slot is None or slot.generation != ref.generation or slot.spec is not ref.spec:
+            return None
+    else:
+        ready = memory.ready(message.spec)
+        if not ready:
+            return None
+        fresh = slot = ready[-1]
+        ref = BufferRef(slot=slot.index, generation=slot.generation, spec=slot.spec, device=memory.device)
     spec = slot.spec
     if data.shape != spec.dims or data.dtype != spec.dtype.numpy or host.staging.locate(data) is not None:
         return None
-    return slot
+    return _Target(slot, ref, fresh, ready)
 
 
 def _await_answer(dispatcher: HostMailbox, request: WorkerRequest, looks: Callable[[], object]) -> None:
@@ -159,7 +264,7 @@ def _await_answer(dispatcher: HostMailbox, request: WorkerRequest, looks: Callab
     Whatever does not depend on the answer is done before it is there, while the device works.
     """
     counters, clock = dispatcher.host.state.counters, time.perf_counter
-    counted = counters.of_upload(request.message)
+    counted = counters.of_upload(request.message, request.message.data.nbytes)
     if counted is None or len(counters._times.kept[2]) >= MOST_WAITING or may_free_others(dispatcher):
         return
     end_s = clock() + _HERE_S
@@ -181,8 +286,8 @@ def _complete(
     done = answer_to(dispatcher, request, channel)
     if done is None or not slot.live:  # releasing a freed buffer may free its bytes
         return False
-    receipt = request.receipt(host.state.generation, done.plan, done.started_ns, done.run_us)
-    now_ns, reply, number = time.perf_counter_ns(), ((envelope, receipt, None),), request.number
+    value = host.values.result_of_upload(request, done)
+    now_ns, reply, number = time.perf_counter_ns(), ((envelope, value, None),), request.number
     stamps, waiting = (
         (kind, envelope.admitted_ns, done.started_ns, now_ns, done.run_us),
         counters._times.kept[2],
@@ -206,5 +311,5 @@ def _complete(
         outbox += reply
         del frames[0]
     dispatcher.read_s = began_s
-    deliver(dispatcher, envelope, receipt)
+    deliver(dispatcher, envelope, value)
     return True

@@ -63,15 +63,15 @@ class PieceNotes(NamedTuple):
 
     Attributes
     ----------
-    bytes
-        Its memory, without the words behind the values.
+    memory
+        Its bytes, without the words behind the values.
     arrival
         These words.
     bodies
         Requests to write the piece to a buffer as its values arrive, by the buffer's slot and generation.
     """
 
-    bytes: np.ndarray
+    memory: np.ndarray
     arrival: Arrival
     bodies: dict[tuple[int, int], bytes]
 
@@ -219,9 +219,9 @@ class Values:
             values = Staged(block.segment, block.offset, behind)
             body = encode_message(WriteStaged(dst=ref, values=values))
             if len(notes.bodies) >= _MOST_BODIES:
-                notes.bodies.clear()
+                del notes.bodies[next(iter(notes.bodies))]
             notes.bodies[key] = body
-        return body, (LateCopy(data, notes.bytes[: data.nbytes], notes.arrival, alone=alone),)
+        return body, (LateCopy(data, notes.memory[: data.nbytes], notes.arrival, alone=alone),)
 
     def _notes_of(self, block: Block) -> PieceNotes:
         nbytes = block.nbytes - NOTE_BYTES
