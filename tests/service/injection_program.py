@@ -134,14 +134,17 @@ async def deployed(gpu: CudnnRef) -> RunModel:
     return RunModel.of(model, {"x": ONES})
 
 
-async def copy_of(gpu: CudnnRef, way: str) -> Upload | Download | Allocate:
-    """An upload to a buffer that exists, or to another one, or a download of one."""
-    if way.startswith("new"):
+async def copy_of(gpu: CudnnRef, way: str, here: CudnnService | None) -> Upload | Download | Allocate:
+    """An upload to a buffer that exists, or to another one, or a download of one. `here`: the service whose
+    loop is to wait for the answer."""
+    if way == "new":
         await gpu.free(await gpu.upload(LARGE))
+    old = await gpu.upload(ONES if way == "download" else np.zeros_like(LARGE)) if way != "new" else None
+    if here is not None:
+        let_wait_here(here)
+    if old is None:
         return Allocate(spec=TensorSpec.packed(LARGE.shape, "float32"), data=LARGE)
-    if way.startswith("upload"):
-        return Upload(dst=await gpu.upload(np.zeros_like(LARGE)), data=LARGE)
-    return Download(src=await gpu.upload(ONES))
+    return Upload(dst=old, data=LARGE) if way == "upload" else Download(src=old)
 
 
 async def check(gpu: CudnnRef, message: Any) -> None:
@@ -182,10 +185,8 @@ def started(isolation: Any, *, host_arenas: bool) -> CudnnService:
     return service
 
 
-def let_wait_here(service: CudnnService, let: bool) -> None:
+def let_wait_here(service: CudnnService) -> None:
     """Let the loop that has sent a request wait for the answers to its uploads, in few steps."""
-    if not let:
-        return
     mailbox: Any = service.state.mailbox
     mailbox.loops_may_stay_awake = True
     poll = select.poll()
@@ -210,7 +211,7 @@ def bytes_taken(service: CudnnService) -> int:
 def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
     way, _, here = buffers.partition(" ")
-    copies, is_new = way in ("upload", "download", "new"), way == "new"
+    copies, is_new, of_model = way in ("upload", "download", "new"), way == "new", way == "model"
     service = started(isolation, host_arenas=not copies)
     gpu, ref, loop = CudnnRef(service), service.actor_ref, asyncio.new_event_loop()
     other = asyncio.new_event_loop()
@@ -218,13 +219,11 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     thread.start()
     one = np.ones((1, 1, 1, 1), "float32")
     x, w, y = (loop.run_until_complete(gpu.upload(one * value)) for value in (1.0, 1.0, 0.0))
-    of_model = buffers == "model"
     grow: Any
     if copies:
-        grow = loop.run_until_complete(copy_of(gpu, buffers))
+        grow = loop.run_until_complete(copy_of(gpu, way, service if here else None))
     else:
         grow = loop.run_until_complete(deployed(gpu)) if of_model else grown(x, w, y, int(buffers))
-    let_wait_here(service, bool(here))
     slots = [service.state.memory.resolve(ref) for ref in (x, w, y)]
     injector, idle = Injector(), threading.Event()
 

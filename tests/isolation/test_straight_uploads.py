@@ -1,0 +1,227 @@
+"""An upload that its caller awaits goes straight to an idle worker, and its answer is awaited without a turn
+of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor import BufferRef, CudnnRef, Receipt
+from cudnn_actor.isolation.process.arrivals import parts_of
+from cudnn_actor.isolation.process.parent import fast_path, owning_loop, straight_upload
+from cudnn_actor.isolation.process.wire import Requests
+from cudnn_actor.messages import Ping, Upload
+from cudnn_actor.processes.channel import Channel
+from tests.service.rigs import in_thread
+
+from ..inside import service_behind
+from ..patience import PATIENCE_S
+from .crash_rigs import Points, kill, workers
+
+pytestmark = pytest.mark.usefixtures("a_forkserver")
+DIMS = (1 << 18,)
+
+
+def numbers(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(DIMS, dtype=np.float32)
+
+
+@asynccontextmanager
+async def on_many_cores(
+    patch: pytest.MonkeyPatch, *, waits_s: float
+) -> AsyncIterator[tuple[CudnnRef, Points]]:
+    """A service whose loops may stay awake. They wait for the answer to an upload for so long."""
+    patch.setattr("cudnn_actor.isolation.process.cores.processors", lambda *_: 64)
+    patch.setattr(straight_upload, "_HERE_S", waits_s)
+    async with workers("AmpleEngine", host_arenas=False) as (gpu, points), asyncio.timeout(PATIENCE_S):
+        yield gpu, points
+
+
+async def buffer(gpu: CudnnRef) -> BufferRef:
+    """A buffer, and a loop that reads the socket, of which nothing else is ready."""
+    ref = await gpu.upload(numbers(0))
+    await gpu.ask(Upload(dst=ref, data=numbers(0)))
+    await quiet(gpu)
+    return ref
+
+
+async def quiet(gpu: CudnnRef) -> None:
+    """Wait until the monitor and the loop have nothing to do."""
+    await gpu.drain()
+
+    def have_host() -> None:
+        with mailbox.hold():
+            pass
+
+    mailbox: Any = service_behind(gpu).state.mailbox
+    await in_thread(have_host)
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def answer_here(asking: Coroutine[Any, Any, Any]) -> Any:
+    """The answer if it is there without a turn of the loop; else None, and nobody waits for it."""
+    try:
+        asking.send(None)
+    except StopIteration as ended:
+        return ended.value
+    asking.close()
+    return None
+
+
+async def test_an_answer_is_there_without_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, _):
+        ref = await buffer(gpu)
+        assert isinstance(answer_here(gpu.ask(Upload(dst=ref, data=numbers(1)), timeout=PATIENCE_S)), Receipt)
+        np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
+        (uploads,) = [each for each in gpu.metrics().requests if each.operation == "Upload"]
+        assert (uploads.finished, uploads.uploaded_bytes) == (2, 2 * numbers(0).nbytes)
+        await gpu.free(ref)
+        await quiet(gpu)
+        new = answer_here(gpu.upload(numbers(2)))
+        assert isinstance(new, BufferRef)
+        np.testing.assert_array_equal(await gpu.download(new), numbers(2))
+
+
+async def test_other_callbacks_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, _):
+        message = Upload(dst=await buffer(gpu), data=numbers(1))
+        ready = asyncio.Event()
+        asyncio.get_running_loop().call_soon(ready.set)
+        assert answer_here(gpu.ask(message)) is None, "a callback is ready"
+        assert not ready.is_set()
+        await quiet(gpu)
+        monkeypatch.setattr(owning_loop, "WAITING_S", PATIENCE_S)
+        for _ in range(3):
+            assert answer_here(gpu.ask(message)) is not None
+        monkeypatch.setattr(owning_loop, "WAITING_S", 0.0)
+        assert answer_here(gpu.ask(message)) is None, "the loop is to have a turn"
+        await quiet(gpu)
+        assert answer_here(gpu.ask(message)) is not None
+
+
+async def test_where_cores_are_few_a_loop_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, _):
+        message = Upload(dst=await buffer(gpu), data=numbers(1))
+        service_behind(gpu).state.mailbox.loops_may_stay_awake = False
+        assert answer_here(gpu.ask(message)) is None
+        await quiet(gpu)
+
+
+async def test_an_answer_that_does_not_come_at_once_comes_by_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with on_many_cores(monkeypatch, waits_s=0.0) as (gpu, points):
+        ref = await buffer(gpu)
+        points.hold("finished")
+        upload = asyncio.ensure_future(gpu.ask(Upload(dst=ref, data=numbers(1))))
+        await in_thread(lambda: points.wait_for_visits("finished?", 1))
+        assert not upload.done()
+        points.let_go("finished")
+        assert isinstance(await upload, Receipt)
+        np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
+
+
+async def test_an_upload_runs_again_if_its_worker_is_killed_while_a_loop_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, points):
+        ref = await buffer(gpu)
+        points.hold("finished")
+        seen = points.visits("finished?")
+
+        def end_worker() -> None:
+            points.wait_for_visits("finished?", seen + 1)
+            kill(gpu)
+            points.let_go("finished")
+
+        killer = threading.Thread(target=end_worker)
+        killer.start()
+        assert isinstance(await gpu.ask(Upload(dst=ref, data=numbers(1))), Receipt)
+        await in_thread(killer.join)
+        assert gpu.generation == 2
+        np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
+
+
+async def test_a_message_that_comes_while_a_loop_waits_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, points):
+        ref = await buffer(gpu)
+        points.hold("finished")
+        seen = points.visits("finished?")
+
+        def send() -> None:
+            points.wait_for_visits("finished?", seen + 1)
+            gpu.actor_ref.tell(Ping())
+            pings.append(gpu.actor_ref.ask(Ping(), block=False))
+            points.let_go("finished")
+
+        pings: list[Any] = []
+        sender = threading.Thread(target=send)
+        sender.start()
+        assert isinstance(await gpu.ask(Upload(dst=ref, data=numbers(1))), Receipt)
+        await in_thread(sender.join)
+        assert await in_thread(lambda: pings[0].get(timeout=PATIENCE_S)) == 1
+
+
+async def test_uploads_take_the_straight_path_only_if_nothing_is_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared: list[object] = []
+    preparing = fast_path._prepare
+
+    def prepare(host: Any, sender: Any, envelope: Any) -> Any:
+        prepared.append(type(envelope.message))
+        return preparing(host, sender, envelope)
+
+    async with on_many_cores(monkeypatch, waits_s=0.0) as (gpu, points):
+        refs = [await buffer(gpu) for _ in range(2)]
+        monkeypatch.setattr(fast_path, "_prepare", prepare)
+        points.hold("finished")
+        first, second = (
+            asyncio.ensure_future(gpu.ask(Upload(dst=ref, data=numbers(n)))) for n, ref in enumerate(refs, 1)
+        )
+        await in_thread(lambda: points.wait_for_visits("finished?", 1))
+        assert prepared == [Upload]
+        points.let_go("finished")
+        await asyncio.gather(first, second)
+        for seed, ref in enumerate(refs, 1):
+            np.testing.assert_array_equal(await gpu.download(ref), numbers(seed))
+
+
+@pytest.mark.parametrize("idle", [True, False])
+async def test_a_worker_is_woken_up_before_the_request_if_it_may_be_asleep(
+    idle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    sending = Channel.send
+
+    def send(channel: Channel, frame: Any, *rest: Any) -> Any:
+        if isinstance(frame, Requests):
+            sent.append(len(frame.requests))
+        return sending(channel, frame, *rest)
+
+    async with on_many_cores(monkeypatch, waits_s=0.0) as (gpu, _):
+        ref = await buffer(gpu)
+        monkeypatch.setattr(straight_upload, "_AWAKE_S", -1.0 if idle else PATIENCE_S)
+        monkeypatch.setattr(straight_upload, "PROMPT_S", 0.0)
+        monkeypatch.setattr(Channel, "send", send)
+        await gpu.write(ref, numbers(1))
+        await gpu.write(ref, numbers(2)[:16].repeat(1 << 14))
+        assert sent == ([0, 1, 0, 1] if idle else [1, 1])
+        sent.clear()
+        monkeypatch.setattr(straight_upload, "PROMPT_S", PATIENCE_S)
+        await gpu.write(ref, numbers(3))
+        assert sent == [1], "it was woken just now, or is not idle"
+
+
+def test_the_last_part_of_a_short_array_is_small() -> None:
+    """When it is there, the caller waits for the device's copy of it."""
+    for nbytes in ((256 << 10) + 4, 600_000, 1 << 20):
+        begin, end = parts_of(nbytes)[-1][1:]
+        assert 0 < end - begin <= (64 << 10) + 4096
