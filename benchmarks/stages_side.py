@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cudnn_actor import CudnnRef, CudnnService
+from cudnn_actor.actors import Envelope
 from cudnn_actor.actors.mailbox import Mailbox
 from cudnn_actor.attached.server.session import Session
 from cudnn_actor.engines.engine_choice import WorkerEngine, choose_engine
@@ -66,7 +67,8 @@ def stamped_caller() -> Iterator[None]:
     """While it lasts, requests of services in this process are stamped."""
     with contextlib.ExitStack() as ends:
         ends.callback(_stamp(CudnnRef, "ask", "asked"))
-        ends.callback(_stamp(Mailbox, "admit", "checked", "in the mailbox"))
+        ends.callback(_stamp(Envelope, "__init__", "checked"))
+        ends.callback(_stamp(Mailbox, "admit", after="in the mailbox"))  # not on a straight path
         ends.callback(_stamp(Channel, "_push", "request encoded", "request sent"))
         ends.callback(_stamp(Channel, "fetch", after="answer read", if_true=True))
         ends.callback(_stamp(LateCopy, "make", "values: copy begins", "values: copied"))
