@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -20,7 +21,7 @@ from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
-from cudnn_actor.engines.base import ContextDead, Engine, Plan, StickyError
+from cudnn_actor.engines.base import ContextDead, Engine, EngineFailure, Plan, StickyError
 from cudnn_actor.execution.arriving import Arriving, copy_of
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, describe_error
@@ -627,9 +628,8 @@ class Runner(Generic[T]):
         executor, tag = self.executor, "upload"
         if self.faults.rule is not None:
             self.faults.inject(tag)
-        place, is_alone = executor.binding(slot), not executor.busy
-        if is_alone:
-            self.host.answer_ahead(task, tag)  # it is kept until the device is done, and has time to be made
+        place = executor.binding(slot)
+        answer = None if executor.busy else self.host.answer_ahead(task, tag)  # while the array arrives
         copy = copy_of(executor, tag, data, place, self._await_part)
         try:
             if copy is not None:
@@ -644,10 +644,28 @@ class Runner(Generic[T]):
             # The device may still read the parts before: they are held until it does not.
             executor.defer(Enqueued(task, tag, [slot], late=functools.partial(collect, (), error)))
             return LATER
-        answer = self._answer_or_defer(task, tag, [slot])
-        if is_alone:
-            executor.fence()  # at once: its caller waits
-        return answer
+        reply = self._answer_or_defer(task, tag, [slot])
+        if answer is not None and self.awake_s:
+            self._answer_soon(answer)
+        return reply
+
+    def _answer_soon(self, answer: Callable[[], object]) -> None:
+        """Set a fence behind the only work, whose answer is made, and look for its end a few times at once.
+
+        Its caller waits, and the device takes less time than this thread for a look for other requests.
+        """
+        executor = self.executor
+        try:
+            executor.fence()
+            for _ in range(_MOST_LOOKS):
+                if executor.has_passed(answer):
+                    self._settle_work(executor)
+                    self._settle_passed(executor)
+                    return
+        except StickyError as error:  # as in `_settle_amid`
+            raise ContextDead(str(error)) from error
+        except EngineFailure as error:  # of the look: it is no answer to the request, which may be answered
+            raise Crash(f"it could not look whether its device has finished: {error}") from error
 
     def _await_part(self, arriving: Arriving, number: int) -> None:
         """Wait until a part of an array has arrived. Work that was enqueued before is answered meanwhile.
@@ -660,7 +678,10 @@ class Runner(Generic[T]):
         begin_s = time.monotonic()
         while not arriving.is_there(number):
             self.host.note_progress()
-            self._wait_amid(time.monotonic() - begin_s - self.awake_s)
+            waited_s = time.monotonic() - begin_s - self.awake_s
+            self._wait_amid(waited_s)
+            if waited_s < 0.0 and any(map(arriving.is_there, itertools.repeat(number, _MOST_LOOKS))):
+                return
 
     def write_all(self, task: T, slots: Sequence[Slot], values: Sequence[np.ndarray]) -> Any:
         """Write the values of host arrays to buffers, all or none: they fit, as was checked before.

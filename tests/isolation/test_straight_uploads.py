@@ -149,6 +149,18 @@ async def test_an_upload_runs_again_if_its_worker_is_killed_while_a_loop_waits(
         np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
 
 
+@pytest.mark.parametrize("order", ["stick", "fail"])
+async def test_an_upload_runs_again_if_the_look_for_its_end_fails(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, points):
+        ref = await buffer(gpu)
+        points.order("finished?", order)
+        assert isinstance(await gpu.ask(Upload(dst=ref, data=numbers(1))), Receipt)
+        assert gpu.generation == 2
+        np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
+
+
 async def test_a_message_that_comes_while_a_loop_waits_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, points):
         ref = await buffer(gpu)
