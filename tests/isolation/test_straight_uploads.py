@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import BufferRef, CudnnRef, Receipt
+from cudnn_actor import BufferRef, CudnnRef, DeadlineExceeded, InvalidRequest, Receipt, StaleBufferError
+from cudnn_actor.actors import Envelope, LoopBridge
 from cudnn_actor.isolation.process.arrivals import parts_of
 from cudnn_actor.isolation.process.parent import fast_path, owning_loop, straight_upload
 from cudnn_actor.isolation.process.wire import Requests
@@ -204,6 +205,37 @@ async def test_uploads_take_the_straight_path_only_if_nothing_is_in_flight(
         await asyncio.gather(first, second)
         for seed, ref in enumerate(refs, 1):
             np.testing.assert_array_equal(await gpu.download(ref), numbers(seed))
+
+
+async def test_a_buffer_that_was_freed_since_the_check_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, _):
+        ref = await buffer(gpu)
+        await gpu.free(ref)
+        other = await gpu.upload(numbers(1))
+        assert other.slot == ref.slot
+        await quiet(gpu)
+        bridge, future = LoopBridge.of_running_loop(), asyncio.get_running_loop().create_future()
+        message = Upload(dst=ref, data=numbers(2))
+        service_behind(gpu).state.mailbox.admit_awaited(Envelope(message, future=future, bridge=bridge))
+        with pytest.raises(StaleBufferError):
+            await future
+        np.testing.assert_array_equal(await gpu.download(other), numbers(1))
+
+
+async def test_values_of_other_dims_or_another_dtype_are_refused_or_converted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, _):
+        ref = await buffer(gpu)
+        with pytest.raises(InvalidRequest, match="other dims"):
+            await gpu.ask(Upload(dst=ref, data=numbers(1).reshape(2, -1)))
+        await gpu.ask(Upload(dst=ref, data=np.arange(*DIMS, dtype=np.int32)))
+        np.testing.assert_array_equal(await gpu.download(ref), np.arange(*DIMS, dtype=np.float32))
+        await gpu.ask(Upload(dst=ref, data=numbers(2)[::-1]))
+        np.testing.assert_array_equal(await gpu.download(ref), numbers(2)[::-1])
+        with pytest.raises(DeadlineExceeded, match="had not started"):
+            await gpu.ask(Upload(dst=ref, data=numbers(3)), timeout=0.0)
+        np.testing.assert_array_equal(await gpu.download(ref), numbers(2)[::-1])
 
 
 @pytest.mark.parametrize("idle", [True, False])
