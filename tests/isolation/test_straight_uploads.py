@@ -19,7 +19,8 @@ from cudnn_actor.isolation.process.parent import fast_path, owning_loop, straigh
 from cudnn_actor.isolation.process.wire import Requests
 from cudnn_actor.messages import Ping, Upload
 from cudnn_actor.processes.channel import Channel
-from tests.service.rigs import in_thread
+from cudnn_actor.supervision import Restarting
+from tests.service.rigs import in_thread, seen
 
 from ..inside import service_behind
 from ..patience import PATIENCE_S
@@ -101,6 +102,10 @@ async def test_other_callbacks_have_their_turns(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(owning_loop, "WAITING_S", PATIENCE_S)
         for _ in range(3):
             assert answer_here(gpu.ask(message)) is not None
+        asyncio.get_running_loop().call_soon(ready.set)
+        assert answer_here(gpu.ask(message)) is None, "another callback is ready"
+        await quiet(gpu)
+        assert answer_here(gpu.ask(message)) is not None
         monkeypatch.setattr(owning_loop, "WAITING_S", 0.0)
         assert answer_here(gpu.ask(message)) is None, "the loop is to have a turn"
         await quiet(gpu)
@@ -150,15 +155,20 @@ async def test_an_upload_runs_again_if_its_worker_is_killed_while_a_loop_waits(
         np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
 
 
-@pytest.mark.parametrize("order", ["stick", "fail"])
+@pytest.mark.parametrize(
+    ("order", "cause"), [("stick", "DEAD: the test"), ("fail", "it could not look")], ids=["stick", "fail"]
+)
 async def test_an_upload_runs_again_if_the_look_for_its_end_fails(
-    order: str, monkeypatch: pytest.MonkeyPatch
+    order: str, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, points):
         ref = await buffer(gpu)
         points.order("finished?", order)
         assert isinstance(await gpu.ask(Upload(dst=ref, data=numbers(1))), Receipt)
         assert gpu.generation == 2
+        event = await seen(gpu, Restarting)
+        assert isinstance(event, Restarting)
+        assert event.cause.cause.startswith(cause)
         np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
 
 
@@ -229,6 +239,7 @@ async def test_values_of_other_dims_or_another_dtype_are_refused_or_converted(
         ref = await buffer(gpu)
         with pytest.raises(InvalidRequest, match="other dims"):
             await gpu.ask(Upload(dst=ref, data=numbers(1).reshape(2, -1)))
+        await quiet(gpu)
         await gpu.ask(Upload(dst=ref, data=np.arange(*DIMS, dtype=np.int32)))
         np.testing.assert_array_equal(await gpu.download(ref), np.arange(*DIMS, dtype=np.float32))
         await gpu.ask(Upload(dst=ref, data=numbers(2)[::-1]))
