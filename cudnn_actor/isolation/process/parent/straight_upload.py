@@ -15,6 +15,7 @@ makes the copy, and completes the answer.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -133,11 +134,12 @@ class _Target(NamedTuple):
 
 
 def _rouse(dispatcher: UploadMailbox, now_s: float) -> bool:
-    """Wake the worker, with the host held. Returns True."""
+    """Wake the worker, with the host held, if there is memory for that. Returns True."""
     sender = dispatcher.host.sender
     if sender.sending is None and not sender._unsent and not dispatcher.host.in_flight.requests:
         dispatcher._roused_s = now_s
-        sender.rouse_worker()
+        with contextlib.suppress(MemoryError):
+            sender.rouse_worker()
     return True
 
 
