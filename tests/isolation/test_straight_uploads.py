@@ -15,7 +15,8 @@ import pytest
 from cudnn_actor import BufferRef, CudnnRef, DeadlineExceeded, InvalidRequest, Receipt, StaleBufferError
 from cudnn_actor.actors import Envelope, LoopBridge
 from cudnn_actor.isolation.process.arrivals import parts_of
-from cudnn_actor.isolation.process.parent import fast_path, owning_loop, straight_upload
+from cudnn_actor.isolation.process.parent import owning_loop, straight_upload
+from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.wire import Requests
 from cudnn_actor.messages import Ping, Upload
 from cudnn_actor.processes.channel import Channel
@@ -195,22 +196,22 @@ async def test_a_message_that_comes_while_a_loop_waits_is_sent(monkeypatch: pyte
 async def test_uploads_take_the_straight_path_only_if_nothing_is_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prepared: list[object] = []
-    preparing = fast_path._prepare
+    admitted: list[object] = []
+    admitting = Dispatcher.admit
 
-    def prepare(host: Any, sender: Any, envelope: Any) -> Any:
-        prepared.append(type(envelope.message))
-        return preparing(host, sender, envelope)
+    def admit(dispatcher: Dispatcher, envelope: Envelope, **waits: bool) -> None:
+        admitted.append(type(envelope.message))
+        admitting(dispatcher, envelope, **waits)
 
     async with on_many_cores(monkeypatch, waits_s=0.0) as (gpu, points):
         refs = [await buffer(gpu) for _ in range(2)]
-        monkeypatch.setattr(fast_path, "_prepare", prepare)
+        monkeypatch.setattr(Dispatcher, "admit", admit)
         points.hold("finished")
         first, second = (
             asyncio.ensure_future(gpu.ask(Upload(dst=ref, data=numbers(n)))) for n, ref in enumerate(refs, 1)
         )
         await in_thread(lambda: points.wait_for_visits("finished?", 1))
-        assert prepared == [Upload]
+        assert admitted == [Upload], "only the second"
         points.let_go("finished")
         await asyncio.gather(first, second)
         for seed, ref in enumerate(refs, 1):
