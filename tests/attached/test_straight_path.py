@@ -26,6 +26,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.actors import Envelope, LoopBridge
 from cudnn_actor.attached import ServedSocket, serve_socket
+from cudnn_actor.attached.server import failures, sending
 from cudnn_actor.attached.wire import Done, Refused
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.errors import StaleReason
@@ -406,20 +407,16 @@ async def test_fair_share_counts_a_straight_request_until_its_answer(rig: Rig) -
 async def test_a_request_whose_answer_the_server_has_no_memory_to_send_does_not_stay_in_fair_share(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (session,) = sessions_of(rig.served)
-    failed = asyncio.Event()
-
-    def fail(*_: object) -> None:
-        failed.set()
+    def fail(*_: object) -> bytes:
         raise MemoryError
 
     async with rig.in_work(rig.one.product()) as running:
-        monkeypatch.setattr(session, "send", fail)
-    await failed.wait()
+        monkeypatch.setattr(sending, "encode", fail)
+        monkeypatch.setattr(failures, "encode", fail)
+    assert isinstance(await outcome(running), ServiceStopped)
     monkeypatch.undo()
     await rig.gpu.drain()
     assert (rig.served.share.has_one, rig.served.share.outstanding_us) == (False, 0.0)
-    running.cancel()
 
 
 async def test_with_faults_requests_do_not_go_straight(tmp_path: Path) -> None:

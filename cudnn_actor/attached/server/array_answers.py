@@ -9,6 +9,7 @@ import numpy as np
 
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.server.asked import Asked
+from cudnn_actor.attached.server.failures import failure_answer
 from cudnn_actor.attached.server.segments import Segments, room_needed
 from cudnn_actor.attached.wire import (
     INLINE_BYTES,
@@ -76,8 +77,7 @@ class ArrayAnswers:
         """Answer a request with arrays: at once if they are small or there is room, else ask for room."""
         needed = room_needed([array for _, array in arrays])
         if needed <= INLINE_BYTES:
-            wired = [(name, WireArray.of(array)) for name, array in arrays]
-            self._end_request(asked, Arrays(asked.number, wired))
+            self._end_request(asked, _inline(asked, arrays))
         elif asked.room is None or needed > asked.room_bytes:
             asked.results = arrays
             self._unplaced += needed
@@ -101,7 +101,11 @@ class ArrayAnswers:
         self.give(asked, arrays)
 
     async def _give_from_a_thread(self, asked: Asked, arrays: NamedArrays) -> None:
-        self._end_request(asked, await in_own_thread(self._place, asked, arrays))
+        try:
+            answer = await in_own_thread(self._place, asked, arrays)
+        except Exception as error:  # noqa: BLE001 - no thread could be started: the answer says it
+            answer = failure_answer(asked.number, error)
+        self._end_request(asked, answer)
 
     def _place(self, asked: Asked, arrays: NamedArrays) -> Answer:
         """Copy arrays to the client's memory, and return the answer that names their places. Any thread."""
@@ -110,4 +114,14 @@ class ArrayAnswers:
             wired = self._segments.write(asked.room, asked.room_bytes, [array for _, array in arrays])
         except ValueError as error:
             return Refused(asked.number, MalformedMessage(detail=str(error)).to_record())
+        except Exception as error:  # noqa: BLE001 - no memory: the answer says it
+            return failure_answer(asked.number, error)
         return Arrays(asked.number, list(zip([name for name, _ in arrays], wired, strict=True)))
+
+
+def _inline(asked: Asked, arrays: NamedArrays) -> Answer:
+    """The answer that has arrays in its frame, or says why they cannot be there."""
+    try:
+        return Arrays(asked.number, [(name, WireArray.of(array)) for name, array in arrays])
+    except Exception as error:  # noqa: BLE001 - no memory, or a dtype that does not travel: the answer says it
+        return failure_answer(asked.number, error)

@@ -51,6 +51,9 @@ class Takes(Protocol):
     def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Take an answer, once for each request. On the server's loop."""
 
+    def answered_wrongly(self, asked: Asked, value: Any, problem: BaseException) -> None:
+        """Take note that `answered` has raised an exception."""
+
 
 class Asked(msgspec.Struct, eq=False):
     """A client's request. It is in a queue first, and has an envelope once the service has it.
@@ -72,7 +75,8 @@ class Asked(msgspec.Struct, eq=False):
     withdrawn, answered
         Whether the client has withdrawn it, and whether it has its answer.
     cost_us
-        The estimate of its time in fair share, in microseconds.
+        The estimate of its time in microseconds, while fair share counts the request as one that the service
+        has; else 0.
     sent_ns
         When the service was sent it, by `time.perf_counter_ns`; 0 before that, and if it never is.
     copied
@@ -133,6 +137,12 @@ class Asked(msgspec.Struct, eq=False):
         """The context for the request's spans: it has the client's span, and nothing of this process."""
         return contextvars.Context().run(observer.received, self.headers or {})
 
+    @property
+    def is_in_work(self) -> bool:
+        """Whether the service has it, or a model of the server's process runs for it. So its answer comes."""
+        envelope = self.envelope
+        return self.work is not None or (envelope is not None and envelope.mailbox is not None)
+
     def withdraw(self) -> bool:
         """Prevent the start of the request, unless it has started. It is answered in any case.
 
@@ -151,7 +161,15 @@ class Asked(msgspec.Struct, eq=False):
         if not self.answered:
             self.answered = True
             self.envelope = None  # it refers to this object: without a cycle, both are freed at once
-            self.session.answered(self, value, error)
+            try:
+                self.session.answered(self, value, error)
+            except BaseException as problem:  # noqa: BLE001 - the session logs it
+                self._fail(value, problem)
+
+    def _fail(self, value: Any, problem: BaseException) -> None:
+        self.session.answered_wrongly(self, value, problem)
+        if not isinstance(problem, Exception):  # of a signal handler
+            raise problem
 
     # As the future of its envelope.
 
@@ -164,7 +182,10 @@ class Asked(msgspec.Struct, eq=False):
         if not self.answered:  # `deliver`, inlined
             self.answered = True
             self.envelope = None
-            self.session.answered(self, value, None)
+            try:
+                self.session.answered(self, value, None)
+            except BaseException as problem:  # noqa: BLE001 - the session logs it
+                self._fail(value, problem)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The server's loop."""

@@ -108,6 +108,12 @@ class Holdings:
         """Whether the client has deployed a model, and not unloaded it."""
         return model in self._models
 
+    def holds(self, what: object) -> bool:
+        """Whether the client has a buffer of its own or a model."""
+        if isinstance(what, BufferRef):
+            return (what.slot, what.generation) in self._buffers
+        return what in self._models
+
     def check(self, message: Any, named: Iterable[BufferRef | ModelRef]) -> None:
         """Raise `StaleBufferError` or `NotDeployed` if a message names a buffer or a model that the client
         does not have.

@@ -98,4 +98,4 @@ class Nearness:
             return
         waiting = [session for session in self._sessions if session.asked]
         if len(waiting) == 1 and len(waiting[0].asked) == 1 and not waiting[0].channel.backed_up:
-            waiting[0].send(_NEAR)
+            waiting[0].tell(_NEAR)

@@ -232,7 +232,7 @@ class ServedSocket:
         shown = Lent(self.lent.records)
         for session in tuple(self._sessions):
             if session.name:
-                session.send(shown)
+                session.tell(shown)
 
     def forget_parent(self) -> None:
         """Close the copies of the descriptors in a forked child, and leave the socket to the parent."""
@@ -304,8 +304,13 @@ class ServedSocket:
         self._pumping = True
         try:
             while (turn := self.share.take()) is not None:
-                session, asked, _ = turn
-                session.hand_over(asked)
+                session, asked, cost_us = turn
+                asked.cost_us = cost_us
+                try:
+                    session.hand_over(asked)
+                except Exception as error:
+                    log.exception("request.failed", client=session.name)
+                    session.give_up(asked, error)
         finally:
             self._pumping = False
 
@@ -330,7 +335,7 @@ class ServedSocket:
             if seen > told:
                 for session in tuple(self._sessions):
                     if session.name:
-                        session.send(Happened(event, self._service.worker_pid))
+                        session.tell(Happened(event, self._service.worker_pid))
         self._end_sessions()
 
     def _look(self) -> None:
@@ -346,7 +351,7 @@ class ServedSocket:
             status = Status(self._service.health(), self._service.metrics())
             for session in tuple(self._sessions):
                 if session.name and not session.channel.backed_up:
-                    session.send(status)
+                    session.tell(status)
 
     def _end_sessions(self) -> None:
         for session in tuple(self._sessions):

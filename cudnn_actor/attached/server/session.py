@@ -4,7 +4,8 @@ Everything here runs on the event loop of the server, so nothing needs a lock. R
 until it is their turn. Then they are put into the service's mailbox, in the order in which their client has
 sent them. So the service runs them in that order.
 
-The file is long because the whole way of a request through its session is one class.
+An exception that nobody foresaw fails one request, or ends the session. Either way, the request leaves the
+fair share.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ from cudnn_actor.attached.server.array_answers import ArrayAnswers
 from cudnn_actor.attached.server.asked import Asked, Known
 from cudnn_actor.attached.server.copies import Copies, other_digest
 from cudnn_actor.attached.server.failures import failure_answer, kind_of
+from cudnn_actor.attached.server.granted import note_answer, note_failure
 from cudnn_actor.attached.server.holdings import Holdings, references
 from cudnn_actor.attached.server.moves import message_of, require_mover
 from cudnn_actor.attached.server.patience import Patience
 from cudnn_actor.attached.server.received import Received
 from cudnn_actor.attached.server.segments import Segments
+from cudnn_actor.attached.server.sending import Sending
 from cudnn_actor.attached.server.server import Server
 from cudnn_actor.attached.server.shared_weights import Digest
 from cudnn_actor.attached.wire import (
     VERSION,
     Answer,
-    Answers,
     Attach,
     Done,
     DropSegment,
@@ -64,18 +66,18 @@ from cudnn_actor.protocol.errors import (
     CudnnActorError,
     InvalidRequest,
     MailboxFull,
-    StaleBufferError,
 )
 from cudnn_actor.protocol.messages.codec import encode_reply
 from cudnn_actor.protocol.messages.messages import (
     Allocate,
-    DeployModel,
     Drain,
     Free,
     LendStaging,
     UnloadModel,
 )
+from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.receipts import Receipt
+from cudnn_actor.protocol.types.buffers import BufferRef
 
 __all__ = ["Session"]
 
@@ -110,7 +112,7 @@ class Session:
         self._copies = Copies(server.copies)
         self._drains: deque[int] = deque()
         self._answers: list[Answer] = []
-        self._flushing = self._paused = False
+        self._flushing = False
         self._last = 0
         self._loop = asyncio.get_running_loop()
         self._bridge = LoopBridge.of_running_loop()
@@ -132,7 +134,8 @@ class Session:
             ImportBuffer: self._take_move,
         }
         self._looks = look_at(channel.fileno())
-        self._loop.add_reader(channel.fileno(), self._readable)
+        self._sending = Sending(channel, self._loop, readable=self._readable, fail=self._end_by_fault)
+        self.send, self.tell = self._sending.send, self._sending.tell
 
     def __repr__(self) -> str:
         return f"<session of {self.name!r}, process {self.pid}>"
@@ -157,6 +160,11 @@ class Session:
             self._refuse_frame(str(error))
         except OSError as error:  # there was no descriptor or no memory to map a segment
             self._refuse_frame(f"a segment could not be mapped: {error}")
+        except Exception:  # noqa: BLE001 - it is logged
+            self._end_by_fault()
+        except BaseException:  # of a signal handler: nothing says how far the frame was taken
+            self.end()
+            raise
         if self.open and channel.ended:
             self.end()
         elif self.open and self._server.share.waits:
@@ -164,7 +172,7 @@ class Session:
 
     def look(self) -> bool:
         """Take the requests that have come. Returns whether any had. For a loop that stays awake."""
-        if self._paused or not self.open or not self._looks():
+        if self._sending.paused or not self.open or not self._looks():
             return False
         self._readable()
         return True
@@ -195,18 +203,24 @@ class Session:
         log.warning("client.malformed", client=self.name, pid=self.pid, reason=reason)
         self.end()
 
+    def _end_by_fault(self) -> None:
+        """End the session because of an exception that nobody foresaw. It is logged."""
+        log.exception("client.failed", client=self.name, pid=self.pid)
+        self.end()
+
     def end(self) -> None:
         """Close the connection, withdraw requests that have not started, and free the client's buffers and
         models. Idempotent."""
         if not self.open:
             return
         self.open = False
-        self._loop.remove_reader(self.channel.fileno())
-        self._loop.remove_writer(self.channel.fileno())
+        self._sending.stop()
         self.channel.close()
         self._server.share.leave(self)
         for asked in tuple(self.asked.values()):
             asked.withdraw()
+            if asked.cost_us and not asked.is_in_work:
+                self._charge(asked, None, has_run=False)
         held = len(self.holdings)
         self.holdings.end()
         self._segments.clear()
@@ -219,23 +233,6 @@ class Session:
         self._server.pump()
 
     # Frames to the client.
-
-    def send(self, frame: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a frame. While the client does not read, its own frames are not read either.
-
-        Raises `OSError` if descriptors must wait, and none is left to duplicate them.
-        """
-        self.channel.send(frame, descriptors)
-        if self.channel.backed_up and not self._paused:
-            self._paused = True
-            self._loop.remove_reader(self.channel.fileno())
-            self._loop.add_writer(self.channel.fileno(), self._writable)
-
-    def _writable(self) -> None:
-        if self.channel.flush():
-            self._loop.remove_writer(self.channel.fileno())
-            self._paused = False
-            self._loop.add_reader(self.channel.fileno(), self._readable)
 
     def _answer(self, answer: Answer) -> None:
         """Send an answer: at once if no other request is open, else with the other answers of this iteration
@@ -252,7 +249,7 @@ class Session:
         self._flushing = False
         if self._answers and self.open:
             answers, self._answers = self._answers, []
-            self.send(Answers(answers))
+            self._sending.send_answers(answers)
 
     # Requests.
 
@@ -264,11 +261,13 @@ class Session:
             self._last = number
             try:
                 self._put(request)
-            except CudnnActorError as error:
-                self._answer(Refused(request.number, error.to_record()))
             except Exception as error:
-                log.exception("request.failed", client=self.name, message=kind_of(request.body))
-                self._answer(failure_answer(request.number, error))
+                if not isinstance(error, CudnnActorError):
+                    log.exception("request.failed", client=self.name, message=kind_of(request.body))
+                if (asked := self.asked.get(number)) is None:
+                    self._answer(failure_answer(number, error))
+                else:
+                    self.give_up(asked, error)
 
     def _count_request(self, number: int) -> None:
         if number <= self._last:
@@ -289,8 +288,9 @@ class Session:
         )
         if known.runs_plan and not request.share:  # nearly all: `_put_in_turn`, inlined
             self.asked[asked.number] = asked
-            asked.cost_us = cost_us = known.cost_us or server.costs.estimate(known)
+            cost_us = known.cost_us or server.costs.estimate(known)
             if server.share.pass_through(self, cost_us):
+                asked.cost_us = cost_us
                 self._run_plan(asked, known)
             else:
                 server.share.put(self, asked, cost_us)
@@ -349,12 +349,11 @@ class Session:
         """
         try:
             self._note_copy(asked, await self._copies.checked_in_turn(asked.known, share))
-        except Exception as error:  # noqa: BLE001 - no memory, no thread, another digest: the answer says it
             if self.open:
-                self._end_request(asked, failure_answer(asked.number, error))
-            return
+                self._put_in_turn(asked)
+        except Exception as error:  # noqa: BLE001 - no memory, no thread, another digest: the answer says it
+            self.give_up(asked, error)
         if self.open:
-            self._put_in_turn(asked)
             self._server.pump()
 
     def _note_copy(self, asked: Asked, known: Known) -> None:
@@ -371,16 +370,24 @@ class Session:
             self.hand_over(asked)
         else:
             share = self._server.share
-            asked.cost_us = cost_us = self._server.costs.estimate(asked.known)
+            cost_us = self._server.costs.estimate(asked.known)
             if share.pass_through(self, cost_us):
+                asked.cost_us = cost_us
                 self.hand_over(asked)
             else:
                 share.put(self, asked, cost_us)
 
+    def give_up(self, asked: Asked, error: Exception) -> None:
+        """Answer a request with an error, unless the service has it or it is answered already."""
+        if not asked.is_in_work:
+            asked.deliver(None, error)
+
     def hand_over(self, asked: Asked) -> None:
         """Send the service a request whose turn it is, unless it was withdrawn."""
-        if asked.withdrawn:
+        if asked.withdrawn or asked.answered:
             asked.deliver(None, None)
+            if asked.cost_us:  # it had its answer while it waited
+                self._charge(asked, None, has_run=False)
             return
         known, state, holdings = asked.known, self._server.state, self.holdings
         if known.runs_plan:
@@ -434,7 +441,7 @@ class Session:
     def _fail(self, asked: Asked, error: Exception) -> None:
         if not isinstance(error, CudnnActorError):
             log.exception("request.failed", client=self.name, message=type(asked.known.message).__name__)
-        asked.deliver(None, error)
+        self.give_up(asked, error)
 
     def _answered_here(self, asked: Asked, message: Any) -> bool:
         """Answer a request that needs nothing of the service. Returns False for any other request."""
@@ -466,11 +473,32 @@ class Session:
     def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Take the answer of a request. See `Takes`."""
         if asked.known.runs_plan and type(value) is Receipt and self.open:  # nearly all
-            try:
-                self._end_run(asked, Done(asked.number, value))  # first: the client waits for it
-            finally:  # else fair share would count the request for ever
-                self._charge(asked, value, has_run=True)
-            return
+            self._end_run(asked, Done(asked.number, value))  # first: the client waits for it
+            self._charge(asked, value, has_run=True)
+        else:
+            self._take_answer(asked, value, error)
+
+    def answered_wrongly(self, asked: Asked, value: Any, problem: BaseException) -> None:
+        """Answer a request with an error because `answered` has raised one. See `Takes`.
+
+        The session ends instead if the answer may have been sent, or if it is something that the client would
+        have to give back.
+        """
+        kind = type(asked.known.message).__name__
+        log.error("request.failed", client=self.name, message=kind, exc_info=problem)
+        if asked.cost_us:
+            self._charge(asked, None, has_run=False)
+        gives = isinstance(value, BufferRef | ModelRef | ExportedRange)
+        if not self.open:
+            self.asked.pop(asked.number, None)
+        elif not gives and asked.number in self.asked:
+            self._end_request(asked, failure_answer(asked.number, problem))
+        else:
+            if gives and asked.digest is None and not self.holdings.holds(value):
+                self._server.state.discard(value)
+            self.end()
+
+    def _take_answer(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         self._settle(asked, value, error)
         if asked.copied:
             self._copies.release(asked.copied)
@@ -478,11 +506,10 @@ class Session:
         if not self.open:
             self.asked.pop(asked.number, None)
             return
-        message = asked.known.message
         if error is None and (asked.sent_ns or not asked.withdrawn):
-            value = self._note_answer(asked, message, value)
+            value = note_answer(self._server, self.holdings, asked, value)
         else:
-            self._note_failure(asked, message, error)
+            note_failure(self.holdings, asked, error)
         if error is not None or (asked.withdrawn and value is None):
             self._end_request(asked, failure_answer(asked.number, error))
         elif isinstance(value, np.ndarray):
@@ -498,63 +525,29 @@ class Session:
 
     def _settle(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Tell fair share how long a request has taken. Free its result if the client has gone."""
-        if not asked.known.control:
+        if asked.cost_us:
             self._charge(asked, value, has_run=bool(asked.sent_ns) and error is None)
         if not self.open:
             self._server.state.discard(value)
 
     def _charge(self, asked: Asked, value: Any, *, has_run: bool) -> None:
         server, share = self._server, self._server.share
-        taken_us = server.costs.note(asked, value, time.perf_counter_ns()) if has_run else 0.0
-        share.finish(self, asked.cost_us, taken_us)
+        taken_us = 0.0
+        try:
+            if has_run:
+                taken_us = server.costs.note(asked, value, time.perf_counter_ns())
+        finally:
+            share.finish(self, asked.cost_us, taken_us)
+            asked.cost_us = 0.0
         if share.waits:
             server.pump_soon()
-
-    def _note_answer(self, asked: Asked, message: Any, value: Any) -> Any:
-        """Note the buffers and models that the client gets or gives back with an answer. Returns the
-        answer."""
-        if isinstance(message, Allocate) and value is not None:
-            if asked.digest is not None:
-                return self._share(asked, value)
-            self.holdings.add(value)
-        elif isinstance(message, Import):
-            self.holdings.add_import(value)
-        elif isinstance(message, DeployModel):
-            self.holdings.add(value)
-        elif isinstance(message, Free) and asked.digest is None:
-            self.holdings.drop(message.buffer)
-        elif isinstance(message, UnloadModel) and message.graphs is None:
-            self.holdings.drop(message.model)
-        return value
-
-    def _note_failure(self, asked: Asked, message: Any, error: BaseException | None) -> None:
-        """Note that the client has not got what it asked for. Without an error, the request was withdrawn."""
-        self.holdings.give_up(asked.reserved)
-        if asked.imports:
-            self.holdings.end_import()
-        if isinstance(error, StaleBufferError) and isinstance(message, Free):
-            self.holdings.drop(message.buffer)  # a crash has ended the buffer
-
-    def _share(self, asked: Asked, ref: Any) -> Any:
-        """Give the client a shared buffer: an earlier one, or the new one, which others share from now on."""
-        shared, digest = self._server.shared, Digest(*asked.digest)  # type: ignore[misc]
-        if asked.sent_ns:  # it was just made
-            self.holdings.give_up(asked.reserved)
-            asked.reserved = 0
-            if (other := shared.find(digest)) is not None:  # another client has made one meanwhile
-                self._server.state.discard(ref)
-                ref = other
-            else:
-                shared.add(digest, ref)
-        self.holdings.add_shared(ref)
-        return ref
 
     def _give_range(self, number: int, found: ExportedRange) -> None:
         """Answer an `Export`. The channel duplicates the descriptor if the frame must wait."""
         self.asked.pop(number, None)
-        self._flush()
         try:
-            self.send(Exported(number, found.arena_bytes, found.offset), (found.descriptor,))
+            self._flush()
+            self._sending.send(Exported(number, found.arena_bytes, found.offset), (found.descriptor,))
         except OSError as error:
             self._answer(failure_answer(number, error))
         finally:
@@ -589,7 +582,7 @@ class Session:
         if self.asked or self._answers:
             self._end_request(asked, answer)
         else:  # no drain waits: it would be open
-            self.send(Answers([answer]))
+            self._sending.send_answers([answer])
             self._nearness.note_answered(self.look)
 
     def _answer_drains(self) -> None:
