@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 import threading
 import types
 import warnings
@@ -17,7 +18,7 @@ from cudnn_actor import CudnnRef, child_spec, spawn, start
 from cudnn_actor.errors import NoEventLoop
 from cudnn_actor.isolation.selection import isolation_for
 from cudnn_actor.messages import Ping
-from cudnn_actor.options import make_options
+from cudnn_actor.options import Isolation, make_options
 from cudnn_actor.service.engine_choice import engine_for
 from cudnn_actor.supervision import Stopped
 
@@ -128,3 +129,20 @@ def test_one_that_is_run_in_place_of_a_coroutine_says_what_to_write() -> None:
         "<the result of spawn(), which starts a service when it is awaited: inside an `async def`, "
         "use `async with spawn(...) as gpu`, or `gpu = await spawn(...)`>"
     )
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_a_start_does_not_look_for_a_folder_of_temporary_files_on_the_event_loop(
+    isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's first look writes a file to each folder that it tries."""
+    threads, look = [], tempfile.gettempdir
+
+    def noted() -> str:
+        threads.append(threading.current_thread())
+        return look()
+
+    monkeypatch.setattr(tempfile, "gettempdir", noted)
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        await gpu.ping()
+    assert threading.main_thread() not in threads

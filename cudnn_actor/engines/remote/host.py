@@ -71,8 +71,7 @@ class BuilderHost:
     ) -> None:
         self._preload = preload
         self._executable = None if executable is None else os.fspath(executable)
-        self.journal = str(Path(tempfile.gettempdir()) / f"cudnn-actor-{uuid.uuid4().hex}.journal")
-        """Path of the file in which builder processes record the plans that they check."""
+        self._journal = f"cudnn-actor-{uuid.uuid4().hex}.journal"
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._queue: BuilderQueue | None = None
@@ -89,6 +88,14 @@ class BuilderHost:
         """Processes in a row that ended without accepting the waiting connections."""
         self._untaken_since: float | None = None
         forks.watch(self)
+
+    @property
+    def journal(self) -> str:
+        """Path of the file in which builder processes record the plans that they check.
+
+        May block: for the first caller in a process, Python looks for a folder in which it can write a file.
+        """
+        return str(Path(tempfile.gettempdir()) / self._journal)
 
     @property
     def pid(self) -> int | None:
