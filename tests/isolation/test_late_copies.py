@@ -194,6 +194,27 @@ async def test_a_request_is_sent_before_its_values_are_copied_and_answered_befor
             np.testing.assert_array_equal(await gpu.download(ref), numbers(HEAVY, 1))
 
 
+@pytest.mark.parametrize(("side", "on_the_loop"), [(128, True), (300, False), (512, False)])
+async def test_an_event_loop_copies_no_more_than_256_kib_of_a_strided_array(
+    side: int, on_the_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    copy = transfer.store
+
+    def store(dst: np.ndarray, array: np.ndarray) -> None:
+        threads.append(threading.current_thread())
+        copy(dst, array)
+
+    async with on_a_device() as gpu:
+        ref, values = await gpu.upload(numbers((side, side))), numbers((side, side), 1).T
+        monkeypatch.setattr(transfer, "store", store)
+        for _ in range(20):
+            await gpu.ask(Upload(dst=ref, data=values))
+        monkeypatch.undo()
+        np.testing.assert_array_equal(await gpu.download(ref), values)
+    assert (threading.main_thread() in threads) is on_the_loop
+
+
 @pytest.mark.parametrize("count", [30_000, 200_000], ids=["light", "heavy"])
 async def test_an_event_loop_copies_no_more_than_a_mebibyte(
     count: int, monkeypatch: pytest.MonkeyPatch

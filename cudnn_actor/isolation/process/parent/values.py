@@ -140,7 +140,7 @@ class Values:
 
     def _is_heavy_upload(self, data: Any, spec: object) -> bool:
         """Whether values are many bytes to copy before their request is sent. To convert them takes up to
-        twenty times as long as to copy them."""
+        twenty times as long as to copy them, and to copy a strided array up to fifty times."""
         if getattr(data, "nbytes", 0) <= HEAVY_BYTES:
             return False
         if self.arenas is not None or not isinstance(data, np.ndarray) or not isinstance(spec, TensorSpec):
@@ -190,6 +190,8 @@ class Values:
         if at is None:
             pieces = self.staging.pieces
             if data.nbytes > PIECE_BYTES or not pieces:
+                return None
+            if data.nbytes > HEAVY_BYTES and not may_be_late(data):  # strided: see `_is_heavy_upload`
                 return None
             request.blocks = (block,) = (pieces[-1],)  # that was used last: it may still be in the cache
             if self.checksums is None and may_be_late(data):
