@@ -111,7 +111,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Messages waiting in the mailbox.
     finished, failed, withdrawn, expired
         Requests answered with a result, answered with an error, cancelled before they started, and dropped
-        because their deadline had passed, since the service started.
+        because their deadline had passed, since the service started. Requests that were refused when they
+        were sent are not counted.
     replayed
         Requests run again after a crash.
     restarts

@@ -28,7 +28,7 @@ from cudnn_actor import (
     spawn,
 )
 from cudnn_actor.attached import ServedSocket, serve_socket
-from cudnn_actor.messages import Download
+from cudnn_actor.messages import Download, Upload
 from cudnn_actor.operations import MaxPool, Window
 
 from ..inside import kept_by, service_behind
@@ -278,6 +278,23 @@ async def test_without_a_path_a_service_is_found_that_has_no_name_of_its_own(
     async with serve_socket(gpu) as served, connect() as client:
         assert served.path == tmp_path / "cudnn-actor" / "cudnn.sock"
         assert await client.ping() == 1
+
+
+async def test_failed_requests_of_a_client_are_counted_as_the_services_own_are(
+    client: CudnnRef, gpu: CudnnRef
+) -> None:
+    """A request that is refused when it is sent is not counted: nothing was admitted."""
+    for failed, handle in enumerate((gpu, client), 1):
+        ref = await handle.upload(X)
+        with pytest.raises(InvalidRequest):  # by the service, which counts it
+            await handle.ask(Upload(dst=ref, data=np.ones((1, 1), np.float32)))
+        await handle.free(ref)
+        with pytest.raises(StaleBufferError):
+            await handle.ask(Download(src=ref))
+        assert gpu.metrics().failed == failed
+    with pytest.raises(StaleBufferError, match="foreign"):  # by the server: the client knows nothing of it
+        await client.download(await gpu.upload(X))
+    assert (gpu.metrics().failed, (await gpu.statistics()).failed) == (2, 2)
 
 
 async def test_a_withdrawn_request_and_a_deadline(client: CudnnRef, gpu: CudnnRef) -> None:
