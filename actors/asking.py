@@ -56,10 +56,11 @@ async def ask(
     assert future is not None
     timer = None
     try:
-        mailbox.admit_awaited(envelope)
-        needs_thread = mailbox.needs_thread
-        if bridge.watch is None if needs_thread else bridge.posted:  # else `note_sent` does nothing
-            bridge.note_sent(needs_thread=needs_thread)
+        if found is None or not mailbox.admit_alone(envelope):
+            mailbox.admit_awaited(envelope)
+            needs_thread = mailbox.needs_thread
+            if bridge.watch is None if needs_thread else bridge.posted:  # else `note_sent` does nothing
+                bridge.note_sent(needs_thread=needs_thread)
         if timeout is not None and not future.done():
             timer = bridge.loop.call_later(timeout, envelope.expire)
         return await future
@@ -91,8 +92,9 @@ def submit(
     future = envelope.future
     assert future is not None
     try:
-        mailbox.admit(envelope, waits=False)
-        bridge.note_sent(needs_thread=mailbox.needs_thread)
+        if found is None or not mailbox.admit_alone(envelope):
+            mailbox.admit(envelope, waits=False)
+            bridge.note_sent(needs_thread=mailbox.needs_thread)
         if mailbox.starts_elsewhere:
             envelope.watch = functools.partial(_withdraw_cancelled, envelope)
             future.add_done_callback(envelope.watch)

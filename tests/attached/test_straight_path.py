@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cudnn_actor import (
+    ConvFwd,
     CudnnRef,
     DeadlineExceeded,
     Fault,
@@ -49,6 +51,17 @@ _ONE = TensorSpec.packed((1, 1, 1, 1), DType.FLOAT32, Layout.NCHW)
 @pytest.fixture(scope="module")
 def a_forkserver() -> None:
     start_forkserver()
+
+
+class _SentAgain(Trio):
+    """Products whose message is the same object each time: a service knows its own messages by that."""
+
+    @functools.cached_property
+    def _product(self) -> ConvFwd:
+        return super().product()
+
+    def product(self, **fields: Any) -> ConvFwd:
+        return super().product(**fields) if fields else self._product
 
 
 class Rig(NamedTuple):
@@ -113,10 +126,18 @@ async def served(folder: Path, **options: Any) -> AsyncIterator[Rig]:
         yield Rig(gpu, points, socket, client, one, other)
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+@pytest.fixture(params=["attached", "own"])
+async def rig(tmp_path: Path, request: Any) -> AsyncIterator[Rig]:
     async with served(tmp_path) as made:
-        yield made
+        yield await _with_own_client(made) if request.param == "own" else made
+
+
+async def _with_own_client(rig: Rig) -> Rig:
+    """The rig with the service's own handle in place of a client."""
+    one, other = [_SentAgain(rig.gpu, each.x, each.w, each.y) for each in (rig.one, rig.other)]
+    for trio in (one, one, other, other):
+        await rig.gpu.ask(trio.product())
+    return rig._replace(client=rig.gpu, one=one, other=other)
 
 
 async def test_requests_one_at_a_time_go_straight_and_are_answered(rig: Rig) -> None:
@@ -395,6 +416,7 @@ async def test_what_is_counted_is_the_same_as_of_requests_by_the_mailbox(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("rig", ["attached"], indirect=True)
 async def test_fair_share_counts_a_straight_request_until_its_answer(rig: Rig) -> None:
     share = rig.served.share
     async with rig.in_work(rig.one.product()):
@@ -404,6 +426,7 @@ async def test_fair_share_counts_a_straight_request_until_its_answer(rig: Rig) -
     assert (share.has_one, share.outstanding_us) == (False, 0.0)
 
 
+@pytest.mark.parametrize("rig", ["attached"], indirect=True)
 async def test_a_request_whose_answer_the_server_has_no_memory_to_send_does_not_stay_in_fair_share(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,6 +440,18 @@ async def test_a_request_whose_answer_the_server_has_no_memory_to_send_does_not_
     monkeypatch.undo()
     await rig.gpu.drain()
     assert (rig.served.share.has_one, rig.served.share.outstanding_us) == (False, 0.0)
+
+
+@pytest.mark.parametrize("rig", ["own"], indirect=True)
+async def test_what_a_finalizer_sends_during_a_mailbox_operation_does_not_go_straight(rig: Rig) -> None:
+    await rig.ask(rig.one)
+    mailbox = service_behind(rig.gpu).state.mailbox
+    with mailbox._lock:  # as this thread has it in the operation
+        future = rig.gpu.submit(rig.one.product())
+        assert not rig.in_flight
+    await rig.gpu.ask(Ping())  # the next operation admits it
+    receipt = await future
+    assert receipt.request_id != rig.straight
 
 
 async def test_with_faults_requests_do_not_go_straight(tmp_path: Path) -> None:

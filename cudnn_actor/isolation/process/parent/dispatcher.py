@@ -41,7 +41,7 @@ from cudnn_actor.isolation.process.wire import Answers, Nearing
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
-from cudnn_actor.protocol.messages.messages import RunModel
+from cudnn_actor.protocol.messages.messages import COMPUTE, RunModel
 
 __all__ = ["Dispatcher"]
 
@@ -128,7 +128,14 @@ class Dispatcher(UploadMailbox):
     def admit_alone(self, envelope: Envelope) -> bool:
         """See `Mailbox.admit_alone`."""
         owner = self.owner
-        if owner is None or (bridge := owner.bridge) is not envelope.bridge or not owner.reads(self.channel):
+        if (
+            owner is None
+            or self.host.in_flight.requests
+            or type(envelope.message) not in COMPUTE
+            or (bridge := owner.bridge) is not envelope.bridge
+            or not owner.reads(self.channel)
+            or self._lock._is_owned()  # by a mailbox operation that this call interrupts, as a finalizer
+        ):
             return False
         if bridge.posted:  # perhaps its wake-up was lost: `bridge.note_sent` sees to that
             return False

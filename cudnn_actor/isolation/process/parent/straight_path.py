@@ -1,11 +1,11 @@
 """The straight path: a request that runs a plan goes to an idle worker in one step, and its answer comes back
 in another.
 
-It is for an event loop that gets requests of other processes (`attached.server`), and only while nothing
-waits and nothing is in flight. So there is nothing to gather, to order or to choose: the request does not go
-through the mailbox, and neither it nor its answer costs a turn. The effect is that of the fast path
-(`fast_path`), whose argument about signal handlers and other threads holds here, too: everything before a
-step changes only caches.
+It is for the event loop that owns the socket: for its own callers, and for requests of other processes
+(`attached.server`). A message takes it that came before, while nothing waits and nothing is in flight. So
+there is nothing to gather, to order or to choose: the request does not go through the mailbox, and neither it
+nor its answer costs a turn. The effect is that of the fast path (`fast_path`), whose argument about signal
+handlers and other threads holds here, too: everything before a step changes only caches.
 
 If anything does not fit, `send_alone` and `take_alone` return False, and the request or the answer takes the
 other paths. So it does if a turn would find other work: memory to be freed, messages that may go on.
@@ -177,6 +177,8 @@ def send_alone(dispatcher: HostMailbox, envelope: Envelope) -> bool:
         dispatcher.wake_monitor()
     if channel.backed_up:
         dispatcher.wake_monitor()
+    if dispatcher._afterwards:  # a finalizer has sent a message while this thread had the lock
+        dispatcher._admit_afterwards()
     return True
 
 
