@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -463,6 +464,22 @@ def test_a_result_of_few_elements_is_computed_from_several_draws() -> None:
     assert "of its results are wrong" in str(check.fault(plan))
     assert "of its results are wrong" in str(check.fault(plan)), "the next plan has all draws again"
     check.close()
+
+
+@pytest.mark.parametrize("elements", [1, 2, 4, 16])
+def test_a_comparison_of_few_elements_is_told_from_one_that_differs_for_equal_numbers(elements: int) -> None:
+    """Numbers are equal once in eight draws: of four draws, mostly in none."""
+
+    def compared(name: str) -> OperationGraph:
+        g = GraphBuilder()
+        a, b = g.input("a", (elements,)), g.input("b", (elements,))
+        return g.build(y=getattr(operator, name)(a, b)).body
+
+    for asked, computed in (("lt", "le"), ("le", "lt"), ("gt", "ge")):
+        check = SelfCheck(compared(asked), BuildContext(None, Stream()))
+        assert check.fault(compile_split(compared(asked), None, None, choice=LAST)) is None
+        assert check.fault(compile_split(compared(computed), None, None, choice=LAST)) is not None
+        check.close()
 
 
 def test_a_plan_behind_another_one_is_checked_with_every_draw() -> None:
