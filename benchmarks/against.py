@@ -69,7 +69,7 @@ class Side:
 
 
 class Found(NamedTuple):
-    """What was measured of one case, an item a round."""
+    """The measurements of one case, an item for each round."""
 
     case: tuple[str, str, str, int]
     old_per_s: list[float]

@@ -84,7 +84,7 @@ def measured(isolation: Isolation, rounds: int, count: int) -> list[Row]:
 
 @contextlib.contextmanager
 def awaiting(isolation: Isolation) -> Iterator[Ways]:
-    """By asyncio."""
+    """Time calls of the client for asyncio."""
     with start(device="cpu", isolation=isolation) as service, asyncio.Runner() as runner:
         gpu = CudnnRef(service)
         message = trivial(lambda array: runner.run(gpu.upload(array)))
@@ -111,7 +111,7 @@ def awaiting(isolation: Isolation) -> Iterator[Ways]:
 
 @contextlib.contextmanager
 def blocking(isolation: Isolation) -> Iterator[Ways]:
-    """By the blocking client."""
+    """Time calls of the blocking client."""
     with BlockingRef(start(device="cpu", isolation=isolation)) as gpu, ThreadPoolExecutor(THREADS) as pool:
         message = trivial(gpu.upload)
 
@@ -137,7 +137,7 @@ def blocking(isolation: Isolation) -> Iterator[Ways]:
 
 @contextlib.contextmanager
 def by_pykka(isolation: Isolation) -> Iterator[Ways]:
-    """By pykka's reference, which no event loop stands behind."""
+    """Time calls of pykka's reference, which needs no event loop."""
     with start(device="cpu", isolation=isolation) as service:
         with asyncio.Runner() as runner:
             gpu = CudnnRef(service)

@@ -114,7 +114,7 @@ def ms(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 class Side:
-    """What one process measures, with a builder of its own."""
+    """The measurements of one process, which has a builder of its own."""
 
     def __init__(self, *, dynamic_shapes: bool = False) -> None:
         self.builder = CudaBuilder(0, dynamic_shapes=dynamic_shapes)
@@ -283,7 +283,7 @@ SIDES: dict[str, Callable[[int, Path], Row]] = {
 
 
 def apart(side: str, count: int, folder: Path) -> Row:
-    """What a process of its own measures, whose kernels are kept in the folder. Blocks.
+    """The measurements of a process of its own, whose kernels are kept in the folder. Blocks.
 
     `count` is passed on to one of `SIDES`.
     """
@@ -295,7 +295,7 @@ def apart(side: str, count: int, folder: Path) -> Row:
 
 
 def alone(*sides: str, count: int) -> Iterator[Row]:
-    """What these processes measure, one after the other, with a folder that was empty before."""
+    """The measurements of these processes, one after the other, with a folder that was empty before."""
     with tempfile.TemporaryDirectory() as folder:
         found = [apart(side, count, Path(folder)) for side in sides]
     yield {name: value for row in found for name, value in row.items()}
@@ -305,7 +305,7 @@ Parts = Iterator[tuple[str, Iterator[Row]]]
 
 
 def on_gpu(counts: Sequence[int]) -> Parts:
-    """Each part's name and rows."""
+    """The name and the rows of each part."""
     for count in counts:
         what = f"{count} operations"
         yield "graphs", attempted(what, functools.partial(alone, "cold", "stored", count=count))

@@ -96,7 +96,7 @@ def problem(shape: Shape, dtype: DType, what: str) -> OperationGraph:
 
 
 def plans(graph: OperationGraph, handle: Any) -> Iterator[CudaPlan]:
-    """Each of ours, and some of cuDNN's: as a whole, and in steps."""
+    """The plans: each of ours, and some of cuDNN's, as a whole and in steps."""
     for choice in range(ways_of_depthwise(graph)):
         yield compile_depthwise(graph, None, choice)
     with contextlib.suppress(Refused):

@@ -1,4 +1,4 @@
-"""What stands before and behind a convolution and a product, on a GPU: in cuDNN's graph, and as a kernel.
+"""Times what stands before and behind a convolution or a product on a GPU: in cuDNN's graph, and as a kernel.
 
     python -m benchmarks.epilogues --out benchmarks/results
 
@@ -59,7 +59,7 @@ def product(g: GraphBuilder) -> Tensor:
 
 
 def convolution(g: GraphBuilder) -> Tensor:
-    """One of ResNet-50's, of 32 images."""
+    """A convolution of ResNet-50, of 32 images."""
     x = g.input("x", _DIMS, "bfloat16", layout="NHWC")
     w = g.input("w", (128, 128, 3, 3), "bfloat16", layout="NHWC")
     return g.conv(x, w, pad=1, bias=g.input("b", (128,), "bfloat16"))
@@ -116,7 +116,8 @@ def _images(g: GraphBuilder) -> Tensor:
 
 
 def _tokens(g: GraphBuilder) -> Tensor:
-    """In three dims, as cuDNN takes products: a tensor has the same in every operation of its graph."""
+    """The tokens in three dims, as cuDNN takes products: a tensor has the same dims in every operation of
+    its graph."""
     return _scaled(g, (1, 4096, 768), (1, 1, 768), Layout.NCHW)
 
 
@@ -171,7 +172,7 @@ def _pair(builder: CudaBuilder, name: str, first: _Part, then: _After, given: _P
 
 
 def fault(builder: CudaBuilder, graph: OperationGraph, plan: CudaPlan) -> str | None:
-    """What is wrong with a plan's results; None if nothing is."""
+    """The fault of a plan's results; None if they are right."""
     check = SelfCheck(graph, builder.context)
     try:
         return check.fault(plan)

@@ -1,4 +1,4 @@
-"""What an ONNX model gives in float64, by ONNX's reference evaluator: the measure of two that differ.
+"""Runs an ONNX model in float64 by ONNX's reference evaluator, to judge two results that differ.
 
 Where ONNX Runtime and this package differ by more than 1e-4, `trained_files` compares both with this.
 Operators of ONNX Runtime's own that quantise are evaluated as its kernels do, but nothing saturates.
@@ -77,7 +77,7 @@ def _widen_tensor(tensor: onnx.TensorProto) -> None:
 
 
 def _quantised(x: _Array) -> tuple[_Array, Any]:
-    """As `DynamicQuantizeLinear`: bytes minus their zero point, and their scale."""
+    """The results of `DynamicQuantizeLinear`: bytes minus their zero point, and their scale."""
     low, high = min(x.min(), x.dtype.type(0)), max(x.max(), x.dtype.type(0))
     scale = (high - low) / x.dtype.type(255) or x.dtype.type(1)
     zero = np.rint(-low / scale)

@@ -51,7 +51,7 @@ while frame := connection.recv(65536):
 
 
 class Cost(msgspec.Struct, kw_only=True):
-    """Of one kind of request, a number a round."""
+    """The cost of one kind of request, a number for each round."""
 
     per_s: list[float] = []
     loop_us: list[float] = []
@@ -61,7 +61,7 @@ class Cost(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """All of a run."""
+    """The record of a run."""
 
     date: str
     device: str

@@ -249,7 +249,7 @@ def early_edges(replay: Replay) -> int | None:
 
 
 def row_of(subject: Subject, builder: CudaBuilder, replays: int) -> Row:
-    """What was found out about a subject. Blocks for seconds."""
+    """The row of a subject. Blocks for seconds."""
     bench = Bench(subject, builder)
     plan: CudaPlan = bench.plan
     with_barriers, by_edges = bench.replay(by_edges=False), bench.replay(by_edges=True)

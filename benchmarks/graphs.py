@@ -1,4 +1,4 @@
-"""What the package costs before anything runs, against another checkout of it: its import, and graphs.
+"""Measures the package before anything runs, against another checkout: its import, and graphs.
 
     git worktree add ../old COMMIT
     python -m benchmarks.graphs ../old . --out benchmarks/results
@@ -34,7 +34,7 @@ _MOST_OLD = 300
 
 
 def sample(tree: Path, counts: tuple[int, ...]) -> dict[str, Any]:
-    """What one process of a checkout measures. Blocks."""
+    """The measurements of one process of a checkout. Blocks."""
     done = subprocess.run(
         [sys.executable, str(_SIDE), *map(str, counts)],
         env=environment(tree),

@@ -21,7 +21,7 @@ _ENOUGH_S = 0.2
 
 
 def addition(uid: int) -> Pointwise[int]:
-    """Of a tensor and the next one, to the one after that."""
+    """The sum of a tensor and the next one, stored in the one after that."""
     fields: dict[str, Any] = {"mode": PointwiseMode.ADD, "operands": (uid, uid + 1), "result": uid + 2}
     if _OLD:
         fields["compute"] = DType.FLOAT32

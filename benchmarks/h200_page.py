@@ -31,7 +31,7 @@ are the best of three batches. What a benchmark could not measure is missing, or
 
 
 class Record(NamedTuple):
-    """What one run of a benchmark has found."""
+    """The record of one run of a benchmark."""
 
     file: str
     known: Row
@@ -39,7 +39,7 @@ class Record(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """Where and when it ran."""
+        """The place and the time of the run."""
         of = self.known["versions"]
         versions = ", ".join(f"{name} {of[name]}" for name in ("driver", "cuDNN", "PyTorch") if name in of)
         return f"`{self.file}`: {self.known['date'][:10]}, {of['GPU']}, {versions}."
@@ -79,7 +79,7 @@ def _table(columns: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[st
 
 
 def _good(record: Record) -> list[Row]:
-    """Its rows without those of parts that failed."""
+    """The rows without those of parts that failed."""
     return [each for each in record.found if "error" not in each]
 
 

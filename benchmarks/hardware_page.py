@@ -122,7 +122,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _cuda(version: str | None) -> str:
-    """What a driver supports: "13.0" of "13000" or "13.0"."""
+    """The version of CUDA that a driver supports: "13.0" of "13000" or "13.0"."""
     if version is None or "." in version:
         return version or "–"
     return f"{int(version) // 1000}.{int(version) % 1000 // 10}"

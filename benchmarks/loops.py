@@ -1,4 +1,4 @@
-"""What a turn of a loop costs beside the body's own time on the device.
+"""Measures what a turn of a loop costs beside the body's own time on the device.
 
     python -m benchmarks.loops --out benchmarks/results
 
@@ -41,7 +41,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Service(NamedTuple):
-    """Where a loop runs."""
+    """A service that runs a loop."""
 
     device: str
     isolation: Isolation

@@ -79,7 +79,7 @@ def hop_table(hops: list[Hop]) -> Iterator[str]:
 
 
 def aims_table(report: Report) -> Iterator[str]:
-    """What was aimed at on asyncio, by placement."""
+    """The table of the aims on asyncio, by placement."""
     found = {(hop.placement, hop.subject): hop for hop in report.hops if hop.loop == "asyncio"}
     bare, ping, convolution, theirs = SUBJECTS
 

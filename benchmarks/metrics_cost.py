@@ -1,4 +1,4 @@
-"""What counting costs: a request with its counts and latencies, and without.
+"""Measures what counting costs: a request with its counts and latencies, and without.
 
     python -m benchmarks.metrics_cost --out benchmarks/results
 

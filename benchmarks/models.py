@@ -124,7 +124,7 @@ def import_ms(source: OnnxModel, inputs: dict[str, np.ndarray]) -> float:
 
 
 class Job(NamedTuple):
-    """What one process measures: an ONNX file with weights, at some batch sizes.
+    """The work of one process: an ONNX file with weights, at some batch sizes.
 
     `folder`: where plans and kernels are stored. `tune`: whether the model is tuned, too. `mode`: of
     `torch.compile`. `baseline`: what PyTorch runs.
@@ -141,7 +141,7 @@ class Job(NamedTuple):
 
 
 async def service(job: Job) -> Row:
-    """What a new service measures of a file, for each batch size."""
+    """The measurements of a file in a new service, for each batch size."""
     found: Row = {}
     proto = onnx.load(job.path)
     store = Path(job.folder) / "plans"
@@ -277,7 +277,7 @@ class InTorch:
         }
 
     def row(self, batch: str) -> Row:
-        """What is measured of a batch size."""
+        """The row of a batch size."""
 
         def median_of(call: Callable[[], object]) -> float:
             return median_ms([ms(call)[0] / 1e3 for _ in range(_WARM + self.runs)][_WARM:])
@@ -328,7 +328,7 @@ class TorchSide:
             timer.cancel()
 
     def result(self) -> Row:
-        """What it measures now. Raises `RuntimeError` if it has failed, which it has told."""
+        """The next result of the process. Raises `RuntimeError` if it has failed, which it has told."""
         out, _ = self._process.communicate("measure\n")
         if self._process.returncode:
             raise RuntimeError(f"PyTorch's process ended with {self._process.returncode}")
@@ -350,7 +350,7 @@ def _program(path: Path) -> Path:
 
 
 def apart(job: Job) -> Row:
-    """What a new service measures in a process whose kernels are kept in the job's folder. Blocks."""
+    """The measurements of a new service in a process whose kernels are kept in the job's folder. Blocks."""
     done = subprocess.run(
         _side("service", job), env=_environment(job), stdout=subprocess.PIPE, text=True, check=True
     )

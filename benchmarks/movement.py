@@ -52,7 +52,7 @@ class Problem(NamedTuple):
 
 
 def transposes() -> Iterator[Problem]:
-    """Of matrices, of images in both directions, and of heads, with packed results."""
+    """The transposes of matrices, of images in both directions, and of heads, with packed results."""
     for dtype in _DTYPES:
         rows, odd = TensorSpec.packed(_ROWS, dtype), TensorSpec.packed((8191, 8193), dtype)
         images = TensorSpec.packed(_IMAGES, dtype)
@@ -77,7 +77,7 @@ def _whole(graph: Graph) -> int:
 
 
 def functions(dtype: DType) -> Iterator[Problem]:
-    """Of images in both layouts, with one result each."""
+    """The functions of images in both layouts, with one result each."""
     # Besides, the share of all inputs' and outputs' bytes that is moved; 0 for twice the result's.
     of: dict[str, tuple[Callable[[GraphBuilder, Tensor], Tensor], float]] = {
         "slice of channels": (lambda _, x: x[:, 16:48], 0),
@@ -190,7 +190,7 @@ _AROUND = ((0, 0), (0, 0), (1, 1), (1, 1))
 
 
 def problems() -> Iterator[Problem]:
-    """All of them."""
+    """All problems."""
     yield from transposes()
     yield from indexed(DType.BFLOAT16)
     yield from indexed(DType.FLOAT32)

@@ -98,7 +98,7 @@ def on_gpu(spec: TensorSpec) -> Any:
 
 
 def blocks(ours: Ours) -> Iterator[Row]:
-    """Each block, forward and with its backward."""
+    """The blocks, each forward and with its backward."""
     for name, make in BLOCKS.items():
         yield from attempted(name, functools.partial(_block, ours, name, make))
 
@@ -165,7 +165,7 @@ class Layer(NamedTuple):
 
 
 def layers() -> Iterator[Layer]:
-    """All of them."""
+    """All layers."""
     yield Layer("stem", 1, (3, 224, 224), 64, 7, 2, False)
     before, size_before = 64, 56
     for width, size, count in _STAGES:
@@ -180,7 +180,7 @@ def layers() -> Iterator[Layer]:
 
 
 def convolutions(ours: Ours) -> Iterator[Row]:
-    """Each convolution of ResNet-50 with what follows it."""
+    """The convolutions of ResNet-50, each with what follows it."""
     for layer in layers():
         yield from attempted(layer.name, functools.partial(_convolution, ours, layer))
 
@@ -209,7 +209,7 @@ def _eager(given: dict[str, Any], stride: int, pad: int, *, relu: bool) -> Any:
 
 
 def bert(batch: int, length: int) -> Graph:
-    """One layer of BERT-base's encoder, on rows of all tokens."""
+    """A layer of BERT-base's encoder, on rows of all tokens."""
     g, width, hidden, heads = GraphBuilder(), 768, 3072, 12
 
     def weights(name: str, *dims: int) -> Tensor:

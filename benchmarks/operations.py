@@ -77,7 +77,7 @@ _RUNS, _BATCHES = 20, 3
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """What replays a call of PyTorch's, which has been called before, as a CUDA graph."""
+    """A function that replays a call of PyTorch, which has been made before, as a CUDA graph."""
     graph = torch_module().cuda.CUDAGraph()
     with torch_module().cuda.graph(graph, capture_error_mode="thread_local"):
         call()
@@ -200,7 +200,7 @@ def products(dtype: DType) -> Iterator[Problem]:
 
 
 def norms(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
-    """With what training needs: statistics out, gradients of scale and bias."""
+    """The norms with what training needs: statistics out, gradients of scale and bias."""
     torch = torch_module()
     functional, back = torch.nn.functional, torch.ops.aten
     x, weights = TensorSpec.packed((rows, length), dtype), TensorSpec.packed((length,), dtype)
@@ -330,7 +330,7 @@ def reductions(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
 
 
 def softmaxes(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
-    """Of the rows of a matrix."""
+    """The softmaxes of the rows of a matrix."""
     torch = torch_module()
     x = TensorSpec.packed((rows, length), dtype)
     given = torch.randn(rows, length, device="cuda").to(getattr(torch, dtype.value))
@@ -421,7 +421,7 @@ def ctc_losses(dtype: DType, sizes: tuple[int, int, int, int]) -> Iterator[Probl
 
 
 def problems() -> Iterator[Problem]:
-    """All of them; each holds its tensors until the next is asked for.
+    """All problems; each holds its tensors until the next is asked for.
 
     What is compared most comes first, for runs that end early.
     """

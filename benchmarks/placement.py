@@ -134,7 +134,7 @@ class _Thread:
         }
 
     def row(self, runs: int) -> Row:
-        """What has happened to it since this object was made, for each request."""
+        """The events since this object was made, for each request."""
         now = self._counts()
         each = {name: round((now[name] - before) / runs, 2) for name, before in self._before.items()}
         return {"cpus": {str(cpu): count for cpu, count in sorted(self.cpus.items())}, **each}

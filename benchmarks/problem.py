@@ -1,4 +1,4 @@
-"""What `operations` times: a problem, its graph, and PyTorch."""
+"""A problem that `operations` times, its graph, and PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Problem", "graph_of", "torch_module"]
 
 
 class Problem(NamedTuple):
-    """What is timed: a graph, and PyTorch's function for the same, if it has one.
+    """A graph that is timed, and PyTorch's function for the same, if it has one.
 
     `launches`: whether that function launches so many kernels that it is timed as a CUDA graph, too.
     """

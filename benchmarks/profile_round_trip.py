@@ -1,4 +1,4 @@
-"""Where the CPU time of a round trip goes: both threads under cProfile, `ping` and trivial convolution.
+"""Profiles the CPU time of a round trip: both threads under cProfile, `ping` and a trivial convolution.
 
     python benchmarks/profile_round_trip.py [--count N] [--top N] [--out DIR]
 

@@ -1,4 +1,5 @@
-"""Each plan that could run a convolution or a product, on a GPU, and the one that is chosen without tuning.
+"""Times each plan that could run a convolution or a product on a GPU, and the one that is chosen without
+tuning.
 
     python -m benchmarks.rivals --out benchmarks/results
 

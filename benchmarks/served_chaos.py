@@ -147,7 +147,7 @@ WAYS: dict[str, Callable[[dict[str, int], str], contextlib.AbstractAsyncContextM
 
 
 class Run:
-    """What has been asked and answered, and the kills in between.
+    """The requests, their answers, and the kills in between.
 
     Parameters
     ----------
@@ -199,7 +199,8 @@ class Run:
 
 
 def _started(pid: int) -> int:
-    """When a process has started: the one that serves is the oldest, and the other its standby."""
+    """The time at which a process has started: the one that serves is the oldest, and the other its
+    standby."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 

@@ -22,7 +22,7 @@ from .turns import compared
 
 
 def rows(named: Sequence[Named], args: argparse.Namespace) -> Iterator[Row]:
-    """One for each case that this installation has."""
+    """The rows: one for each case that this installation has."""
     for each in named:
         yield from attempted(each.name, functools.partial(_row, each, args))
 

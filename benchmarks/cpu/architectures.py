@@ -15,7 +15,7 @@ __all__ = ["NETWORKS", "as_onnx"]
 
 
 class Residual(nn.Module):  # type: ignore[misc]
-    """What is computed, plus a shortcut."""
+    """A block whose input is added to what it computes."""
 
     def __init__(self, inner: Any, shortcut: Any) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def mobilenet_v2() -> Any:
 
 
 class Attention(nn.Module):  # type: ignore[misc]
-    """Of twelve heads, with an added mask."""
+    """Attention of twelve heads, with an added mask."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Attention(nn.Module):  # type: ignore[misc]
 
 
 class Layer(nn.Module):  # type: ignore[misc]
-    """Of BERT's encoder."""
+    """A layer of BERT's encoder."""
 
     def __init__(self, width: int = 768, hidden: int = 3072) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is measured: single convolutions, their gradients, and networks; with what each is to reach."""
+"""The measured cases: single convolutions, their gradients and networks, each with its aim."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def torch() -> Any:
 
 
 class Case(NamedTuple):
-    """What all sides compute.
+    """A problem that all sides compute.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Conv(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """As a builder of graphs takes them."""
+        """The parameters as a builder of graphs takes them."""
         return {"pad": self.pad, "stride": self.stride, "dilation": self.dilation, "groups": self.groups}
 
     @property
@@ -89,7 +89,7 @@ def _normal(name: str, dims: tuple[int, ...], spread: float = 1.0) -> np.ndarray
 
 
 def forward(conv: Conv) -> Case:
-    """With its filters and biases in the file, as in deployed networks."""
+    """The convolution with its filters and biases in the file, as in deployed networks."""
     w = _normal("w", conv.w, 1 / math.sqrt(math.prod(conv.w[1:])))
     b = _normal("b", (conv.filters,))
     node = helper.make_node(

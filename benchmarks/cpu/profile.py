@@ -1,4 +1,4 @@
-"""Where a run of this package's goes: the time of each kind of operation, longest first."""
+"""Profiles a run of this package: the time of each kind of operation, longest first."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _RIVAL = "onnxruntime"
 
 
 def sheets(found: Sequence[Row]) -> Iterator[Sheet]:
-    """What a run has measured."""
+    """The tables of what a run has measured."""
     yield Sheet(
         "Milliseconds of a run",
         ("", *SIDES),

@@ -109,7 +109,7 @@ def apart(results: Mapping[str, Sequence[np.ndarray]]) -> dict[str, float]:
 
 
 def compared(case: Case, names: Sequence[str], threads: int, budget_s: float) -> Row:
-    """What each side takes for a case: columns by side, and how far its results are from the last one's.
+    """The time of each side for a case, in columns by side, and how far its results are from the last one's.
 
     Blocks. Raises `ArithmeticError` if they are apart.
     """

@@ -1,4 +1,4 @@
-"""What the service costs on a GPU, beside what else people would use: one run, one JSON file.
+"""Measures what the service costs on a GPU, beside what else people would use: one run, one JSON file.
 
     python -m benchmarks.gpu --out benchmarks/results            # everything, within ten minutes
     python -m benchmarks.gpu --only small,polling --quick        # parts of it, a few seconds each

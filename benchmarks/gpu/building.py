@@ -1,4 +1,4 @@
-"""What a stream of hot requests notices of plans that are built meanwhile."""
+"""Measures what a stream of hot requests notices of plans that are built meanwhile."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def _building_round(gpu: CudnnRef, hot: Compute, cold: list[Compute], foun
 
 
 def sheets(found: Building) -> Iterator[Sheet]:
-    """One row idle, one while it builds, one for their ratio."""
+    """The tables: a row for the idle service, one while it builds, and one for their ratio."""
     rows = []
     for name, timings, per_s in (
         ("nothing else", found.idle, found.idle_per_s),

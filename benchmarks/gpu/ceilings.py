@@ -1,4 +1,4 @@
-"""What the device can do at best: the rates that no convolution goes far beyond."""
+"""Measures what the device can do at best: the rates that no convolution goes far beyond."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _of_host() -> Ceilings:
 
 
 def sheets(ceilings: Ceilings) -> Iterator[Sheet]:
-    """One row a ceiling."""
+    """The tables: a row for each ceiling."""
     rows = [(f"matrix product, {name}, TFLOP/s", number(rate)) for name, rate in ceilings.tflops.items()]
     rows.append(("copy within memory, GB/s read and written", number(ceilings.copy_gb_per_s)))
     yield Sheet("Ceilings, measured", ("what", "rate"), tuple(rows))

@@ -1,4 +1,4 @@
-"""From the start of a process to its first result, with and without plans on disk."""
+"""Times a process from its start to its first result, with and without plans on disk."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measure(setting: Setting) -> Cold:
 
 
 def _run(setting: Setting, words: list[str], found: Cold, kind: str) -> None:
-    """One process; none where one of its kind has failed."""
+    """Run one process; none where one of its kind has failed."""
     if kind in found.errors:
         return
     setting.say(f"cold start, {kind or 'filling the store'}")
@@ -73,7 +73,7 @@ def _run(setting: Setting, words: list[str], found: Cold, kind: str) -> None:
 
 
 def sheets(found: Cold) -> Iterator[Sheet]:
-    """By store; step by step."""
+    """The tables, by store and step by step."""
     rows = []
     for store in STORES:
         took = [sum(steps.values()) for steps in found.runs.get(store, [])]

@@ -26,7 +26,7 @@ class Gauge:
         self._process = process
 
     def free_bytes(self) -> int:
-        """Of the device's memory. Raises `RuntimeError` when the process has failed."""
+        """The free bytes of the device. Raises `RuntimeError` when the process has failed."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -40,7 +40,7 @@ class Gauge:
 
 @contextmanager
 def gauge(ordinal: int) -> Iterator[Gauge]:
-    """One for as long as the block runs; its own context is there before the first answer."""
+    """A gauge for as long as the block runs. Its own context is there before the first answer."""
     command = [sys.executable, "-m", "benchmarks.gpu.device_memory", str(ordinal)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _steps(ordinal: int, mark: Callable[[str], None]) -> None:
-    """What the service's start does within, which then finds libraries imported and a context made."""
+    """The steps within a service's start, which then finds libraries imported and a context made."""
     cupy = importlib.import_module("cupy")
     mark("importing CuPy")
     cupy.cuda.Device(ordinal).use()

@@ -40,7 +40,7 @@ _SAMPLES = 40
 
 
 class Sample(msgspec.Struct, kw_only=True):
-    """One look.
+    """The numbers of one look.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Sample(msgspec.Struct, kw_only=True):
 
 
 class Growth(msgspec.Struct, kw_only=True):
-    """One run."""
+    """The record of one run."""
 
     isolation: str
     device: str

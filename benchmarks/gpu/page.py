@@ -39,7 +39,8 @@ def _lines(report: Report, name: str) -> Iterator[str]:
 
 
 def _isolations(report: Report) -> str:
-    """What the heading says of a run: the first ones measured thread isolation alone."""
+    """The isolations that a run has measured, for its heading: the first runs measured thread isolation
+    alone."""
     measured = {row.isolation for row in report.small.requests} if report.small is not None else {"thread"}
     return "" if "process" in measured or report.recovery is not None else ", thread isolation"
 

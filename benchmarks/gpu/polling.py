@@ -1,4 +1,4 @@
-"""What waiting costs: an idle service, and one whose device is busy."""
+"""Measures what waiting costs: of an idle service, and of one whose device is busy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def _idle_share(seconds: float) -> float:
 
 
 def sheets(found: Polling) -> Iterator[Sheet]:
-    """One row idle, two busy."""
+    """The tables: a row for the idle service, and two for the busy one."""
     took = number(median(found.burst_ms), 0)
     rows = [
         (name, number(median(shares), 2), number(max(shares, default=None), 2))

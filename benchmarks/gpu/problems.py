@@ -15,7 +15,7 @@ __all__ = ["RESNET50", "Conv", "Direction", "Problem", "small"]
 
 
 class Direction(enum.StrEnum):
-    """What is computed of a convolution."""
+    """The result of a convolution that is computed."""
 
     FWD = "fwd"
     DGRAD = "dgrad"
@@ -38,7 +38,7 @@ class Conv(NamedTuple):
 
     @property
     def spec(self) -> ConvSpec:
-        """As a message names it."""
+        """The convolution as a message names it."""
         return ConvSpec.symmetric(2, pad=self.pad, stride=self.stride)
 
     @property
@@ -129,7 +129,7 @@ class Problem(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Each tensor read or written once: what must go through memory at least, were there no cache."""
+        """The bytes of all tensors: what must go through memory at least, were there no cache."""
         return self.x.nbytes + self.w.nbytes + self.y.nbytes
 
     def message(self, x: BufferRef, w: BufferRef, y: BufferRef) -> Compute:
@@ -145,6 +145,6 @@ class Problem(NamedTuple):
 
 
 def small(*, on_gpu: bool) -> Problem:
-    """One that takes a GPU a few microseconds, so that what is measured is everything else."""
+    """A problem that takes a GPU a few microseconds, so that everything else is measured."""
     conv = Conv(64, 8, 64, 3, pad=1) if on_gpu else Conv(4, 8, 4, 3, pad=1)
     return Problem(conv, 1, Direction.FWD, "bfloat16", "NHWC")

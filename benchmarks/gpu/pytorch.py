@@ -21,7 +21,7 @@ class Eager:
         self.device = f"cuda:{ordinal}"
 
     def wait(self) -> None:
-        """Until the device has done everything. Blocks."""
+        """Wait until the device has done everything. Blocks."""
         self.torch.cuda.synchronize()
 
     def call(self, problem: Problem) -> Call:
@@ -54,7 +54,7 @@ class Eager:
         return values.contiguous(memory_format=last)
 
     def microseconds(self, call: Call, count: int) -> float:
-        """What one of `count` calls takes, by events around them all. Blocks."""
+        """The microseconds of one of `count` calls, by events around them all. Blocks."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""How fast requests and plain calls go: one at a time, in a loop, and with so many in flight."""
+"""Measures how fast requests and plain calls go: one at a time, in a loop, and with so many in flight."""
 
 from __future__ import annotations
 

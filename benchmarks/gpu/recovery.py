@@ -169,7 +169,7 @@ async def _harmed(
 
 
 class _Told:
-    """When this process was told that a worker has ended."""
+    """The time at which this process was told that a worker has ended."""
 
     def __init__(self, gpu: CudnnRef) -> None:
         self._at: dict[int, float] = {}
@@ -183,7 +183,7 @@ class _Told:
                 self._news.set()
 
     async def when(self, generation: int) -> float:
-        """Of this generation's end."""
+        """The time of this generation's end."""
         while generation not in self._at:
             self._news.clear()
             await self._news.wait()
@@ -220,7 +220,7 @@ async def _start(setting: Setting) -> float:
 
 
 def _memory(setting: Setting, found: Recovery) -> None:
-    """Of a worker, of a worker and its standby, and of the process that builds plans."""
+    """The memory of a worker, of a worker and its standby, and of the process that builds plans."""
     with gauge(setting.ordinal) as look:
 
         def note(name: str) -> None:

@@ -77,7 +77,7 @@ class Platform(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """All that was measured."""
+    """The record of all that was measured."""
 
     date: str
     quick: bool

@@ -79,7 +79,7 @@ class Series(msgspec.Struct, kw_only=True):
 
 
 class Resnet(msgspec.Struct, kw_only=True):
-    """All of this part."""
+    """The record of this part."""
 
     ceilings: Ceilings
     series: list[Series] = []
@@ -96,7 +96,7 @@ class Subject(NamedTuple):
 
 
 class Bench(NamedTuple):
-    """What runs the problems."""
+    """Runs the problems."""
 
     setting: Setting
     stage: Stage
@@ -194,7 +194,7 @@ def _note(row: Measured, name: str, us: float) -> None:
 
 
 def _subjects(bench: Bench, problem: Problem, row: Measured) -> dict[str, Subject]:
-    """What can run the problem, each run once; what cannot is in the row's errors."""
+    """The sides that can run the problem, each run once. Those that cannot are in the row's errors."""
     specs = {"x": problem.x, "w": problem.w, "y": problem.y}
     placed = bench.stage.place(problem.message, specs, problem.written)
 
@@ -252,7 +252,7 @@ def _captured(subjects: dict[str, Subject], row: Measured) -> dict[str, Call]:
 
 
 def _convs(setting: Setting) -> tuple[Conv, ...]:
-    """All of them, or the few that a processor can do in a moment."""
+    """The convolutions: all, or the few that a processor can do in a moment."""
     return RESNET50[:: setting.choose(1, 4)] if setting.on_gpu else RESNET50[1:2]
 
 

@@ -45,7 +45,7 @@ def gain(series: Series, ours: str, theirs: str) -> float | None:
 
 
 def sheets(found: Resnet) -> Iterator[Sheet]:
-    """All of this part."""
+    """The tables of this part."""
     yield from ceilings.sheets(found.ceilings)
     yield _alone(found)
     yield _called(found)

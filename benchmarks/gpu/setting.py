@@ -1,4 +1,4 @@
-"""What every part is told, and the libraries that only a machine with a GPU has."""
+"""The setting of every part, and the libraries that only a machine with a GPU has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Setting", "actor_thread", "cpu_s", "cudnn", "cupy", "gpu_versions", 
 
 
 class Setting(NamedTuple):
-    """How to measure a part.
+    """The setting of a part.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def torch() -> Any:
 
 
 def gpu_versions() -> dict[str, str]:
-    """Of the GPU, its driver and the libraries. Needs a GPU."""
+    """The versions of the GPU, its driver and the libraries. Needs a GPU."""
     runtime, frontend = cupy().cuda.runtime, cudnn()
     return {
         "GPU": runtime.getDeviceProperties(0)["name"].decode(),

@@ -47,7 +47,7 @@ class Requests(msgspec.Struct, kw_only=True):
 
 
 class Calls(msgspec.Struct, kw_only=True):
-    """Without the actor, on this thread; a number a round."""
+    """The times without the actor, on this thread; a number for each round."""
 
     name: str
     per_s: list[float] = []
@@ -57,7 +57,7 @@ class Calls(msgspec.Struct, kw_only=True):
 
 
 class Small(msgspec.Struct, kw_only=True):
-    """All of this part."""
+    """The record of this part."""
 
     requests: list[Requests]
     calls: list[Calls]
@@ -66,7 +66,7 @@ class Small(msgspec.Struct, kw_only=True):
 
 
 class Rival(NamedTuple):
-    """What a round calls in a loop."""
+    """A call that a round makes in a loop."""
 
     row: Calls
     call: Call
@@ -81,7 +81,7 @@ class Subject(NamedTuple):
     message: Compute
 
     async def ask(self) -> None:
-        """One request."""
+        """Send one request."""
         await self.gpu.ask(self.message)
 
 
@@ -264,7 +264,7 @@ def _reached(small: Small) -> Sheet:
 
 
 def _reached_apart(small: Small) -> Sheet:
-    """What was aimed at of process isolation; rivals that were not measured are left out."""
+    """The aims of process isolation. Rivals that were not measured are left out."""
     rows, rounds = _in(small, "process"), _rounds_by_loop(small)
     threads = {row.loop: row for row in _in(small, "thread")}
     calls = {row.name: row for row in small.calls}

@@ -151,7 +151,7 @@ class Stage:
                 pass
 
     def microseconds(self, call: Call, count: int) -> float:
-        """What one of `count` calls takes, by the device's own events around them all. Blocks."""
+        """The microseconds of one of `count` calls, by the device's own events around them all. Blocks."""
         if self.stream is None:
             began = time.perf_counter()
             for _ in itertools.repeat(None, count):

@@ -36,7 +36,7 @@ _KEPT = 10
 
 
 class Stalls(msgspec.Struct, kw_only=True):
-    """One run.
+    """The record of one run.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ async def measure(device: str, *, standby: bool, seconds: float, seed: int) -> S
 
 
 class _Sum:
-    """One task's buffers, and what they should hold."""
+    """The buffers of one task, and what they should hold."""
 
     def __init__(self, gpu: CudnnRef, found: Stalls, request: ConvFwd) -> None:
         self._gpu, self._found, self._request = gpu, found, request
@@ -140,7 +140,7 @@ class _Sum:
         await self._begin_anew()
 
     async def _begin_anew(self) -> None:
-        """In a buffer of its own: that of an unknown outcome is torn."""
+        """Begin anew in another buffer: that of an unknown outcome is torn."""
         with contextlib.suppress(CudnnActorError):
             await self._gpu.free(self._request.y)
         y = await self._gpu.upload(self._zeros)

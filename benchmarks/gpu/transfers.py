@@ -36,7 +36,7 @@ class Moved(msgspec.Struct, kw_only=True):
 
 
 class Transfers(msgspec.Struct, kw_only=True):
-    """All of this part."""
+    """The record of this part."""
 
     rows: list[Moved] = []
 
@@ -93,7 +93,7 @@ class _Theirs:
         self._there = self._host.cuda().contiguous(memory_format=self._order)
 
     def ways(self) -> dict[str, Callable[[], Any]]:
-        """What is timed, by its name."""
+        """The ways that are timed, by name."""
         return {
             "PyTorch up": lambda: self._host.cuda().contiguous(memory_format=self._order),
             "pinned up": lambda: self._pinned.cuda(non_blocking=True).contiguous(memory_format=self._order),
@@ -102,7 +102,7 @@ class _Theirs:
         }
 
     def gb_per_s(self, move: Callable[[], Any]) -> float:
-        """How fast one goes. Blocks."""
+        """The GB per second of one way. Blocks."""
         self._torch.wait()
         began = time.perf_counter()
         move()

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _rows(only: str) -> Iterator[Row]:
-    """What cuDNN refuses or does not offer at all, and then a row of each candidate and block."""
+    """The rows: what cuDNN refuses or does not offer at all, then each candidate and block."""
     tasks: list[tuple[str, int]] = []
     builder = CudaBuilder(0)
     builder.open()

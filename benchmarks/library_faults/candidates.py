@@ -44,7 +44,7 @@ def excluded(graph: OperationGraph, names: list[str]) -> list[int]:
 
 
 def tried(name: str, number: int) -> Row:
-    """What one candidate of a problem computes, and how long it takes. It may end the CUDA context."""
+    """The results of one candidate of a problem, and its time. It may end the CUDA context."""
     graph = PROBLEMS[name]
     builder = CudaBuilder(0)
     builder.open()
@@ -103,7 +103,7 @@ def _error(problem: Case | OperationGraph, plan: CudaPlan, context: BuildContext
 def _ran(
     graph: OperationGraph, given: Mapping[int, np.ndarray], plan: CudaPlan, context: BuildContext
 ) -> np.ndarray:
-    """What a plan makes of these operands; the graph's only result."""
+    """The graph's only result, as a plan computes it from these operands."""
     cupy, memory = libraries().cupy, {}
     with context.stream:
         for uid in graph.bound:

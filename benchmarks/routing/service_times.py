@@ -20,7 +20,7 @@ _SPREAD = "batching-h200-20261126.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """What requests are: each of the times is as likely as the others.
+    """A mix of requests: each of the times is as likely as the others.
 
     Parameters
     ----------

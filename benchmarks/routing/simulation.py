@@ -26,7 +26,7 @@ __all__ = ["Failures", "Found", "Setting", "simulate"]
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """How members fail.
+    """The failures of members.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Failures:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is simulated.
+    """The setting that is simulated.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Setting:
 
 @dataclass(kw_only=True)
 class Found:
-    """What a simulation has found.
+    """The result of a simulation.
 
     Parameters
     ----------
@@ -288,5 +288,5 @@ class _Pool:
 
 
 def simulate(setting: Setting, choose: Choose, seed: int) -> Found:
-    """What becomes of a setting's requests. The same arguments give the same answer."""
+    """The result for a setting's requests. The same arguments give the same result."""
     return _Pool(setting, choose, seed).run()
