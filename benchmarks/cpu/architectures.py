@@ -36,7 +36,7 @@ def _classifier(width: int) -> list[Any]:
 
 
 def resnet18() -> Any:
-    """For images of 224×224."""
+    """The network for images of 224×224."""
     layers = [*_conv(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     before = 64
     for width in (64, 128, 256, 512):
@@ -51,7 +51,7 @@ def resnet18() -> Any:
 
 
 def mobilenet_v2() -> Any:
-    """For images of 224×224."""
+    """The network for images of 224×224."""
     layers, before = [*_conv(3, 32, 3, 2), nn.ReLU6()], 32
     stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2))
     for factor, width, count, first in (*stages, (6, 320, 1, 1)):
