@@ -33,7 +33,7 @@ from cudnn_actor.attached.wire import Done, Refused
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.errors import StaleReason
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
-from cudnn_actor.messages import Ping
+from cudnn_actor.messages import Fill, Ping
 from cudnn_actor.processes.frames import BadFrame, encode
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
@@ -443,15 +443,24 @@ async def test_a_request_whose_answer_the_server_has_no_memory_to_send_does_not_
 
 
 @pytest.mark.parametrize("rig", ["own"], indirect=True)
-async def test_what_a_finalizer_sends_during_a_mailbox_operation_does_not_go_straight(rig: Rig) -> None:
+async def test_what_a_finalizer_sends_during_a_mailbox_operation_does_not_go_straight(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await rig.ask(rig.one)
-    mailbox = service_behind(rig.gpu).state.mailbox
-    with mailbox._lock:  # as this thread has it in the operation
-        future = rig.gpu.submit(rig.one.product())
+    sent: list[asyncio.Future[Receipt]] = []
+
+    def finalized() -> int:
+        monkeypatch.undo()
+        sent.append(rig.gpu.submit(rig.one.product()))
         assert not rig.in_flight
-    await rig.gpu.ask(Ping())  # the next operation admits it
-    receipt = await future
+        return 0
+
+    # The mailbox asks this with its lock held, where a finalizer may run.
+    monkeypatch.setattr(service_behind(rig.gpu).state.mailbox, "waiting_elsewhere", finalized)
+    await rig.gpu.submit(Fill(dst=rig.one.y, value=0.0))
+    (receipt,) = await asyncio.gather(*sent)
     assert receipt.request_id != rig.straight
+    assert await rig.one.result() == 6.0
 
 
 async def test_with_faults_requests_do_not_go_straight(tmp_path: Path) -> None:

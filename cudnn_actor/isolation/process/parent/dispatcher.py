@@ -128,18 +128,12 @@ class Dispatcher(UploadMailbox):
     def admit_alone(self, envelope: Envelope) -> bool:
         """See `Mailbox.admit_alone`."""
         owner = self.owner
-        if (
-            owner is None
-            or self.host.in_flight.requests
-            or type(envelope.message) not in COMPUTE
-            or (bridge := owner.bridge) is not envelope.bridge
-            or not owner.reads(self.channel)
-            or self._lock._is_owned()  # by a mailbox operation that this call interrupts, as a finalizer
-        ):
+        if owner is None or self.host.in_flight.requests or type(envelope.message) not in COMPUTE:
             return False
-        if bridge.posted:  # perhaps its wake-up was lost: `bridge.note_sent` sees to that
+        if (bridge := owner.bridge) is not envelope.bridge or not owner.reads(self.channel):
             return False
-        return straight(self, bridge, send_alone, envelope)
+        # Not if a wake-up may be lost (`bridge.note_sent` sees to that), nor in a finalizer: `Mailbox.admit`.
+        return not (bridge.posted or self._lock._is_owned()) and straight(self, bridge, send_alone, envelope)
 
     def take_alone(self, bridge: LoopBridge) -> bool:
         """Read and deliver the answer to the request that `admit_alone` has sent, or what has come instead.
