@@ -28,7 +28,7 @@ MOST = {
     "cudnn_actor/attached": 4,
     "cudnn_actor/blocking": 2,
     "cudnn_actor/broker": 6,
-    "cudnn_actor/engines": 4,
+    "cudnn_actor/engines": 2,
     "cudnn_actor/execution": 1,
     "cudnn_actor/isolation": 1,
     "cudnn_actor/metrics": 4,

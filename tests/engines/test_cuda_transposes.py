@@ -242,7 +242,7 @@ def test_few_lanes_of_a_warp_want_one_bank(kernel: Tiled) -> None:
 
     stored = [place(lane // reading, lane % reading * kernel.read) for lane in range(32)]
     loaded = [place(lane % writing * written, lane // writing) for lane in range(32)]
-    for places in (loaded,) if kernel.shifted[0] else (stored, loaded):
+    for places in (loaded,) if kernel.shifts_words[0] else (stored, loaded):
         for part in [places] if size <= 4 else [places[:16], places[16:]]:
             words = {place * size // 4 for place in part}
             banks = Counter(word % 32 if size <= 4 else word // 2 % 16 for word in words)

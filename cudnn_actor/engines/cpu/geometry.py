@@ -77,14 +77,14 @@ class ConvGeometry:
         return tuple(d * (t - 1) + 1 for d, t in zip(self.conv.dilation, self.taps, strict=True))
 
     @functools.cached_property
-    def padded(self) -> bool:
+    def has_padding(self) -> bool:
         """Whether there is any padding."""
         return any(self.conv.pre_padding) or any(self.conv.post_padding)
 
     @functools.cached_property
     def single_tap(self) -> bool:
         """Whether each output depends on one input pixel, and there is no padding."""
-        return math.prod(self.taps) == 1 and not self.padded
+        return math.prod(self.taps) == 1 and not self.has_padding
 
     @functools.cached_property
     def pixelwise(self) -> bool:

@@ -89,7 +89,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         return max(_WORD // self.itemsize, 1)
 
     @property
-    def shifted(self) -> tuple[bool, bool]:
+    def shifts_words(self) -> tuple[bool, bool]:
         """Whether words that are read, and written, may contain elements of the row before."""
         return self.read < self.word, self.written < self.word
 
@@ -106,12 +106,12 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         """Rows and columns of a tile: about as many of both, if there are."""
         if self.skewed_tiles is not None:
             return self.skewed_tiles.rows, self.skewed_tiles.columns
-        side = _side(self.itemsize) if not any(self.shifted) else 128
+        side = _side(self.itemsize) if not any(self.shifts_words) else 128
         narrow = min(self.rows, self.columns) < side
         count = side * {1: side, 2: 128 if narrow else 64, 4: 64, 8: 32}[self.itemsize]
-        few, least = max(self.word, 2), self.word * (2 if self.shifted[0] else 1)
+        few, least = max(self.word, 2), self.word * (2 if self.shifts_words[0] else 1)
         columns = max(least, 2, min(side, power_of_two(self.columns)))
-        if self.itemsize == 2 and self.shifted[0] and columns == least:
+        if self.itemsize == 2 and self.shifts_words[0] and columns == least:
             count //= 2  # each row takes a word more, so all of them too much of shared memory
         rows = max(few, min(count // columns, power_of_two(self.rows)))
         if columns == side:
@@ -151,7 +151,9 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         """Lanes beside each other along a row that is read, and along a column that is written."""
         rows, columns = self.tile
         read = WARP * _WORD // (self.read * self.itemsize)
-        written = (WARP if self.itemsize <= _WORD else WARP // 2) // max(self.written, 1 + self.shifted[1])
+        written = (WARP if self.itemsize <= _WORD else WARP // 2) // max(
+            self.written, 1 + self.shifts_words[1]
+        )
         return (
             min(max(min(read, WARP), WARP // rows), columns // self.read),
             min(max(written, WARP // columns), rows // max(self.written, self.word)),
@@ -162,7 +164,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         """Elements from row to row of the tile in shared memory: an odd number of words."""
         words = self.tile[1] * self.itemsize // _WORD
         each = max(self.itemsize // _WORD, 1)
-        words = words // each + (1 if words // each % 2 == 0 else 2 * self.shifted[0])
+        words = words // each + (1 if words // each % 2 == 0 else 2 * self.shifts_words[0])
         return words * self.word
 
     @property
@@ -187,7 +189,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         """
         if self.skewed_tiles is not None:
             return self.skewed_tiles.resident
-        return 3 if any(self.shifted) else {1: 6, 2: 4, 4: 4, 8: 3}[self.itemsize]
+        return 3 if any(self.shifts_words) else {1: 6, 2: 4, 4: 4, 8: 3}[self.itemsize]
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -345,7 +347,7 @@ def _place(number: str, within: str, step: str, of: tuple[int, int]) -> str:
 def _tile_body(description: Tiled) -> str:
     """The C++ that moves a tile through shared memory, if it is not skewed."""
     skew = f" + (int)((unsigned)r / {WARP}) * {description.skew}" if description.skew else ""
-    read_shifted, written_shifted = description.shifted
+    read_shifted, written_shifted = description.shifts_words
     shift = " + (int)((from_at + (unsigned)(x + x_of(row + r))) & (WORD - 1))" if read_shifted else ""
     return f"""const auto stored = [&](int r, int c) {{ return r * {description.pitch}{skew} + c; }};
         const auto at = [&](int r, int c) {{ return stored(r, c){shift}; }};
