@@ -105,6 +105,7 @@ class FormingBatches(Generic[R]):
         max_delay: float,
         in_flight: int,
         devices: int = 1,
+        *,
         ahead: int | None = None,
         expected_within: float = 0.0,
     ) -> None:

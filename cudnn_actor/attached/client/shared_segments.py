@@ -12,6 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,11 @@ _STEP = 64
 """Arrays begin at multiples of this many bytes."""
 _MOST_AT_ONCE = 1024
 """Linux writes no more arrays by one call."""
+_OF_NUMPY = 1
+"""`dtype.isbuiltin` of dtypes that NumPy itself has."""
+_DTYPE, _NBYTES, _IS_CONTIGUOUS = map(attrgetter, ("dtype", "nbytes", "flags.c_contiguous"))
+"""With `map`, these read all arrays of a batch, and Python runs no code for each of them: an event loop may
+wait for the interpreter's lock meanwhile."""
 
 
 class SharedSegment(mmap.mmap):
@@ -121,18 +127,19 @@ def gather_at_once(arrays: Sequence[np.ndarray], whole: np.ndarray) -> None:
 
 def _written_at_once(arrays: Sequence[np.ndarray], whole: np.ndarray) -> bool:
     """Whether the system has written all of these arrays."""
-    if any(not each.flags.c_contiguous or each.dtype != whole.dtype for each in arrays):
+    if {*map(_DTYPE, arrays)} != {whole.dtype} or not all(map(_IS_CONTIGUOUS, arrays)):
         return False
-    if not whole.nbytes or sum(each.nbytes for each in arrays) != whole.nbytes:
+    if not whole.nbytes or sum(map(_NBYTES, arrays)) != whole.nbytes:
         return False
     if (place := place_in_shared(whole)) is None:
         return False
     segment, at = place
     for begin in range(0, len(arrays), _MOST_AT_ONCE):
-        # As bytes: not every dtype has a buffer protocol.
-        some = [each.view(np.uint8).data for each in arrays[begin : begin + _MOST_AT_ONCE]]
-        nbytes = sum(each.nbytes for each in some)
+        some: Sequence[Any] = arrays[begin : begin + _MOST_AT_ONCE]
+        nbytes = sum(map(_NBYTES, some))
         try:
+            if whole.dtype.isbuiltin != _OF_NUMPY:  # it may lack the buffer protocol
+                some = [each.view(np.uint8) for each in some]
             if os.pwritev(segment.descriptor, some, at) != nbytes:
                 return False
         except OSError:
