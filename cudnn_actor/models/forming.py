@@ -7,7 +7,7 @@ import bisect
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from itertools import count, islice
+from itertools import count, islice, repeat
 from operator import itemgetter
 from typing import Final, Generic, TypeVar
 
@@ -120,12 +120,17 @@ class FormingBatches(Generic[R]):
         self._remaining_sizes: dict[Hashable, tuple[int, ...]] = {}
         """For groups of which a size is left out: the sizes that remain."""
         self._numbers = count()
+        self._arrived: list[tuple[R, Hashable, float]] = []
+        """Requests of one sample that came while nothing could start because of them: each with its group and
+        its time. They are counted all at once, before anything else is done or asked."""
+        self._enough: float = 0
+        """While `in_flight` batches run: with so many in `_arrived`, a batch that may start may be full."""
         self._latest = -math.inf
         """When the latest request came."""
         self._latest_end = -math.inf
         """When the latest batch ended."""
-        self.under_way = 0
-        """How many requests wait, or are in batches that have started and not ended."""
+        self._counted = 0
+        """How many requests are under way, without those in `_arrived`."""
         self._requests_running = 0
         self._recent = 0
         """How many requests were under way recently: see above."""
@@ -137,8 +142,14 @@ class FormingBatches(Generic[R]):
         return self.under_way - self._requests_running
 
     @property
+    def under_way(self) -> int:
+        """How many requests wait, or are in batches that have started and not ended."""
+        return self._counted + len(self._arrived)
+
+    @property
     def samples(self) -> int:
         """How many samples the waiting requests have together."""
+        self._count_arrived()
         return sum(group.samples for group in self._groups.values())
 
     def sizes(self, group: Hashable) -> tuple[int, ...]:
@@ -158,7 +169,14 @@ class FormingBatches(Generic[R]):
         needs to be asked before the time that `next_at` gave last, or before the next end of a batch, or the
         next `remove`.
         """
-        under_way = self.under_way + 1
+        if samples == 1 and self.running >= self._in_flight:
+            self._arrived.append((request, group, now))
+            if len(self._arrived) < self._enough:
+                return False
+            self._count_arrived()
+            return self._is_full(group) and self.running < self.most_in_flight
+        self._count_arrived()
+        under_way = self._counted + 1
         if under_way == 1 and now - self._latest_end > _RECENT * self._expected_within:
             self._recent = 0
         waiting = self._groups.get(group)
@@ -166,11 +184,12 @@ class FormingBatches(Generic[R]):
             waiting = self._groups[group] = _Group(self.sizes(group)[-1])
         waiting.requests[request] = samples, now, next(self._numbers)
         waiting.samples = waiting_samples = waiting.samples + samples
-        self.under_way, self._latest = under_way, now
+        self._counted, self._latest = under_way, now
         recent = self._recent
         if recent < under_way:
             self._recent = recent = under_way
         if self.running >= self._in_flight:
+            self._set_enough()
             return waiting_samples >= waiting.most and self.running < self.most_in_flight
         if is_first or waiting_samples >= waiting.most:
             return True
@@ -179,16 +198,19 @@ class FormingBatches(Generic[R]):
     def remove(self, request: R, group: Hashable) -> bool:
         """Remove a request that waits. Returns whether it waited: then `take` may give a full batch that came
         after it."""
+        self._count_arrived()
         waiting = self._groups.get(group)
         if waiting is None or request not in waiting.requests:
             return False
         self._forget(group, waiting, [request])
-        self.under_way -= 1
+        self._counted -= 1
         self._recent -= 1  # it is not expected again
+        self._set_enough()
         return True
 
     def take(self, now: float) -> list[R] | None:
         """The requests of the next batch that may start now, which runs from then on; None if none may."""
+        self._count_arrived()
         if not self._groups or self.running >= self.most_in_flight:
             return None
         due = [group for group in self._groups if self._may_start(group, now)]
@@ -197,15 +219,19 @@ class FormingBatches(Generic[R]):
         group = min(due, key=self._first_number)
         if self.running >= self._in_flight and not self._may_be_ahead(group):
             return None
-        self._recent = max(self.under_way, self._recent * 7 // 8)
+        self._recent = max(self._counted, self._recent * 7 // 8)
         self.running += 1
         taken = self._take_from(group)
         self._requests_running += len(taken)
+        self._set_enough()
         return taken
 
     def next_at(self) -> float | None:
         """When `take` may give a batch that it does not give now, if nothing else happens; None for never."""
-        if not self._groups or self.running >= self._in_flight:
+        if self.running >= self._in_flight:
+            return None
+        self._count_arrived()
+        if not self._groups:
             return None
         since = min(group.first[_SINCE] for group in self._groups.values())
         at = since + self._max_delay
@@ -215,10 +241,12 @@ class FormingBatches(Generic[R]):
 
     def end(self, requests: int, now: float) -> None:
         """Note the end of a batch. `requests`: how many it had."""
+        self._count_arrived()
         self._latest_end = now
         self.running -= 1
-        self.under_way -= requests
+        self._counted -= requests
         self._requests_running -= requests
+        self._set_enough()
 
     def expect_no_more(self) -> None:
         """Let batches start from now on without a wait for expected requests."""
@@ -226,7 +254,9 @@ class FormingBatches(Generic[R]):
 
     def leave_out(self, group: Hashable, size: int) -> list[R]:
         """Form no more batches of a size. Returns the requests that fit into no other, and wait no more."""
+        self._count_arrived()
         self._remaining_sizes[group] = tuple(each for each in self.sizes(group) if each != size)
+        self._set_enough()
         waiting = self._groups.get(group)
         if waiting is None:
             return []
@@ -237,15 +267,54 @@ class FormingBatches(Generic[R]):
             if self.size_for(group, each[_SAMPLES]) is None
         ]
         self._forget(group, waiting, unfit)
-        self.under_way -= len(unfit)
+        self._counted -= len(unfit)
+        self._set_enough()
         return unfit
 
     def clear(self) -> list[R]:
         """Remove and return all requests that wait."""
+        self._count_arrived()
         requests = [request for group in self._groups.values() for request in group.requests]
         self._groups.clear()
-        self.under_way = self._requests_running
+        self._counted = self._requests_running
+        self._set_enough()
         return requests
+
+    def _count_arrived(self) -> None:
+        """Count the requests in `_arrived`. At least one batch has run since they came."""
+        if not self._arrived:
+            return
+        requests, groups, times = zip(*self._arrived, strict=True)
+        if groups.count(groups[0]) == len(groups):  # nearly always; so Python runs no code for each of them
+            self._join(groups[0], requests, times)
+        else:
+            for request, group, time in zip(requests, groups, times, strict=True):
+                self._join(group, [request], [time])
+        self._latest = times[-1]
+        self._counted += len(requests)
+        self._recent = max(self._recent, self._counted)
+        self._arrived.clear()
+        self._set_enough()
+
+    def _join(self, group: Hashable, requests: Sequence[R], times: Sequence[float]) -> None:
+        """Add requests of one sample each to a group."""
+        waiting = self._groups.get(group)
+        if waiting is None:
+            waiting = self._groups[group] = _Group(self.sizes(group)[-1])
+        # `zip` stops before it takes a number for which there is no time.
+        waiting.requests.update(
+            zip(requests, zip(repeat(1), times, self._numbers, strict=False), strict=False)
+        )
+        waiting.samples += len(requests)
+
+    def _set_enough(self) -> None:
+        if self.running >= self.most_in_flight:
+            self._enough = math.inf
+        elif self._remaining_sizes:  # a batch of some group is full with fewer
+            self._enough = 0
+        else:
+            most = max([group.samples for group in self._groups.values()], default=0)
+            self._enough = self._sizes[-1] - most
 
     def _first_number(self, group: Hashable) -> int:
         """The number of the first request of a group. It is smaller than those of all later ones."""
@@ -266,7 +335,7 @@ class FormingBatches(Generic[R]):
         may_wait = (
             now < self._latest + self._expected_within and now < since + _LONGEST_WAIT * self._expected_within
         )
-        return may_wait and self.under_way < self._recent
+        return may_wait and self._counted < self._recent
 
     def _may_be_ahead(self, group: Hashable) -> bool:
         """Whether a group's batch may start before a device is free: only if no request that waits came

@@ -223,6 +223,51 @@ def test_where_no_more_is_expected_nothing_is_waited_for() -> None:
     assert batches.take(0.0) == ["d"]
 
 
+def test_while_as_many_batches_run_as_may_the_request_that_fills_one_says_that_it_may_start() -> None:
+    batches = forming()
+    for name in ("a", "b"):
+        batches.add(name, "group", 8, now=0.0)
+        assert batches.take(0.0) == [name]
+    assert [batches.add(str(n), "group", 1, now=1.0) for n in range(9)] == [False] * 7 + [True] * 2
+    assert (len(batches), batches.under_way, batches.samples) == (9, 11, 9)
+    assert batches.take(1.0) == list("01234567")
+    assert not batches.add("9", "group", 1, now=2.0), "three batches run, and no other may be ahead"
+    assert batches.remove("8", "group")
+    batches.end(1, now=3.0)
+    assert batches.leave_out("group", 8) == []
+    assert [batches.add(str(n), "group", 1, now=3.0) for n in range(10, 13)] == [False, False, True]
+    assert batches.take(3.0) == ["9", "10", "11", "12"], "full with four"
+    assert batches.clear() == []
+
+
+def test_requests_of_several_groups_that_come_while_batches_run_keep_their_order_and_times() -> None:
+    batches = forming()
+    for name in ("a", "b"):
+        batches.add(name, "group", 8, now=0.0)
+        assert batches.take(0.0) == [name]
+    for number, group in enumerate((2, 1, 2, 1, 1)):
+        assert not batches.add(str(number), group, 1, now=1.0 + number)
+    batches.end(1, now=6.0)
+    assert batches.next_at() == 1.0 + DELAY
+    assert batches.take(1.0 + DELAY) == ["0", "2"]
+    batches.end(1, now=11.0)
+    assert batches.next_at() == 2.0 + DELAY
+    assert batches.take(2.0 + DELAY) == ["1", "3", "4"]
+
+
+def test_those_that_come_while_as_many_batches_run_as_may_were_under_way_lately() -> None:
+    batches = forming()
+    for name in ("a", "b"):
+        batches.add(name, "group", 8, now=0.0)
+        assert batches.take(0.0) == [name]
+    for number in range(5):
+        assert not batches.add(str(number), "group", 1, now=20.0 + number / 8)
+    for _ in range(2):
+        batches.end(1, now=21.0)
+    assert batches.take(21.0) is None, "seven were under way"
+    assert batches.next_at() == 20.5 + WITHIN
+
+
 def test_what_was_removed_is_in_no_batch() -> None:
     batches = forming()
     for name in "abc":
