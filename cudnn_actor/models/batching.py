@@ -27,7 +27,7 @@ from cudnn_actor.models.batch_arrays import (
     total_nbytes,
 )
 from cudnn_actor.models.batch_records import BatchStatistics, BatchTimes
-from cudnn_actor.models.batch_requests import Batch, Request
+from cudnn_actor.models.batch_requests import Batch, Fitting, Request, comparison
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.forming import FormingBatches
 from cudnn_actor.models.inputs import named_once
@@ -66,8 +66,8 @@ _INPUTS, _SAMPLES = attrgetter("inputs"), attrgetter("samples")
 _SINCE_NS, _TIMER = attrgetter("since_ns"), attrgetter("timer")
 """With `map`, these read all requests of a batch, and Python runs no code for each of them."""
 
-_Fitting = tuple[dict[str, np.ndarray], Hashable, int]
-"""The inputs of a request that fit, their group, and how many samples they have."""
+_NOBODY = object()
+"""In place of an event loop: none may send requests."""
 
 _DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
 """After these errors, the requests of a batch run one by one: one request may be the cause, or less memory
@@ -152,6 +152,8 @@ class BatchedModel:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
+        self._serves: object = _NOBODY
+        """The event loop, while this is open."""
         self._waking = False
         self._timer: asyncio.TimerHandle | None = None
         self._batches: set[Batch] = set()
@@ -159,6 +161,8 @@ class BatchedModel:
         """The groups (`BatchRules.group_of`) that were warmed."""
         self._dtypes: dict[str, np.dtype[Any]] = {}
         """The dtype of each input."""
+        self._alike: Callable[[Mapping[str, Any]], Fitting | None] = comparison({}, {})
+        """See `comparison`."""
         self._accepted: dict[tuple[int, ...], Any] = {}
         """The group and the samples of inputs that fit, by their shapes: a dict by the shape of the first
         input, whose values are dicts by the shape of the next one, and so on."""
@@ -215,7 +219,8 @@ class BatchedModel:
         except BaseException:
             _release_all(self._releases)
             raise
-        self._open = True
+        self._alike = comparison(self._dtypes, self._accepted)
+        self._open, self._serves = True, self._loop
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -228,7 +233,7 @@ class BatchedModel:
         """
         if self._loop not in (None, running_loop()):
             raise self._error("belongs to another event loop", "close it there")
-        self._open = False
+        self._open, self._serves = False, _NOBODY
         self._forming.expect_no_more()
         self._start()  # from now on the end of each batch starts the next
         try:
@@ -331,11 +336,11 @@ class BatchedModel:
     def _accept(
         self, inputs: Mapping[str, Any] | None, named: Mapping[str, Any], timeout: float | None
     ) -> Request:
-        loop = self._loop
-        if loop is None or not self._open or asyncio._get_running_loop() is not loop:
+        loop = asyncio._get_running_loop()
+        if loop is None or loop is not self._serves:
             raise self._misuse()
         given = named if inputs is None else named_once(inputs, named) if named else inputs
-        views, group, samples = self._alike(given) or self._check_in_full(given)
+        views, (group, samples) = self._alike(given) or self._check_in_full(given)
         if timeout is not None:
             require_timeout(timeout)  # after the names: an input may be named so
         if self._refusals:
@@ -358,28 +363,7 @@ class BatchedModel:
             )
         return self._error("is closed", "make another: gpu.batched(model, ...)")
 
-    def _alike(self, inputs: Mapping[str, Any]) -> _Fitting | None:
-        """The inputs, if they are arrays of the same names, dims and dtypes as an earlier request's; else
-        None. The caller then checks them in full, which takes longer."""
-        if type(inputs) is not dict or len(inputs) != len(self._dtypes):
-            return None
-        views: dict[str, np.ndarray] = {}
-        known: Any = self._accepted
-        try:
-            for name, dtype in self._dtypes.items():
-                each = inputs[name]
-                if type(each) is not np.ndarray or (each.dtype is not dtype and each.dtype != dtype):
-                    return None
-                # A view keeps its shape, even if the caller gives the array another one before its batch
-                # starts.
-                views[name] = view = each[...]
-                known = known[view.shape]
-        except KeyError:
-            return None
-        group, samples = known
-        return views, group, samples
-
-    def _check_in_full(self, inputs: Mapping[str, Any]) -> _Fitting:
+    def _check_in_full(self, inputs: Mapping[str, Any]) -> Fitting:
         """The inputs, if they fit the model and were warmed. Raises `InvalidRequest`."""
         given = self._on_host(inputs)
         if (group := self._rules.group_of(given)) not in self._groups:
@@ -388,8 +372,8 @@ class BatchedModel:
         known, (*leading, last) = self._accepted, [given[name].shape for name in self._dtypes]
         for shape in leading:
             known = known.setdefault(shape, {})
-        known[last] = group, samples
-        return given, group, samples
+        fits = known[last] = group, samples
+        return given, fits
 
     def _on_host(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         given = self._model.validated(inputs)
@@ -429,7 +413,7 @@ class BatchedModel:
             self._withdraw(request)
 
     def _withdraw(self, request: Request) -> None:
-        """Forget a request whose future is done. If it was answered, it is forgotten already.
+        """Forget a request whose future is done. If it was answered, nothing of it is left.
 
         A batch that has not started is withdrawn once nobody waits for any of its requests.
         """
@@ -438,7 +422,7 @@ class BatchedModel:
         if self._forming.remove(request, request.group) and self._open:
             self._wake()
         batch, request.batch = request.batch, None
-        if batch is not None:
+        if batch is not None and (request.future.cancelled() or request.future.exception() is not None):
             batch.awaited -= 1
             if not batch.awaited:
                 batch.cancel()
@@ -498,6 +482,7 @@ class BatchedModel:
             self._fail(batch.requests, error)
         finally:
             self._batches.discard(batch)
+            batch.requests = ()  # they refer to the batch
             self._forming.end(batch.taken, loop.time())
             if self._open:
                 self._wake()
@@ -555,13 +540,10 @@ class BatchedModel:
         samples = sum(map(_SAMPLES, requests))
         if any(map(_IS_DONE, map(_FUTURE, requests))):
             pairs = [*zip(requests, parts, strict=True)]
-            for request in requests:
-                request.batch = None
             requests = [request for request, _ in pairs if not request.future.done()]
             parts = [part for request, part in pairs if not request.future.done()]
-        for request, result in zip(requests, parts, strict=True):
-            request.batch = None
-            request.future.set_result(result)
+        for future, result in zip(map(_FUTURE, requests), parts, strict=True):
+            future.set_result(result)
         for timer in filter(None, map(_TIMER, requests)):
             timer.cancel()
         if self.on_batch is not None:

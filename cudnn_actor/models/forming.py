@@ -46,6 +46,11 @@ class _Group(Generic[R]):
         """The request that came first."""
         return next(iter(self.requests.values()))
 
+    @property
+    def lacks(self) -> int:
+        """How many samples a full batch lacks, if that is more than 0."""
+        return self.most - self.samples
+
 
 class FormingBatches(Generic[R]):
     """Requests that wait for a batch, in groups that can share one.
@@ -174,7 +179,7 @@ class FormingBatches(Generic[R]):
             if len(self._arrived) < self._enough:
                 return False
             self._count_arrived()
-            return self._is_full(group) and self.running < self.most_in_flight
+            return self._lacks() <= 0
         self._count_arrived()
         under_way = self._counted + 1
         if under_way == 1 and now - self._latest_end > _RECENT * self._expected_within:
@@ -302,27 +307,31 @@ class FormingBatches(Generic[R]):
         if waiting is None:
             waiting = self._groups[group] = _Group(self.sizes(group)[-1])
         # `zip` stops before it takes a number for which there is no time.
-        waiting.requests.update(
-            zip(requests, zip(repeat(1), times, self._numbers, strict=False), strict=False)
-        )
+        ways = zip(repeat(1), times, self._numbers, strict=False)
+        waiting.requests.update(zip(requests, ways, strict=False))
         waiting.samples += len(requests)
 
     def _set_enough(self) -> None:
-        if self.running >= self.most_in_flight:
-            self._enough = math.inf
-        elif self._remaining_sizes:  # a batch of some group is full with fewer
-            self._enough = 0
-        else:
-            most = max([group.samples for group in self._groups.values()], default=0)
-            self._enough = self._sizes[-1] - most
+        """Note what `add` asks before it counts requests, while `in_flight` batches run.
+
+        Then only a full batch of the group that came first may start. Once it is full, that has been said, and
+        nothing follows from more requests.
+        """
+        lacks = self._lacks() if self.running < self.most_in_flight else 0
+        self._enough = lacks if lacks > 0 else math.inf
+
+    def _lacks(self) -> int:
+        """How many samples a full batch of the group that came first lacks; 1 if that is not known."""
+        if not self._groups:  # the next group may lack a size
+            return 1 if self._remaining_sizes else self._sizes[-1]
+        return self._groups[min(self._groups, key=self._first_number)].lacks
 
     def _first_number(self, group: Hashable) -> int:
         """The number of the first request of a group. It is smaller than those of all later ones."""
         return self._groups[group].first[_NUMBER]
 
     def _is_full(self, group: Hashable) -> bool:
-        waiting = self._groups[group]
-        return waiting.samples >= waiting.most
+        return self._groups[group].lacks <= 0
 
     def _may_start(self, group: Hashable, now: float) -> bool:
         since = self._groups[group].first[_SINCE]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -101,6 +103,22 @@ def sent(gpu: CudnnRef) -> int:
 
 
 # Answers.
+
+
+async def test_what_a_request_held_is_freed_with_its_answer_without_a_garbage_collection() -> None:
+    async with batched(max_batch=2) as (_, endpoint):
+        gc.collect()
+        gc.disable()
+        try:
+            arrays = [rows(1), rows(2)]
+            freed = [weakref.ref(each) for each in arrays]
+            answers = await asyncio.gather(*(endpoint(x=each) for each in arrays))
+            del arrays
+            assert [each() for each in freed] == [None, None]
+        finally:
+            gc.enable()
+        for value, answer in enumerate(answers, 1):
+            check(answer, value)
 
 
 async def test_each_request_gets_its_own_answer_and_nothing_is_built_any_more() -> None:
