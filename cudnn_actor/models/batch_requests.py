@@ -18,8 +18,8 @@ Fitting = tuple[dict[str, np.ndarray], tuple[Hashable, int]]
 def comparison(
     dtypes: Mapping[str, np.dtype[Any]], accepted: Mapping[tuple[int, ...], Any]
 ) -> Callable[[Mapping[str, Any]], Fitting | None]:
-    """A function that returns the inputs of a request if they are arrays of the same names, dims and dtypes as
-    an earlier request's; else None. They are then checked in full, which takes longer.
+    """A function that returns the inputs of a request if they are arrays of the same names, dims and dtypes
+    as an earlier request's; else None. They are then checked in full, which takes longer.
 
     Parameters
     ----------

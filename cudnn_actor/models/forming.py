@@ -314,8 +314,8 @@ class FormingBatches(Generic[R]):
     def _set_enough(self) -> None:
         """Note what `add` asks before it counts requests, while `in_flight` batches run.
 
-        Then only a full batch of the group that came first may start. Once it is full, that has been said, and
-        nothing follows from more requests.
+        Then only a full batch of the group that came first may start. Once it is full, that has been said,
+        and nothing follows from more requests.
         """
         lacks = self._lacks() if self.running < self.most_in_flight else 0
         self._enough = lacks if lacks > 0 else math.inf
