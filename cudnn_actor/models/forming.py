@@ -154,7 +154,8 @@ class FormingBatches(Generic[R]):
     @property
     def samples(self) -> int:
         """How many samples the waiting requests have together."""
-        self._count_arrived()
+        if self._arrived:
+            self._count_arrived()
         return sum(group.samples for group in self._groups.values())
 
     def sizes(self, group: Hashable) -> tuple[int, ...]:
@@ -180,7 +181,8 @@ class FormingBatches(Generic[R]):
                 return False
             self._count_arrived()
             return self._lacks() <= 0
-        self._count_arrived()
+        if self._arrived:
+            self._count_arrived()
         under_way = self._counted + 1
         if under_way == 1 and now - self._latest_end > _RECENT * self._expected_within:
             self._recent = 0
@@ -203,19 +205,22 @@ class FormingBatches(Generic[R]):
     def remove(self, request: R, group: Hashable) -> bool:
         """Remove a request that waits. Returns whether it waited: then `take` may give a full batch that came
         after it."""
-        self._count_arrived()
+        if self._arrived:
+            self._count_arrived()
         waiting = self._groups.get(group)
         if waiting is None or request not in waiting.requests:
             return False
         self._forget(group, waiting, [request])
         self._counted -= 1
         self._recent -= 1  # it is not expected again
-        self._set_enough()
+        if self.running >= self._in_flight:
+            self._set_enough()
         return True
 
     def take(self, now: float) -> list[R] | None:
         """The requests of the next batch that may start now, which runs from then on; None if none may."""
-        self._count_arrived()
+        if self._arrived:
+            self._count_arrived()
         if not self._groups or self.running >= self.most_in_flight:
             return None
         due = [group for group in self._groups if self._may_start(group, now)]
@@ -228,14 +233,16 @@ class FormingBatches(Generic[R]):
         self.running += 1
         taken = self._take_from(group)
         self._requests_running += len(taken)
-        self._set_enough()
+        if self.running >= self._in_flight:
+            self._set_enough()
         return taken
 
     def next_at(self) -> float | None:
         """When `take` may give a batch that it does not give now, if nothing else happens; None for never."""
         if self.running >= self._in_flight:
             return None
-        self._count_arrived()
+        if self._arrived:
+            self._count_arrived()
         if not self._groups:
             return None
         since = min(group.first[_SINCE] for group in self._groups.values())
@@ -246,12 +253,14 @@ class FormingBatches(Generic[R]):
 
     def end(self, requests: int, now: float) -> None:
         """Note the end of a batch. `requests`: how many it had."""
-        self._count_arrived()
+        if self._arrived:
+            self._count_arrived()
         self._latest_end = now
         self.running -= 1
         self._counted -= requests
         self._requests_running -= requests
-        self._set_enough()
+        if self.running >= self._in_flight:
+            self._set_enough()
 
     def expect_no_more(self) -> None:
         """Let batches start from now on without a wait for expected requests."""
@@ -259,9 +268,11 @@ class FormingBatches(Generic[R]):
 
     def leave_out(self, group: Hashable, size: int) -> list[R]:
         """Form no more batches of a size. Returns the requests that fit into no other, and wait no more."""
-        self._count_arrived()
+        if self._arrived:
+            self._count_arrived()
         self._remaining_sizes[group] = tuple(each for each in self.sizes(group) if each != size)
-        self._set_enough()
+        if self.running >= self._in_flight:
+            self._set_enough()
         waiting = self._groups.get(group)
         if waiting is None:
             return []
@@ -273,22 +284,23 @@ class FormingBatches(Generic[R]):
         ]
         self._forget(group, waiting, unfit)
         self._counted -= len(unfit)
-        self._set_enough()
+        if self.running >= self._in_flight:
+            self._set_enough()
         return unfit
 
     def clear(self) -> list[R]:
         """Remove and return all requests that wait."""
-        self._count_arrived()
+        if self._arrived:
+            self._count_arrived()
         requests = [request for group in self._groups.values() for request in group.requests]
         self._groups.clear()
         self._counted = self._requests_running
-        self._set_enough()
+        if self.running >= self._in_flight:
+            self._set_enough()
         return requests
 
     def _count_arrived(self) -> None:
-        """Count the requests in `_arrived`. At least one batch has run since they came."""
-        if not self._arrived:
-            return
+        """Count the requests in `_arrived`: at least one. A batch has been running since they came."""
         requests, groups, times = zip(*self._arrived, strict=True)
         if groups.count(groups[0]) == len(groups):  # nearly always; so Python runs no code for each of them
             self._join(groups[0], requests, times)
@@ -299,7 +311,8 @@ class FormingBatches(Generic[R]):
         self._counted += len(requests)
         self._recent = max(self._recent, self._counted)
         self._arrived.clear()
-        self._set_enough()
+        if self.running >= self._in_flight:
+            self._set_enough()
 
     def _join(self, group: Hashable, requests: Sequence[R], times: Sequence[float]) -> None:
         """Add requests of one sample each to a group."""
