@@ -152,7 +152,7 @@ class BatchedModel:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
-        self._serves: object = _NOBODY
+        self._serves: Any = _NOBODY
         """The event loop, while this is open."""
         self._waking = False
         self._timer: asyncio.TimerHandle | None = None
@@ -336,8 +336,8 @@ class BatchedModel:
     def _accept(
         self, inputs: Mapping[str, Any] | None, named: Mapping[str, Any], timeout: float | None
     ) -> Request:
-        loop = asyncio._get_running_loop()
-        if loop is None or loop is not self._serves:
+        loop: Any = asyncio._get_running_loop()
+        if loop is not self._serves:  # None is not, either
             raise self._misuse()
         given = named if inputs is None else named_once(inputs, named) if named else inputs
         views, (group, samples) = self._alike(given) or self._check_in_full(given)

@@ -337,7 +337,8 @@ class FormingBatches(Generic[R]):
         """How many samples a full batch of the group that came first lacks; 1 if that is not known."""
         if not self._groups:  # the next group may lack a size
             return 1 if self._remaining_sizes else self._sizes[-1]
-        return self._groups[min(self._groups, key=self._first_number)].lacks
+        groups = self._groups
+        return groups[next(iter(groups)) if len(groups) == 1 else min(groups, key=self._first_number)].lacks
 
     def _first_number(self, group: Hashable) -> int:
         """The number of the first request of a group. It is smaller than those of all later ones."""
