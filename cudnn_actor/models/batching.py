@@ -422,7 +422,7 @@ class BatchedModel:
         if self._forming.remove(request, request.group) and self._open:
             self._wake()
         batch, request.batch = request.batch, None
-        if batch is not None and (request.future.cancelled() or request.future.exception() is not None):
+        if batch is not None:
             batch.awaited -= 1
             if not batch.awaited:
                 batch.cancel()
