@@ -57,10 +57,6 @@ _EXPECTED_WITHIN_S = 1e-3
 """The most seconds that an idle device waits for one more request. For all requests of a batch together, it
 waits twice as long. A server gets a request about every 300 us."""
 
-_AHEAD = 2
-"""With several devices, so many batches for each are put together ahead. The threads that copy then wait for
-the interpreter's lock longer than one device takes for a batch."""
-
 _FUTURE, _IS_DONE = attrgetter("future"), methodcaller("done")
 _INPUTS, _SAMPLES = attrgetter("inputs"), attrgetter("samples")
 _SINCE_NS, _TIMER = attrgetter("since_ns"), attrgetter("timer")
@@ -147,7 +143,6 @@ class BatchedModel:
             rules.max_delay_us / 1e6,
             rules.in_flight,
             devices,
-            ahead=devices if devices == 1 else _AHEAD * devices,
             expected_within=min(rules.max_delay_us / 2e6, _EXPECTED_WITHIN_S),
         )
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -72,8 +72,8 @@ class FormingBatches(Generic[R]):
     - when a device has no batch to run, and no other request is expected.
 
     It starts while fewer than `in_flight` batches have started and not ended. One that is full may start
-    although it has to wait for a device, so that its inputs are put together meanwhile: up to `ahead` more,
-    and only the one whose first request has waited the longest of all.
+    although it has to wait for a device, so that its inputs are put together meanwhile: up to one more for
+    each device, and only the one whose first request has waited the longest of all.
 
     Of several groups, the one whose first request came first starts. Requests of one group are taken in
     order.
@@ -96,9 +96,6 @@ class FormingBatches(Generic[R]):
         The most batches that may have started and not ended, without full ones that wait for a device.
     devices
         How many devices run batches.
-    ahead
-        The most full batches that may have started although they wait for a device; None for as many as
-        there are devices.
     expected_within
         Within this time after the latest request, another one is expected, if fewer are under way than were
         recently. `BatchedModel` gives half of `max_delay`, and 1 ms at most.
@@ -111,14 +108,13 @@ class FormingBatches(Generic[R]):
         in_flight: int,
         devices: int = 1,
         *,
-        ahead: int | None = None,
         expected_within: float = 0.0,
     ) -> None:
         self._sizes = tuple(sizes)
         self._max_delay = max_delay
         self._in_flight = in_flight
         self._devices = devices
-        self.most_in_flight = in_flight + (devices if ahead is None else ahead)
+        self.most_in_flight = in_flight + devices
         """The most batches that may have started and not ended, with those that wait for a device."""
         self._expected_within = expected_within
         self._groups: dict[Hashable, _Group[R]] = {}

@@ -57,16 +57,12 @@ def test_a_full_batch_starts_beside_another() -> None:
     assert batches.take(10.0) == ["j"]
 
 
-@pytest.mark.parametrize(("ahead", "started"), [(None, 4), (0, 2), (3, 5)])
-def test_full_batches_start_before_they_can_run_and_no_more_than_are_put_together_ahead(
-    ahead: int | None, started: int
-) -> None:
-    batches = FormingBatches[int](SIZES, DELAY, 2, devices=2, ahead=ahead)
-    for number in range(48):
+def test_a_full_batch_starts_before_it_can_run_and_no_more_than_one_for_each_device() -> None:
+    batches = FormingBatches[int](SIZES, DELAY, 2, devices=2)
+    for number in range(40):
         batches.add(number, "group", 1, now=0.0)
-    wanted = [list(range(n, n + 8)) for n in range(0, 8 * started, 8)]
-    assert [batches.take(0.0) for _ in range(started)] == wanted
-    assert batches.take(100.0) is None, "two run, and the others are put together"
+    assert [batches.take(0.0) for _ in range(4)] == [list(range(n, n + 8)) for n in range(0, 32, 8)]
+    assert batches.take(100.0) is None, "two run, and two are put together"
 
 
 def test_no_batch_starts_ahead_of_one_that_came_first_and_waits_for_its_run() -> None:
@@ -86,17 +82,14 @@ def test_no_batch_starts_ahead_of_one_that_came_first_and_waits_for_its_run() ->
 @given(
     requests=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8)), max_size=40),
     devices=st.integers(1, 3),
-    ahead_of_each=st.integers(1, 2),
 )
 def test_what_starts_ahead_is_what_would_have_started_anyhow(
-    requests: list[tuple[int, int]], devices: int, ahead_of_each: int
+    requests: list[tuple[int, int]], devices: int
 ) -> None:
     """So a batch that is put together ahead takes no other's place, and no request waits longer for it."""
 
-    most_ahead = ahead_of_each * devices
-
     def with_all_running() -> FormingBatches[int]:
-        batches = FormingBatches[int](SIZES, DELAY, 2 * devices, devices, ahead=most_ahead)
+        batches = FormingBatches[int](SIZES, DELAY, 2 * devices, devices)
         for number in range(2 * devices):
             batches.add(number, "runs", 8, now=0.0)
             assert batches.take(0.0) == [number]
@@ -106,7 +99,7 @@ def test_what_starts_ahead_is_what_would_have_started_anyhow(
 
     ahead, behind = with_all_running(), with_all_running()
     now = 1.0 + len(requests)
-    for _ in range(most_ahead):
+    for _ in range(devices):
         started = ahead.take(now)
         if started is None:
             break
