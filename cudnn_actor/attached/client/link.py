@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
@@ -28,26 +28,23 @@ from cudnn_actor.attached.client.outgoing import (
     move_frame,
     place_of,
 )
+from cudnn_actor.attached.client.sent import Outcomes, Sent
 from cudnn_actor.attached.wire import (
     INLINE_BYTES,
     Answers,
-    Arrays,
     Done,
     Dropped,
     DropSegment,
     Exported,
     ForgetGraph,
-    Given,
     KnowGraph,
     MapSegment,
     Near,
     NeedsRoom,
     Place,
-    Refused,
     Request,
     Requests,
     Room,
-    WireArray,
     Withdraw,
     Withdrawn,
     writing,
@@ -56,20 +53,15 @@ from cudnn_actor.broker.request_counts import RequestObserver
 from cudnn_actor.broker.service_state import Export, Import
 from cudnn_actor.isolation.known_graphs import SentGraphs, known_form
 from cudnn_actor.isolation.staging import Block, Staging
-from cudnn_actor.memory import ExportedRange
-from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
     DeadlineExceeded,
-    ErrorRecord,
-    MalformedMessage,
     StaleBufferError,
 )
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.codec import decode_reply
-from cudnn_actor.protocol.messages.messages import Allocate, Download, Free, LendStaging, RunModel, View
+from cudnn_actor.protocol.messages.messages import Allocate, Free, LendStaging, View
 
 __all__ = ["Link"]
 
@@ -77,26 +69,6 @@ log = Log("cudnn_actor.attached")
 
 _MOST_GATHERED, _GATHERED_BYTES = 32, 64 << 10
 """Gathered messages are sent at once when there are this many, or when they have this many bytes."""
-_STEP = 64
-
-
-class _Sent:
-    """A request that was sent: its envelope, its message, and the client's memory that it uses."""
-
-    __slots__ = ("blocks", "envelope", "link", "number", "room")
-
-    def __init__(self, link: Link, number: int, envelope: Envelope) -> None:
-        self.link, self.number, self.envelope = link, number, envelope
-        self.blocks: Sequence[Block] = ()
-        """The blocks of memory in which the message's arrays lie."""
-        self.room: Block | None = None
-        """The block of memory to which the arrays of the answer may be written."""
-
-    def withdraw(self) -> bool | None:
-        """Withdraw the request: see `actors.envelope.Elsewhere`. The server knows whether it has started."""
-        expired = self.envelope.timed_out
-        self.link.call(self.link.withdraw, self.number, expired)
-        return None if expired else False
 
 
 class Link(Mailbox):
@@ -142,7 +114,7 @@ class Link(Mailbox):
         self._write = writing(self._put)
         self._blocks: list[Block] = []
         """The blocks in which the arrays of the message that is being encoded lie."""
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, Sent] = {}
         self._unsent: list[Request] = []
         """Requests that are not in a frame yet. They are in `_sent` already."""
         self._unsent_bytes = 0
@@ -153,8 +125,7 @@ class Link(Mailbox):
             forget=lambda identity: self._send(ForgetGraph(identity)),
         )
         self._last = 0
-        self._rooms: dict[Any, int] = {}
-        """How many bytes each model's last answer had."""
+        self._outcomes = Outcomes(self.staging, channel)
         self.observer: RequestObserver | None = None
         """Told of each request and its answer; None for nobody. On the owning loop, but of requests that are
         refused, on any thread. Any thread may replace it."""
@@ -212,7 +183,7 @@ class Link(Mailbox):
         # Nearly always, the same message was sent before. This runs on the loop of the caller, and no other
         # code has the envelope yet. So it has not been withdrawn, and no other code can take its claim.
         self._last = number = self._last + 1
-        sent = _Sent(self, number, envelope)
+        sent = Sent(self, number, envelope)
         envelope.elsewhere = sent
         envelope.claim.clear()
         self._put_by(sent, Request(number, body, None, 0, envelope.timeout_s))
@@ -276,7 +247,7 @@ class Link(Mailbox):
             self.end("asked to stop")
             return
         self._last = number = self._last + 1
-        sent = _Sent(self, number, envelope)
+        sent = Sent(self, number, envelope)
         if envelope.is_unawaited or not envelope.hand_over(sent):
             self._reply(envelope, None, ActorStopped(reason="withdrawn"))
             return
@@ -290,20 +261,20 @@ class Link(Mailbox):
                 return
             request = self._request(sent, envelope, message)
         except Exception as error:  # noqa: BLE001 - whatever a message of the user's raises is its answer
-            self._free(sent)
+            self._outcomes.free(sent)
             self._reply(envelope, None, as_answer(error))
             return
         if (observer := self.observer) is not None and (headers := observer.sent(envelope)) is not None:
             request = msgspec.structs.replace(request, headers=headers)
         self._put_by(sent, request)
 
-    def _send_move(self, sent: _Sent, envelope: Envelope, message: Export | Import) -> None:
+    def _send_move(self, sent: Sent, envelope: Envelope, message: Export | Import) -> None:
         """Send a request that is a frame of its own, after all earlier requests. Raises `OSError`."""
         self._flush()
         self._send(*move_frame(sent.number, message, envelope.timeout_s))
         self._sent[sent.number] = sent
 
-    def _put_by(self, sent: _Sent, request: Request) -> None:
+    def _put_by(self, sent: Sent, request: Request) -> None:
         """Let a request that is ready wait for the next frame."""
         self._sent[sent.number] = sent
         self._unsent.append(request)
@@ -311,7 +282,7 @@ class Link(Mailbox):
         if self._unsent_bytes > _GATHERED_BYTES:
             self._flush()
 
-    def _request(self, sent: _Sent, envelope: Envelope, message: Any) -> Request:
+    def _request(self, sent: Sent, envelope: Envelope, message: Any) -> Request:
         cached = envelope.found
         if cached is not None:  # the message runs a plan: it names buffers, and has no arrays
             if cached.body is None:
@@ -327,23 +298,13 @@ class Link(Mailbox):
         sent.blocks = self._blocks = []
         body = self._write(message)
         check_length(type(message).__name__, len(body))
-        self._make_room(sent, self._answer_bytes(message))
+        self._outcomes.make_room(sent, message)
         place, nbytes = (None, 0) if sent.room is None else (place_of(sent.room), sent.room.nbytes)
         return Request(sent.number, body, place, nbytes, envelope.timeout_s, digest)
 
     def _make_known(self, graph: Graph) -> None:
         check_length("graph", len(graph.encoded))
         self._send(KnowGraph(graph.identity, graph.encoded))
-
-    def _answer_bytes(self, message: Any) -> int:
-        """How many bytes the arrays of the answer take, as far as that is known."""
-        if isinstance(message, Download):
-            return message.src.spec.nbytes
-        return self._rooms.get(message.model, 0) if isinstance(message, RunModel) else 0
-
-    def _make_room(self, sent: _Sent, nbytes: int) -> None:
-        if nbytes > INLINE_BYTES:
-            sent.room = self.staging.take(-(-nbytes // _STEP) * _STEP)
 
     def _put(self, array: np.ndarray) -> Place | None:
         """Find a place for an array of a message, and copy it there, unless it lies in the client's memory
@@ -443,7 +404,7 @@ class Link(Mailbox):
             return
         del self._sent[answer.number]
         envelope.elsewhere = None
-        value, error = self._outcome(sent, answer)
+        value, error = self._outcomes.of(sent, answer)
         if envelope.timed_out:  # it was answered before the server knew of the timeout
             started = type(answer) is not Dropped and not isinstance(error, StaleBufferError)
             if isinstance(error, DeadlineExceeded):
@@ -463,59 +424,7 @@ class Link(Mailbox):
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(envelope.end_expired, started)
 
-    def _outcome(self, sent: _Sent, answer: Any) -> tuple[Any, Exception | None]:
-        """The value or the error of an answer. Frees the request's memory."""
-        value: Any = None
-        error: Exception | None = None
-        try:
-            if type(answer) is Done:
-                value = answer.receipt
-            elif type(answer) is Given:
-                value = decode_reply(answer.body)
-            elif type(answer) is Arrays:
-                value = self._arrays(sent, answer.arrays)
-            elif type(answer) is Exported:
-                value = ExportedRange(self._channel.take_descriptor(), answer.arena_bytes, answer.offset)
-            elif type(answer) is Refused:
-                error = answer.error.to_error()
-            else:
-                error = ActorStopped(reason="withdrawn")
-            if isinstance(value, ErrorRecord):
-                value, error = None, value.to_error()
-        except (MalformedMessage, ValueError, MemoryError) as failure:
-            value, error = None, failure
-        except OSError as failure:  # there was no room for the descriptor
-            value, error = None, exhaustion(failure, requested=0, in_use=0) or failure
-        self._free(sent)
-        return value, error
-
-    def _arrays(self, sent: _Sent, arrays: list[tuple[str | None, WireArray]]) -> Any:
-        """The arrays of an answer: small ones as copies, large ones in the client's memory itself, which is
-        freed with them."""
-        room, wired = sent.room, [wire for _, wire in arrays]
-        if room is None or not all(isinstance(wire.data, Place) for wire in wired):
-            given = [wire.inline().copy() for wire in wired]
-        else:
-            places = []
-            for wire in wired:
-                assert isinstance(wire.data, Place)
-                at = wire.data.offset - room.offset
-                if wire.data.segment != room.segment or at < 0 or at + wire.nbytes > room.nbytes:
-                    raise MalformedMessage(detail="an array of an answer that lies outside of its room")
-                places.append((at, wire.dims, wire.dtype.numpy))
-            sent.room = None
-            given = self.staging.results(room, places)
-        if isinstance(sent.envelope.message, RunModel):
-            self._note_room(sent.envelope.message, sum(-(-wire.nbytes // _STEP) * _STEP for wire in wired))
-        names = [name for name, _ in arrays]
-        return given[0] if names == [None] else dict(zip(names, given, strict=True))
-
-    def _note_room(self, message: RunModel, nbytes: int) -> None:
-        if len(self._rooms) > 256:
-            self._rooms.clear()
-        self._rooms[message.model] = nbytes
-
-    def _give_room(self, sent: _Sent, nbytes: int) -> None:
+    def _give_room(self, sent: Sent, nbytes: int) -> None:
         if sent.room is not None:
             self.staging.give_back(sent.room)
             sent.room = None
@@ -533,14 +442,6 @@ class Link(Mailbox):
             self._held.add(value)
         elif error is None and isinstance(message, Free):
             self._held.end(message.buffer)
-
-    def _free(self, sent: _Sent) -> None:
-        blocks, sent.blocks = sent.blocks, ()
-        for block in blocks:
-            self.staging.give_back(block)
-        if sent.room is not None:
-            self.staging.give_back(sent.room)
-            sent.room = None
 
     def _reply(
         self,
