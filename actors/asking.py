@@ -25,7 +25,7 @@ from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.event_loop import tolerating_closed
 from cudnn_actor.actors.mailbox import Mailbox
 
-__all__ = ["ask", "submit", "tell"]
+__all__ = ["ask", "cancel", "submit", "tell"]
 
 
 async def ask(
@@ -141,6 +141,14 @@ def _envelope(
 def _stop_waiting(envelope: Envelope) -> None:
     future = envelope.future
     assert future is not None
+    if cancel(future):
+        envelope.withdraw()
+    envelope.discard_result()
+
+
+def cancel(future: asyncio.Future[Any]) -> bool:
+    """Cancel a future for which nobody waits, unless it is done or its loop has closed. Returns whether it is
+    cancelled now."""
     loop = future.get_loop()
     # When the coroutine was closed, nothing else cancels the future. But if its loop has closed, the bridge
     # drops the reply. Cancelling would then free the task that waits for the future, and the task's end would
@@ -148,6 +156,4 @@ def _stop_waiting(envelope: Envelope) -> None:
     if not loop.is_closed():
         with tolerating_closed(loop):  # it may close in this very moment
             future.cancel()
-    if future.cancelled():
-        envelope.withdraw()
-    envelope.discard_result()
+    return future.cancelled()

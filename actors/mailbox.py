@@ -16,6 +16,7 @@ that wait here when an actor dies wait for its successor.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import itertools
@@ -52,6 +53,8 @@ class Mailbox:
 
     starts_elsewhere: ClassVar[bool] = False
     """Whether another process starts the messages, and so must be told when one is withdrawn."""
+    asks_again: ClassVar[bool] = False
+    """Whether `ask_again` may send messages."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self.capacity = capacity
@@ -134,6 +137,23 @@ class Mailbox:
         """
         del envelope
         return False
+
+    def ask_again(self, message: Any) -> asyncio.Future[Any] | None:
+        """Send a message that was sent before, in fewer steps than `asking.ask`, and without an envelope.
+
+        Returns the future of its answer; None if the message has to be sent as the first time. Whoever does
+        not wait for the answer any more calls `stop_waiting`.
+        """
+        del message
+        return None
+
+    def submit_again(self, message: Any) -> asyncio.Future[Any] | None:
+        """Do what `ask_again` does for `asking.submit`: cancelling the future withdraws the message."""
+        del message
+        return None
+
+    def stop_waiting(self, future: asyncio.Future[Any]) -> None:
+        """Withdraw the message of a future of `ask_again`, unless it has its answer."""
 
     def waiting_elsewhere(self) -> int:
         """Messages that have been taken out and not started."""

@@ -18,14 +18,15 @@ from cudnn_actor.protocol.messages.messages import GraphRun, RunGraph, RunLoop
 from cudnn_actor.protocol.messages.run_loop import Loop
 from cudnn_actor.protocol.types.buffers import BufferRef
 
-__all__ = ["MOST_GRAPHS", "ForgetGraph", "KnowGraph", "LoopKnown"]
+__all__ = ["GRAPH_RUNS", "MOST_GRAPHS", "ForgetGraph", "KnowGraph", "LoopKnown"]
 __all__ += ["ReceivedGraphs", "RunKnown", "SentGraphs", "known_form"]
 
 MOST_GRAPHS = 256
 """Graphs that the other side keeps, as many as a worker keeps plans."""
 
 
-_GRAPH_RUNS = frozenset(get_args(GraphRun))
+GRAPH_RUNS = frozenset(get_args(GraphRun))
+"""The types of the messages that run a graph."""
 
 
 class KnowGraph(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -161,7 +162,7 @@ class SentGraphs:
     def knows(self, message: Any) -> bool:
         """Whether the other side has the graph of a message, or the message names none. The graph counts as
         used."""
-        if type(message) not in _GRAPH_RUNS:
+        if type(message) not in GRAPH_RUNS:
             return True
         identity = message.graph.identity
         if identity not in self._nbytes:

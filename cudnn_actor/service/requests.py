@@ -148,9 +148,16 @@ class Requests:
         CudnnActorError
             Any other failure of the request; see `protocol.errors`.
         """
+        mailbox = self._state.mailbox
+        if mailbox.asks_again and timeout is None and (again := mailbox.ask_again(message)) is not None:
+            try:
+                return await again
+            except BaseException:  # as in `actors.ask`
+                mailbox.stop_waiting(again)
+                raise
         found = check_message(self._state, message, INSTEAD)
         discard = self._state.discard if type(message) in (Allocate, DeployModel) else None
-        return await ask(self._state.mailbox, message, timeout=timeout, discard=discard, found=found)
+        return await ask(mailbox, message, timeout=timeout, discard=discard, found=found)
 
     @overload
     def submit(
@@ -165,9 +172,12 @@ class Requests:
 
         Raises `MailboxFull` when there is no room, and the errors that `ask` raises before it sends.
         """
+        mailbox = self._state.mailbox
+        if mailbox.asks_again and timeout is None and (again := mailbox.submit_again(message)) is not None:
+            return again
         found = check_message(self._state, message, INSTEAD)
         discard = self._state.discard if type(message) in (Allocate, DeployModel) else None
-        return submit(self._state.mailbox, message, timeout=timeout, discard=discard, found=found)
+        return submit(mailbox, message, timeout=timeout, discard=discard, found=found)
 
     def tell(self, message: Message) -> None:
         """Send a request without waiting for its answer; a failure is logged. Raises as `submit` does."""

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 
 from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
+from cudnn_actor.actors.asking import cancel
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.pykka_seam import is_stop
+from cudnn_actor.actors.waking import Waking
 from cudnn_actor.attached.client.announced_segments import AnnouncedSegments
 from cudnn_actor.attached.client.awaiting import Awaiting
 from cudnn_actor.attached.client.held import HeldBuffers
 from cudnn_actor.attached.client.outgoing import (
     ShareWeights,
+    Writing,
     as_answer,
     check_length,
     move_frame,
@@ -30,7 +34,6 @@ from cudnn_actor.attached.client.outgoing import (
 )
 from cudnn_actor.attached.client.sent import Outcomes, Sent
 from cudnn_actor.attached.wire import (
-    INLINE_BYTES,
     Answers,
     Done,
     Dropped,
@@ -41,18 +44,17 @@ from cudnn_actor.attached.wire import (
     MapSegment,
     Near,
     NeedsRoom,
-    Place,
     Request,
     Requests,
     Room,
     Withdraw,
     Withdrawn,
-    writing,
 )
+from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.request_counts import RequestObserver
 from cudnn_actor.broker.service_state import Export, Import
-from cudnn_actor.isolation.known_graphs import SentGraphs, known_form
-from cudnn_actor.isolation.staging import Block, Staging
+from cudnn_actor.isolation.known_graphs import GRAPH_RUNS, SentGraphs, known_form
+from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import (
@@ -69,6 +71,10 @@ log = Log("cudnn_actor.attached")
 
 _MOST_GATHERED, _GATHERED_BYTES = 32, 64 << 10
 """Gathered messages are sent at once when there are this many, or when they have this many bytes."""
+_MOST_AGAIN = 1024
+"""How many messages may be noted for `ask_again`, as many as the cache of messages has."""
+_Future = asyncio.Future
+_get_ident, _running_loop = threading.get_ident, asyncio._get_running_loop
 
 
 class Link(Mailbox):
@@ -91,6 +97,7 @@ class Link(Mailbox):
     """
 
     starts_elsewhere: ClassVar[bool] = True
+    asks_again: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -111,10 +118,9 @@ class Link(Mailbox):
         self.staging = Staging(self._announce, self._retire)
         """The client's memory for arrays that are being sent or received."""
         self._shared = AnnouncedSegments(self._announce, lambda number: self.call(self._drop_shared, number))
-        self._write = writing(self._put)
-        self._blocks: list[Block] = []
-        """The blocks in which the arrays of the message that is being encoded lie."""
-        self._sent: dict[int, Sent] = {}
+        self._writing = Writing(self.staging, self._shared)
+        self._sent: dict[int, Sent | asyncio.Future[Any]] = {}
+        """The requests that have no answer yet, by number; of `ask_again`, only the futures."""
         self._unsent: list[Request] = []
         """Requests that are not in a frame yet. They are in `_sent` already."""
         self._unsent_bytes = 0
@@ -125,11 +131,15 @@ class Link(Mailbox):
             forget=lambda identity: self._send(ForgetGraph(identity)),
         )
         self._last = 0
+        self._again: dict[int, weakref.ref[CachedMessage]] = {}
+        """The records of messages that were sent, and may be sent by `ask_again`, by the messages' ids."""
         self._outcomes = Outcomes(self.staging, channel)
         self.observer: RequestObserver | None = None
         """Told of each request and its answer; None for nobody. On the owning loop, but of requests that are
         refused, on any thread. Any thread may replace it."""
         self.on_refusal = self._tell_not_run
+        self._if_cancelled = self._withdraw_cancelled
+        self._waking = Waking(self._loop, self._if_cancelled, self.turn)
         self._scheduled = self._ended = False
         self._gathered = 0
         self._awaiting = Awaiting(self._loop, channel.fileno(), self._readable)
@@ -186,6 +196,7 @@ class Link(Mailbox):
         sent = Sent(self, number, envelope)
         envelope.elsewhere = sent
         envelope.claim.clear()
+        self._note_again(envelope.found)
         self._put_by(sent, Request(number, body, None, 0, envelope.timeout_s))
 
     def call(self, what: Callable[..., None], *arguments: Any) -> None:
@@ -211,6 +222,87 @@ class Link(Mailbox):
         """Let the server drop graphs that this client has sent. On the owning loop."""
         if not self._ended:
             self._graphs.forget(identities)
+
+    # Messages that were sent before.
+
+    def ask_again(self, message: Any) -> asyncio.Future[Any] | None:
+        """See `Mailbox.ask_again`. Messages keep their order, whichever way they are sent.
+
+        This does what `check_message`, `asking.ask` and `admit` do for such a message: nothing of it may have
+        changed, and it may overtake no other. Any thread.
+        """
+        known = self._again.get(id(message))
+        sent = self._sent
+        if (
+            known is None
+            or (cached := known()) is None
+            or cached.message is not message
+            or (self._waking.thread != _get_ident() and _running_loop() is not self._loop)
+            or cached.bound.epoch != self._held.epoch  # type: ignore[union-attr]  # it was sent
+            or self._ordinary
+            or self._control
+            or self._afterwards
+            or self._closed is not None
+            or self.observer is not None
+            or len(sent) >= self._window
+            or (type(message) in GRAPH_RUNS and not self._graphs.knows(message))
+        ):
+            return None
+        self._last = number = self._last + 1
+        request = Request(number, cached.body)  # type: ignore[arg-type]
+        future: asyncio.Future[Any] = _Future(loop=self._loop)
+        unsent = self._unsent
+        # One step.
+        sent[number] = future
+        self._unsent_bytes = nbytes = self._unsent_bytes + len(request.body)
+        unsent.append(request)
+        if len(unsent) >= _MOST_GATHERED or nbytes > _GATHERED_BYTES:
+            self._flush()
+        elif not self._scheduled:
+            self._schedule()
+        return future
+
+    def _schedule(self) -> None:
+        """Have the messages that wait sent: at once if the server is idle."""
+        if len(self._sent) == len(self._unsent):
+            self.turn()
+        else:
+            self._scheduled = True
+            self._loop.call_soon(self.turn)
+
+    def submit_again(self, message: Any) -> asyncio.Future[Any] | None:
+        """See `Mailbox.submit_again`. Any thread."""
+        future = self.ask_again(message)
+        if future is not None:
+            future.add_done_callback(self._if_cancelled)
+        return future
+
+    def _withdraw_cancelled(self, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self._withdraw_again(future)
+
+    def stop_waiting(self, future: asyncio.Future[Any]) -> None:
+        """See `Mailbox.stop_waiting`. Any thread."""
+        if cancel(future):
+            self.call(self._withdraw_again, future)
+
+    def _withdraw_again(self, future: asyncio.Future[Any]) -> None:
+        for number, sent in self._sent.items():
+            if sent is future:
+                self.withdraw(number, False)
+                return
+
+    def _note_again(self, cached: CachedMessage) -> None:
+        """Note that a message was sent, so that `ask_again` may send it from now on."""
+        if len(self._again) >= _MOST_AGAIN:
+            self._again.clear()
+        self._again[id(cached.message)] = weakref.ref(cached)
+
+    def _with_envelope(self, number: int, future: asyncio.Future[Any]) -> Sent:
+        """A request of `ask_again` as one with an envelope, for an answer that is no receipt."""
+        self._sent[number] = sent = Sent(self, number, Envelope(None, future=future, bridge=self._bridge))
+        self._bridge.awaited += 1
+        return sent
 
     # On the owning loop.
 
@@ -286,17 +378,17 @@ class Link(Mailbox):
         cached = envelope.found
         if cached is not None:  # the message runs a plan: it names buffers, and has no arrays
             if cached.body is None:
-                cached.body = self._write(known_form(message))
+                cached.body = self._writing.without_arrays(known_form(message))
             if not self._graphs.knows(message):
                 self._graphs.send(message.graph)
+            self._note_again(cached)
             return Request(sent.number, cached.body, None, 0, envelope.timeout_s)
         digest = ""
         if isinstance(message, ShareWeights):
             digest, message = message.digest, Allocate(spec=message.spec, data=message.data)
         if isinstance(message, View):
             raise TypeError("View, whose answer is memory of the service's process")
-        sent.blocks = self._blocks = []
-        body = self._write(message)
+        body = self._writing.write(sent, message)
         check_length(type(message).__name__, len(body))
         self._outcomes.make_room(sent, message)
         place, nbytes = (None, 0) if sent.room is None else (place_of(sent.room), sent.room.nbytes)
@@ -305,19 +397,6 @@ class Link(Mailbox):
     def _make_known(self, graph: Graph) -> None:
         check_length("graph", len(graph.encoded))
         self._send(KnowGraph(graph.identity, graph.encoded))
-
-    def _put(self, array: np.ndarray) -> Place | None:
-        """Find a place for an array of a message, and copy it there, unless it lies in the client's memory
-        already."""
-        if array.nbytes <= INLINE_BYTES:
-            return None
-        found = self.staging.locate(array) or self._shared.locate(array)
-        if found is not None and not found[1] % array.itemsize:
-            return Place(*found)
-        block = self.staging.take(array.nbytes)
-        self._blocks.append(block)
-        np.copyto(self.staging.array(block, array.shape, array.dtype), array)
-        return place_of(block)
 
     def _drop_shared(self, number: int) -> None:
         if not self._ended:
@@ -365,36 +444,51 @@ class Link(Mailbox):
             self.turn()
 
     def _take_answers(self, answers: list[Any], bridges: set[LoopBridge]) -> None:
-        bridge, sent_requests, observed = self._bridge, self._sent, self.observer is not None
+        sent_requests = self._sent
+        again: list[tuple[asyncio.Future[Any], Any]] = []
         for answer in answers:
             sent = sent_requests.get(answer.number)
-            envelope = None if sent is None else sent.envelope
-            if (
-                type(answer) is not Done
-                or envelope is None
-                or envelope.found is None
-                or envelope.bridge is not bridge
-                or (future := envelope.future) is None
-                or future.done()
-                or observed
-            ):
-                self._take_answer(answer, bridges)
-                continue
-            # Nearly always, a plan has run, for a caller on this loop. Such a request has no memory to free.
-            del sent_requests[answer.number]
-            envelope.elsewhere = None
-            bridge.awaited -= 1
-            if envelope.watch is not None:
-                envelope.unwatch()
-            if envelope.timed_out:
-                envelope.end_expired(True)
+            if type(sent) is _Future and type(answer) is Done:
+                del sent_requests[answer.number]
+                again.append((sent, answer.receipt))
             else:
-                future.set_result(answer.receipt)
+                self._take_enveloped(sent, answer, bridges)
+        if len(again) > 1:
+            self._scheduled = True  # those who wait run before `turn`, so that it sends what they ask next
+            self._waking.set_results(again)
+        elif again:
+            self._waking.set_result(*again[0])
+
+    def _take_enveloped(self, sent: Any, answer: Any, bridges: set[LoopBridge]) -> None:
+        envelope = None if type(sent) is not Sent else sent.envelope
+        if (
+            type(answer) is not Done
+            or envelope is None
+            or envelope.found is None
+            or envelope.bridge is not self._bridge
+            or (future := envelope.future) is None
+            or future.done()
+            or self.observer is not None
+        ):
+            self._take_answer(answer, bridges)
+            return
+        # Often, a plan has run, for a caller on this loop. Such a request has no memory to free.
+        del self._sent[answer.number]
+        envelope.elsewhere = None
+        self._bridge.awaited -= 1
+        if envelope.watch is not None:
+            envelope.unwatch()
+        if envelope.timed_out:
+            envelope.end_expired(True)
+        else:
+            future.set_result(answer.receipt)
 
     def _take_answer(self, answer: Any, bridges: set[LoopBridge]) -> None:
         sent = self._sent.get(answer.number)
         if sent is None:
             raise BadFrame(f"an answer to request {answer.number}, which was not sent")
+        if not isinstance(sent, Sent):
+            sent = self._with_envelope(answer.number, sent)
         envelope = sent.envelope
         if type(answer) is NeedsRoom:
             self._give_room(sent, answer.nbytes)
@@ -486,7 +580,8 @@ class Link(Mailbox):
         self._channel.close()
         self.close(reason)
         left, self._sent = self._sent, {}
-        for sent in left.values():
+        for number, waiting in left.items():
+            sent = waiting if isinstance(waiting, Sent) else self._with_envelope(number, waiting)
             sent.envelope.elsewhere = None
             self._reply(sent.envelope, None, ActorStopped(reason=reason, interrupted=True))
         self.staging.close()
