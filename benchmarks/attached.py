@@ -12,7 +12,8 @@ have microseconds a request, the median of the rounds:
   sleeps, and on one that stays awake. The process that answers waits as the worker of the device does.
 - `above`: of each round, the difference to the same without the process on the way; and how many per cent of
   it the floor is, with a relay that sleeps or stays awake as the server does.
-- `64 in flight`, and what this process's event loop spends on each, by its thread's own clock.
+- `64 in flight`, and what this process's event loop spends on each, by its thread's own clock. The part `flight`
+  has only this, by `ask` and by `submit`.
 - `CPU`, one at a time: of this process's event loop, and of the process on the way.
 - `stages`: when a request reaches each stage, one at a time, in microseconds since it was asked: medians.
   Stamps take a microsecond each.
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--devices", nargs="+", default=["cpu"])
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--count", type=int, default=2048, help="requests of a way in a round")
-    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=[*_PARTS])
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=["requests", "stages"])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", nargs=3, metavar=("DEVICE", "PATH", "STAMPS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -204,7 +205,13 @@ async def compared(device: str, sides: Sides, rounds: int, count: int) -> list[R
                 await many(ways[way], count, round_found, (what, way))
             for key, seconds in round_found.items() if number else ():  # the first warms
                 found[key] += seconds
-    rows: list[Row] = [
+    rows = rows_of(device, found)
+    return [*rows, *shares(rows)]
+
+
+def rows_of(device: str, found: Found) -> list[Row]:
+    """Rows with the medians of rounds, and with all rounds."""
+    return [
         {
             "device": device,
             "request": what,
@@ -215,7 +222,6 @@ async def compared(device: str, sides: Sides, rounds: int, count: int) -> list[R
         }
         for (what, way, name), seconds in found.items()
     ]
-    return [*rows, *shares(rows)]
 
 
 def shares(rows: list[Row]) -> list[Row]:
@@ -296,6 +302,26 @@ async def many(ask: Ask, count: int, found: Found, of: tuple[str, str]) -> None:
     found[(*of, f"loop's CPU, {IN_FLIGHT} in flight")].append((time.thread_time() - cpu) / count)
 
 
+async def in_flight(device: str, rounds: int, count: int) -> list[Row]:
+    """The rows of many requests in flight, by `ask` and by `submit`."""
+    found: Found = defaultdict(list)
+    make = messages_for(device)["small"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/s"
+        async with (
+            served(device, path),
+            spawn(device=device, isolation="process") as own,
+            connect(path) as attached,
+        ):
+            messages = [(way, gpu, await make(gpu)) for way, gpu in ((_OWN, own), (_ATTACHED, attached))]
+            for number in range(rounds + 1):
+                for way, gpu, message in messages:
+                    into: Found = defaultdict(list) if number == 0 else found  # the first warms
+                    await many(asking(gpu, message), count, into, ("small", way))
+                    await many(functools.partial(gpu.submit, message), count, into, ("small, by submit", way))
+    return rows_of(device, found)
+
+
 # Stages.
 
 
@@ -340,6 +366,7 @@ async def stamps_of(gpu: CudnnRef, make: Make, count: int) -> list[tuple[int, st
 
 _PARTS: dict[str, Callable[[str, int, int], Coroutine[Any, Any, list[Row]]]] = {
     "requests": measured,
+    "flight": in_flight,
     "stages": staged,
 }
 
