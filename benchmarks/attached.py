@@ -12,8 +12,8 @@ have microseconds a request, the median of the rounds:
   sleeps, and on one that stays awake. The process that answers waits as the worker of the device does.
 - `above`: of each round, the difference to the same without the process on the way; and how many per cent of
   it the floor is, with a relay that sleeps or stays awake as the server does.
-- `64 in flight`, and what this process's event loop spends on each, by its thread's own clock. The part `flight`
-  has only this, by `ask` and by `submit`.
+- `64 in flight`, and what this process's event loop spends on each, by its thread's own clock. The part
+  `flight` has only this, by `ask` and by `submit`.
 - `CPU`, one at a time: of this process's event loop, and of the process on the way.
 - `stages`: when a request reaches each stage, one at a time, in microseconds since it was asked: medians.
   Stamps take a microsecond each.

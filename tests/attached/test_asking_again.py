@@ -1,0 +1,195 @@
+"""A client sends the same message again, in fewer steps: what holds for the first time holds then, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from cudnn_actor import CudnnRef, Receipt, ServiceStopped, StaleBufferError, connect
+from cudnn_actor.attached import ServedSocket, serve_socket
+from cudnn_actor.messages import ConvFwd, Fill
+
+from ..inside import service_behind, sessions_of
+from ..patience import PATIENCE_S
+from ..service.rigs import Gate, Trio, in_thread, outcome, spawn_gated
+
+WINDOW = 8
+
+
+class Rig(NamedTuple):
+    """A service, its gate and its socket, and a client with messages that it may send again."""
+
+    gpu: CudnnRef
+    gate: Gate
+    served: ServedSocket
+    client: CudnnRef
+    one: Trio
+    product: ConvFwd
+    total: ConvFwd
+
+    def again(self) -> asyncio.Future[Any] | None:
+        """The future of the product, if it may be sent again."""
+        future: asyncio.Future[Any] | None = service_behind(self.client).state.mailbox.ask_again(self.product)
+        return future
+
+    def sent(self, way: str, message: ConvFwd | Fill) -> asyncio.Future[Receipt]:
+        """The answer to a message that is sent in one of the two ways."""
+        if way == "submit":
+            return self.client.submit(message)
+        return asyncio.ensure_future(self.client.ask(message))
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    gate = Gate()
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        spawn_gated(gate) as gpu,
+        serve_socket(gpu, tmp_path / "s", requests=WINDOW) as served,
+        connect(served.path) as client,
+    ):
+        one = await Trio.on(client)
+        made = Rig(gpu, gate, served, client, one, one.product(), one.sum())
+        assert made.again() is None  # not before the first time
+        for message in (made.product, made.total):
+            await client.ask(message)
+        yield made
+
+
+async def turns() -> None:
+    """Let the loop, which is the client's and the server's, do what it has to do."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_message_that_was_sent_is_sent_again(rig: Rig) -> None:
+    future = rig.again()
+    assert future is not None
+    assert isinstance(await future, Receipt)
+    assert rig.product == rig.one.product()
+    assert service_behind(rig.client).state.mailbox.ask_again(rig.one.product()) is None  # another object
+
+
+async def test_it_overtakes_no_message_that_waits(rig: Rig) -> None:
+    rig.client.tell(Fill(dst=rig.one.x, value=5.0))
+    assert rig.again() is None
+    assert isinstance(await rig.client.ask(rig.product), Receipt)
+    assert await rig.one.result() == 10.0
+
+
+@pytest.mark.parametrize("way", ["ask", "submit"])
+async def test_messages_keep_their_order_whichever_way_they_are_sent(rig: Rig, way: str) -> None:
+    """The second of each round reads what the first writes."""
+    answers = []
+    for number in range(WINDOW):
+        answers.append(rig.sent(way, Fill(dst=rig.one.y, value=float(number))))
+        answers.append(rig.sent(way, rig.total))
+        await turns()
+    receipts = await asyncio.gather(*answers)
+    numbers = [receipt.request_id for receipt in receipts]
+    assert numbers == sorted(numbers)
+    assert await rig.one.result() == WINDOW - 1 + 6.0
+
+
+async def test_a_buffer_of_it_that_was_freed_is_stale_at_once(rig: Rig) -> None:
+    await rig.client.free(rig.one.x)
+    assert rig.again() is None
+    with rig.gate.closed(), pytest.raises(StaleBufferError):
+        await rig.client.ask(rig.product)
+
+
+@pytest.mark.parametrize("way", ["ask", "submit"])
+async def test_the_error_of_an_answer_is_raised(rig: Rig, way: str) -> None:
+    await rig.gpu.free(rig.one.x)  # the client does not know
+    errors = [await outcome(future) for future in [rig.sent(way, rig.product) for _ in range(3)]]
+    assert [type(error) for error in errors] == [StaleBufferError] * 3
+    assert isinstance(await rig.client.download(rig.one.y), object)  # the connection goes on
+
+
+@pytest.mark.parametrize("way", ["ask", "submit"])
+async def test_one_that_is_cancelled_before_it_has_started_does_not_run(rig: Rig, way: str) -> None:
+    before = rig.gate.passed
+    with rig.gate.closed():
+        first = rig.sent(way, rig.product)
+        await in_thread(rig.gate.wait_for_arrival)
+        late = [rig.sent(way, rig.total) for _ in range(3)]
+        await turns()  # they are sent
+        for each in late:
+            each.cancel()
+        await turns()  # so is that they are withdrawn
+    assert isinstance(await first, Receipt)
+    await rig.client.drain()
+    assert rig.gate.passed == before + 1
+    assert isinstance(await rig.client.ask(rig.product), Receipt)
+
+
+@pytest.mark.parametrize("way", ["ask", "submit"])
+async def test_one_that_is_cancelled_while_it_runs_is_done_all_the_same(rig: Rig, way: str) -> None:
+    with rig.gate.closed():
+        running = rig.sent(way, rig.total)
+        await in_thread(rig.gate.wait_for_arrival)
+        running.cancel()
+        await turns()
+    await rig.client.drain()
+    assert running.cancelled()
+    assert await rig.one.result() == 6.0 + 12.0
+
+
+@pytest.mark.parametrize("way", ["ask", "submit"])
+async def test_all_that_are_on_their_way_get_the_end(rig: Rig, way: str) -> None:
+    with rig.gate.closed():
+        waiting = [rig.sent(way, rig.product) for _ in range(4)]
+        await in_thread(rig.gate.wait_for_arrival)
+        for session in tuple(sessions_of(rig.served)):
+            session.end()
+        errors = [await outcome(future) for future in waiting]
+    assert all(isinstance(error, ServiceStopped) for error in errors), errors
+    assert rig.again() is None
+    with pytest.raises(ServiceStopped):
+        await rig.client.ask(rig.product)
+
+
+@pytest.mark.parametrize("way", ["ask", "submit"])
+async def test_no_more_than_the_window_are_on_their_way(rig: Rig, way: str) -> None:
+    (session,) = sessions_of(rig.served)
+    with rig.gate.closed():
+        answers = [rig.sent(way, rig.product) for _ in range(WINDOW)]
+        await in_thread(rig.gate.wait_for_arrival)
+        await turns()
+        assert rig.again() is None
+        answers += [rig.sent("ask", rig.product) for _ in range(2 * WINDOW)]
+        await turns()
+        assert len(session.asked) == WINDOW
+    assert [type(each) for each in await asyncio.gather(*answers)] == [Receipt] * 3 * WINDOW
+
+
+async def test_another_loop_may_send_it_too(rig: Rig) -> None:
+    assert await in_thread(lambda: asyncio.run(asks_from_here(rig))) == [None, Receipt]
+
+
+async def asks_from_here(rig: Rig) -> list[Any]:
+    return [rig.again(), type(await rig.client.ask(rig.product))]
+
+
+async def test_an_observer_is_told_of_it(rig: Rig) -> None:
+    class Observer:
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def sent(self, _: object) -> None:
+            self.told.append("sent")
+
+        def answered(self, *_: object) -> None:
+            self.told.append("answered")
+
+    link: Any = service_behind(rig.client).state.mailbox
+    observer = link.observer = Observer()
+    assert rig.again() is None
+    await rig.client.ask(rig.product)
+    link.observer = None
+    await rig.client.ask(rig.product)
+    assert observer.told == ["sent", "answered"]
