@@ -153,6 +153,13 @@ async def test_all_that_are_on_their_way_get_the_end(rig: Rig, way: str) -> None
         await rig.client.ask(rig.product)
 
 
+async def test_it_is_refused_as_soon_as_the_client_ends(rig: Rig) -> None:
+    service_behind(rig.client).end("tired")
+    assert rig.again() is None
+    with pytest.raises(ServiceStopped, match="tired"):
+        await rig.client.ask(rig.product)
+
+
 @pytest.mark.parametrize("way", ["ask", "submit"])
 async def test_no_more_than_the_window_are_on_their_way(rig: Rig, way: str) -> None:
     (session,) = sessions_of(rig.served)

@@ -231,12 +231,11 @@ class Link(Mailbox):
         This does what `check_message`, `asking.ask` and `admit` do for such a message: nothing of it may have
         changed, and it may overtake no other. Any thread.
         """
-        known = self._again.get(id(message))
+        known = self._again.get(id(message))  # a record keeps its message, so no other has its id
         sent = self._sent
         if (
             known is None
             or (cached := known()) is None
-            or cached.message is not message
             or (self._waking.thread != _get_ident() and _running_loop() is not self._loop)
             or cached.bound.epoch != self._held.epoch  # type: ignore[union-attr]  # it was sent
             or self._ordinary
@@ -249,12 +248,13 @@ class Link(Mailbox):
         ):
             return None
         self._last = number = self._last + 1
-        request = Request(number, cached.body)  # type: ignore[arg-type]
+        body: Any = cached.body
+        request = Request(number, body)
         future: asyncio.Future[Any] = _Future(loop=self._loop)
-        unsent = self._unsent
+        unsent, nbytes = self._unsent, self._unsent_bytes + len(body)
         # One step.
         sent[number] = future
-        self._unsent_bytes = nbytes = self._unsent_bytes + len(request.body)
+        self._unsent_bytes = nbytes
         unsent.append(request)
         if len(unsent) >= _MOST_GATHERED or nbytes > _GATHERED_BYTES:
             self._flush()
