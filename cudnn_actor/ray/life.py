@@ -17,6 +17,25 @@ from cudnn_actor.ray.replica import Answer, Hello
 __all__ = ["Life"]
 
 
+class _Call:
+    """A request that has no answer yet.
+
+    Parameters
+    ----------
+    task
+        The task that waits for the answer.
+    """
+
+    __slots__ = ("sent", "task", "withdrawn")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.sent = False
+        """Whether the request may have been sent."""
+        self.withdrawn = False
+        """Whether the task was cancelled by `Life.withdraw`."""
+
+
 class Life:
     """The requests that were sent to one incarnation of a replica and have no answer yet.
 
@@ -38,7 +57,7 @@ class Life:
         """Whether the incarnation has ended."""
         self._actor, self._found_ended = actor, found_ended
         self._room = asyncio.Semaphore(most)
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._calls: set[_Call] = set()
         self._why = ""
         """Why requests were last taken from the incarnation."""
 
@@ -51,23 +70,22 @@ class Life:
         """
         if self.over:
             raise ServiceStopped(reason=self._why)
-        sent, caller = asyncio.Event(), asyncio.current_task()
-        assert caller is not None, "requests are sent by tasks"
-        cancelling = caller.cancelling()
-        task = asyncio.ensure_future(self._in_turn(sent, method, args))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task = asyncio.current_task()
+        assert task is not None, "requests are sent by tasks"
+        cancelling, call = task.cancelling(), _Call(task)
+        self._calls.add(call)
         try:
-            return await task
+            async with self._room:
+                call.sent = True
+                return await self.ask(method, *args)
         except asyncio.CancelledError:
-            if caller.cancelling() > cancelling:
+            if not call.withdrawn or task.cancelling() > cancelling + 1:  # other code has cancelled it, too
                 raise
-            raise ServiceStopped(reason=self._why, interrupted=sent.is_set()) from None  # by `withdraw`
-
-    async def _in_turn(self, sent: asyncio.Event, method: str, args: tuple[Any, ...]) -> Any:
-        async with self._room:
-            sent.set()
-            return await self.ask(method, *args)
+            raise ServiceStopped(reason=self._why, interrupted=call.sent) from None
+        finally:
+            self._calls.discard(call)
+            if call.withdrawn:
+                task.uncancel()
 
     async def ask(self, method: str, *args: Any) -> Any:
         """Call a method of the actor, and return its answer. `withdraw` does not end this call. Raises as
@@ -94,9 +112,11 @@ class Life:
     def withdraw(self, why: str) -> None:
         """End all requests with `ServiceStopped`. Their answers are ignored from now on."""
         self._why = why
-        for task in [*self._under_way]:
-            if task is not asyncio.current_task():  # which has noticed the end, and raises the error itself
-                task.cancel()
+        for call in self._calls:
+            # The current task has noticed the end, and raises the error itself.
+            if call.task is not asyncio.current_task() and not call.withdrawn:
+                call.withdrawn = True
+                call.task.cancel()
 
     def end(self, why: str) -> None:
         """Note that the incarnation has ended."""
