@@ -45,8 +45,8 @@ class KeptThreads:
         """How many works are waited for."""
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """The result of blocking work, once a thread has done it. Cancelled, it returns at once, and the work
-        goes on.
+        """The result of blocking work, once a thread has done it. Cancelled, it returns at once. Work that a
+        thread has begun goes on, and other work is left out.
 
         Raises what the work raises, and `ThreadRefused` if the system gives not one thread. Not after `end`.
         """
@@ -84,6 +84,8 @@ def _do_next(jobs: queue.SimpleQueue[_Job | None]) -> bool:
     """Do one job. A function of its own: while the thread waits, nothing of the job before is kept."""
     if (job := jobs.get()) is None:
         return False
+    if job.done.cancelled():  # nobody waits. A cancellation that comes now is as one of work that has begun
+        return True
     try:
         result = job.work()
     except BaseException as error:  # noqa: BLE001 - whoever waits gets it

@@ -53,12 +53,12 @@ class RayBatches(Batches):
         self, given: Mapping[str, BufferRef | np.ndarray], deadline: Deadline, *, again: bool, crashes: int
     ) -> Callable[[int, float | None], Awaitable[dict[str, Any]]]:
         require_held("model", self._model, self._replication.held)
-        values = await self._values.as_objects(given)
+        values = self._values.of(self._kind(given), given)
 
         async def work(member: int, left_s: float | None) -> dict[str, Any]:
             replica = self._replication.members[member]
             found: dict[str, Any] = await replica.request(
-                deadline, "run_batch", self._model, left_s, again, crashes, tuple(given), *values
+                deadline, "run_batch", self._model.named, left_s, again, crashes, values=values
             )
             return found
 

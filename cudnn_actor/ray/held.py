@@ -48,6 +48,11 @@ class Held:
     pool: str
     number: int
 
+    @property
+    def named(self) -> Held:
+        """The pool and the number alone: enough for a replica, and shorter."""
+        return Held(pool=self.pool, number=self.number)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RayBuffer(Held):

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from cudnn_actor.protocol.errors import ServiceStopped
 from cudnn_actor.ray.packing import split, unpack_results
 from cudnn_actor.ray.replica import Answer, Hello
+from cudnn_actor.ray.values import RequestValues, Sending
 
 __all__ = ["Life"]
 
@@ -61,9 +62,12 @@ class Life:
         self._why = ""
         """Why requests were last taken from the incarnation."""
 
-    async def request(self, method: str, *args: Any) -> Any:
+    async def request(self, method: str, *args: Any, values: RequestValues | None = None) -> Any:
         """Call a method of the actor once there is room for the request, and return its answer. A
         cancellation withdraws the request.
+
+        The values of a pure request follow the other arguments. They are made ready once there is room, so a
+        request that is withdrawn before that has copied nothing.
 
         Raises `ServiceStopped`, which says whether the method may have run, if the incarnation ends or
         becomes unreachable first; and the errors of the method.
@@ -76,8 +80,12 @@ class Life:
         self._calls.add(call)
         try:
             async with self._room:
+                if values is None:
+                    call.sent = True
+                    return await self.ask(method, *args)
+                sending = await values.make_ready(near=self.hello.near)
                 call.sent = True
-                return await self.ask(method, *args)
+                return values.note(await self.ask(method, *args, *sending.args, sending=sending))
         except asyncio.CancelledError:
             if not call.withdrawn or task.cancelling() > cancelling + 1:  # other code has cancelled it, too
                 raise
@@ -87,21 +95,28 @@ class Life:
             if call.withdrawn:
                 task.uncancel()
 
-    async def ask(self, method: str, *args: Any) -> Any:
-        """Call a method of the actor, and return its answer. `withdraw` does not end this call. Raises as
-        `request`."""
+    async def ask(self, method: str, *args: Any, sending: Sending | None = None) -> Any:
+        """Call a method of the actor, and return its answer. `withdraw` does not end this call.
+
+        `sending` has the pieces of memory that the actor may use until it has answered or ended. Raises as
+        `request`.
+        """
         answer = getattr(self._actor, method).remote(*split(self.hello.incarnation, args))
         try:
             found: Answer | bytes = await answer
         except RayActorError as error:
             why = str(error).partition("\n")[0]
+            if sending is not None and isinstance(error, ActorUnavailableError):  # its process may still live
+                sending.keep_forever()
             self._found_ended(why)
             raise ServiceStopped(reason=why, interrupted=True) from None
         except asyncio.CancelledError:
             ray.cancel(answer)
+            if sending is not None:
+                sending.keep_until(answer)
             raise
         if isinstance(found, bytes):
-            return unpack_results(found)
+            return unpack_results(found, None if sending is None else sending.results)
         if found.refused:  # Ray has started the actor again meanwhile
             self._found_ended("its process has ended")
             raise ServiceStopped(reason="the replica's process has ended")

@@ -5,7 +5,8 @@
 - Ray serialises each argument of a call by itself, and each result, in some thirty microseconds on each side.
   It takes bytes as they are. So all small arguments are sent as one argument of bytes, arrays included, and
   small results come back as bytes: a plain pickle takes a few microseconds.
-- Large arrays, and Ray's objects, are arguments of their own: they go by Ray's store.
+- Large arrays, and Ray's objects, are arguments of their own: they go by Ray's store. If the replica is on
+  the caller's node, large arrays lie in memory that both map (`node_memory`), and the bytes say where.
 - A plain pickle names classes and functions, where Ray's pickle sends those that a replica may not have. So
   arguments that may contain such things are left to Ray.
 """
@@ -15,18 +16,22 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import ray
 
 from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.ray.node_memory import MappedMemory, Piece, Room
 
 __all__ = [
     "INLINE_BYTES",
+    "Given",
     "Head",
     "PackedResults",
     "join",
+    "nbytes_of_results",
     "pack",
     "pack_results",
     "split",
@@ -61,6 +66,26 @@ class Head(NamedTuple):
     incarnation: str
     small: tuple[Any, ...]
     apart: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The argument that precedes the values of a pure request.
+
+    Parameters
+    ----------
+    names
+        The names of the values, in order.
+    room
+        The place for large results in the pool's memory; None for Ray's store.
+    """
+
+    names: tuple[str, ...]
+    room: Room | None
+
+    def named(self, values: Iterable[Any]) -> dict[str, Any]:
+        """The values by name."""
+        return dict(zip(self.names, values, strict=True))
 
 
 def split(incarnation: str, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -119,16 +144,57 @@ class PackedResults(bytes):
     __slots__ = ()
 
 
-def pack_results(found: Any) -> Any:
-    """Results as `PackedResults`: an array, a named tuple of arrays, or arrays by name. Large ones are
-    returned as they are."""
-    arrays = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
-    return PackedResults(pickle.dumps(found, protocol=5)) if _is_small(arrays) else found
+@dataclass(frozen=True)
+class _InPiece:
+    """Results whose arrays lie in a piece of the caller's memory.
+
+    Parameters
+    ----------
+    data
+        The pickle of the results, without the values of the arrays.
+    spans
+        The place of each array's values in the piece: its offset, and its size.
+    """
+
+    data: bytes
+    spans: list[tuple[int, int]]
 
 
-def unpack_results(data: bytes) -> Any:
-    """The results that `pack_results` packed."""
-    return pickle.loads(data)
+def pack_results(found: Any, memory: MappedMemory | None = None, room: Room | None = None) -> Any:
+    """Results as `PackedResults`: an array, a named tuple of arrays, or arrays by name. Large ones are copied
+    to `room`, a place in `memory`; without such a place, and if it is too small, they are returned as they
+    are."""
+    if _is_small(_arrays(found)):
+        return PackedResults(pickle.dumps(found, protocol=5))
+    if memory is not None and room is not None:
+        parts = list[pickle.PickleBuffer]()
+        data = pickle.dumps(found, protocol=5, buffer_callback=parts.append)
+        if len(data) <= INLINE_BYTES - _ROOM:  # else an array was pickled whole: its dtype has no buffers
+            spans = memory.write([each.raw() for each in parts], room)
+            if spans is not None:
+                return PackedResults(pickle.dumps(_InPiece(data, spans), protocol=5))
+    return found
+
+
+def unpack_results(data: bytes, piece: Piece | None = None) -> Any:
+    """The results that `pack_results` packed. `piece` is the one whose place the replica was told."""
+    found = pickle.loads(data)
+    if isinstance(found, _InPiece):
+        assert piece is not None, "a replica copies results only to a place that it was told"
+        return pickle.loads(found.data, buffers=piece.read(found.spans))
+    return found
+
+
+def nbytes_of_results(found: Any) -> int:
+    """The bytes that a piece needs for results; 0 if they are small enough to be packed without one."""
+    arrays = [*_arrays(found)]
+    return 0 if _is_small(arrays) else Room.nbytes_for([_nbytes(each) for each in arrays])
+
+
+def _arrays(found: Any) -> Iterable[Any]:
+    if isinstance(found, Mapping):
+        return found.values()
+    return found if isinstance(found, tuple) else (found,)
 
 
 def pack(what: Any) -> Any:

@@ -205,6 +205,7 @@ class RayPool(RayRequests):
         except asyncio.CancelledError:
             await in_own_thread((await placing).remove)
             raise
+        memory = self._values.begin()
         self._members = self._replication.members = tuple(
             Watched(
                 number,
@@ -213,6 +214,7 @@ class RayPool(RayRequests):
                 mailbox=settings.mailbox,
                 lost_after_s=settings.lost_after_s,
                 listener=self._membership,
+                memory=memory,
             )
             for number, actor in enumerate(self._placed.actors)
         )

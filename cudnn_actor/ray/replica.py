@@ -12,16 +12,18 @@ import asyncio
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 
 from cudnn_actor.actors import Deadline
+from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.ray.held import Held, Recipe
-from cudnn_actor.ray.packing import Head, PackedResults, join, pack_results, unpack
+from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, MemoryName
+from cudnn_actor.ray.packing import Given, Head, PackedResults, join, pack_results, unpack
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start_checked
 from cudnn_actor.supervision import Restarted, Restarting
@@ -46,12 +48,15 @@ class Hello:
         Ray's id of the node.
     device
         The device of its service: "cpu" or "cuda:N".
+    near
+        Whether it has mapped the pool's memory, because it is on the same node.
     """
 
     incarnation: str
     pid: int
     node: str
     device: str
+    near: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,13 +125,17 @@ class Replica:
             device=self._gpu.device,
         )
         self._made: dict[int, tuple[Recipe, Any]] = {}
+        self._memory: MappedMemory | None = None
         self._changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
 
-    async def hello(self) -> Hello:
-        """The identity of this incarnation."""
+    async def hello(self, memory: MemoryName | None) -> Hello:
+        """The identity of this incarnation. It maps the pool's memory if it can."""
         if self._following is None:
             self._following = asyncio.create_task(self._follow())
+        if self._memory is None and memory is not None:
+            self._memory = await in_own_thread(MappedMemory.open, memory)
+            self.hello_of_this = replace(self.hello_of_this, near=self._memory is not None)
         return self.hello_of_this
 
     async def _follow(self) -> None:
@@ -167,18 +176,25 @@ class Replica:
 
     @_answering
     async def compute(
-        self, what: Any, also: Sequence[str], timeout: float | None, names: Sequence[str], *values: Any
+        self,
+        what: Any,
+        also: Sequence[str],
+        timeout: float | None,
+        given: Given,
+        *values: Any,
     ) -> Any:
         """Run `CudnnRef.compute`. The values are separate arguments, so that Ray replaces its references by
-        their objects."""
-        given = dict(zip(names, map(self._own, values), strict=True))
-        return pack_results(await self._gpu.compute(unpack(what), given, also=also, timeout=timeout))
+        their objects. Large results are copied to `given.room`."""
+        arrays = given.named(map(self._own, values))
+        found = await self._gpu.compute(unpack(what), arrays, also=also, timeout=timeout)
+        return pack_results(found, self._memory, given.room)
 
     @_answering
-    async def run(self, model: Held, timeout: float | None, names: Sequence[str], *values: Any) -> Any:
-        """Run `CudnnRef.run`, with values as in `compute`."""
-        given = dict(zip(names, values, strict=True))
-        return pack_results(await self._gpu.run(self._own(model), given, timeout=timeout))
+    async def run(self, model: Held, timeout: float | None, given: Given, *values: Any) -> Any:
+        """Run `CudnnRef.run`, with values and results as in `compute`."""
+        arrays = given.named(map(self._array, values))
+        found = await self._gpu.run(self._own(model), arrays, timeout=timeout)
+        return pack_results(found, self._memory, given.room)
 
     @_answering
     async def run_batch(
@@ -187,13 +203,13 @@ class Replica:
         left_s: float | None,
         again: bool,
         crashes: int,
-        names: Sequence[str],
+        given: Given,
         *values: Any,
     ) -> Any:
-        """Run `Model.run_checked`, with values as in `compute`."""
-        own, given = self._own(model), dict(zip(names, values, strict=True))
-        found = await own.run_checked(own.validated(given), Deadline(left_s), again=again, crashes=crashes)
-        return pack_results(found)
+        """Run `Model.run_checked`, with values and results as in `compute`."""
+        own, arrays = self._own(model), given.named(map(self._array, values))
+        found = await own.run_checked(own.validated(arrays), Deadline(left_s), again=again, crashes=crashes)
+        return pack_results(found, self._memory, given.room)
 
     @_answering
     async def call(self, work: Callable[[CudnnRef, Callable[[Held], Any]], Awaitable[Any]]) -> Any:
@@ -219,4 +235,11 @@ class Replica:
             return self._made[value.number][1]
         if isinstance(value, tuple | list):
             return tuple(self._own(each) for each in value)
+        return self._array(value)
+
+    def _array(self, value: Any) -> Any:
+        """The array at a place in the pool's memory; any other value as it is."""
+        if isinstance(value, ArrayPlace):
+            assert self._memory is not None, "the pool was told that it is mapped"
+            return self._memory.array(value)
         return value

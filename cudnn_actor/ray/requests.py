@@ -130,14 +130,15 @@ class RayRequests:
         given = named_once(arrays, named)
         require_pure(what, given, self._replication.held)
         with within(timeout) as deadline:
-            values = await self._values.as_objects(given)
+            kind = kind_of_compute(what, given)
+            values = self._values.of(kind, given)
 
             async def work(member: int, left_s: float | None) -> Any:
                 return await self._members[member].request(
-                    deadline, "compute", pack(what), tuple(also), left_s, tuple(given), *values
+                    deadline, "compute", pack(what), tuple(also), left_s, values=values
                 )
 
-            return await self._dispatching.run(kind_of_compute(what, given), work, deadline)
+            return await self._dispatching.run(kind, work, deadline)
 
     def submit(
         self,
@@ -216,15 +217,16 @@ class RayRequests:
         given = named_once(inputs, named)
         require_pure(None, given, self._replication.held)
         with within(timeout) as deadline:
-            values = await self._values.as_objects(given)
+            kind = model, kind_of_compute(None, given)
+            values = self._values.of(kind, given)
 
             async def work(member: int, left_s: float | None) -> dict[str, np.ndarray]:
                 found: dict[str, np.ndarray] = await self._members[member].request(
-                    deadline, "run", model, left_s, tuple(given), *values
+                    deadline, "run", model.named, left_s, values=values
                 )
                 return found
 
-            return await self._dispatching.run((model, kind_of_compute(None, given)), work, deadline)
+            return await self._dispatching.run(kind, work, deadline)
 
     def batched(
         self,

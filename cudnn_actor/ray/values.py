@@ -1,9 +1,11 @@
-"""The values of requests: the caller's side checks them, and puts large arrays into Ray's object store."""
+"""The values of requests: the caller's side checks them, and copies large arrays to where replicas find
+them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -14,12 +16,17 @@ from cudnn_actor.pool.pure_requests import overwritten_inputs, parts_of
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.ray.held import Held
-from cudnn_actor.ray.packing import INLINE_BYTES
+from cudnn_actor.ray.node_memory import ArrayPlace, MemoryName, NodeMemory, Piece
+from cudnn_actor.ray.packing import INLINE_BYTES, Given, nbytes_of_results
 
-__all__ = ["Values", "not_held", "require_held", "require_pure"]
+__all__ = ["RequestValues", "Sending", "Values", "not_held", "require_held", "require_pure"]
 
 _THREADS = 4
 """How many threads of a pool put arrays into Ray's object store. Each copies one array, or waits."""
+_ON_LOOP_BYTES = 1 << 20
+"""An array of up to this many bytes is copied on the event loop: that takes less than waking a thread."""
+_KINDS = 256
+"""For how many kinds of requests the size of their results is kept."""
 
 
 def require_pure(what: Any, given: Mapping[str, Any], held: Collection[Held]) -> None:
@@ -72,36 +79,168 @@ def not_held(field: str, value: object) -> InvalidRequest:
     )
 
 
+class Sending(NamedTuple):
+    """The values of a request, as one replica gets them.
+
+    Parameters
+    ----------
+    args
+        The last arguments of the replica's method: `Given`, and the values.
+    pieces
+        The pieces of the pool's memory that the arguments name.
+    results
+        The piece that is the room for results.
+    kept
+        The pool's list of pieces that it never uses again.
+    """
+
+    args: tuple[Any, ...]
+    pieces: Sequence[Piece]
+    results: Piece | None
+    kept: list[Piece]
+
+    def keep_until(self, answer: ray.ObjectRef[Any]) -> None:
+        """Keep the pieces until a replica has answered or ended, though nobody waits for the answer."""
+        if self.pieces:
+            answer.future().add_done_callback(partial(_let_go, self))
+
+    def keep_forever(self) -> None:
+        """Keep the pieces as long as the pool, since nobody can tell when the replica uses them no more."""
+        self.kept.extend(self.pieces)
+
+
+def _let_go(_: Sending, __: object) -> None:
+    """Nothing: the callback has had a reference until it is called."""
+
+
 class Values:
-    """Puts the large arrays of requests into Ray's object store. Used on the pool's event loop."""
+    """Makes the values of requests ready for replicas. Used on the pool's event loop."""
 
     def __init__(self) -> None:
         threads = KeptThreads(_THREADS, "ray-put")
         self._threads: KeptThreads | None = threads
+        self._memory: NodeMemory | None = None
+        self.kept: list[Piece] = []
+        """Pieces that replicas may use for ever, as far as is known."""
+        self._results: dict[Hashable, int] = {}
+        """For kinds of requests whose results are large: the bytes of the latest ones."""
         forks.finalize(self, threads.end).atexit = False  # for a pool that nobody closes
 
-    async def as_objects(self, given: Mapping[str, Any]) -> list[Any]:
-        """Put large arrays into Ray's object store, once, since a request may be sent several times. Returns
-        the values, with references in place of these arrays. After `end`, it returns them as they are.
+    def begin(self) -> MemoryName | None:
+        """Make the memory that replicas of this node map, and return its name; None if there is no room."""
+        try:
+            self._memory = NodeMemory()
+        except (OSError, MemoryError):
+            return None
+        return self._memory.name
+
+    def of(self, kind: Hashable, given: Mapping[str, Any]) -> RequestValues:
+        """The values of a request of this kind. Copies nothing yet."""
+        return RequestValues(self, kind, given)
+
+    async def copy(self, array: np.ndarray) -> tuple[ArrayPlace, Piece] | None:
+        """Copy an array to the memory that replicas of this node map. Returns None if it has no room."""
+        if self._memory is None or (piece := self._memory.take(array.nbytes)) is None:
+            return None
+        if array.nbytes <= _ON_LOOP_BYTES or self._threads is None:
+            piece.write(array)
+        else:
+            await self._threads.run(piece.write, array)
+        return ArrayPlace(piece.offset, array.shape, array.dtype), piece
+
+    async def put(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
+        """Put arrays into Ray's object store, and return the references. After `end`, it returns the arrays.
 
         A thread does it, because that copies the arrays, and waits for room. The arrays are freed with the
         references.
         """
-        values = list(given.values())
-        large = [
-            k for k, each in enumerate(values) if isinstance(each, np.ndarray) and each.nbytes > INLINE_BYTES
-        ]
-        if large and self._threads is not None:
-            objects = await self._threads.run(_put, [values[k] for k in large])
-            for k, each in zip(large, objects, strict=True):
-                values[k] = each
-        return values
+        return arrays if self._threads is None else await self._threads.run(_put, arrays)
+
+    def room_for_results(self, kind: Hashable) -> Piece | None:
+        """A piece for results as large as the latest of a kind; None if these are small, or not known."""
+        nbytes = self._results.get(kind)
+        return None if nbytes is None or self._memory is None else self._memory.take(nbytes)
+
+    def note_results(self, kind: Hashable, found: Any) -> None:
+        """Note how large the results of a kind are."""
+        nbytes = nbytes_of_results(found)
+        if nbytes > self._results.get(kind, 0):
+            self._results.pop(kind, None)
+            self._results[kind] = nbytes
+            if len(self._results) > _KINDS:
+                del self._results[next(iter(self._results))]
 
     def end(self) -> None:
-        """End the threads. The pool refuses requests from then on."""
+        """End the threads, and the memory once no array is in it. The pool refuses requests from then on."""
+        self._memory = None
         if self._threads is not None:
             self._threads.end()
             self._threads = None
+
+
+class RequestValues:
+    """The values of one request, which may be sent several times.
+
+    Parameters
+    ----------
+    values
+        What makes them ready.
+    kind
+        The kind of the request.
+    given
+        The values as the caller gave them, by name.
+    """
+
+    def __init__(self, values: Values, kind: Hashable, given: Mapping[str, Any]) -> None:
+        self._values, self._kind = values, kind
+        self._names, self._given = tuple(given), [*given.values()]
+        self._large = [
+            k
+            for k, each in enumerate(self._given)
+            if isinstance(each, np.ndarray) and each.nbytes > INLINE_BYTES
+        ]
+        self._copies: dict[int, tuple[ArrayPlace, Piece]] = {}
+        self._objects: dict[int, Any] = {}
+
+    async def make_ready(self, *, near: bool) -> Sending:
+        """Copy large arrays to where a replica finds them. Each array is copied once, and once more if the
+        request is sent to a replica of the other sort.
+
+        A replica that is near, because it maps the pool's memory, finds them there, if it has room. Else they
+        are in Ray's store.
+        """
+        args, pieces = [*self._given], list[Piece]()
+        left = list[int]()
+        for k in self._large:
+            copied = await self._copy(k) if near else None
+            if copied is None:
+                left.append(k)
+            else:
+                args[k], piece = copied
+                pieces.append(piece)
+        if missing := [k for k in left if k not in self._objects]:
+            objects = await self._values.put([self._given[k] for k in missing])
+            self._objects |= zip(missing, objects, strict=True)
+        for k in left:
+            args[k] = self._objects[k]
+        results = self._values.room_for_results(self._kind) if near else None
+        if results is not None:
+            pieces.append(results)
+        first = Given(self._names, None if results is None else results.room)
+        return Sending((first, *args), pieces, results, self._values.kept)
+
+    async def _copy(self, k: int) -> tuple[ArrayPlace, Piece] | None:
+        array = self._given[k]
+        if k not in self._copies and type(array) is np.ndarray and not array.dtype.hasobject:
+            copied = await self._values.copy(array)
+            if copied is not None:
+                self._copies[k] = copied
+        return self._copies.get(k)
+
+    def note(self, found: Any) -> Any:
+        """Note how large the results are, and return them."""
+        self._values.note_results(self._kind, found)
+        return found
 
 
 def _put(arrays: Sequence[np.ndarray]) -> list[ray.ObjectRef[np.ndarray]]:

@@ -20,7 +20,9 @@ from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.pool.listener import Listener
 from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, ServiceStopped
 from cudnn_actor.ray.life import Life
+from cudnn_actor.ray.node_memory import MemoryName
 from cudnn_actor.ray.replica import Beat, Hello
+from cudnn_actor.ray.values import RequestValues
 from cudnn_actor.supervision import Escalated, ExitReason, Restarted, Restarting, Started
 
 __all__ = ["Watched"]
@@ -48,6 +50,8 @@ class Watched:
         Seconds without a sign of life after which the replica counts as lost.
     listener
         The receiver of the replica's events.
+    memory
+        The name of the pool's memory, which the replica maps if it is on the same node; None without one.
     """
 
     def __init__(
@@ -59,8 +63,10 @@ class Watched:
         mailbox: int,
         lost_after_s: float,
         listener: Listener[Watched],
+        memory: MemoryName | None = None,
     ) -> None:
         self.number, self.name, self.actor = number, name, actor
+        self._memory = memory
         self.life: Life | None = None
         """The living incarnation, as far as is known; None for none."""
         self.generation = 0
@@ -79,8 +85,11 @@ class Watched:
     def __repr__(self) -> str:
         return f"<replica {self.name!r}>"
 
-    async def request(self, deadline: Deadline, method: str, *args: Any) -> Any:
-        """Call a method of the replica, which counts as a request, and return its answer.
+    async def request(
+        self, deadline: Deadline, method: str, *args: Any, values: RequestValues | None = None
+    ) -> Any:
+        """Call a method of the replica, which counts as a request, and return its answer. For `values`, see
+        `Life.request`.
 
         Raises `ServiceStopped` as `Life.request` does, also if the replica is not up or lacks copies;
         `DeadlineExceeded`; and the errors of the method.
@@ -91,7 +100,7 @@ class Watched:
         left_s = deadline.left_s
         try:
             async with asyncio.timeout(left_s) as limit:
-                return await life.request(method, *args)
+                return await life.request(method, *args, values=values)
         except TimeoutError as error:
             if left_s is None or not limit.expired() or isinstance(error, DeadlineExceeded):
                 raise
@@ -107,7 +116,7 @@ class Watched:
     async def _follow_all(self) -> None:
         while True:
             try:
-                hello = await self.actor.hello.remote()
+                hello = await self.actor.hello.remote(self._memory)
             except ActorUnavailableError:
                 await asyncio.sleep(_AGAIN_S)
                 continue

@@ -95,6 +95,19 @@ async def test_a_wait_that_is_cancelled_ends_at_once_and_the_work_goes_on(kept: 
     assert await kept.run(gone_on.wait, PATIENCE_S)
 
 
+async def test_work_that_no_thread_has_begun_is_left_out_if_it_is_cancelled(kept: KeptThreads) -> None:
+    go_on, done = threading.Event(), list[int]()
+    under_way = [asyncio.ensure_future(kept.run(go_on.wait, PATIENCE_S)) for _ in range(2)]
+    waiting = [asyncio.ensure_future(kept.run(done.append, k)) for k in range(8)]
+    await asyncio.sleep(0)
+    for task in waiting[:-1]:
+        task.cancel()
+    await asyncio.gather(*waiting[:-1], return_exceptions=True)
+    go_on.set()
+    await asyncio.gather(*under_way, waiting[-1])
+    assert done == [7]
+
+
 async def test_nothing_of_a_work_is_kept_while_the_threads_wait(kept: KeptThreads) -> None:
     class Large:
         def __call__(self) -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def product() -> Graph:
     """y = relu(x @ w)."""
     g = GraphBuilder()
     return g.build(y=g.relu(g.matmul(g.input("x", (4, 8)), g.input("w", (8, 8)))))
+
+
+def relu() -> Graph:
+    """y = relu(x), of 1 MiB."""
+    g = GraphBuilder()
+    return g.build(y=g.relu(g.input("x", (512, 512))))
 
 
 def send(number: signal.Signals, pid: int | None) -> None:
@@ -94,6 +101,13 @@ async def values_go_in_and_come_out(cluster: Any) -> None:
         x = np.arange(32, dtype=np.float32).reshape(4, 8)
         for given in (x, ray.put(x)):
             assert np.array_equal(await pool.compute(graph, x=given, w=weights), x)
+        wide = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+        for k in range(3):  # the replicas are on this machine, so these lie in memory of this process
+            y = await pool.compute(relu(), x=wide + k)
+            assert np.array_equal(y, wide + k)
+            assert not y.flags.writeable
+        assert pool._values._memory is not None
+        assert pool._values._memory.pieces == 1  # the latest result
         model = await pool.load(image_model("N"), dims={"N": 1})
         picture = np.ones((1, 3, 8, 8), np.float32)
         scores = await pool.run(model, image=picture)
@@ -121,6 +135,19 @@ async def values_go_in_and_come_out(cluster: Any) -> None:
         with pytest.raises(InvalidRequest, match="nothing that this pool has"):
             await pool.compute(graph, x=x, w=weights)
         assert [member.outstanding for member in pool.statistics().members] == [0, 0]
+
+
+async def large_arrays_go_by_rays_store_to_a_replica_of_another_machine(cluster: Any) -> None:
+    wide = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+    async with RayPool(**{**PLAIN, "num_replicas": 1}) as pool:
+        [replica] = pool._members
+        assert replica.life is not None
+        assert replica.life.hello.near
+        replica.life.hello = replace(replica.life.hello, near=False)
+        for k in range(3):
+            assert np.array_equal(await pool.compute(relu(), x=wide + k), wide + k)
+        assert pool._values._memory is not None
+        assert pool._values._memory.pieces == 0
 
 
 async def replicas_and_workers_are_killed_under_load(cluster: Any) -> None:
@@ -298,14 +325,22 @@ async def a_request_ends_at_its_deadline_whatever_its_replica_does(cluster: Any)
         with pytest.raises(DeadlineExceeded) as caught:
             await pool.compute(graph, x=x, w=w, timeout=2.0)
         assert (caught.value.timeout_s, caught.value.started) == (2.0, True)
-        task = pool.submit(graph, x=x, w=w)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        memory = pool._values._memory
+        assert memory is not None
+        small, large = {"x": x, "w": w}, {"x": np.ones((512, 512), np.float32)}
+        for what, given in ((graph, small), (relu(), large)):
+            task = pool.submit(what, given)
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
         assert pool.statistics().members[0].outstanding == 0
+        del task
+        assert memory.pieces == 1  # which the replica may read, when it goes on
         send(signal.SIGCONT, pid)
         assert np.array_equal(await pool.compute(graph, x=x, w=w), x)
+        while memory.pieces:  # noqa: ASYNC110 - until Ray has told of the end of the call
+            await asyncio.sleep(0.01)
 
 
 async def a_replica_is_sent_no_more_than_it_may_have(cluster: Any) -> None:
@@ -393,6 +428,7 @@ _TOGETHER = (
     what_is_loaded_while_no_replica_is_up_is_made_by_one_before_it_counts,
     the_programs_of_the_page_print_what_it_says,
     values_go_in_and_come_out,
+    large_arrays_go_by_rays_store_to_a_replica_of_another_machine,
     what_was_meant_for_one_replica_ends_with_a_typed_error,
     a_replica_is_sent_no_more_than_it_may_have,
     replicas_that_ray_gives_up_are_told_of_and_the_last_ends_the_pool,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import pickle
-import threading
 from typing import Any
 
 import numpy as np
@@ -24,9 +21,6 @@ from cudnn_actor.ray.packing import (
     split,
     unpack_results,
 )
-from cudnn_actor.ray.values import Values
-
-from ..patience import PATIENCE_S
 
 SMALL = np.arange(6, dtype=np.float32).reshape(2, 3)
 HALF = np.zeros(INLINE_BYTES // 2 + 1, np.int8)
@@ -116,24 +110,3 @@ def test_small_results_are_bytes(form: str) -> None:
 def test_large_results_are_left_to_rays_store() -> None:
     for found in (LARGE, {"y": HALF, "z": HALF}):
         assert pack_results(found) is found
-
-
-async def test_large_arrays_are_put_until_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "put", lambda array: ("in the store", array.nbytes))
-    values = Values()
-    stored = ("in the store", LARGE.nbytes)
-    given = {"x": LARGE, "w": BUFFER, "b": SMALL, "y": LARGE}
-    assert await values.as_objects(given) == [stored, BUFFER, SMALL, stored]
-    values.end()
-    assert all(a is b for a, b in zip(await values.as_objects(given), given.values(), strict=True))
-    values.end()
-
-
-async def test_the_threads_of_a_pool_that_nobody_closes_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "put", lambda _: threading.current_thread())
-    values = Values()
-    [thread] = await values.as_objects({"x": LARGE})
-    del values
-    gc.collect()
-    await asyncio.to_thread(thread.join, PATIENCE_S)
-    assert not thread.is_alive()

@@ -52,7 +52,7 @@ async def test_a_replica_gets_no_request_before_it_has_what_all_have() -> None:
     """Neither when it starts, nor when it answers again."""
     beats: list[asyncio.Future[Answer]] = []
 
-    async def hello() -> Hello:
+    async def hello(_: object) -> Hello:
         return Hello(incarnation="first", pid=1, node="here", device="cpu")
 
     def beat(*_: object) -> asyncio.Future[Answer]:

@@ -1,0 +1,123 @@
+"""The requests of one incarnation of a replica: without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from cudnn_actor import ServiceStopped
+from cudnn_actor.ray.life import Life
+from cudnn_actor.ray.packing import INLINE_BYTES
+from cudnn_actor.ray.replica import Answer, Hello
+from cudnn_actor.ray.values import Values
+
+from ..patience import PATIENCE_S
+
+LARGE = np.zeros(INLINE_BYTES + 1, np.int8)
+
+
+class Actor:
+    """Stands for Ray's handle of an actor whose calls are answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.answers: list[asyncio.Future[Answer]] = []
+        self.tasks: list[int] = []
+        self.call = SimpleNamespace(remote=self._call)
+
+    def _call(self, *_: object) -> asyncio.Future[Answer]:
+        self.answers.append(asyncio.get_running_loop().create_future())
+        self.tasks.append(len(asyncio.all_tasks()))
+        return self.answers[-1]
+
+    def life(self, most: int = 1) -> Life:
+        hello = Hello(incarnation="first", pid=1, node="here", device="cpu")
+        return Life(self, hello, most=most, found_ended=lambda _: None)
+
+    async def asked(self, count: int) -> None:
+        """Wait until there were so many calls."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.answers) < count:  # noqa: ASYNC110 - in a next turn
+                await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls that were cancelled with Ray."""
+    found: list[Any] = []
+    monkeypatch.setattr(ray, "cancel", found.append)
+    return found
+
+
+async def test_a_request_is_sent_by_its_callers_task() -> None:
+    actor = Actor()
+    asking = asyncio.ensure_future(actor.life().request("call"))
+    await actor.asked(1)
+    assert actor.tasks == [2]  # the test's, and the caller's
+    actor.answers[0].set_result(Answer(value=3))
+    assert await asking == 3
+
+
+async def test_requests_that_are_withdrawn_say_whether_they_were_sent(cancelled: list[Any]) -> None:
+    actor = Actor()
+    life = actor.life()
+    sent, waiting = (asyncio.ensure_future(life.request("call")) for _ in range(2))
+    await actor.asked(1)
+    life.withdraw("it has ended")
+    for task, interrupted in ((sent, True), (waiting, False)):
+        with pytest.raises(ServiceStopped, match="it has ended") as caught:
+            await task
+        assert caught.value.interrupted is interrupted
+        assert task.cancelling() == 0
+    assert cancelled == actor.answers
+    life.end("it is over")
+    with pytest.raises(ServiceStopped, match="it is over"):
+        await life.request("call")
+
+
+async def test_a_caller_that_is_cancelled_is_not_told_that_its_request_was_withdrawn() -> None:
+    actor = Actor()
+    life = actor.life(most=3)
+
+    async def within(limit: asyncio.Timeout) -> None:
+        async with limit:
+            await life.request("call")
+
+    limit = asyncio.timeout(None)
+    tasks = [asyncio.ensure_future(life.request("call")) for _ in range(2)]
+    timed = asyncio.ensure_future(within(limit))
+    await actor.asked(3)
+    tasks[0].cancel()
+    life.withdraw("it has ended")
+    tasks[1].cancel()
+    limit.reschedule(asyncio.get_running_loop().time())
+    timed.cancel()
+    timed.uncancel()  # what `limit` does at its end, with a deadline that comes now
+    for task in tasks:
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    with pytest.raises((TimeoutError, ServiceStopped)):
+        await timed
+
+
+async def test_what_is_cancelled_before_it_is_sent_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[Any] = []
+    monkeypatch.setattr(ray, "put", put.append)
+    actor, values = Actor(), Values()
+    life = actor.life()
+    first, *others = (
+        asyncio.ensure_future(life.request("call", values=values.of("a kind", {"x": LARGE})))
+        for _ in range(9)
+    )
+    await actor.asked(1)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    actor.answers[0].set_result(Answer(value=LARGE))
+    assert await first is LARGE
+    assert len(put) == 1
+    values.end()

@@ -1,0 +1,228 @@
+"""How the values of requests get to replicas, and results back: without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import os
+import threading
+from dataclasses import replace
+from typing import Any, cast
+
+import ml_dtypes
+import numpy as np
+import pytest
+import ray
+
+from cudnn_actor.protocol.graphs.named_outputs import named_outputs
+from cudnn_actor.ray.held import RayBuffer
+from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, NodeMemory
+from cudnn_actor.ray.packing import INLINE_BYTES, PackedResults, pack_results, unpack_results
+from cudnn_actor.ray.values import Sending, Values
+
+from ..patience import PATIENCE_S
+
+SMALL = np.arange(6, dtype=np.float32).reshape(2, 3)
+LARGE = np.arange(INLINE_BYTES + 1).astype(np.int8)
+WIDE = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+BUFFER = RayBuffer(pool="pool", number=1, dims=(2, 3))
+
+
+@pytest.fixture
+def put(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The arrays that are put into Ray's store."""
+    arrays: list[np.ndarray] = []
+
+    def note(array: np.ndarray) -> Any:
+        arrays.append(array)
+        return "in the store", array.nbytes
+
+    monkeypatch.setattr(ray, "put", note)
+    return arrays
+
+
+def sent(sending: Sending) -> list[Any]:
+    """The values as they are sent."""
+    return [*sending.args[1:]]
+
+
+async def test_large_arrays_are_put_once_until_the_pool_ends(put: list[np.ndarray]) -> None:
+    values = Values()
+    given = {"x": LARGE, "w": BUFFER, "b": SMALL, "y": LARGE}
+    stored = ("in the store", LARGE.nbytes)
+    request = values.of("a kind", given)
+    assert not put
+    for _ in range(2):
+        ready = await request.make_ready(near=False)
+        assert sent(ready) == [stored, BUFFER, SMALL, stored]
+        assert (ready.args[0].names, ready.args[0].room) == (tuple(given), None)
+    assert len(put) == 2
+    values.end()
+    left = sent(await values.of("a kind", given).make_ready(near=False))
+    assert all(a is b for a, b in zip(left, given.values(), strict=True))
+    values.end()
+
+
+async def test_the_threads_of_a_pool_that_nobody_closes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "put", lambda _: threading.current_thread())
+    values = Values()
+    [thread] = sent(await values.of("a kind", {"x": LARGE}).make_ready(near=False))
+    del values
+    gc.collect()
+    await asyncio.to_thread(thread.join, PATIENCE_S)
+    assert not thread.is_alive()
+
+
+async def test_a_replica_that_is_near_reads_large_arrays_from_the_pools_memory(put: list[np.ndarray]) -> None:
+    values = Values()
+    name = values.begin()
+    assert name is not None
+    memory = await asyncio.to_thread(MappedMemory.open, name)
+    assert memory is not None
+    halves = np.arange(1 << 21).astype(ml_dtypes.bfloat16)  # so large that a thread copies it
+    given = {"x": WIDE, "w": BUFFER, "b": SMALL, "t": WIDE.T, "h": halves, "m": WIDE.view(np.matrix)}
+    x, w, b, t, h, m = sent(await values.of("a kind", given).make_ready(near=True))
+    assert (w, b is SMALL) == (BUFFER, True)
+    for place, array in ((x, WIDE), (t, WIDE.T), (h, halves)):
+        assert isinstance(place, ArrayPlace)
+        read = memory.array(place)
+        assert (read.dtype, read.flags.writeable) == (array.dtype, False)
+        assert np.array_equal(read, array)
+    assert m == ("in the store", WIDE.nbytes)  # its class would be lost
+    assert len(put) == 1
+    values.end()
+
+
+async def test_what_has_no_room_in_the_pools_memory_goes_by_rays_store(
+    put: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = Values()
+    monkeypatch.setattr("cudnn_actor.ray.values.NodeMemory", lambda: NodeMemory(WIDE.nbytes))
+    values.begin()
+    first, second = values.of("a kind", {"x": WIDE}), values.of("a kind", {"x": WIDE})
+    for _ in range(2):  # twice in the same place
+        [place] = sent(await first.make_ready(near=True))
+        assert isinstance(place, ArrayPlace)
+    assert sent(await second.make_ready(near=True)) == [("in the store", WIDE.nbytes)]
+    del first
+    [place] = sent(await values.of("a kind", {"x": WIDE}).make_ready(near=True))
+    assert isinstance(place, ArrayPlace)
+    assert len(put) == 1
+    values.end()
+
+
+async def test_without_memory_for_the_node_all_goes_by_rays_store(
+    put: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cudnn_actor.ray.node_memory.available", lambda: 0)
+    values = Values()
+    assert values.begin() is None
+    assert sent(await values.of("a kind", {"x": WIDE}).make_ready(near=True)) == [
+        ("in the store", WIDE.nbytes)
+    ]
+    assert len(put) == 1
+    values.end()
+
+
+def test_only_the_memory_of_this_name_is_mapped() -> None:
+    name = NodeMemory().name  # it has gone, and its descriptor is closed
+    gc.collect()
+    assert MappedMemory.open(name) is None
+    own = NodeMemory()
+    assert MappedMemory.open(own.name) is not None
+    assert MappedMemory.open(replace(own.name, file="another node's")) is None
+    assert MappedMemory.open(replace(own.name, pid=os.getppid())) is None
+
+
+@pytest.mark.parametrize("form", ["an array", "by name", "a named tuple"])
+async def test_large_results_lie_in_the_callers_memory_from_the_second_run_on(form: str) -> None:
+    values = Values()
+    name = values.begin()
+    assert name is not None
+    memory = await asyncio.to_thread(MappedMemory.open, name)
+    by_name = {"y": WIDE, "z": SMALL, "t": WIDE.T, "none": np.zeros((0, 3))}
+    found: Any = {"an array": WIDE, "by name": by_name}.get(form)
+    if form == "a named tuple":
+        found = named_outputs("Outputs", by_name)
+    request = values.of("a kind", {"x": SMALL})
+    first = await request.make_ready(near=True)
+    assert first.results is None
+    assert pack_results(found, memory, first.args[0].room) is found  # by Ray's store
+    request.note(found)
+    ready = await request.make_ready(near=True)
+    assert ready.results is not None
+    packed = pack_results(found, memory, ready.args[0].room)
+    assert isinstance(packed, PackedResults)
+    assert len(packed) < 4096
+    again = unpack_results(packed, ready.results)
+    assert type(again) is type(found)
+    pairs = {
+        "an array": lambda: [(again, found)],
+        "by name": lambda: [(again[key], each) for key, each in found.items()],
+    }.get(form, lambda: [*zip(again, found, strict=True)])()
+    for array, expected in pairs:
+        assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+        assert np.array_equal(array, expected)
+        assert not array.flags.writeable
+    values.end()
+
+
+def test_results_that_do_not_fit_are_left_to_rays_store() -> None:
+    own = NodeMemory()
+    memory, piece = MappedMemory.open(own.name), own.take(WIDE.nbytes)
+    assert piece is not None
+    for found in ({"y": WIDE, "z": SMALL}, WIDE.astype(ml_dtypes.bfloat16)):  # the latter is pickled whole
+        assert pack_results(found, memory, piece.room) is found
+    assert pack_results(WIDE, memory, None) is WIDE
+
+
+async def test_memory_of_results_is_free_once_no_array_lies_there() -> None:
+    values, own = Values(), NodeMemory()
+    values._memory = own
+    memory = await asyncio.to_thread(MappedMemory.open, own.name)
+    values.note_results("a kind", WIDE)
+    ready = await values.of("a kind", {}).make_ready(near=True)
+    assert ready.results is not None
+    found = unpack_results(pack_results(WIDE, memory, ready.results.room), ready.results)
+    del ready
+    row = found[3]
+    del found
+    assert own.pieces == 1
+    other = own.take(WIDE.nbytes)
+    assert other is not None
+    other.write(np.zeros_like(WIDE))
+    assert np.array_equal(row, WIDE[3])
+    del row, other
+    assert own.pieces == 0
+
+
+class Answer:
+    """Stands for Ray's reference of an answer."""
+
+    def __init__(self) -> None:
+        self.ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def future(self) -> concurrent.futures.Future[Any]:
+        return self.ended
+
+
+async def test_memory_is_kept_until_a_replica_that_was_given_up_has_ended() -> None:
+    values, own = Values(), NodeMemory()
+    values._memory = own
+    values.note_results("a kind", WIDE)
+    request = values.of("a kind", {"x": WIDE})
+    ready = await request.make_ready(near=True)
+    answer = Answer()
+    ready.keep_until(cast("Any", answer))
+    del ready, request
+    assert own.pieces == 2
+    answer.ended.set_result(None)
+    del answer
+    gc.collect()
+    assert own.pieces == 0
+    ready = await values.of("a kind", {"x": WIDE}).make_ready(near=True)
+    ready.keep_forever()
+    del ready
+    gc.collect()
+    assert own.pieces == 2
