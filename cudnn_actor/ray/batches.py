@@ -86,5 +86,5 @@ class RayBatches(Batches):
             loop.call_soon_threadsafe(begin)
 
     async def lend(self, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
-        """Arrays for the inputs of a batch. Each run copies large arrays to Ray's object store."""
+        """Arrays for the inputs of a batch. Each run copies large arrays to where its replica finds them."""
         return {name: np.zeros(spec.dims, spec.dtype.numpy) for name, spec in specs.items()}

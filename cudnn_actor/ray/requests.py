@@ -110,8 +110,8 @@ class RayRequests:
         Returns
         -------
         Any
-            The results, as `CudnnRef.compute` returns them. Arrays of more than 100 KiB lie in Ray's object
-            store, and are read-only.
+            The results, as `CudnnRef.compute` returns them. Arrays of more than 100 KiB lie in memory that a
+            replica of this machine has mapped, or in Ray's object store, and are read-only.
 
         Raises
         ------

@@ -119,7 +119,8 @@ class Values:
     def __init__(self) -> None:
         threads = KeptThreads(_THREADS, "ray-put")
         self._threads: KeptThreads | None = threads
-        self._memory: NodeMemory | None = None
+        self.memory: NodeMemory | None = None
+        """The memory that replicas of this machine map; None without one."""
         self.kept: list[Piece] = []
         """Pieces that replicas may use for ever, as far as is known."""
         self._results: dict[Hashable, int] = {}
@@ -127,20 +128,20 @@ class Values:
         forks.finalize(self, threads.end).atexit = False  # for a pool that nobody closes
 
     def begin(self) -> MemoryName | None:
-        """Make the memory that replicas of this node map, and return its name; None if there is no room."""
+        """Make the memory that replicas of this machine map. Returns its name; None if there is no room."""
         try:
-            self._memory = NodeMemory()
+            self.memory = NodeMemory()
         except (OSError, MemoryError):
             return None
-        return self._memory.name
+        return self.memory.name
 
     def of(self, kind: Hashable, given: Mapping[str, Any]) -> RequestValues:
         """The values of a request of this kind. Copies nothing yet."""
         return RequestValues(self, kind, given)
 
     async def copy(self, array: np.ndarray) -> tuple[ArrayPlace, Piece] | None:
-        """Copy an array to the memory that replicas of this node map. Returns None if it has no room."""
-        if self._memory is None or (piece := self._memory.take(array.nbytes)) is None:
+        """Copy an array to the memory that replicas of this machine map. Returns None if it has no room."""
+        if self.memory is None or (piece := self.memory.take(array.nbytes)) is None:
             return None
         if array.nbytes <= _ON_LOOP_BYTES or self._threads is None:
             piece.write(array)
@@ -159,7 +160,7 @@ class Values:
     def room_for_results(self, kind: Hashable) -> Piece | None:
         """A piece for results as large as the latest of a kind; None if these are small, or not known."""
         nbytes = self._results.get(kind)
-        return None if nbytes is None or self._memory is None else self._memory.take(nbytes)
+        return None if nbytes is None or self.memory is None else self.memory.take(nbytes)
 
     def note_results(self, kind: Hashable, found: Any) -> None:
         """Note how large the results of a kind are."""
@@ -172,7 +173,7 @@ class Values:
 
     def end(self) -> None:
         """End the threads, and the memory once no array is in it. The pool refuses requests from then on."""
-        self._memory = None
+        self.memory = None
         if self._threads is not None:
             self._threads.end()
             self._threads = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from cudnn_actor import ServiceStopped
 from cudnn_actor.ray.life import Life
@@ -81,27 +83,32 @@ async def test_requests_that_are_withdrawn_say_whether_they_were_sent(cancelled:
 
 async def test_a_caller_that_is_cancelled_is_not_told_that_its_request_was_withdrawn() -> None:
     actor = Actor()
-    life = actor.life(most=3)
-
-    async def within(limit: asyncio.Timeout) -> None:
-        async with limit:
-            await life.request("call")
-
-    limit = asyncio.timeout(None)
+    life = actor.life(most=2)
     tasks = [asyncio.ensure_future(life.request("call")) for _ in range(2)]
-    timed = asyncio.ensure_future(within(limit))
-    await actor.asked(3)
+    await actor.asked(2)
     tasks[0].cancel()
     life.withdraw("it has ended")
     tasks[1].cancel()
-    limit.reschedule(asyncio.get_running_loop().time())
-    timed.cancel()
-    timed.uncancel()  # what `limit` does at its end, with a deadline that comes now
     for task in tasks:
         with pytest.raises(asyncio.CancelledError):
             await task
-    with pytest.raises((TimeoutError, ServiceStopped)):
-        await timed
+
+
+async def test_memory_is_kept_if_nobody_can_tell_whether_a_replica_uses_it() -> None:
+    """An actor that cannot be reached may live, unlike one that has died."""
+    actor, values = Actor(), Values()
+    values.begin()
+    for error, kept in ((ActorDiedError(), 0), (ActorUnavailableError("no connection", None), 1)):
+        life = actor.life()
+        life.hello = replace(life.hello, near=True)
+        begun = len(actor.answers)
+        asking = asyncio.ensure_future(life.request("call", values=values.of("a kind", {"x": LARGE})))
+        await actor.asked(begun + 1)
+        actor.answers[-1].set_exception(error)
+        with pytest.raises(ServiceStopped):
+            await asking
+        assert len(values.kept) == kept
+    values.end()
 
 
 async def test_what_is_cancelled_before_it_is_sent_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

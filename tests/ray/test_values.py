@@ -179,7 +179,7 @@ def test_results_that_do_not_fit_are_left_to_rays_store() -> None:
 
 async def test_memory_of_results_is_free_once_no_array_lies_there() -> None:
     values, own = Values(), NodeMemory()
-    values._memory = own
+    values.memory = own
     memory = await asyncio.to_thread(MappedMemory.open, own.name)
     values.note_results("a kind", WIDE)
     ready = await values.of("a kind", {}).make_ready(near=True)
@@ -209,7 +209,7 @@ class Answer:
 
 async def test_memory_is_kept_until_a_replica_that_was_given_up_has_ended() -> None:
     values, own = Values(), NodeMemory()
-    values._memory = own
+    values.memory = own
     values.note_results("a kind", WIDE)
     request = values.of("a kind", {"x": WIDE})
     ready = await request.make_ready(near=True)
