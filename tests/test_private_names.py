@@ -49,7 +49,7 @@ ALLOWED = {
         "engines/fast/test_by_definition.py": 4,
         "isolation/test_launching.py": 1,
         "pool/test_pool.py": 6,
-        "ray/scenarios.py": 5,
+        "ray/scenarios.py": 3,
     },
     "one step by itself, of a class whose whole has tests of its own": {
         "cli/test_chaos_model.py": 1,

@@ -6,20 +6,21 @@ python -m tests.ray.program FILE [SCENARIO ...]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from cudnn_actor.ray import RayPool
+
 from ..patience import PATIENCE_S
 from .cluster import cluster
-from .scenarios import GROUPS
-
-Scenario = Callable[[Any], Awaitable[None]]
+from .scenarios import GROUPS, Lane
 
 
 def main(path: Path, names: list[str]) -> None:
@@ -34,27 +35,43 @@ def main(path: Path, names: list[str]) -> None:
         watched = BlockBuster("cudnn_actor")
         watched.activate()
         for group in GROUPS:
-            asyncio.run(
-                run_group([each for each in group if not names or each.__name__ in names], nodes, outcomes)
-            )
+            asyncio.run(run_group(group, names, nodes, outcomes))
             path.write_text(json.dumps(outcomes))
         watched.deactivate()
 
 
-async def run_group(group: Sequence[Scenario], nodes: Any, outcomes: dict[str, str]) -> None:
-    """Run scenarios at a time, and note for each what was raised; nothing for success."""
+async def run_group(
+    group: Sequence[Lane], names: Collection[str], nodes: Any, outcomes: dict[str, str]
+) -> None:
+    """Run lanes at a time, and note for each scenario what was raised; nothing for success."""
 
-    async def run(scenario: Scenario) -> None:
+    async def run(scenario: Callable[..., Awaitable[None]], *given: Any) -> None:
         begun, name = time.monotonic(), scenario.__name__
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await scenario(nodes)
+                await scenario(nodes, *given)
             outcomes[name] = ""
         except BaseException:  # noqa: BLE001 - the test shows it
             outcomes[name] = traceback.format_exc()
         print(f"{name}: {time.monotonic() - begun:.1f} s{outcomes[name] and ' FAILED'}", flush=True)
 
-    await asyncio.gather(*map(run, group))
+    async def run_lane(lane: Lane) -> None:
+        wanted = [each for each in lane.scenarios if not names or each.__name__ in names]
+        if not wanted:
+            return
+        async with contextlib.AsyncExitStack() as ends:
+            given = []
+            if lane.pool is not None:
+                try:
+                    async with asyncio.timeout(PATIENCE_S):
+                        given = [await ends.enter_async_context(RayPool(**lane.pool))]
+                except BaseException:  # noqa: BLE001 - the tests show it
+                    outcomes.update(dict.fromkeys((each.__name__ for each in wanted), traceback.format_exc()))
+                    return
+            for each in wanted:
+                await run(each, *given)
+
+    await asyncio.gather(*map(run_lane, group))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,16 @@ threads and descriptors.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -32,8 +34,9 @@ from cudnn_actor.errors import (
 from cudnn_actor.pool import MemberState
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.ray import RayPool
-from cudnn_actor.ray.held import RayModel
+from cudnn_actor.ray.held import Held, RayModel
 from cudnn_actor.ray.packing import split
+from cudnn_actor.ray.watching import Watched
 from cudnn_actor.supervision import Escalated, Restarted, Restarting, Stopped
 
 from ..examples.test_guides import ROOT, said
@@ -60,6 +63,24 @@ def relu() -> Graph:
     return g.build(y=g.relu(g.input("x", (512, 512))))
 
 
+def used(pool: RayPool) -> int:
+    """How many pieces of a pool's memory are used."""
+    gc.collect()  # an exception and its frames, which have arrays, may be a cycle
+    memory = pool._values.memory
+    assert memory is not None
+    return memory.pieces
+
+
+def replicas_of(pool: RayPool) -> Sequence[Watched]:
+    """The replicas, as the pool sees them."""
+    return pool._members
+
+
+def held_by(pool: RayPool) -> Mapping[Held, object]:
+    """What all replicas have, and the current recipes."""
+    return pool._replication.held
+
+
 def send(number: signal.Signals, pid: int | None) -> None:
     """Send a signal to a process, which has to run: None, or 0, would be for this one's group."""
     assert pid
@@ -76,8 +97,17 @@ async def is_up(pool: RayPool, member: int, generation: int) -> None:
         await asyncio.sleep(0)
 
 
+async def is_lost(pool: RayPool, member: int) -> None:
+    """Wait until the pool knows that a replica has ended."""
+    name = pool.statistics().members[member].name
+    async for event in pool.events():
+        if isinstance(event, Restarting) and event.child == name:
+            break
+
+
 async def load_until(pool: RayPool, done: asyncio.Event, weights: Any, callers: int = 6) -> list[int]:
-    """Have callers send requests until `done`, check each answer, and return how many each has sent."""
+    """Have callers send requests until `done`, ten each at least, check each answer, and return how many each
+    has sent."""
     graph = product()
 
     async def caller(number: int) -> int:
@@ -91,63 +121,62 @@ async def load_until(pool: RayPool, done: asyncio.Event, weights: Any, callers: 
     return await asyncio.gather(*(caller(number) for number in range(callers)))
 
 
-async def values_go_in_and_come_out(cluster: Any) -> None:
+async def values_go_in_and_come_out(cluster: Any, pool: RayPool) -> None:
     import ray
 
-    async with RayPool(**PLAIN) as pool:
-        assert len({member.node for member in pool.statistics().members}) == 2  # spread over the nodes
-        graph, w = product(), np.eye(8, dtype=np.float32)
-        weights = await pool.upload(w)
-        x = np.arange(32, dtype=np.float32).reshape(4, 8)
-        for given in (x, ray.put(x)):
-            assert np.array_equal(await pool.compute(graph, x=given, w=weights), x)
-        wide = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
-        for k in range(3):  # the replicas are on this machine, so these lie in memory of this process
-            y = await pool.compute(relu(), x=wide + k)
-            assert np.array_equal(y, wide + k)
-            assert not y.flags.writeable
-        assert pool._values._memory is not None
-        assert pool._values._memory.pieces == 1  # the latest result
-        model = await pool.load(image_model("N"), dims={"N": 1})
-        picture = np.ones((1, 3, 8, 8), np.float32)
-        scores = await pool.run(model, image=picture)
-        for number in range(2):  # the same on both
-
-            async def run(gpu: Any, own: Any) -> Any:
-                return await gpu.run(own(model), image=picture)
-
-            alone = await pool.on(number).call(run)
-            assert {name: each.tolist() for name, each in alone.items()} == {
-                name: each.tolist() for name, each in scores.items()
-            }
-        buffer = await pool.on(0).call(lambda gpu, own: gpu.upload(np.ones(3, np.float32)))
-        with pytest.raises(InvalidRequest, match="a buffer of one replica"):
-            await pool.compute(graph, x=buffer, w=weights)
-        with pytest.raises(InvalidRequest, match="x="):  # the replica's own error comes as it is
-            await pool.compute(graph, x=x[:2], w=weights)
-
-        class Own:
-            """Only this process has it."""
-
-        with pytest.raises(InvalidRequest, match="x="):  # refused there, not here
-            await pool.compute(graph, x=Own(), w=weights)
-        await pool.free(weights)
-        with pytest.raises(InvalidRequest, match="nothing that this pool has"):
-            await pool.compute(graph, x=x, w=weights)
-        assert [member.outstanding for member in pool.statistics().members] == [0, 0]
-
-
-async def large_arrays_go_by_rays_store_to_a_replica_of_another_machine(cluster: Any) -> None:
+    assert len({member.node for member in pool.statistics().members}) == 2  # spread over the nodes
+    graph, w = product(), np.eye(8, dtype=np.float32)
+    weights = await pool.upload(w)
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+    for given in (x, ray.put(x)):
+        assert np.array_equal(await pool.compute(graph, x=given, w=weights), x)
     wide = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
-    async with RayPool(**{**PLAIN, "num_replicas": 1}) as pool:
-        [replica] = pool._members
-        assert replica.life is not None
-        assert replica.life.hello.near
-        replica.life.hello = replace(replica.life.hello, near=False)
-        for k in range(3):
-            assert np.array_equal(await pool.compute(relu(), x=wide + k), wide + k)
-        assert pool._values._memory is not None
-        assert pool._values._memory.pieces == 0
+    for k in range(3):  # the replicas are on this machine, so these lie in memory of this process
+        y = await pool.compute(relu(), x=wide + k)
+        assert np.array_equal(y, wide + k)
+        assert not y.flags.writeable
+    assert used(pool) == 1  # the latest result
+    model = await pool.load(image_model("N"), dims={"N": 1})
+    picture = np.ones((1, 3, 8, 8), np.float32)
+    scores = await pool.run(model, image=picture)
+    for number in range(2):  # the same on both
+
+        async def run(gpu: Any, own: Any) -> Any:
+            return await gpu.run(own(model), image=picture)
+
+        alone = await pool.on(number).call(run)
+        assert {name: each.tolist() for name, each in alone.items()} == {
+            name: each.tolist() for name, each in scores.items()
+        }
+    buffer = await pool.on(0).call(lambda gpu, own: gpu.upload(np.ones(3, np.float32)))
+    with pytest.raises(InvalidRequest, match="a buffer of one replica"):
+        await pool.compute(graph, x=buffer, w=weights)
+    with pytest.raises(InvalidRequest, match="x="):  # the replica's own error comes as it is
+        await pool.compute(graph, x=x[:2], w=weights)
+
+    class Own:
+        """Only this process has it."""
+
+    with pytest.raises(InvalidRequest, match="x="):  # refused there, not here
+        await pool.compute(graph, x=Own(), w=weights)
+    await pool.free(weights)
+    with pytest.raises(InvalidRequest, match="nothing that this pool has"):
+        await pool.compute(graph, x=x, w=weights)
+    assert [member.outstanding for member in pool.statistics().members] == [0, 0]
+
+
+async def large_arrays_go_by_rays_store_to_a_replica_of_another_machine(cluster: Any, pool: RayPool) -> None:
+    wide = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+    before = used(pool)
+    lives = [each.life for each in replicas_of(pool) if each.life is not None]
+    assert [each.hello.near for each in lives] == [True, True]
+    for each in lives:
+        each.hello = replace(each.hello, near=False)
+    for k in range(4):
+        assert np.array_equal(await pool.compute(relu(), x=wide + k), wide + k)
+    for each in lives:
+        each.hello = replace(each.hello, near=True)
+    assert used(pool) == before
 
 
 async def replicas_and_workers_are_killed_under_load(cluster: Any) -> None:
@@ -165,75 +194,81 @@ async def replicas_and_workers_are_killed_under_load(cluster: Any) -> None:
         assert found.waiting == 0
 
 
-async def a_node_is_killed_under_load(cluster: Any) -> None:
+async def a_node_is_killed_under_load(cluster: Any, pool: RayPool) -> None:
     import ray
 
     own = ray.get_runtime_context().get_node_id()
-    async with RayPool(**PLAIN) as pool:
-        [member] = [k for k, each in enumerate(pool.statistics().members) if each.node != own]
-        weights, done = await pool.upload(np.eye(8, dtype=np.float32)), asyncio.Event()
-        load = asyncio.ensure_future(load_until(pool, done, weights))
-        node = next(each for each in cluster.list_all_nodes() if each.node_id != own)
-        await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
-        await is_up(pool, member, 2)
-        done.set()
-        sent = await load
-        found = pool.statistics()
-        assert {each.node for each in found.members} == {own}  # it was started where there was room
-        assert sum(each.finished for each in found.members) == sum(sent)
+    [member] = [k for k, each in enumerate(pool.statistics().members) if each.node != own]
+    finished = sum(each.finished for each in pool.statistics().members)
+    weights, done = await pool.upload(np.eye(8, dtype=np.float32)), asyncio.Event()
+    load = asyncio.ensure_future(load_until(pool, done, weights))
+    node = next(each for each in cluster.list_all_nodes() if each.node_id != own)
+    await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
+    await is_lost(pool, member)
+    done.set()
+    sent = await load
+    await is_up(pool, member, 2)  # nobody sends meanwhile, which would take the processors
+    sent += await load_until(pool, done, weights)
+    found = pool.statistics()
+    assert {each.node for each in found.members} == {own}  # it was started where there was room
+    assert sum(each.finished for each in found.members) - finished == sum(sent)
 
 
-async def what_was_meant_for_one_replica_ends_with_a_typed_error(cluster: Any) -> None:
-    async with RayPool(**PLAIN) as pool:
+async def what_was_meant_for_one_replica_ends_with_a_typed_error(cluster: Any, pool: RayPool) -> None:
 
-        async def forever(gpu: Any, own: Any) -> None:
-            os.kill(os.getpid(), signal.SIGKILL)
-            await asyncio.Event().wait()
+    async def forever(gpu: Any, own: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.Event().wait()
 
-        other = await pool._members[0].actor.beat.remote(*split("another incarnation", (None, 1.0)))
-        assert other.refused
-        with pytest.raises(OutcomeUnknown, match="one replica alone"):
-            await pool.on(1).call(forever)
-        await is_up(pool, 1, 2)
-        assert await pool.on(1).call(lambda gpu, own: gpu.ping()) == 1
+    other = await replicas_of(pool)[0].actor.beat.remote(*split("another incarnation", (None, 1.0)))
+    assert other.refused
+    with pytest.raises(OutcomeUnknown, match="one replica alone"):
+        await pool.on(1).call(forever)
+    await is_up(pool, 1, 2)
+    assert await pool.on(1).call(lambda gpu, own: gpu.ping()) == 1
+    assert [member.restarts for member in pool.statistics().members] == [0, 1]
 
 
-async def a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one(cluster: Any) -> None:
-    async with RayPool(**PLAIN) as pool:
-        model = await pool.load(layers(WEIGHTS[0]))
-        async with pool.batched(model, max_batch=2) as endpoint:
-            asks = (lambda **given: pool.run(model, **given)), endpoint
-            load = [Versions(ask) for ask in asks]
-            for each in load:
-                await each.more(5)
-            assert {version for each in load for version in each.found} == {0}
-            send(signal.SIGKILL, pool.statistics().members[0].pid)
-            assert await pool.load(layers(WEIGHTS[1]), replace=model) is model
-            await is_up(pool, 0, 2)
-            refused = model_of([node("Relu", "x", "z")], {"x": (FLOAT, ["N", 8])}, {"z": (FLOAT, ["N", 8])})
-            with pytest.raises(InvalidRequest):
-                await pool.load(refused, replace=model)
-            for replica in pool._members:  # what was refused is not what the next one is given
-                assert replica.has[model.number] is pool._replication.held[model]
-            for each in load:
-                begun = len(each.found)
-                await each.more(8)
-                await each.end()
-                assert set(each.found[begun:]) == {1}
-            x = np.full((1, 8), 3, np.float32)
-            for number in range(2):  # on both
+async def a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one(
+    cluster: Any, pool: RayPool
+) -> None:
+    before = [*held_by(pool)]
+    model = await pool.load(layers(WEIGHTS[0]))
+    async with pool.batched(model, max_batch=2) as endpoint:
+        asks = (lambda **given: pool.run(model, **given)), endpoint
+        load = [Versions(ask) for ask in asks]
+        for each in load:
+            await each.more(5)
+        assert {version for each in load for version in each.found} == {0}
+        send(signal.SIGKILL, pool.statistics().members[0].pid)
+        assert await pool.load(layers(WEIGHTS[1]), replace=model) is model
+        for each in load:
+            await each.end()
+        await is_up(pool, 0, 2)
+        load = [Versions(ask) for ask in asks]
+        refused = model_of([node("Relu", "x", "z")], {"x": (FLOAT, ["N", 8])}, {"z": (FLOAT, ["N", 8])})
+        with pytest.raises(InvalidRequest):
+            await pool.load(refused, replace=model)
+        for replica in replicas_of(pool):  # what was refused is not what the next one is given
+            assert replica.has[model.number] is held_by(pool)[model]
+        for each in load:
+            await each.more(8)
+            await each.end()
+            assert set(each.found) == {1}
+        x = np.full((1, 8), 3, np.float32)
+        for number in range(2):  # on both
 
-                async def run(gpu: Any, own: Any) -> Any:
-                    return await gpu.run(own(model), x=x)
+            async def run(gpu: Any, own: Any) -> Any:
+                return await gpu.run(own(model), x=x)
 
-                assert np.array_equal((await pool.on(number).call(run))["y"], answer_of(1, x))
-            late = pool.batched(model)
-            await pool.unload(model)
-            assert not pool._replication.held  # nor what the endpoint has asked of the replicas
-            with pytest.raises(InvalidRequest, match="nothing that this pool has"):
-                await late.__aenter__()  # refused here: no replica is asked to make what it cannot
+            assert np.array_equal((await pool.on(number).call(run))["y"], answer_of(1, x))
+        late = pool.batched(model)
+        await pool.unload(model)
+        assert [*held_by(pool)] == before  # nor what the endpoint has asked of the replicas
         with pytest.raises(InvalidRequest, match="nothing that this pool has"):
-            pool.batched(model)
+            await late.__aenter__()  # refused here: no replica is asked to make what it cannot
+    with pytest.raises(InvalidRequest, match="nothing that this pool has"):
+        pool.batched(model)
 
 
 async def what_is_loaded_while_no_replica_is_up_is_made_by_one_before_it_counts(cluster: Any) -> None:
@@ -294,56 +329,61 @@ async def the_programs_of_the_page_print_what_it_says(cluster: Any) -> None:
     await asyncio.to_thread(run_all)
 
 
-async def what_a_silent_replica_had_runs_elsewhere_whatever_ray_knows(cluster: Any) -> None:
+async def what_a_silent_replica_had_runs_elsewhere_whatever_ray_knows(cluster: Any, pool: RayPool) -> None:
     """The process is stopped, so that it cannot answer, and Ray does not notice."""
     graph, w = product(), np.eye(8, dtype=np.float32)
-    async with RayPool(**{**PLAIN, "lost_after_s": 5.0}) as pool:
-        pid = pool.statistics().members[0].pid
-        send(signal.SIGSTOP, pid)
-        tasks = [pool.submit(graph, x=np.full((4, 8), k, np.float32), w=w) for k in range(8)]
-        while not (had := pool.statistics().members[0].outstanding):  # noqa: ASYNC110 - in a next turn
-            await asyncio.sleep(0)
-        for k, task in enumerate(tasks):
-            assert np.array_equal(await task, np.full((4, 8), k))
-        found = pool.statistics()
-        assert (found.moved, found.members[0].finished) == (had, 0)
-        assert (found.members[0].state, found.members[0].restarts) == (MemberState.RESTARTING, 0)
-        weights = await pool.upload(w)  # not on the replica that cannot be reached
-        send(signal.SIGCONT, pid)
-        while pool.statistics().members[0].state is not MemberState.UP:  # noqa: ASYNC110 - says nothing else
-            await asyncio.sleep(0.01)
-        assert pool.statistics().members[0].restarts == 0
-        values = await pool.on(0).call(lambda gpu, own: gpu.download(own(weights)))  # it has it since
-        assert np.array_equal(values, w)
+    pid = pool.statistics().members[0].pid
+    send(signal.SIGSTOP, pid)
+    tasks = [pool.submit(graph, x=np.full((4, 8), k, np.float32), w=w) for k in range(8)]
+    while not (had := pool.statistics().members[0].outstanding):  # noqa: ASYNC110 - in a next turn
+        await asyncio.sleep(0)
+    for k, task in enumerate(tasks):
+        assert np.array_equal(await task, np.full((4, 8), k))
+    found = pool.statistics()
+    assert (found.moved, found.members[0].finished) == (had, 0)
+    assert (found.members[0].state, found.members[0].restarts) == (MemberState.RESTARTING, 0)
+    weights = await pool.upload(w)  # not on the replica that cannot be reached
+    send(signal.SIGCONT, pid)
+    while pool.statistics().members[0].state is not MemberState.UP:  # noqa: ASYNC110 - says nothing else
+        await asyncio.sleep(0.01)
+    assert pool.statistics().members[0].restarts == 0
+    values = await pool.on(0).call(lambda gpu, own: gpu.download(own(weights)))  # it has it since
+    assert np.array_equal(values, w)
 
 
-async def a_request_ends_at_its_deadline_whatever_its_replica_does(cluster: Any) -> None:
+async def a_request_ends_at_its_deadline_whatever_its_replica_does(cluster: Any, pool: RayPool) -> None:
     graph, x, w = product(), np.ones((4, 8), np.float32), np.eye(8, dtype=np.float32)
-    async with RayPool(**{**PLAIN, "num_replicas": 1}) as pool:
-        pid = pool.statistics().members[0].pid
-        send(signal.SIGSTOP, pid)
-        with pytest.raises(DeadlineExceeded) as caught:
-            await pool.compute(graph, x=x, w=w, timeout=2.0)
-        assert (caught.value.timeout_s, caught.value.started) == (2.0, True)
-        memory = pool._values._memory
-        assert memory is not None
-        small, large = {"x": x, "w": w}, {"x": np.ones((512, 512), np.float32)}
-        for what, given in ((graph, small), (relu(), large)):
-            task = pool.submit(what, given)
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert pool.statistics().members[0].outstanding == 0
-        del task
-        assert memory.pieces == 1  # which the replica may read, when it goes on
-        send(signal.SIGCONT, pid)
-        assert np.array_equal(await pool.compute(graph, x=x, w=w), x)
-        while memory.pieces:  # noqa: ASYNC110 - until Ray has told of the end of the call
-            await asyncio.sleep(0.01)
+    before, pids = used(pool), [member.pid for member in pool.statistics().members]
+    try:
+        for pid in pids:
+            send(signal.SIGSTOP, pid)
+        await requests_end_though_nobody_answers(pool)
+        assert used(pool) > before  # the replica may read and write there, when it goes on
+    finally:
+        for pid in pids:
+            send(signal.SIGCONT, pid)
+    assert np.array_equal(await pool.compute(graph, x=x, w=w), x)
+    while used(pool) > before:  # noqa: ASYNC110 - until Ray has told of the end of the call
+        await asyncio.sleep(0.01)
 
 
-async def a_replica_is_sent_no_more_than_it_may_have(cluster: Any) -> None:
+async def requests_end_though_nobody_answers(pool: RayPool) -> None:
+    """One at its deadline, and two when they are cancelled."""
+    graph, x, w = product(), np.ones((4, 8), np.float32), np.eye(8, dtype=np.float32)
+    with pytest.raises(DeadlineExceeded) as caught:
+        await pool.compute(graph, x=x, w=w, timeout=2.0)
+    assert (caught.value.timeout_s, caught.value.started) == (2.0, True)
+    small, large = {"x": x, "w": w}, {"x": np.ones((512, 512), np.float32)}
+    for what, given in ((graph, small), (relu(), large)):
+        task = pool.submit(what, given)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert [member.outstanding for member in pool.statistics().members] == [0, 0]
+
+
+async def a_replica_is_sent_no_more_than_it_may_have(cluster: Any, pool: RayPool) -> None:
     """A call past the pool finds what the pool has sent: on a busy machine Ray begins some calls after it."""
 
     async def wait(gpu: Any, own: Any) -> None:
@@ -360,20 +400,21 @@ async def a_replica_is_sent_no_more_than_it_may_have(cluster: Any) -> None:
         return now
 
     graph, w = product(), np.eye(8, dtype=np.float32)
-    async with RayPool(**{**PLAIN, "num_replicas": 1}, mailbox=2) as pool:
-        [replica] = pool._members
+    calls = [asyncio.ensure_future(pool.call(wait)) for _ in range(9)]
+    for _ in range(20):  # turns in which they are sent
+        await asyncio.sleep(0)
+    had = [member.outstanding for member in pool.statistics().members]
+    assert sum(had) == 9
+    assert min(had) > 2
+    for replica in replicas_of(pool):
         assert replica.life is not None
-        calls = [asyncio.ensure_future(pool.call(wait)) for _ in range(9)]
-        for _ in range(20):  # turns in which they are sent
-            await asyncio.sleep(0)
-        assert pool.statistics().members[0].outstanding == 9
         assert (await replica.actor.call.remote(*split(replica.life.hello.incarnation, (look,)))).value == 2
-        await asyncio.gather(*calls)
-        tasks = [pool.submit(graph, x=w[:4], w=w) for _ in range(2)]
-        with pytest.raises(MailboxFull):
-            pool.submit(graph, x=w[:4], w=w)
-        await asyncio.gather(*tasks)
-        await pool.submit(graph, x=w[:4], w=w)
+    await asyncio.gather(*calls)
+    tasks = [pool.submit(graph, x=w[:4], w=w) for _ in range(4)]
+    with pytest.raises(MailboxFull):
+        pool.submit(graph, x=w[:4], w=w)
+    await asyncio.gather(*tasks)
+    await pool.submit(graph, x=w[:4], w=w)
 
 
 async def replicas_that_ray_gives_up_are_told_of_and_the_last_ends_the_pool(cluster: Any) -> None:
@@ -416,31 +457,49 @@ async def the_example_is_answered_by_serve(cluster: Any) -> None:
 
 
 async def a_request_is_measured_beside_a_call_of_an_empty_actor(cluster: Any) -> None:
-    rows = await measured(rounds=1, count=2)
+    rows = await measured(rounds=1, count=2, isolation="thread")
     assert [row["rows"] for row in rows] == [32, 1024]
     for row in rows:
         assert row["ratio"] == pytest.approx(row["pool"] / (row["actor"] + row["in process"]), abs=0.01)
 
 
+class Lane(NamedTuple):
+    """Scenarios that run one after the other, with one pool if there are options for it."""
+
+    scenarios: tuple[Callable[..., Awaitable[None]], ...]
+    pool: Mapping[str, Any] | None = None
+
+
+_SHARED = Lane(
+    (
+        values_go_in_and_come_out,
+        large_arrays_go_by_rays_store_to_a_replica_of_another_machine,
+        a_replica_is_sent_no_more_than_it_may_have,
+        a_request_ends_at_its_deadline_whatever_its_replica_does,
+        what_was_meant_for_one_replica_ends_with_a_typed_error,  # replica 1 is restarted
+        a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one,  # and replica 0
+    ),
+    {**PLAIN, "mailbox": 2},
+)
 _TOGETHER = (
-    replicas_and_workers_are_killed_under_load,
-    a_model_is_swapped_under_load_and_replicas_that_die_have_the_new_one,
-    what_is_loaded_while_no_replica_is_up_is_made_by_one_before_it_counts,
-    the_programs_of_the_page_print_what_it_says,
-    values_go_in_and_come_out,
-    large_arrays_go_by_rays_store_to_a_replica_of_another_machine,
-    what_was_meant_for_one_replica_ends_with_a_typed_error,
-    a_replica_is_sent_no_more_than_it_may_have,
-    replicas_that_ray_gives_up_are_told_of_and_the_last_ends_the_pool,
-    a_pool_that_cannot_start_says_why,
-    a_request_is_measured_beside_a_call_of_an_empty_actor,
+    _SHARED,
+    *(
+        Lane((each,))
+        for each in (
+            replicas_and_workers_are_killed_under_load,
+            what_is_loaded_while_no_replica_is_up_is_made_by_one_before_it_counts,
+            the_programs_of_the_page_print_what_it_says,
+            replicas_that_ray_gives_up_are_told_of_and_the_last_ends_the_pool,
+            a_pool_that_cannot_start_says_why,
+            a_request_is_measured_beside_a_call_of_an_empty_actor,
+        )
+    ),
 )
-"""Those that run at a time: each has pools of its own, and most of the time waits for Ray's processes."""
-_ALONE = (
-    the_example_is_answered_by_serve,  # Serve gives its parts a minute to start
-    what_a_silent_replica_had_runs_elsewhere_whatever_ray_knows,
-    a_request_ends_at_its_deadline_whatever_its_replica_does,
+"""Those that run at a time: most of the time, they wait for Ray's processes."""
+_LAST = Lane(
+    (what_a_silent_replica_had_runs_elsewhere_whatever_ray_knows, a_node_is_killed_under_load),
+    {**PLAIN, "lost_after_s": 5.0},
 )
-_LAST = (a_node_is_killed_under_load,)
-GROUPS = (_TOGETHER, *((each,) for each in (*_ALONE, *_LAST)))
-SCENARIOS = [each.__name__ for group in GROUPS for each in group]
+GROUPS = (_TOGETHER, (Lane((the_example_is_answered_by_serve,)),), (_LAST,))
+"""Serve gives its parts a minute to start, so it is alone."""
+SCENARIOS = [each.__name__ for group in GROUPS for lane in group for each in lane.scenarios]
