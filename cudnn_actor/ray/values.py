@@ -4,11 +4,13 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import ray
+from ray.exceptions import ActorUnavailableError
 
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.kept_threads import KeptThreads
@@ -109,8 +111,10 @@ class Sending(NamedTuple):
         self.kept.extend(self.pieces)
 
 
-def _let_go(_: Sending, __: object) -> None:
-    """Nothing: the callback has had a reference until it is called."""
+def _let_go(sending: Sending, answer: Future[Any]) -> None:
+    """Let the pieces go, to which the callback has referred until now. On a thread of Ray's."""
+    if not answer.cancelled() and isinstance(answer.exception(), ActorUnavailableError):
+        sending.keep_forever()  # the replica's process may still live
 
 
 class Values:

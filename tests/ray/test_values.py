@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import ActorUnavailableError
 
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.ray.held import RayBuffer
@@ -222,7 +223,9 @@ async def test_memory_is_kept_until_a_replica_that_was_given_up_has_ended() -> N
     gc.collect()
     assert own.pieces == 0
     ready = await values.of("a kind", {"x": WIDE}).make_ready(near=True)
-    ready.keep_forever()
-    del ready
+    answer = Answer()
+    ready.keep_until(cast("Any", answer))
+    answer.ended.set_exception(ActorUnavailableError("it may live", None))
+    del ready, answer
     gc.collect()
     assert own.pieces == 2
