@@ -6,7 +6,7 @@
 A product of an array with (256, 256) weights, which were uploaded. The four kinds of calls carry the same
 bytes, and their services have the same isolation:
 
-- `pool`: a request to a pool of one replica
+- `pool`: a request to a pool of one replica, on this machine, so that large arrays lie in memory that both map
 - `actor`: a call of a method that gets the same array, and returns one of the product's size that it has
 - `in process`: the request to a service of this process
 - `plain`: a call of a method that asks a service which its actor started, without a pool. This is the least
@@ -53,7 +53,7 @@ __all__ = ["main", "measured", "table"]
 
 ROWS = (32, 1024)
 """How many rows the arrays have: 32 KiB, which Ray sends with the call, and 1 MiB, which goes by its object
-store."""
+store, but to the pool's replica."""
 SHARE = 0.3
 """The share of a GPU that each of the two actors gets."""
 Call = Callable[[], Awaitable[Any]]

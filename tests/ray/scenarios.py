@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,12 +88,17 @@ def send(number: signal.Signals, pid: int | None) -> None:
     os.kill(pid, number)
 
 
-async def is_up(pool: RayPool, member: int, generation: int) -> None:
-    """Wait until a replica has been restarted for this incarnation, and gets requests."""
+async def is_restarted(pool: RayPool, member: int, generation: int) -> None:
+    """Wait until a replica has been restarted for this incarnation."""
     name = pool.statistics().members[member].name
     async for event in pool.events():
         if isinstance(event, Restarted) and event.child == name and event.generation >= generation:
             break
+
+
+async def is_up(pool: RayPool, member: int, generation: int) -> None:
+    """Wait until a replica has been restarted for this incarnation, and gets requests."""
+    await is_restarted(pool, member, generation)
     while pool.statistics().members[member].state is not MemberState.UP:  # noqa: ASYNC110 - in a next turn
         await asyncio.sleep(0)
 
@@ -103,6 +109,23 @@ async def is_lost(pool: RayPool, member: int) -> None:
     async for event in pool.events():
         if isinstance(event, Restarting) and event.child == name:
             break
+
+
+async def load_around_a_restart(pool: RayPool, member: int, weights: Any) -> list[int]:
+    """Have callers send requests until the pool has lost a replica, and again when it is back, until it gets
+    requests. Return how many each has sent.
+
+    Meanwhile nobody sends: that would take the processors from the replica that starts.
+    """
+    sent = list[int]()
+    for changed in (partial(is_lost, pool, member), partial(is_up, pool, member, 2)):
+        done = asyncio.Event()
+        load = asyncio.ensure_future(load_until(pool, done, weights))
+        await changed()
+        done.set()
+        sent += await load
+        await is_restarted(pool, member, 2)
+    return sent
 
 
 async def load_until(pool: RayPool, done: asyncio.Event, weights: Any, callers: int = 6) -> list[int]:
@@ -181,12 +204,11 @@ async def large_arrays_go_by_rays_store_to_a_replica_of_another_machine(cluster:
 
 async def replicas_and_workers_are_killed_under_load(cluster: Any) -> None:
     async with RayPool(**PLAIN, isolation="process") as pool:
-        weights, done = await pool.upload(np.eye(8, dtype=np.float32)), asyncio.Event()
-        load = asyncio.ensure_future(load_until(pool, done, weights))
+        weights = await pool.upload(np.eye(8, dtype=np.float32))
+        load = asyncio.ensure_future(load_around_a_restart(pool, 0, weights))
+        await asyncio.sleep(0)
         send(signal.SIGKILL, pool.statistics().members[0].pid)
         send(signal.SIGKILL, pool.statistics().members[1].worker_pid)
-        await is_up(pool, 0, 2)
-        done.set()
         sent = await load
         found = pool.statistics()
         assert [member.restarts for member in found.members] == [1, 0]
@@ -200,15 +222,11 @@ async def a_node_is_killed_under_load(cluster: Any, pool: RayPool) -> None:
     own = ray.get_runtime_context().get_node_id()
     [member] = [k for k, each in enumerate(pool.statistics().members) if each.node != own]
     finished = sum(each.finished for each in pool.statistics().members)
-    weights, done = await pool.upload(np.eye(8, dtype=np.float32)), asyncio.Event()
-    load = asyncio.ensure_future(load_until(pool, done, weights))
+    weights = await pool.upload(np.eye(8, dtype=np.float32))
+    load = asyncio.ensure_future(load_around_a_restart(pool, member, weights))
     node = next(each for each in cluster.list_all_nodes() if each.node_id != own)
     await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
-    await is_lost(pool, member)
-    done.set()
     sent = await load
-    await is_up(pool, member, 2)  # nobody sends meanwhile, which would take the processors
-    sent += await load_until(pool, done, weights)
     found = pool.statistics()
     assert {each.node for each in found.members} == {own}  # it was started where there was room
     assert sum(each.finished for each in found.members) - finished == sum(sent)
