@@ -6,7 +6,8 @@
 A product of an array with (256, 256) weights, which were uploaded. The four kinds of calls carry the same
 bytes, and their services have the same isolation:
 
-- `pool`: a request to a pool of one replica, on this machine, so that large arrays lie in memory that both map
+- `pool`: a request to a pool of one replica. That is on this machine, so large arrays lie in memory that both
+  processes map
 - `actor`: a call of a method that gets the same array, and returns one of the product's size that it has
 - `in process`: the request to a service of this process
 - `plain`: a call of a method that asks a service which its actor started, without a pool. This is the least
