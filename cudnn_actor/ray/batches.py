@@ -16,7 +16,7 @@ from cudnn_actor.pool.dispatching import Dispatching
 from cudnn_actor.pool.pure_requests import kind_of_compute
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
-from cudnn_actor.ray.held import RayModel, Reservation, ReservationRecipe
+from cudnn_actor.ray.held import RayModel, Reservation, ReservationRecipe, short_name
 from cudnn_actor.ray.replication import Replication
 from cudnn_actor.ray.values import Values, require_held
 
@@ -58,7 +58,7 @@ class RayBatches(Batches):
         async def work(member: int, left_s: float | None) -> dict[str, Any]:
             replica = self._replication.members[member]
             found: dict[str, Any] = await replica.request(
-                deadline, "run_batch", self._model.named, left_s, again, crashes, values=values
+                deadline, "run_batch", short_name(self._model), left_s, again, crashes, values=values
             )
             return found
 

@@ -29,6 +29,7 @@ __all__ = [
     "Recipe",
     "Reservation",
     "ReservationRecipe",
+    "short_name",
 ]
 
 
@@ -47,11 +48,6 @@ class Held:
 
     pool: str
     number: int
-
-    @property
-    def named(self) -> Held:
-        """The pool and the number alone: enough for a replica, and shorter."""
-        return Held(pool=self.pool, number=self.number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +98,11 @@ class Reservation(Held):
     """
 
     model: RayModel
+
+
+def short_name(held: Held) -> Held:
+    """The pool and the number of a `Held` alone. A replica needs no more, and it takes less time to pickle."""
+    return Held(pool=held.pool, number=held.number)
 
 
 Own = Callable[[Any], Any]

@@ -25,7 +25,7 @@ from cudnn_actor.engines.cpu.arenas import keeping
 from cudnn_actor.isolation.staging import map_segment
 from cudnn_actor.memory import BufferOwner
 from cudnn_actor.memory.container import available
-from cudnn_actor.memory.free_list import FreeList
+from cudnn_actor.memory.free_list import FreeList, round_up
 
 __all__ = ["ArrayPlace", "MappedMemory", "MemoryName", "NodeMemory", "Piece", "Room"]
 
@@ -74,7 +74,7 @@ class Room:
     @staticmethod
     def nbytes_for(sizes: Iterable[int]) -> int:
         """The size of a piece for results of these sizes."""
-        return sum(map(_aligned, sizes))
+        return sum(round_up(each, _ALIGNMENT) for each in sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,14 +174,10 @@ class MappedMemory:
         spans, end = list[tuple[int, int]](), 0
         for each in parts:
             spans.append((end, each.nbytes))
-            end += _aligned(each.nbytes)
+            end += round_up(each.nbytes, _ALIGNMENT)
         if end > room.nbytes:
             return None
         for (at, nbytes), each in zip(spans, parts, strict=True):
             begin = room.offset + at
             self._mapped[begin : begin + nbytes] = each
         return spans
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -83,7 +83,7 @@ class Given:
     names: tuple[str, ...]
     room: Room | None
 
-    def named(self, values: Iterable[Any]) -> dict[str, Any]:
+    def by_name(self, values: Iterable[Any]) -> dict[str, Any]:
         """The values by name."""
         return dict(zip(self.names, values, strict=True))
 

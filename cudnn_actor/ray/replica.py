@@ -185,14 +185,14 @@ class Replica:
     ) -> Any:
         """Run `CudnnRef.compute`. The values are separate arguments, so that Ray replaces its references by
         their objects. Large results are copied to `given.room`."""
-        arrays = given.named(map(self._own, values))
+        arrays = given.by_name(map(self._own, values))
         found = await self._gpu.compute(unpack(what), arrays, also=also, timeout=timeout)
         return pack_results(found, self._memory, given.room)
 
     @_answering
     async def run(self, model: Held, timeout: float | None, given: Given, *values: Any) -> Any:
         """Run `CudnnRef.run`, with values and results as in `compute`."""
-        arrays = given.named(map(self._array, values))
+        arrays = given.by_name(map(self._array, values))
         found = await self._gpu.run(self._own(model), arrays, timeout=timeout)
         return pack_results(found, self._memory, given.room)
 
@@ -207,7 +207,7 @@ class Replica:
         *values: Any,
     ) -> Any:
         """Run `Model.run_checked`, with values and results as in `compute`."""
-        own, arrays = self._own(model), given.named(map(self._array, values))
+        own, arrays = self._own(model), given.by_name(map(self._array, values))
         found = await own.run_checked(own.validated(arrays), Deadline(left_s), again=again, crashes=crashes)
         return pack_results(found, self._memory, given.room)
 

@@ -26,7 +26,7 @@ from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike
 from cudnn_actor.protocol.types.tune import Tune
 from cudnn_actor.ray.batches import RayBatches
-from cudnn_actor.ray.held import BufferRecipe, Held, ModelRecipe, RayBuffer, RayModel, Reservation
+from cudnn_actor.ray.held import BufferRecipe, Held, ModelRecipe, RayBuffer, RayModel, Reservation, short_name
 from cudnn_actor.ray.one_replica import OneReplica, Work
 from cudnn_actor.ray.packing import pack
 from cudnn_actor.ray.replication import Replication
@@ -222,7 +222,7 @@ class RayRequests:
 
             async def work(member: int, left_s: float | None) -> dict[str, np.ndarray]:
                 found: dict[str, np.ndarray] = await self._members[member].request(
-                    deadline, "run", model.named, left_s, values=values
+                    deadline, "run", short_name(model), left_s, values=values
                 )
                 return found
 
