@@ -101,7 +101,7 @@ class Reservation(Held):
 
 
 def short_name(held: Held) -> Held:
-    """The pool and the number of a `Held` alone. A replica needs no more, and it takes less time to pickle."""
+    """The pool and the number of a `Held` alone. A replica needs no more, and this is pickled sooner."""
     return Held(pool=held.pool, number=held.number)
 
 
