@@ -23,7 +23,9 @@ ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(PATIENCE_S),
 }
 _STORE_BYTES = 80_000_000
-_NODE = {"num_cpus": 3, "object_store_memory": _STORE_BYTES}
+_NODE = {"num_cpus": 3, "object_store_memory": _STORE_BYTES, "include_log_monitor": False}
+"""A node without the process that passes on what workers print. The first node is also without the one that
+would start more nodes. Each imports Ray, which takes a second."""
 _SETTINGS = {
     "prestart_worker_first_driver": False,  # a worker for each processor, of which few would be used
     "health_check_initial_delay_ms": 0,
@@ -49,7 +51,7 @@ def cluster() -> Iterator[Any]:
 
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder  # a node's temp_dir would not do: Ray notes its address elsewhere
-        head = {**_NODE, "include_dashboard": False, "_system_config": _SETTINGS}
+        head = {**_NODE, "include_dashboard": False, "no_monitor": True, "_system_config": _SETTINGS}
         made = Cluster(initialize_head=True, head_node_args=head)
         try:
             made.add_node(**_NODE)
