@@ -23,6 +23,7 @@ from structlog.typing import EventDict
 from cudnn_actor import CudnnRef, connect, spawn
 from cudnn_actor.attached import ServedSocket, serve_socket
 from cudnn_actor.attached.client.link import Link
+from cudnn_actor.attached.client.sent import Sent
 from cudnn_actor.attached.server import holdings
 from cudnn_actor.attached.server.holdings import MOST_IMPORTS
 from cudnn_actor.attached.server.moves import message_of
@@ -284,7 +285,9 @@ async def test_a_free_that_is_late_has_started_only_if_it_was_of_a_live_buffer(
         await gpu.free(ref)  # the client does not know
 
     def late(link: Link, answer: Any, bridges: Any) -> None:
-        link._sent[answer.number].envelope.timed_out = True
+        sent = link._sent[answer.number]
+        assert isinstance(sent, Sent)
+        sent.envelope.timed_out = True
         take(link, answer, bridges)
 
     monkeypatch.setattr(Link, "_take_answers", lambda link, answers, bridges: late(link, answers[0], bridges))

@@ -188,13 +188,11 @@ class Values:
         transfer.check_values(spec.dims, spec.dtype.numpy, data)
         at = self.staging.locate(data)
         if at is None:
-            pieces = self.staging.pieces
-            if data.nbytes > PIECE_BYTES or not pieces:
-                return None
-            if data.nbytes > HEAVY_BYTES and not may_be_late(data):  # strided: see `_is_heavy_upload`
+            pieces, late = self.staging.pieces, may_be_late(data)
+            if not pieces or data.nbytes > (PIECE_BYTES if late else HEAVY_BYTES):  # see `_is_heavy_upload`
                 return None
             request.blocks = (block,) = (pieces[-1],)  # that was used last: it may still be in the cache
-            if self.checksums is None and may_be_late(data):
+            if self.checksums is None and late:
                 alone = not self.sender.in_flight.requests
                 request.body, request.copies = self.prepared_late(block, ref, data, alone=alone)
                 return request
