@@ -6,6 +6,7 @@ page becomes a link, and one to any other file becomes a download.
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ WEBSITE = Path(__file__).parent
 sys.path[:0] = [str(WEBSITE), str(WEBSITE.parent)]
 
 import cudnn_actor  # noqa: E402 - this clone's
+
+gc.disable()  # nearly all that is made stays until the end: the nodes of the pages
 
 project = "cudnn-actor"
 author = "The cudnn-actor authors"
