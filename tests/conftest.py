@@ -24,7 +24,7 @@ from cudnn_actor.logging import TextFormatter
 from cudnn_actor.processes.launching import close_launchers
 from cudnn_actor.processes.server_process import ForkedServer
 
-from .forked_programs import end_server, server_descriptors
+from .forked_programs import end_server, forking_forkservers, server_descriptors
 from .inside import launchers
 from .left_out import left_out
 from .log_lines import capture_logs, handled_by
@@ -216,7 +216,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     if session.config.getoption("dist", "no") != "no":  # other processes run the tests
         return (yield)
     _let_libuv_open_its_pipe()
-    with _no_loop_blocked():
+    with _no_loop_blocked(), forking_forkservers():
         try:
             return (yield)
         finally:

@@ -29,6 +29,7 @@ What it may not rely on, so that a test of one of these takes a new interpreter:
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import selectors
@@ -38,15 +39,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
+from cudnn_actor.processes import interpreter, server_process
+
 from .program_server import LONGEST_ORDER, NUMBER, STARTING, Order
+from .spare_process import child_of, order_of, starts_the_same
 from .whole import WHOLE
 
-__all__ = ["STARTING", "Program", "end_server", "run", "server_descriptors"]
+__all__ = ["STARTING", "Program", "end_server", "forking_forkservers", "run", "server_descriptors"]
 
 _READ_LATER: Final = {"PYTHONBREAKPOINT"}
 """Variables with such a name that are read when they are used. Ray sets this one."""
@@ -54,6 +58,8 @@ _READ_LATER: Final = {"PYTHONBREAKPOINT"}
 _ROOT = Path(__file__).parents[1]
 _AT_FIRST = dict(os.environ)
 """As it was before any test: the server's."""
+_SET_CHILD_SUBREAPER: Final = 36
+"""Of `prctl`."""
 _PIPE, _DEVNULL, _STDOUT = subprocess.PIPE, subprocess.DEVNULL, subprocess.STDOUT
 
 
@@ -108,6 +114,69 @@ def server_descriptors() -> set[int]:
 def end_server() -> None:
     """End the server, if one runs. Blocks until it has ended. A later program starts another."""
     _SERVER.end()
+
+
+@contextlib.contextmanager
+def forking_forkservers() -> Iterator[None]:
+    """Within this, the server of test programs forks the forkservers of this process: no interpreter starts.
+
+    What differs from one that is executed says `spare_process`. One whose interpreter, or a variable that an
+    interpreter reads at its start, is not that of this process is executed. In `make test-all`, all are.
+    """
+    if WHOLE:
+        yield
+        return
+    forked = _ForkedForkservers()
+    server_process.start_module = forked.start_module  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        server_process.start_module = interpreter.start_module  # type: ignore[attr-defined]
+
+
+class _ForkedForkservers:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at_first = starts_the_same(STARTING)
+
+    def start_module(
+        self, module: str, *arguments: str, descriptors: Sequence[int], executable: str | None
+    ) -> tuple[subprocess.Popen[bytes], int]:
+        """As `interpreter.start_module`, which this calls if the interpreter would be another."""
+        if executable is not None or starts_the_same(STARTING) != self._at_first:
+            return interpreter.start_module(
+                module, *arguments, descriptors=descriptors, executable=executable
+            )
+        order = Order([], {}, "", [], False, False, order_of(module, arguments, descriptors))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with self._lock, ours, _adopting():
+            with theirs:
+                _SERVER.order(order, [theirs.fileno(), 1, 2, *descriptors])
+            pid: int = NUMBER.unpack(ours.recv(NUMBER.size))[0]
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        process = child_of(pid)
+        try:
+            return process, os.pidfd_open(pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Be the parent of processes below this one whose parents end meanwhile."""
+    _set_subreaper(1)
+    try:
+        yield
+    finally:
+        _set_subreaper(0)
+
+
+def _set_subreaper(adopts: int) -> None:
+    if ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, adopts, 0, 0, 0):
+        raise OSError("this process cannot be a subreaper")
 
 
 class Program:

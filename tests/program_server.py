@@ -11,6 +11,9 @@ It is single-threaded, and imports only modules that start nothing: no thread of
 the other end of the report is closed. Until then the process id is the program's, as that of a child is until
 its parent waits for it. When its own socket ends, it ends, and programs that still run go on.
 
+An order may also be of a forkserver (`Order.forkserver`), which becomes a child of pytest's process. Its
+descriptors are a socket for the report, standard output and error, and those of the forkserver.
+
 A forked program leaves the server's loop, and runs in the place of the server's main module. So an error, an
 exit, threads and exit handlers end it as they end any other program of this interpreter.
 """
@@ -18,6 +21,7 @@ exit, threads and exit handlers end it as they end any other program of this int
 from __future__ import annotations
 
 import builtins
+import errno
 import faulthandler
 import fcntl
 import gc
@@ -38,7 +42,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from .spare_process import fork_spare
+from .spare_process import ForkserverOrder, be_forkserver, fork_spare
 
 __all__ = ["LONGEST_ORDER", "MOST_DESCRIPTORS", "NUMBER", "STARTING"]
 
@@ -77,6 +81,8 @@ class Order(NamedTuple):
     new_session: bool
     spare: bool
     """Whether a spare process becomes its first forkserver: see `spare_process`."""
+    forkserver: ForkserverOrder | None = None
+    """If it is there, it is what to run, as a child of pytest's process."""
 
 
 class _Server:
@@ -101,8 +107,12 @@ class _Server:
                     data, descriptors, _, _ = socket.recv_fds(self._orders, LONGEST_ORDER, MOST_DESCRIPTORS)
                     if not data:
                         return None
-                    if self._is_forked(descriptors):
-                        return Order(**json.loads(data)), descriptors
+                    order = Order(**json.loads(data))
+                    if order.forkserver is not None and self._hand_over(descriptors):
+                        order = order._replace(forkserver=ForkserverOrder(*order.forkserver))
+                        return order, descriptors
+                    if order.forkserver is None and self._is_forked(descriptors):
+                        return order, descriptors
 
     def _is_forked(self, descriptors: list[int]) -> bool:
         """Fork; whether this is the child, which has only to use the descriptors."""
@@ -124,6 +134,40 @@ class _Server:
         _tell(report, pid)
         if pid < 0:
             report.close()
+        return False
+
+    def _hand_over(self, descriptors: list[int]) -> bool:
+        """Fork a process whose parent is pytest's; whether this is that process.
+
+        It is forked by a child of this process, which ends at once: pytest's process is the subreaper
+        meanwhile, and adopts it. The report is its process id (or minus the error number), once it is
+        adopted.
+        """
+        report = socket.socket(fileno=descriptors.pop(0))
+        told, tells = os.pipe()
+        try:
+            between = _fork()
+        except OSError as error:
+            between, number = 0, -(error.errno or 1)
+        else:
+            if between == 0:
+                itself = os.pidfd_open(os.getpid())
+                if (adopted := _fork_or_end()) > 0:
+                    os.write(tells, NUMBER.pack(adopted))
+                    os._exit(0)
+                select.select([itself], [], [])  # its end: this process has been adopted before
+                for each in (report, self._orders):
+                    each.detach()
+                return True
+        os.close(tells)
+        if between:
+            os.waitpid(between, 0)
+            found = os.read(told, NUMBER.size)
+            number = NUMBER.unpack(found)[0] if found else -errno.EAGAIN  # the second fork has failed
+        for descriptor in (told, *descriptors):
+            os.close(descriptor)
+        with report:
+            _tell(report, number)
         return False
 
     def _report(self, pidfd: int) -> None:
@@ -157,9 +201,19 @@ def _fork() -> int:
         return os.fork()
 
 
+def _fork_or_end() -> int:
+    try:
+        return _fork()
+    except OSError:
+        os._exit(1)
+
+
 def _run(order: Order, descriptors: Sequence[int]) -> None:
-    """Be the program."""
+    """Be the program, or the forkserver."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if order.forkserver is not None:
+        be_forkserver(order.forkserver, descriptors, _have_anew)
+        return
     if order.new_session:
         os.setsid()
     _have_only(dict(zip(order.numbers, descriptors, strict=True)))

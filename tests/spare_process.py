@@ -1,4 +1,4 @@
-"""A process that stands by to be the first forkserver of a forked program, without an interpreter's imports.
+"""Forkservers without an interpreter's imports: a process stands by to be the first one of a forked program.
 
 It is forked from the program before that runs anything, and is its child, as a started forkserver is. When
 the package starts its forkserver, this process takes what an exec would have given it: arguments, search
@@ -9,8 +9,11 @@ path, environment, working directory, descriptors, and a session of its own. Wha
 - `/proc` and `sys.orig_argv` show the command of the server of programs, and `/proc` its environment: who
   finds the processes of a program by what stands there, as `cudnn-actor chaos` does, does not find this one.
 
-Only one is there: a second forkserver is executed, and so is one whose interpreter, or a variable that an
-interpreter reads at its start, is not the program's.
+Only one is there: a second forkserver of a program is executed, and so is one whose interpreter, or a
+variable that an interpreter reads at its start, is not the program's.
+
+The forkservers of pytest's own process are forked by the server of programs, in the same way, as often as one
+is started: see `forked_programs.forking_forkservers`.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from cudnn_actor.processes import interpreter, server_process
 
-__all__ = ["fork_spare"]
+__all__ = ["ForkserverOrder", "be_forkserver", "child_of", "fork_spare", "order_of", "starts_the_same"]
 
 _LONGEST: Final = 200_000
 _MOST_DESCRIPTORS: Final = 64
@@ -67,16 +70,39 @@ def fork_spare(be: Callable[[dict[int, int]], None], starting: Sequence[str]) ->
     server_process.start_module = spare.start_module  # type: ignore[attr-defined]
 
 
+class ForkserverOrder(NamedTuple):
+    """What a forkserver would get by an exec, but for its descriptors."""
+
+    module: str
+    arguments: list[str]
+    numbers: list[int]
+    """Those that its descriptors are to have, besides 0, 1 and 2."""
+    path: list[str]
+    environment: dict[str, str]
+    folder: str
+
+
+def order_of(module: str, arguments: Sequence[str], numbers: Sequence[int]) -> ForkserverOrder:
+    """What `interpreter.start_module` would give a process now."""
+    path, environment = [*interpreter.search_path()], interpreter.environment()
+    return ForkserverOrder(module, [*arguments], [*numbers], path, environment, os.getcwd())
+
+
+def starts_the_same(starting: Sequence[str]) -> object:
+    """What is equal as long as an exec gives this process the same interpreter.
+
+    `starting`: how the names of variables begin that are read when an interpreter starts.
+    """
+    read = {name: value for name, value in os.environ.items() if name.startswith(tuple(starting))}
+    return read, os.getpid(), sys.executable, getattr(sys, "frozen", False)
+
+
 class _Spare:
     def __init__(self, pid: int, orders: int, starting: Sequence[str]) -> None:
         self._pid, self._orders = pid, orders  # not a socket, of which it would be warned at the end
         self._lock = threading.Lock()
         self._starting = tuple(starting)
-        self._at_first = self._read_at_start()
-        self._of = os.getpid(), sys.executable
-
-    def _read_at_start(self) -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if name.startswith(self._starting)}
+        self._at_first = starts_the_same(self._starting)
 
     def start_module(
         self, module: str, *arguments: str, descriptors: Sequence[int], executable: str | None
@@ -86,25 +112,17 @@ class _Spare:
             return interpreter.start_module(
                 module, *arguments, descriptors=descriptors, executable=executable
             )
-        order = {
-            "module": module,
-            "arguments": arguments,
-            "numbers": descriptors,
-            "path": [*interpreter.search_path()],
-            "environment": interpreter.environment(),
-            "folder": os.getcwd(),
-        }
+        order = order_of(module, arguments, descriptors)
         with socket.socket(fileno=self._orders) as orders:
             socket.send_fds(orders, [json.dumps(order).encode()], [1, 2, *descriptors])
-        return _child(self._pid), os.pidfd_open(self._pid)
+        return child_of(self._pid), os.pidfd_open(self._pid)
 
     def _may_be(self, executable: str | None) -> bool:
         """Whether an exec now would give the same interpreter, whose parent is this process."""
-        same = self._of == (os.getpid(), sys.executable) and self._at_first == self._read_at_start()
-        return same and executable is None and not getattr(sys, "frozen", False)
+        return executable is None and self._at_first == starts_the_same(self._starting)
 
 
-def _child(pid: int) -> subprocess.Popen[bytes]:
+def child_of(pid: int) -> subprocess.Popen[bytes]:
     """What `subprocess` has of a child that it has started."""
     process: Any = subprocess.Popen.__new__(subprocess.Popen)
     process.args, process.pid, process.returncode = [sys.executable], pid, None
@@ -119,25 +137,28 @@ def _stand_by(orders: socket.socket, be: Callable[[dict[int, int]], None]) -> No
     try:
         data, descriptors, _, _ = socket.recv_fds(orders, _LONGEST, _MOST_DESCRIPTORS)
         if data:
-            _run(json.loads(data), descriptors, be)
+            be_forkserver(ForkserverOrder(*json.loads(data)), descriptors, be)
     finally:
         os._exit(0)
 
 
-def _run(order: dict[str, Any], descriptors: list[int], be: Callable[[dict[int, int]], None]) -> None:
+def be_forkserver(
+    order: ForkserverOrder, descriptors: Sequence[int], be: Callable[[dict[int, int]], None]
+) -> None:
+    """Become the forkserver. `descriptors` are those of 1, 2 and `order.numbers`; `be` as in `fork_spare`."""
     gc.freeze()
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
-    numbers = [0, 1, 2, *order["numbers"]]
+    numbers = [0, 1, 2, *order.numbers]
     be(dict(zip(numbers, [nothing, *descriptors], strict=True)))
-    os.chdir(order["folder"])
+    os.chdir(order.folder)
     os.environ.clear()
-    os.environ.update(order["environment"])
-    rest = [place for place in sys.path if place and place not in order["path"]]
-    sys.path[:] = [*order["path"], *rest]
-    sys.argv[:] = ["-c", *order["arguments"]]
+    os.environ.update(order.environment)
+    rest = [place for place in sys.path if place and place not in order.path]
+    sys.path[:] = [*order.path, *rest]
+    sys.argv[:] = ["-c", *order.arguments]
     sys.modules["__main__"] = types.ModuleType("__main__")
     faulthandler.enable()
     random.seed()
     importlib.import_module("numpy.random").seed()
-    importlib.import_module(order["module"]).main()
+    importlib.import_module(order.module).main()

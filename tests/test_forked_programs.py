@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from cudnn_actor.processes import interpreter, server_process
+from cudnn_actor.processes.launching import Launcher
+
 from .forked_programs import Program, run
 from .patience import PATIENCE_S
 from .whole import WHOLE
@@ -289,6 +292,50 @@ def test_a_spare_process_becomes_what_an_executed_forkserver_is(tmp_path: Path) 
     assert executed["parent"]
     assert spare.pop("orig_argv") != executed.pop("orig_argv"), "both were executed"
     assert spare == executed, {name: spare[name] for name in executed if spare[name] != executed[name]}
+
+
+@pytest.mark.skipif(WHOLE, reason="all forkservers are executed")
+def test_a_forkserver_of_this_process_is_what_an_executed_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "looks.py").write_text(FORKSERVER)
+    monkeypatch.setenv("PROGRAM", str(os.getpid()))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def look() -> dict[str, Any]:
+        launcher = Launcher(("looks",))
+        with open(os.devnull) as file:
+            child = launcher.launch("os:isatty", [file.fileno()])
+        assert child.wait(PATIENCE_S)
+        child.close()
+        launcher.close()
+        found: dict[str, Any] = json.loads(capfd.readouterr().out)
+        return found
+
+    forked = look()
+    monkeypatch.setattr(server_process, "start_module", interpreter.start_module)
+    executed = look()
+    assert executed["parent"]
+    assert forked.pop("orig_argv") != executed.pop("orig_argv"), "both were executed"
+    assert forked == executed, {name: forked[name] for name in executed if forked[name] != executed[name]}
+
+
+@pytest.mark.skipif(WHOLE, reason="all forkservers are executed")
+@pytest.mark.parametrize("name", ["PYTHONHASHSEED", "LD_PRELOAD"])
+def test_a_forkserver_whose_interpreter_would_start_otherwise_is_executed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "looks.py").write_text("import sys; print(sys.orig_argv[1:4])")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(name, "0" if name == "PYTHONHASHSEED" else "")
+    launcher = Launcher(("looks",))
+    with open(os.devnull) as file:
+        child = launcher.launch("os:isatty", [file.fileno()])
+    assert child.wait(PATIENCE_S)
+    child.close()
+    launcher.close()
+    assert capfd.readouterr().out == "['-X', 'faulthandler', '-c']\n"
 
 
 def test_a_spare_process_that_is_not_needed_ends_with_its_program() -> None:
