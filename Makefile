@@ -20,7 +20,7 @@ GPU_READY := $(if $(filter $(GPU_VENV)/bin/python,$(GPU_PYTHON)),$(GPU_VENV)/.re
 CUDNN ?= 9.28
 SUPPORT_VENV := .venv-support-$(CUDNN)
 
-.PHONY: help test test-all suite check site wheel demo bench support-packages support-venv test-support test-gpu bench-gpu fmt coverage clean
+.PHONY: help test test-all suite beside-suite check site wheel demo bench support-packages support-venv test-support test-gpu bench-gpu fmt coverage clean
 help:
 	@echo "make demo      photographs, gradients, a model, and crashes that nobody notices: writes demo.png"
 	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
@@ -55,10 +55,14 @@ $(VENV)/.docs: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --group docs
 	@touch $@
 
-# The checks and the site take one processor, while the tests leave some of another.
-# All packages come first: nothing is installed beside tests that run.
+# The checks, the site and the wheel take one processor, one after the other, while the tests leave some of another.
+# The packages that tests import come first. The wheel is installed into an environment of its own.
 test: $(VENV)/.dev $(VENV)/.docs
-	$(MAKE) --no-print-directory --jobs 2 check suite site
+	$(MAKE) --no-print-directory --jobs 2 suite beside-suite
+
+beside-suite:
+	$(MAKE) --no-print-directory check
+	$(MAKE) --no-print-directory site
 	$(MAKE) --no-print-directory wheel
 
 test-all: export TEST_ALL := 1

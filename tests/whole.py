@@ -14,6 +14,9 @@ Of random problems of engines, and of rounds of a race, it runs a third; and of 
 show a mistake, a third have to. Other examples of hypothesis are three times as many in `make test-all`: they
 take little, and a state machine with a third of them missed what it is there to find.
 
+In `make test-all`, a new interpreter runs each forkserver; else the server of test programs forks those of
+pytest's processes (`tests.forked_programs.forking_forkservers`), and the first of many programs.
+
 `make test-gpu` runs all cases, too. `TEST_ALL=1 pytest tests/memory` runs all of one folder.
 """
 
