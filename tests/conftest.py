@@ -29,6 +29,7 @@ from .inside import launchers
 from .left_out import left_out
 from .log_lines import capture_logs, handled_by
 from .patience import PATIENCE_S
+from .quick_watch import quick_watch
 from .whole import WHOLE, covering, more, together_for
 
 if TYPE_CHECKING:
@@ -288,7 +289,8 @@ def _no_loop_blocked() -> Iterator[None]:
         function.can_block_in("benchmarks/gpu/resnet.py", "_one_problem")  # nor does this one
         function.can_block_in("tests/engines/devices.py", "why_not")  # it decides whether a test is skipped
         function.can_block_in("tests/forked_programs.py", "wait")  # as `Popen.wait`, for one that has ended
-    watched.activate()
+    with quick_watch():
+        watched.activate()
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any, Literal
@@ -31,6 +32,26 @@ async def test_a_call_of_ours_that_can_block_raises_where_an_event_loop_runs() -
 
 def test_a_call_of_ours_may_block_where_none_runs() -> None:
     exec(sleeping(OURS))
+
+
+async def test_a_call_of_ours_may_block_in_the_functions_that_are_named_for_it() -> None:
+    blocking = pytest.importorskip("blockbuster").BlockingError
+    text = "def {}():\n import time\n time.sleep(0)"
+    for folder, name, may in (
+        ("actors/pykka_future.py", "_wait", True),
+        ("actors/pykka_future.py", "_other", False),
+        ("actors/other.py", "_wait", False),
+    ):
+        names: dict[str, Any] = {}
+        exec(compile(text.format(name), str(OURS.parent / folder), "exec"), names)
+        for _ in range(2):  # the second time, it is known what the code is
+            with contextlib.nullcontext() if may else pytest.raises(blocking, match="sleep"):
+                names[name]()
+
+
+async def test_what_cannot_block_is_no_blocking_call() -> None:
+    code = "import threading; lock = threading.Lock(); lock.acquire(); taken = lock.acquire(blocking=False)"
+    exec(compile(code, str(OURS), "exec"))
 
 
 def test_lines_that_a_test_logs_are_kept_for_its_report(request: pytest.FixtureRequest) -> None:
