@@ -29,7 +29,7 @@ help:
 	@echo "make bench     latencies and throughput, printed and written to benchmarks/results/"
 	@echo "make test-support"
 	@echo "               builds what is claimed to run on a GPU, with cuDNN but without a GPU: installs 2 GB;"
-	@echo "               CUDNN=9.19 for another version, SUPPORT_EVERY=7 for a seventh of the graphs"
+	@echo "               CUDNN=9.19 for another version, TEST_ALL=1 for all graphs and kernels: several times as long"
 	@echo "make test-gpu  the tests that need an NVIDIA GPU; skipped, with the reason, where there is none"
 	@echo "make bench-gpu the measurements on a GPU, one by one, written to benchmarks/results/; needs PyTorch"
 	@echo "               both: CUDA=cuda12 for a driver of CUDA 12, GPU_PYTHON=python3 for an interpreter that"

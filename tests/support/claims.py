@@ -1,11 +1,15 @@
-"""What cuDNN is claimed to run, one row a graph. To claim more, add rows."""
+"""What cuDNN is claimed to run, one row a graph. To claim more, add rows.
+
+cuDNN compiles nearly every plan but those of plain convolutions with a compiler of its own, in half a second to
+two seconds. So `make test-support` builds plans for a part of the rows, and for all of them with `TEST_ALL=1`
+(`tests.whole`).
+"""
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -47,11 +51,10 @@ from cudnn_actor.protocol.operations import (
 
 from ..gpu.families import FAMILIES
 from ..gpu.support_record import latest
+from ..whole import pairwise
 
-__all__ = ["EVERY", "Row", "attention", "biased", "channel_norms", "graph_of", "norms", "product", "rows"]
+__all__ = ["Row", "attention", "biased", "channel_norms", "every_row", "graph_of", "norms", "product", "rows"]
 
-EVERY = int(os.environ.get("SUPPORT_EVERY", "1"))
-"""One in so many claims is held against cuDNN. With a prime, no dtype, layout or rank is passed over."""
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 _PADDED = ("lengths_q", "lengths_kv")
 _ENGINE = re.compile(r"\beng\d")
@@ -76,10 +79,24 @@ class Row(NamedTuple):
     recorded: str = ""
 
 
-def rows() -> Iterator[Row]:
-    """Each `EVERY`th claim, always in the same order."""
-    every = itertools.chain(_recorded(), _norms(), _channel_norms(), _attentions(), _products(), _sums())
-    yield from itertools.islice(every, 0, None, EVERY)
+def rows() -> list[Row]:
+    """The claims that are held against cuDNN, always in the same order.
+
+    A part of them has each kind of graph in each of its dtypes, and each other word of a name once. Of an
+    option with a value, such as `bias=1hss`, the option is the word.
+    """
+    return pairwise(every_row(), _words, together=1)
+
+
+def every_row() -> Iterator[Row]:
+    """All claims."""
+    return itertools.chain(_recorded(), _norms(), _channel_norms(), _attentions(), _products(), _sums())
+
+
+def _words(row: Row) -> Sequence[str]:
+    kind, *others = row.name.split("-")
+    words = [other.partition("=")[0] for other in others]
+    return [f"{kind}-{words[0]}", *words[1:]]
 
 
 def _recorded() -> Iterator[Row]:

@@ -1,4 +1,7 @@
-"""The CUDA sources that the engine generates, beyond those of the claimed rows' own plans."""
+"""The CUDA sources that the engine generates, beyond those of the claimed rows' own plans.
+
+NVRTC takes 25 ms for each, so `make test-support` compiles a part of them, and all with `TEST_ALL=1` (`tests.whole`).
+"""
 
 from __future__ import annotations
 
@@ -75,16 +78,26 @@ from cudnn_actor.protocol.operations.random import STATE
 
 from ..engines import depthwise_graphs, fused_graphs, moved_graphs
 from ..engines.host_cuda import sources_of
+from ..whole import pairwise
 from .claims import attention, graph_of, norms, product, rows
 from .claims import channel_norms as channel_norms_of
 
-__all__ = ["sources"]
+__all__ = ["every_source", "sources"]
 
 FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
 _MOST_DIMS = 8
 
 
-def sources() -> Iterator[tuple[str, str]]:
+def sources() -> list[tuple[str, str]]:
+    """A name and a source of each that is compiled.
+
+    The names' first words are kinds of kernels, and the others their parameters. A part of the sources has each
+    pair of words that one name has: each kind in each dtype, and each dtype in each form.
+    """
+    return pairwise(every_source(), lambda named: named[0].split("-"))
+
+
+def every_source() -> Iterator[tuple[str, str]]:
     """A name and a source of each; none is there twice."""
     yield "self-check", self_check_memory.source()
     seen = set()
