@@ -1,6 +1,7 @@
 """ONNX's own node suite, counted by a loop of our own: `python -m tests.onnx.node_suite` prints what failed.
 
-Its own runner counts what a backend refuses as passed.
+Its own runner counts what a backend refuses as passed. `make test` runs a part of the cases: those that
+`refused_cases.txt` names, and of the others those that `chosen` gives. `make test-all` runs all.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ from cudnn_actor.onnx.operators import RANDOM
 from cudnn_actor.protocol.errors import CudnnActorError
 
 from ..kept import kept
+from ..whole import pairwise
 
-__all__ = ["Outcome", "Verdict", "cases", "counts", "judged"]
+__all__ = ["REFUSED", "Outcome", "Verdict", "cases", "chosen", "counts", "judged", "recorded", "refused_names"]
+__all__ += ["write_refused"]
 
+REFUSED = Path(__file__).with_name("refused_cases.txt")
+"""The names of the cases that are refused. `python -m tests.onnx.operators_page` writes it."""
 
 _OF_NOISE = frozenset({"test_dft_inverse", "test_dft_inverse_opset19"})
 """Cases that want rounding errors of float32, 1.9e-7, where the result is 0; their tolerance is 1e-7."""
@@ -78,6 +83,54 @@ def operators_of(every: Sequence[Any]) -> dict[str, str]:
     """What each case is about, by its name: its last node's operator; of an expanded one, its original's."""
     direct = {case.name: str(case.model.graph.node[-1].op_type) for case in every if not _expanded(case)}
     return {case.name: direct.get(case.name.partition("_expanded")[0], _unknown(case)) for case in every}
+
+
+def chosen(every: Sequence[Any]) -> list[Any]:
+    """The cases that are run, in their order.
+
+    Names say what cases are about: `test_attention_4d_causal_fp16_expanded`. Of the cases of an operator that
+    are not refused, a part has each word of their names in one, and is without it in another.
+    """
+    refused, by_operator = refused_names(), dict[str, list[Any]]()
+    operators = operators_of(every)
+    for case in every:
+        if case.name not in refused:
+            by_operator.setdefault(operators[case.name], []).append(case)
+    names = set(refused)
+    for of in by_operator.values():
+        words = sorted({word for case in of for word in _words(case)})
+        names |= {case.name for case in pairwise(of, functools.partial(_which, words), together=1)}
+    return [case for case in every if case.name in names]
+
+
+def _which(words: Sequence[str], case: Any) -> list[bool]:
+    own = _words(case)
+    return [word in own for word in words]
+
+
+def _words(case: Any) -> set[str]:
+    return set(case.name.split("_"))
+
+
+def refused_names() -> frozenset[str]:
+    """The names of the cases that are refused, as they were written."""
+    return frozenset(REFUSED.read_text().split())
+
+
+def write_refused(outcomes: Iterable[Outcome]) -> None:
+    """Write down the names of the cases that are refused."""
+    names = sorted(each.name for each in outcomes if each.verdict is Verdict.REFUSED)
+    REFUSED.write_text("".join(f"{name}\n" for name in names))
+
+
+def recorded(every: Sequence[Any], outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcome of each case, where those that were not run are right: all that are refused were run."""
+    of = {each.name: (each.verdict, each.reason) for each in outcomes}
+    operators = operators_of(every)  # of an expanded case, the original's, which may not have been run
+    return [
+        Outcome(case.name, operators[case.name], _expanded(case), *of.get(case.name, (Verdict.RIGHT, "")))
+        for case in every
+    ]
 
 
 def _unknown(case: Any) -> str:

@@ -1,6 +1,6 @@
 """`docs/onnx.md`, made from the table of operators and from a run of ONNX's node suite on the CPU engine.
 
-python -m tests.onnx.operators_page     writes the page
+python -m tests.onnx.operators_page     writes the page, and the names of the cases that are refused
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudnn_actor.onnx.operator_table import NO_WAY
 from cudnn_actor.onnx.operators import HANDLERS
 from cudnn_actor.onnx.runtime_schemas import SCHEMAS
 
-from .node_suite import Outcome, Verdict, cases, judged
+from .node_suite import Outcome, Verdict, cases, judged, write_refused
 
 __all__ = ["PAGE", "render"]
 
@@ -290,8 +290,10 @@ def _reasons(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(render(judged(cases())))
+    """Write the page, and the names of the cases that are refused."""
+    outcomes = judged(cases())
+    PAGE.write_text(render(outcomes))
+    write_refused(outcomes)
     backend.close()
 
 
