@@ -30,7 +30,7 @@ from .left_out import left_out
 from .log_lines import capture_logs, handled_by
 from .patience import PATIENCE_S
 from .quick_watch import quick_watch
-from .whole import WHOLE, covering, more, together_for
+from .whole import PRODUCTS, WHOLE, covering, more, together_for
 
 if TYPE_CHECKING:
     from .tracing import Tracing
@@ -75,14 +75,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _products(items: list[pytest.Item]) -> Iterable[tuple[int, list[pytest.Function]]]:
-    """The cases of each test with the marker `pairwise`, for each engine, without those for a GPU.
+    """The cases of each test with a marker of `PRODUCTS`, for each engine, without those for a GPU.
 
     With each, how many values together are run.
     """
     found: dict[tuple[object, str, object], list[pytest.Function]] = {}
     together: dict[tuple[object, str, object], int] = {}
     for item in items:
-        if (marker := item.get_closest_marker("pairwise")) and not item.get_closest_marker("gpu"):
+        marker = next(filter(None, map(item.get_closest_marker, PRODUCTS)), None)
+        if marker is not None and not item.get_closest_marker("gpu"):
             assert isinstance(item, pytest.Function)
             test = item.parent, item.originalname, item.callspec.params.get("new_engine")
             found.setdefault(test, []).append(item)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from .whole import WHOLE, covering, together_for
+from .whole import PRODUCTS, WHOLE, covering, together_for
 
 __all__ = ["FAILURES", "cases_in_one_test", "ends_all", "in_one_test"]
 
@@ -79,7 +79,7 @@ def in_one_test(
 def cases_in_one_test(test: Test) -> Test:
     """Run all cases of the `pytest.mark.parametrize` below this decorator as one test, as `in_one_test` does.
 
-    With the marker `pairwise`, too, `make test` runs the part of them that `tests.whole` says. The test of a
+    With a marker of `tests.whole.PRODUCTS`, too, `make test` runs the part of them that `tests.whole` says. The test of a
     GPU runs all of them.
     """
     marks: list[pytest.Mark] = list(getattr(test, "pytestmark", ()))
@@ -91,7 +91,7 @@ def cases_in_one_test(test: Test) -> Test:
         )
         for parts in itertools.product(*columns)  # as pytest: those of the highest mark change first
     ]
-    products = [mark for mark in marks if mark.name == "pairwise"]
+    products = [mark for mark in marks if mark.name in PRODUCTS]
     signature = _signature_without([*every_case[0].values], test)
     request = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY)
 
@@ -105,7 +105,7 @@ def cases_in_one_test(test: Test) -> Test:
         _run(test, cases, fixtures)
 
     every.pytestmark = [  # type: ignore[attr-defined]
-        mark for mark in marks if mark.name not in ("parametrize", "pairwise")
+        mark for mark in marks if mark.name not in ("parametrize", *PRODUCTS)
     ]
     every.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), request]

@@ -16,7 +16,7 @@ import pytest
 from . import forked_programs
 from .left_out import left_out
 from .patience import PATIENCE_S
-from .whole import covering
+from .whole import PRODUCTS, covering
 
 PRODUCT = [*itertools.product("abcd", range(3), (False, True), "xyz")]
 ROOT = Path(__file__).parents[1]
@@ -46,6 +46,12 @@ def test_product_for_the_engine_that_evaluates_definitions(a, b, new_engine): pa
 @pytest.mark.parametrize("b", [0, 1])
 @pytest.mark.parametrize("new_engine", ["exact"])
 def test_product_that_this_engine_computes_in_another_way(a, b, new_engine): pass
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("a", [0, 1, 2])
+@pytest.mark.parametrize("b", [0, 1])
+@pytest.mark.parametrize("new_engine", ["one", "other"])
+def test_product_of_which_each_value_is_run(a, b, new_engine): pass
 
 @pytest.mark.parametrize("a", [0, 1, 2])
 @pytest.mark.parametrize("b", [0, 1, 2])
@@ -101,8 +107,8 @@ def test_true_is_not_1_and_what_has_no_hash_is_compared_by_identity() -> None:
 @pytest.mark.parametrize(
     ("environment", "name", "run"),
     [
-        ({"TEST_ALL": ""}, "", 10 + 18 + 3 + 4 + 9),
-        ({"TEST_ALL": "1"}, "", 27 + 18 + 6 + 4 + 9),
+        ({"TEST_ALL": ""}, "", 10 + 18 + 3 + 4 + 6 + 9),
+        ({"TEST_ALL": "1"}, "", 27 + 18 + 6 + 4 + 12 + 9),
         ({"TEST_ALL": ""}, "::test_product[2-2-1]", 1),
     ],
     ids=["a part", "all", "a case that is named"],
@@ -139,10 +145,10 @@ def test_no_case_of_a_product_skips_itself() -> None:
     products = [
         (file.name, each)
         for file, text in files.items()
-        if "@pytest.mark.pairwise" in text
+        if any(f"@pytest.mark.{name}" in text for name in PRODUCTS)
         for each in ast.walk(ast.parse(text))
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-        and any("mark.pairwise" in ast.unparse(decorator) for decorator in each.decorator_list)
+        and any(f"mark.{name}" in ast.unparse(of) for of in each.decorator_list for name in PRODUCTS)
     ]
     assert products
     assert [(name, each.name) for name, each in products if "pytest.skip" in ast.unparse(each)] == []

@@ -10,6 +10,11 @@ the fast plans depends on them: of these, each pair is run. So it is of convolut
 operations, which the engine in float64 computes tile by tile, and of how it rounds: the marker of these tests
 is `pairwise(of_exact=True)`. So it is also where one test runs all cases (`tests.in_one_test`).
 
+Of a product of two parameters, each pair is each case. Of a test with the marker `each_value`, `make test` runs
+cases that have each value of each parameter, with any engine. It is for products of forms and of dtypes or
+layouts whose combinations random problems of the same operation draw, and for those of which one parameter
+cannot change what another one does.
+
 Of random problems of engines, and of rounds of a race, it runs a third; and of the random problems that must
 show a mistake, a third have to. Other examples of hypothesis are three times as many in `make test-all`: they
 take little, and a state machine with a third of them missed what it is there to find.
@@ -31,12 +36,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["WHOLE", "covering", "more", "pairwise", "some", "together_for"]
+__all__ = ["PRODUCTS", "WHOLE", "covering", "more", "pairwise", "some", "together_for"]
 
 T = TypeVar("T")
 
 WHOLE = bool(os.environ.get("TEST_ALL"))
 """Whether all is run. A variable of the environment: the processes of pytest-xdist have it, too."""
+PRODUCTS = ("pairwise", "each_value")
+"""The markers of tests of whose cases `make test` runs a part. A test has one of them."""
 _PART = 3
 """Of so many random problems or rounds of `make test-all`, one is run."""
 
@@ -61,11 +68,13 @@ def pairwise(rows: Iterable[T], values: Callable[[T], Sequence[Any]], *, togethe
 
 
 def together_for(case: pytest.Function, marker: pytest.Mark) -> int:
-    """How many values together are run of a test's product, which has this marker `pairwise`.
+    """How many values together are run of a test's product, which has this marker of `PRODUCTS`.
 
     Of what the engine in float64 evaluates, one. What is wrong in one engine alone, for two certain values,
     would need a combination of three.
     """
+    if marker.name == "each_value":
+        return 1
     engine = case.callspec.params.get("new_engine") if hasattr(case, "callspec") else None
     return 1 if engine == "exact" and not marker.kwargs.get("of_exact", False) else 2
 

@@ -78,6 +78,11 @@ def may_refuse(engine: str, graph: OperationGraph) -> str | None:
     return next(_reasons(engine, graph), None)
 
 
+def refuses_some(engine: str, operation: type[Any]) -> bool:
+    """Whether an engine may refuse any graph for an operation of this class. If not, no graph need be made."""
+    return any(refusal.engine == engine and issubclass(operation, refusal.operations) for refusal in REFUSALS)
+
+
 def _reasons(engine: str, graph: OperationGraph) -> Iterator[str]:
     for operation in graph.operations:
         for refusal in REFUSALS:

@@ -303,7 +303,7 @@ def floats(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @each_problem
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_forward_pass(bench: Workbench, problem: Problem, dtype: DType) -> None:
@@ -319,7 +319,7 @@ def test_the_forward_pass(bench: Workbench, problem: Problem, dtype: DType) -> N
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @each_problem
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_backward_pass(bench: Workbench, problem: Problem, dtype: DType) -> None:

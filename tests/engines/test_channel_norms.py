@@ -152,7 +152,7 @@ class Bench:
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @each_case
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_forward_passes(bench: Workbench, dtype: DType, layout: Layout, kind: str) -> None:
@@ -171,7 +171,7 @@ def test_the_forward_passes(bench: Workbench, dtype: DType, layout: Layout, kind
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @each_case
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_backward_passes(bench: Workbench, dtype: DType, layout: Layout, kind: str) -> None:

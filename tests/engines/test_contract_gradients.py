@@ -43,7 +43,7 @@ class Gradients:
 
 
 @cases_in_one_test
-@pytest.mark.pairwise(of_exact=True)
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 def test_the_gradients_are_adjoint_to_the_convolution(bench: Workbench, name: str, layout: Layout) -> None:

@@ -51,7 +51,7 @@ def least_workspace(bench: Workbench, message: Compute) -> int:
 
 
 @cases_in_one_test
-@pytest.mark.pairwise(of_exact=True)
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_with_less_workspace_computes_the_same(bench: Workbench, name: str, kind: str) -> None:

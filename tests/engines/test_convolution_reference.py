@@ -121,6 +121,7 @@ class Data:
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PROBLEMS)

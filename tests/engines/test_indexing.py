@@ -460,6 +460,7 @@ def test_gradients_of_products_are_right_at_zeros_and_those_of_equal_elements_ar
     np.testing.assert_allclose([*found["dx"], *found["du"]], [1 / 3, 1 / 3, 0, 1 / 3])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", SELECTED)
 @pytest.mark.parametrize("zeros", [0.3, 0.7])
 def test_gradients_of_the_gradients_of_products_are_right_at_zeros(name: str, zeros: float) -> None:

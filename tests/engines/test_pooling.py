@@ -114,7 +114,7 @@ def mean(bench: Workbench, x: BufferRef, y: BufferRef, pool: Windows, *, include
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
 def test_the_largest_element_and_its_index_in_any_layout(
@@ -236,7 +236,7 @@ def powers(
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
 def test_the_norm_in_any_layout(

@@ -152,7 +152,7 @@ def lp_gradient(
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.5])
 @pytest.mark.parametrize(("dims", "pool"), IMAGES.values(), ids=IMAGES)
 def test_the_gradient_of_the_norm_is_its_slope(
@@ -169,7 +169,7 @@ def test_the_gradient_of_the_norm_is_its_slope(
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
 def test_the_gradient_of_the_norm_in_any_layout(
@@ -201,7 +201,7 @@ def test_a_window_whose_norm_is_given_as_zero_adds_nothing(bench: Workbench) -> 
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
 def test_both_gradients_in_any_layout(

@@ -254,7 +254,7 @@ def test_the_first_nan_is_found_before_any_number(bench: Workbench, mode: Mode) 
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("mode", [Mode.SUM, Mode.PRODUCT])
 def test_running_sums_and_products(bench: Workbench, dtype: DType, mode: Mode) -> None:
@@ -388,7 +388,7 @@ def test_a_check_sees_what_a_plan_leaves_out_or_mixes_up(mode: Mode) -> None:
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("dims", [(4, 5), (4, 0), (0, 5)])
 @pytest.mark.parametrize("dtype", DType)
 def test_all_and_any_are_numpys(bench: Workbench, dtype: DType, dims: tuple[int, int]) -> None:

@@ -83,6 +83,7 @@ def launch(body: str, block: tuple[int, ...], values: np.ndarray) -> np.ndarray:
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("by", [SUM, LARGEST])
 @pytest.mark.parametrize("nearest", [1, 2, 8])
 def test_lanes_combine_their_parts_with_those_of_lanes_that_are_ever_less_apart(
@@ -156,6 +157,7 @@ def source_of(dtype: DType) -> str:
     return text
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_nan", [False, True])
 def test_elements_may_be_cut_in_two_anywhere(dtype: DType, with_nan: bool) -> None:

@@ -73,7 +73,7 @@ def resampled(bench: Workbench, operation: Resample[Any], x: np.ndarray, *, gaps
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize(("x", "sizes"), SIZES)
 def test_the_nearest_element_is_onnxs(
@@ -112,7 +112,7 @@ def test_interpolation_is_onnxs(
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", ResampleMode)
 @pytest.mark.parametrize("coordinates", COORDINATES)
 def test_scales_decide_the_places_though_sizes_are_rounded(

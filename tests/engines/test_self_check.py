@@ -223,6 +223,7 @@ def test_what_agrees_on_a_device_is_what_has_no_fault(
     assert difference(*compare_on_device(wanted, beyond, accuracy), accuracy) is not None
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 2.0])
 @pytest.mark.parametrize("place", [0, 1, 4998, 4999])
 def test_one_wrong_element_is_left_to_compare(place: int, wrong: float) -> None:
@@ -309,6 +310,7 @@ def fault(
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("keys", [1, 9])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT64])
 def test_what_is_left_of_terms_that_cancel_is_their_rounding(dtype: DType, keys: int) -> None:

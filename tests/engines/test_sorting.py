@@ -62,7 +62,7 @@ def check(x: np.ndarray, operation: TopK[Any], values: np.ndarray, indices: np.n
 
 
 @cases_in_one_test
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("largest", [False, True])
 def test_the_best_are_found_in_order(bench: Workbench, dtype: DType, largest: bool) -> None:

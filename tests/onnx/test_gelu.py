@@ -93,6 +93,7 @@ def check(proto: onnx.ModelProto, *, tanh: bool, rtol: float) -> None:
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("reshaped", [False, True])
 @pytest.mark.parametrize("code", [HALF, BFLOAT16])
 @pytest.mark.parametrize("name", SPELLED)

@@ -390,6 +390,7 @@ def test_a_choice_of_the_least_number_is_finite(dtype: str) -> None:
     np.testing.assert_array_equal(found, np.full((2, 4), largest(DType(dtype)) * -1, np.float32))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 def test_recurrent_networks(dtype: str, op: str) -> None:
@@ -412,6 +413,7 @@ def test_recurrent_networks(dtype: str, op: str) -> None:
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
     "op",
@@ -561,6 +563,7 @@ async def test_a_model_that_was_read_has_its_dtype() -> None:
             assert model.nbytes == 2 * sum(tensor.size for tensor in map(numpy_helper.to_array, WEIGHTS))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("op", ["GridSample", "RoiAlign"])
 def test_places_in_pictures_are_exact(dtype: str, op: str) -> None:

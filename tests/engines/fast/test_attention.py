@@ -44,6 +44,7 @@ def wanted_and_found(
     return [wanted, found[0]]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_left": 700, "window_right": 3}], ids=str)
 @pytest.mark.parametrize(("q", "k"), [((1, 2, 150, 8), (1, 1, 1500, 8)), ((2, 4, 1, 8), (2, 2, 40_000, 8))])
 def test_long_keys_are_summed_up_block_by_block(
@@ -91,6 +92,7 @@ STATE = np.array([123456789, (1 << 34) - 5], np.int64)
 """Numbers that begin inside of a block of four, and soon need more than 32 bits."""
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
 @pytest.mark.parametrize(
     ("q", "k"),

@@ -322,6 +322,7 @@ WINDOWS = (
 )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_pools_and_their_gradients_are_the_same_in_parts(

@@ -212,6 +212,7 @@ def test_results_are_right_and_do_not_depend_on_the_lanes(problem: Problem, layo
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", LAYOUTS[:3])
 @pytest.mark.parametrize("problem", LARGER.values(), ids=LARGER.keys())
 def test_results_of_several_lanes_are_right_too(problem: Problem, layout: str) -> None:
@@ -297,6 +298,7 @@ def _by_tap(operation: Any, specs: Mapping[str, TensorSpec]) -> BackwardDataByTa
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "name",
@@ -383,6 +385,7 @@ def test_integers_have_no_kernel() -> None:
     assert make(operation, _specs(operation, PROBLEMS["padded"], "packed", DType.INT8)) is None
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("problem", LARGE_FILTERS.values(), ids=LARGE_FILTERS.keys())
 def test_calls_and_scratch_do_not_grow_with_large_filters(problem: Problem, layout: str) -> None:

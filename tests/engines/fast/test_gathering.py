@@ -94,6 +94,7 @@ MANY_SAMPLES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize(("operation", "dims", "indices"), MANY_SAMPLES.values(), ids=MANY_SAMPLES.keys())
 def test_samples_with_indices_of_their_own_are_gathered_in_memory_of_bounded_size(
@@ -146,6 +147,7 @@ def test_pictures_are_made_larger_on_any_number_of_lanes(layout: Layout) -> None
         np.testing.assert_allclose(found[0], wanted, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 @pytest.mark.parametrize(
     ("dims", "sizes"), [((1, 16, 250, 400), (1, 16, 30, 700)), ((1, 1, 40, 900), (1, 1, 1300, 890))]
@@ -203,6 +205,7 @@ FOUND: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.usefixtures("small_buffers")
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 @pytest.mark.parametrize("parameters", FOUND.values(), ids=FOUND.keys())
 def test_taps_that_each_run_finds_are_those_that_a_program_keeps(

@@ -135,6 +135,7 @@ NORMS = [
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize(("p", "dtype"), NORMS)
 @pytest.mark.parametrize(("dims", "window"), SHAPES, ids=[str(dims) for dims, _ in SHAPES])
 def test_norms_and_their_gradients_hold_large_and_small_numbers(
@@ -356,6 +357,7 @@ def narrow_norms_gradient(node: Any, specs: Any) -> Any:
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 5.5])
 @pytest.mark.parametrize(("dims", "window", "most"), TILED_SHAPES, ids=[str(of[0]) for of in TILED_SHAPES])
 def test_windows_in_parts_have_the_norms_of_float32_without_scales(

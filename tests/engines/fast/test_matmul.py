@@ -20,6 +20,7 @@ def test_random_problems_are_right_within_their_bounds_on_any_number_of_lanes() 
     check("matmul", MAKES, 100)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("a", "b"),
     [

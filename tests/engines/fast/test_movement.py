@@ -49,6 +49,7 @@ LARGE = (2, 130, 40, 33)
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("operation", "given"),
     [
@@ -89,6 +90,7 @@ def test_large_arrays_are_copied_in_blocks_of_any_layout(operation: Any, given: 
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", PadMode)
 @pytest.mark.parametrize("dims", [(1, 4), (2, 3), (5, 2)])
 def test_a_border_that_is_much_longer_than_x_takes_few_calls(mode: PadMode, dims: tuple[int, ...]) -> None:

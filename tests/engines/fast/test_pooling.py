@@ -134,6 +134,7 @@ EXTREME = [
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dims", "window"), EXTREME, ids=[str(dims) for dims, *_ in EXTREME])
 def test_calls_and_scratch_are_bounded_whatever_the_windows(
@@ -165,6 +166,7 @@ TILED = [
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dims", "window", "most"), TILED, ids=[str(dims) for dims, *_ in TILED])
 def test_windows_in_parts_give_what_the_definition_gives(

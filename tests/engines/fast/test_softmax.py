@@ -19,6 +19,7 @@ def test_random_problems_are_right_within_their_bounds_on_any_number_of_lanes() 
     check("softmax", MAKES, 120)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dims", [(1, 1_500_001), (1_500_001, 2)])
 def test_scratch_of_long_lines_is_bounded(dims: tuple[int, int], log: bool) -> None:

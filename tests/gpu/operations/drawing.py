@@ -11,7 +11,7 @@ import numpy as np
 from cudnn_actor.protocol import DType, Layout, Numerics, TensorSpec
 from cudnn_actor.protocol.operations import Operation
 
-from ...engines.refusals import may_refuse
+from ...engines.refusals import may_refuse, refuses_some
 from ..choices import Choices
 from . import ROWS
 from .cases import OperationCase
@@ -135,6 +135,8 @@ class OperationCell:
 
 @functools.cache
 def _refusal(cell: OperationCell) -> str | None:
+    if not refuses_some("cuda", cell.row.operation):
+        return None
     return may_refuse("cuda", cell.case(0).graph())
 
 
