@@ -79,8 +79,8 @@ def in_one_test(
 def cases_in_one_test(test: Test) -> Test:
     """Run all cases of the `pytest.mark.parametrize` below this decorator as one test, as `in_one_test` does.
 
-    With a marker of `tests.whole.PRODUCTS`, too, `make test` runs the part of them that `tests.whole` says. The test of a
-    GPU runs all of them.
+    With a marker of `tests.whole.PRODUCTS`, too, `make test` runs the part of them that `tests.whole` says.
+    The test of a GPU runs all of them.
     """
     marks: list[pytest.Mark] = list(getattr(test, "pytestmark", ()))
     columns = [list(_cases_of(mark)) for mark in marks if mark.name == "parametrize"]

@@ -15,6 +15,8 @@ cases that have each value of each parameter, with any engine. It is for product
 layouts whose combinations random problems of the same operation draw, and for those of which one parameter
 cannot change what another one does.
 
+Of lists of like cases, `few` gives the first ones: of hash seeds, of a driver's errors, of random networks.
+
 Of random problems of engines, and of rounds of a race, it runs a third; and of the random problems that must
 show a mistake, a third have to. Other examples of hypothesis are three times as many in `make test-all`: they
 take little, and a state machine with a third of them missed what it is there to find.
@@ -36,7 +38,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["PRODUCTS", "WHOLE", "covering", "more", "pairwise", "some", "together_for"]
+__all__ = ["PRODUCTS", "WHOLE", "covering", "few", "more", "pairwise", "some", "together_for"]
 
 T = TypeVar("T")
 
@@ -51,6 +53,11 @@ _PART = 3
 def some(count: int) -> int:
     """How many of `count` random problems or rounds are run: a third of them, or all."""
     return count if WHOLE else -(-count // _PART)
+
+
+def few(cases: Sequence[T], count: int) -> Sequence[T]:
+    """The cases that are run of a list that checks one rule in one way: the first `count` of them, or all."""
+    return cases if WHOLE else cases[:count]
 
 
 def more(count: int) -> int:

@@ -79,7 +79,7 @@ def may_refuse(engine: str, graph: OperationGraph) -> str | None:
 
 
 def refuses_some(engine: str, operation: type[Any]) -> bool:
-    """Whether an engine may refuse any graph for an operation of this class. If not, no graph need be made."""
+    """Whether an engine may refuse any graph for an operation of this class. If not, none need be made."""
     return any(refusal.engine == engine and issubclass(operation, refusal.operations) for refusal in REFUSALS)
 
 

@@ -28,6 +28,7 @@ from cudnn_actor.protocol import (
 )
 
 from ..in_one_test import cases_in_one_test
+from ..whole import some
 from . import host_cuda
 from .differences import check_gradients, computed
 from .workbench import Workbench, spread
@@ -169,7 +170,7 @@ def test_a_thread_pads_the_same_columns_of_several_rows(
 
 
 @given(problems())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=some(12), deadline=None)
 def test_the_kernel_of_cuda_leaves_gaps_and_reverses(problem: tuple[TensorSpec, dict[str, Any]]) -> None:
     spec, attributes = problem
     x = integers(spec.dims, spec.dtype)

@@ -23,6 +23,7 @@ from cudnn_actor.protocol import DType, TensorSpec
 from cudnn_actor.protocol.operations import RecurrentMode
 from cudnn_actor.protocol.operations.base import tensor_of
 
+from ..whole import few
 from .test_cuda_recurrent import CALLS, Recorded
 from .test_recurrent_networks import Call, Named, Network, Values, backward_pass, forward_pass
 
@@ -284,7 +285,7 @@ def forward_of(operation: LayersBackward[int], y: int) -> Layers[int]:
     return Layers(**{name: getattr(operation, name) for name in names}, y=y)
 
 
-@pytest.mark.parametrize("first", range(0, 90, 30))
+@pytest.mark.parametrize("first", few(range(0, 90, 30), 1))
 def test_a_run_computes_in_memory_what_its_operation_says(library: Computing, first: int) -> None:
     for seed in range(first, first + 30):
         print(f"Network({seed})")  # noqa: T201 - shown if it fails

@@ -27,6 +27,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.messages.lowering import lower
 
 from ..in_one_test import cases_in_one_test
+from ..whole import pairwise
 from .problems import normal
 from .references import TOLERANCES
 from .remembered import remembered
@@ -146,7 +147,8 @@ def saturated(value: int, dtype: DType) -> int | bool:
 @pytest.mark.parametrize("mode", Mode)
 def test_floats(bench: Workbench, mode: Mode) -> None:
     kinds = zip(FLOATS, itertools.cycle(BOTH), strict=False)
-    for (dims, axes), (dtype, keep), gaps in itertools.product(SHAPES, kinds, BOTH):
+    cases = pairwise(itertools.product(SHAPES, kinds, BOTH), lambda case: case)
+    for (dims, axes), (dtype, keep), gaps in cases:
         x = normal(dims, dtype, 1)
         if mode is Mode.LOG_SUM:
             x = (np.abs(x) + 0.5).astype(x.dtype)

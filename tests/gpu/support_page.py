@@ -109,13 +109,13 @@ python -m tests.gpu.fuzz --count 2000       # random problems, so many of each f
 python -m tests.gpu.fuzz --graphs --count 3000   # random graphs of 1 to 12 operations and gradients
 ```
 
-Without a GPU, `TEST_ALL=1 make test-support` holds the page against cuDNN itself. For every cell that runs, it
-builds the engine's first plan for an H200 that is only described to cuDNN, in one piece where the page says
-fused. It does the same for norms and attention, and compiles all kernels that are generated. Without
-`TEST_ALL=1`, it does so for a part of them: each operation in each dtype, and each kind of kernel in each dtype
-and form. What it cannot see is whether a plan computes the right values. It needs python3, make and gcc, and installs cuDNN and what that
-needs into `.venv-support-9.28` (2 GB); `CUDNN=9.19` takes another version. The claims are rows of
-`tests/support/claims.py`.
+Without a GPU, `TEST_ALL=1 make test-support` holds the page against cuDNN itself. For every cell that runs,
+it builds the engine's first plan for an H200 that is only described to cuDNN, in one piece where the page
+says fused. It does the same for norms and attention, and compiles all kernels that are generated. Without
+`TEST_ALL=1`, it does so for a part of them: each operation in each dtype, and each kind of kernel in each
+dtype and form. What it cannot see is whether a plan computes the right values. It needs python3, make and
+gcc, and installs cuDNN and what that needs into `.venv-support-9.28` (2 GB); `CUDNN=9.19` takes another
+version. The claims are rows of `tests/support/claims.py`.
 """
 
 

@@ -35,8 +35,8 @@ from cudnn_actor.protocol.errors import CudnnActorError
 from ..kept import kept
 from ..whole import pairwise
 
-__all__ = ["REFUSED", "Outcome", "Verdict", "cases", "chosen", "counts", "judged", "recorded", "refused_names"]
-__all__ += ["write_refused"]
+__all__ = ["REFUSED", "Outcome", "Verdict", "cases", "chosen", "counts", "judged", "recorded"]
+__all__ += ["refused_names", "write_refused"]
 
 REFUSED = Path(__file__).with_name("refused_cases.txt")
 """The names of the cases that are refused. `python -m tests.onnx.operators_page` writes it."""
