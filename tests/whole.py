@@ -10,9 +10,9 @@ the fast plans depends on them: of these, each pair is run. So it is of convolut
 operations, which the engine in float64 computes tile by tile, and of how it rounds: the marker of these tests
 is `pairwise(of_exact=True)`. So it is also where one test runs all cases (`tests.in_one_test`).
 
-Of a product of two parameters, each pair is each case. Of a test with the marker `each_value`, `make test` runs
-cases that have each value of each parameter, with any engine. It is for products of forms and of dtypes or
-layouts whose combinations random problems of the same operation draw, and for those of which one parameter
+Of a product of two parameters, each pair is each case. Of a test with the marker `each_value`, `make test`
+runs cases that have each value of each parameter, with any engine. It is for products of forms and of dtypes
+or layouts whose combinations random problems of the same operation draw, and for those of which one parameter
 cannot change what another one does.
 
 Of lists of like cases, `few` gives the first ones: of hash seeds, of a driver's errors, of random networks.

@@ -1,8 +1,8 @@
 """What cuDNN is claimed to run, one row a graph. To claim more, add rows.
 
-cuDNN compiles nearly every plan but those of plain convolutions with a compiler of its own, in half a second to
-two seconds. So `make test-support` builds plans for a part of the rows, and for all of them with `TEST_ALL=1`
-(`tests.whole`).
+cuDNN compiles nearly every plan but those of plain convolutions with a compiler of its own, in half a second
+to two seconds. So `make test-support` builds plans for a part of the rows, and for all of them with
+`TEST_ALL=1` (`tests.whole`).
 """
 
 from __future__ import annotations

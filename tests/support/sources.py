@@ -1,6 +1,7 @@
 """The CUDA sources that the engine generates, beyond those of the claimed rows' own plans.
 
-NVRTC takes 25 ms for each, so `make test-support` compiles a part of them, and all with `TEST_ALL=1` (`tests.whole`).
+NVRTC takes 25 ms for each, so `make test-support` compiles a part of them, and all with `TEST_ALL=1`
+(`tests.whole`).
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ _MOST_DIMS = 8
 def sources() -> list[tuple[str, str]]:
     """A name and a source of each that is compiled.
 
-    The names' first words are kinds of kernels, and the others their parameters. A part of the sources has each
-    pair of words that one name has: each kind in each dtype, and each dtype in each form.
+    The names' first words are kinds of kernels, and the others their parameters. A part of the sources has
+    each pair of words that one name has: each kind in each dtype, and each dtype in each form.
     """
     return pairwise(every_source(), lambda named: named[0].split("-"))
 
