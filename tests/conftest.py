@@ -30,14 +30,14 @@ from .left_out import left_out
 from .log_lines import capture_logs, handled_by
 from .patience import PATIENCE_S
 from .quick_watch import quick_watch
-from .whole import PRODUCTS, WHOLE, covering, more, together_for
+from .whole import PRODUCTS, WHOLE, covering, together_for
 
 if TYPE_CHECKING:
     from .tracing import Tracing
 
 # No example fails for the time that it takes: another process may have the processor meanwhile.
 settings.register_profile(
-    "busy", deadline=None, max_examples=more(100), suppress_health_check=[HealthCheck.too_slow]
+    "busy", deadline=None, max_examples=300 if WHOLE else 50, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("busy")
 

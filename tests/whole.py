@@ -18,8 +18,9 @@ cannot change what another one does.
 Of lists of like cases, `few` gives the first ones: of hash seeds, of a driver's errors, of random networks.
 
 Of random problems of engines, and of rounds of a race, it runs a third; and of the random problems that must
-show a mistake, a third have to. Other examples of hypothesis are three times as many in `make test-all`: they
-take little, and a state machine with a third of them missed what it is there to find.
+show a mistake, a third have to. Other examples of hypothesis are six times as many in `make test-all`, and
+three times as many where a test says how many it needs (`more`): a state machine with a third of them missed
+what it is there to find.
 
 In `make test-all`, a new interpreter runs each forkserver; else the server of test programs forks those of
 pytest's processes (`tests.forked_programs.forking_forkservers`), and the first of many programs.

@@ -197,6 +197,7 @@ def test_tensors_may_have_no_elements(name: str) -> None:
 
 
 @cases_in_one_test
+@pytest.mark.each_value
 @pytest.mark.parametrize(("name", "change"), CASES, ids=lambda one: getattr(one, "__name__", one))
 def test_what_copies_something_else_does_not(name: str, change: Sabotage) -> None:
     assert fault(GRAPHS[name], change) is not None

@@ -65,7 +65,7 @@ def test_a_run_begins_no_case_after_its_time() -> None:
 
 @each_family
 def test_random_problems_are_computed_in_float64_and_rounded_once(family: str) -> None:
-    count = some(100 if family != ATTENTION else 40)
+    count = some(60 if family != ATTENTION else 30)
     report = fuzz(opened(CpuEngine(exact=True)), secrets.randbelow(1 << 32), range(count), family=family)
     assert not report.failures, str(report)
     assert report.ran == count

@@ -204,6 +204,7 @@ def test_elements_are_moved_together_where_rows_allow_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=some(150))
 @given(st.data())
 def test_modes_are_numpys(mode: PadMode, data: st.DataObject) -> None:
     dims = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))

@@ -15,11 +15,12 @@ import pytest
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.protocol import ConvSpec, Graph, GraphBuilder
 
+from ..whole import some
 from .devices import SESSIONS, factory
 from .differences import computed
 from .problems import Problem
 
-COUNT = 40
+COUNT = some(40)
 SPECIAL = (math.inf, -math.inf, math.nan)
 MOST = {1: 60, 2: 20, 3: 9}
 """Elements along each spatial dim, about, by the number of spatial dims."""

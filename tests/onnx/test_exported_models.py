@@ -27,8 +27,9 @@ OTHERS = [file for file in FILES if file not in OF_BOTH_SIZES] + HALVES
 CASES = pairwise(
     itertools.product(OTHERS, BATCHES),
     lambda case: (case[0] in HALVES, *case[0].removeprefix("bfloat16/").split("."), case[1]),
+    together=1,
 )
-"""In `make test`, one size for most of the files."""
+"""In `make test`, each network once, and each version, besides `OF_BOTH_SIZES`."""
 BOUND, BOUND_OF_HALVES = 1e-4, 2e-2
 _MADE_OF_THE_BATCH = 2
 """How many constants depend on the batch size, as masks do. Each network has more than 28 weights."""

@@ -18,6 +18,7 @@ from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol.operations import Attention
 
 from ..in_one_test import cases_in_one_test
+from ..whole import pairwise
 from .importing import imported, kinds, run
 from .networks.recipes import inputs_of, read
 from .small_models import Dims, model_of, node
@@ -404,7 +405,12 @@ ATTENDING = ("bert", "gpt2", "llama", "vit", "whisper_encoder")
 
 @cases_in_one_test
 @pytest.mark.parametrize(
-    "path", sorted(p for p in NETWORKS.glob("*.onnx") if p.name.split(".")[0] in ATTENDING)
+    "path",
+    pairwise(
+        sorted(p for p in NETWORKS.glob("*.onnx") if p.name.split(".")[0] in ATTENDING),
+        lambda path: path.name.split("."),
+        together=1,
+    ),
 )
 def test_networks_of_all_versions_have_attention_in_half_types(path: Path) -> None:
     proto = read(path)

@@ -84,7 +84,7 @@ def test_there_is_a_strategy_for_every_message() -> None:
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=[kind.__name__ for kind in MESSAGES])
-@settings(max_examples=30 if WHOLE else 5)
+@settings(max_examples=30 if WHOLE else 3)
 @given(st.data())
 def test_every_message_round_trips(kind: type, data: st.DataObject) -> None:
     message = data.draw(MESSAGES[kind])
