@@ -33,7 +33,7 @@ from cudnn_actor.onnx.operators import RANDOM
 from cudnn_actor.protocol.errors import CudnnActorError
 
 from ..kept import kept
-from ..whole import pairwise
+from ..whole import WHOLE
 
 __all__ = ["REFUSED", "Outcome", "Verdict", "cases", "chosen", "counts", "judged", "recorded"]
 __all__ += ["refused_names", "write_refused"]
@@ -88,28 +88,31 @@ def operators_of(every: Sequence[Any]) -> dict[str, str]:
 def chosen(every: Sequence[Any]) -> list[Any]:
     """The cases that are run, in their order.
 
-    Names say what cases are about: `test_attention_4d_causal_fp16_expanded`. Of the cases of an operator that
-    are not refused, a part has each word of their names in one, and is without it in another.
+    Names say what cases are about: `test_attention_3d_causal`. A part of the cases of an operator that are
+    not refused has, for each word of their names, the case with it that has the fewest words: what the word
+    says is least hidden there. Expanded cases have other operators, each of which has cases of its own: every
+    fourth of them is run, and the first of each operator.
     """
-    refused, by_operator = refused_names(), dict[str, list[Any]]()
+    refused = refused_names()
+    direct, expanded = dict[str, list[Any]](), dict[str, list[Any]]()
     operators = operators_of(every)
     for case in every:
         if case.name not in refused:
-            by_operator.setdefault(operators[case.name], []).append(case)
+            (expanded if _expanded(case) else direct).setdefault(operators[case.name], []).append(case)
     names = set(refused)
-    for of in by_operator.values():
-        words = sorted({word for case in of for word in _words(case)})
-        names |= {case.name for case in pairwise(of, functools.partial(_which, words), together=1)}
+    for of in direct.values():
+        names |= {case.name for case in (of if WHOLE else _simplest_with_each_word(of))}
+    for of in expanded.values():
+        names |= {case.name for case in of[:: 1 if WHOLE else 4]}
     return [case for case in every if case.name in names]
 
 
-def _which(words: Sequence[str], case: Any) -> list[bool]:
-    own = _words(case)
-    return [word in own for word in words]
-
-
-def _words(case: Any) -> set[str]:
-    return set(case.name.split("_"))
+def _simplest_with_each_word(cases: Iterable[Any]) -> list[Any]:
+    by_word: dict[str, Any] = {}
+    for case in sorted(cases, key=lambda case: (case.name.count("_"), case.name)):
+        for word in case.name.split("_"):
+            by_word.setdefault(word, case)
+    return [*by_word.values()]
 
 
 def refused_names() -> frozenset[str]:
