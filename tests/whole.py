@@ -1,4 +1,4 @@
-"""What `make test` runs a part of, and `make test-all` all of: products of parameters, numbers of examples.
+"""What `make test` runs a part of, and `make test-all` all of: products of parameters, lists of like cases.
 
 A test's parameters are often a product, in which each value stands with each other one many times. A mistake
 that needs three certain values at once is rare (D. R. Kuhn, D. R. Wallace, A. M. Gallo, "Software fault
