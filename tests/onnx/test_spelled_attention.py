@@ -402,12 +402,11 @@ def test_shared_heads_are_not_copied() -> None:
 NETWORKS = Path(__file__).parent / "networks" / "data"
 ATTENDING = ("bert", "gpt2", "llama", "vit", "whisper_encoder")
 FILES: list[Path] = sorted(p for p in NETWORKS.glob("*.onnx") if p.name.split(".")[0] in ATTENDING)
+RUN: list[Path] = pairwise(FILES, lambda path: path.name.split("."), together=1)
 
 
 @cases_in_one_test
-@pytest.mark.parametrize(
-    "path", pairwise(FILES, lambda path: path.name.split("."), together=1), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.name)
 def test_networks_of_all_versions_have_attention_in_half_types(path: Path) -> None:
     proto = read(path)
     model, values = OnnxModel(proto, dtype="bfloat16"), inputs_of(proto, 2)
