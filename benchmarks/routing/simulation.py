@@ -141,7 +141,7 @@ class _Pool:
 
     def __init__(self, setting: Setting, choose: Choose, seed: int) -> None:
         self._setting, self._random = setting, Random(seed)
-        self._routing = Routing(setting.members, choose=choose, seed=seed + 1, max_losses=1000)
+        self._routing = Routing[int](setting.members, choose=choose, seed=seed + 1, max_losses=1000)
         slow = [setting.slowness if each < setting.slow else 1.0 for each in range(setting.members)]
         self._members = [_Member(speed) for speed in slow]
         self._events: list[tuple[float, int, _Kind, int, int]] = []
@@ -269,7 +269,7 @@ class _Pool:
             self._start(number, member)
         return moved
 
-    def _do(self, moved: list[Given | Ended] | list[Given]) -> int:
+    def _do(self, moved: list[Given[int] | Ended[int]] | list[Given[int]]) -> int:
         ended = 0
         for each in moved:
             if isinstance(each, Given):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 __all__ = ["Choose", "Loads", "least_time_of"]
 
@@ -26,7 +26,7 @@ class Loads:
 
     up: Sequence[int]
     device_us: Sequence[int]
-    requests: Sequence[Collection[int]]
+    requests: Sequence[Collection[Any]]
 
 
 Choose: TypeAlias = Callable[[Loads, Random], int]

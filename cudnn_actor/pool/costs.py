@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-__all__ = ["Costs"]
+__all__ = ["Cost", "Costs"]
 
 _KEPT = 4096
-_FIRST_US = 1000.0
+_FIRST_US = 1000
 _WEIGHT_OF_NEWEST = 0.2
 """The weight of the newest observation in the average, 0 to 1."""
+
+
+class Cost:
+    """The estimate for one kind of request."""
+
+    __slots__ = ("average_us", "is_used", "us")
+
+    def __init__(self) -> None:
+        self.us = _FIRST_US
+        """Microseconds that a request of this kind may take; at least 1."""
+        self.is_used = False
+        """Whether it was asked for again since it was made, or since it was last spared."""
+        self.average_us: float | None = None
+        """The same before it is rounded; None before the first answer."""
 
 
 class Costs:
@@ -27,21 +41,35 @@ class Costs:
     """
 
     def __init__(self, members: int) -> None:
-        self._us: OrderedDict[Hashable, float] = OrderedDict()
+        self._of: OrderedDict[Hashable, Cost] = OrderedDict()
         self._last_s = [float("-inf")] * members
         """For each member: the time of its last answer."""
 
-    def estimate_us(self, kind: Hashable) -> int:
-        """Microseconds that a request of this kind may take; at least 1."""
-        return max(1, round(self._us.get(kind, _FIRST_US)))
+    def of(self, kind: Hashable) -> Cost:
+        """The estimate for requests of this kind, which later answers change."""
+        cost = self._of.get(kind)
+        if cost is None:
+            return self._add(kind)
+        cost.is_used = True
+        return cost
 
-    def answered(self, kind: Hashable, member: int, *, given_s: float, now_s: float) -> None:
+    def _add(self, kind: Hashable) -> Cost:
+        """Begin with a kind. If there are too many, one that has not been used for long is forgotten."""
+        while len(self._of) >= _KEPT:
+            oldest, cost = self._of.popitem(last=False)
+            if cost.is_used:
+                cost.is_used = False
+                self._of[oldest] = cost  # spared, as the newest: it is looked at again after all others
+        cost = self._of[kind] = Cost()
+        return cost
+
+    def answered(self, cost: Cost, member: int, given_s: float, now_s: float) -> None:
         """Note that a member has answered a request at `now_s` that it got at `given_s`, in seconds of one
         clock."""
-        took_us = (now_s - max(given_s, self._last_s[member])) * 1e6
+        last_s = self._last_s[member]
         self._last_s[member] = now_s
-        known = self._us.get(kind)
-        self._us[kind] = took_us if known is None else known + _WEIGHT_OF_NEWEST * (took_us - known)
-        self._us.move_to_end(kind)
-        if len(self._us) > _KEPT:
-            self._us.popitem(last=False)
+        took_us = (now_s - (given_s if given_s > last_s else last_s)) * 1e6
+        if (average_us := cost.average_us) is not None:
+            took_us = average_us + _WEIGHT_OF_NEWEST * (took_us - average_us)
+        cost.average_us = took_us
+        cost.us = round(took_us) or 1

@@ -9,55 +9,70 @@ import asyncio
 import contextlib
 import itertools
 import time
+from asyncio import current_task
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from cudnn_actor.actors import Deadline
-from cudnn_actor.pool.costs import Costs
+from cudnn_actor.actors.event_loop import running_loop
+from cudnn_actor.pool.costs import Cost, Costs
 from cudnn_actor.pool.restart_times import RestartTimes
 from cudnn_actor.pool.routing import Ended, Given, MemberState, NoMember, Routing
 from cudnn_actor.protocol.errors import CudnnActorError, QuarantinedRequest, ServiceStopped
 
-__all__ = ["Dispatching"]
+__all__ = ["Dispatching", "OpenRequest"]
 
 T = TypeVar("T")
 
 
-class _Recalled(Exception):
-    """Raised when a request was taken from a living member, and given to another one."""
+class OpenRequest(msgspec.Struct, eq=False):
+    """A request whose caller waits. A struct, since it is made for each request: nothing of it is bytecode.
 
+    Parameters
+    ----------
+    cost
+        The estimate for its kind.
+    task
+        The caller's task.
+    cancelling
+        The cancellations of the task when it began to wait for a member's answer.
+    """
 
-class _Pending:
-    """A request whose caller waits."""
-
-    __slots__ = ("_changed", "error", "member", "moves", "recalled", "task")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[Any] | None = None
-        """The caller's task, while it waits for a member's answer."""
-        self.recalled = False
-        """Whether the wait was cancelled because another member has the request now."""
-        self.member: int | None = None
-        self.moves = 0
-        """How often the request was given to a member or taken from one. By this, an error of a member that
-        was lost meanwhile is told from the request's own error."""
-        self.error: CudnnActorError | None = None
-        self._changed: asyncio.Event | None = None
+    cost: Cost
+    task: asyncio.Task[Any]
+    cancelling: int
+    member: int | None = None
+    """The member that has the request; None while it waits for one."""
+    given_s: float = 0.0
+    """When the request was sent to the member, on the clock of `Dispatching`."""
+    moves: int = 0
+    """How often the request was taken from a member, or given to one, since it was submitted. By this, an
+    error of a member that was lost meanwhile is told from the request's own error."""
+    is_sent: bool = True
+    """Whether the task waits for a member's answer, and not for a member."""
+    recalled: bool = False
+    """Whether the wait was cancelled because another member has the request now."""
+    error: CudnnActorError | None = None
+    changed: asyncio.Event | None = None
 
     def move(self, member: int | None) -> None:
         """Give the request to a member, or, with None, let it wait for one."""
         self.member = member
         self.moves += 1
-        if self._changed is not None:
-            self._changed.set()
+        if self.changed is not None:
+            self.changed.set()
 
     async def await_member(self, deadline: Deadline) -> int:
         """The member that has the request. Waits while there is none. Raises the request's error, once it has
         one."""
+        self.is_sent = False
         while self.member is None and self.error is None:
-            self._changed = asyncio.Event()
+            self.changed = asyncio.Event()
             async with deadline.limiting():
-                await self._changed.wait()
+                await self.changed.wait()
+        self.is_sent = True
         if self.error is not None:
             raise self.error
         assert self.member is not None
@@ -65,29 +80,17 @@ class _Pending:
 
     def recall(self) -> None:
         """Cancel the wait for the answer of a living member, so that the request is withdrawn there."""
-        if self.task is not None and not self.recalled:
+        if self.is_sent and not self.recalled:
             self.recalled = True
             self.task.cancel()
 
-    async def answer(self, work: Awaitable[T]) -> T:
-        """The result of `work`. Raises `_Recalled` in place of a cancellation by `recall`.
+    def end_recall(self) -> bool:
+        """Note that a wait that was recalled has ended. Returns whether nothing else has cancelled the task.
 
-        A task counts its cancellations, as `asyncio.timeout` needs it: if other code has cancelled it, too,
-        `CancelledError` is raised.
+        A task counts its cancellations, as `asyncio.timeout` needs it.
         """
-        self.task = task = asyncio.current_task()
-        assert task is not None, "requests are sent by tasks"
-        cancelling, self.recalled = task.cancelling(), False
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if self.recalled and task.cancelling() <= cancelling + 1:
-                raise _Recalled from None
-            raise
-        finally:
-            self.task = None
-            if self.recalled:
-                task.uncancel()
+        self.recalled = False
+        return self.task.uncancel() <= self.cancelling
 
 
 class Dispatching:
@@ -104,7 +107,7 @@ class Dispatching:
     """
 
     def __init__(self, members: int, *, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        self.routing = Routing(members, seed=seed)
+        self.routing = Routing[OpenRequest](members, seed=seed)
         self._clock = clock
         self._down = set(range(members))
         """The members whose process or worker restarts."""
@@ -118,11 +121,13 @@ class Dispatching:
         """For each member: how many requests it has answered."""
         self.moved = 0
         """How often a request was taken from a member."""
-        self._pending: dict[int, _Pending] = {}
-        self._numbers = itertools.count()
+        self._quarantined = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The pool's event loop, from when a member was up on. To find it takes longer than all else here: on
+        Python 3.11, a system call."""
         self._closed: str | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
+        """Set once no request is open; None while nobody waits for that."""
 
     async def run(
         self,
@@ -142,7 +147,7 @@ class Dispatching:
             This sends the request to a member. Its arguments are the member's number and the seconds that are
             left. It is cancelled if the member restarts and another one will answer sooner.
         deadline
-        The deadline of the request.
+            The deadline of the request.
         max_losses
             The request ends when it was lost with this many members; None for the usual limit.
 
@@ -155,39 +160,88 @@ class Dispatching:
         CudnnActorError
             `work` has raised it, on a member that was not lost.
         """
-        number = next(self._numbers)
-        request = self._pending[number] = _Pending()
-        self._idle.clear()
+        request = self.begin(kind, max_losses)
         try:
-            request.move(self._submit(number, self.costs.estimate_us(kind), max_losses))
-            while True:
-                member = await request.await_member(deadline)
-                moves, given_s = request.moves, self._clock()
-                try:
-                    found = await request.answer(work(member, deadline.left_s))
-                except _Recalled:
-                    continue
-                except CudnnActorError:
-                    if request.moves == moves:
-                        raise
-                    continue  # the error is only that the member was lost
-                if self.routing.answered(number, member):
-                    self.finished[member] += 1
-                    self.costs.answered(kind, member, given_s=given_s, now_s=self._clock())
-                return found
-        finally:
-            self.routing.withdraw(number)  # does nothing if it was answered
-            del self._pending[number]
-            if not self._pending:
-                self._idle.set()
+            return await self.go_on(request, work, deadline)
+        except BaseException:
+            self.withdraw(request)
+            raise
 
-    def _submit(self, number: int, cost_us: int, max_losses: int | None) -> int | None:
+    def begin(self, kind: Hashable, max_losses: int | None = None) -> OpenRequest:
+        """Submit a request of the current task, and give it to a member, if one is up.
+
+        The caller goes on with `go_on`. Or, if the request has a member, the caller may send it there itself
+        at once, and then call `end` after the answer, or, after an error, `go_on` if `has_moved` returns
+        True. However that ends, if it ends without an answer, the caller calls `withdraw`.
+
+        Raises `ServiceStopped`.
+        """
         if self._closed is not None:
             raise ServiceStopped(reason=self._closed)
+        cost, task = self.costs.of(kind), current_task(self._loop)
+        assert task is not None, "requests are sent by tasks of the pool's event loop"
+        request = OpenRequest(cost, task, task.cancelling())
         try:
-            return self.routing.submit(number, cost_us, max_losses)
+            request.member = self.routing.submit(request, cost.us, max_losses)
+            request.given_s = self._clock()
         except NoMember:
             raise ServiceStopped(reason="no member of the pool is left") from None
+        except BaseException:
+            self.withdraw(request)
+            raise
+        return request
+
+    def end(self, request: OpenRequest, member: int) -> None:
+        """Note that a member has answered a request."""
+        if self.routing.answered(request, member):
+            self.finished[member] += 1
+            self.costs.answered(request.cost, member, request.given_s, self._clock())
+        else:
+            self.routing.withdraw(request)  # another member has it: the answer was on its way
+        if request.recalled:
+            request.end_recall()
+        if self._idle is not None:
+            self._note_idle()
+
+    def has_moved(self, request: OpenRequest, moves: int, error: BaseException) -> bool:
+        """Whether an error, with which the wait for a member's answer has ended, only says that the request
+        was taken from that member. If not, it is the request's own.
+
+        `moves`: the request's, when it was sent to the member.
+        """
+        recalled = request.recalled and request.end_recall()
+        if isinstance(error, asyncio.CancelledError):
+            return recalled
+        return isinstance(error, CudnnActorError) and request.moves != moves
+
+    async def go_on(
+        self, request: OpenRequest, work: Callable[[int, float | None], Awaitable[T]], deadline: Deadline
+    ) -> T:
+        """Run a request of `begin` on the member that has it, or that will get it: see `run`."""
+        while True:
+            member = await request.await_member(deadline)
+            moves, request.given_s = request.moves, self._clock()
+            request.cancelling = request.task.cancelling()
+            try:
+                found = await work(member, deadline.left_s)
+            except BaseException as error:
+                if not self.has_moved(request, moves, error):
+                    raise
+            else:
+                self.end(request, member)
+                return found
+
+    def withdraw(self, request: OpenRequest) -> None:
+        """End a request without an answer, if it has not ended."""
+        self.routing.withdraw(request)
+        if self._idle is not None:
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        assert self._idle is not None, "somebody waits for it"
+        if self.routing.is_idle:
+            self._idle.set()
+            self._idle = None
 
     @property
     def closed(self) -> bool:
@@ -196,14 +250,16 @@ class Dispatching:
 
     async def drain(self) -> None:
         """Wait until all requests have ended."""
-        await self._idle.wait()
+        if not self.routing.is_idle:
+            self._idle = idle = self._idle or asyncio.Event()
+            await idle.wait()
 
     def close(self, reason: str) -> None:
         """End all requests with `ServiceStopped`, and refuse further ones. Idempotent."""
         if self._closed is None:
             self._closed = reason
-            for request in self._pending.values():
-                request.error = request.error or ServiceStopped(reason=reason)
+            for request in self.routing.open:
+                request.error = ServiceStopped(reason=reason)
                 request.move(None)
 
     # What happens to members.
@@ -212,6 +268,7 @@ class Dispatching:
         """Let a member get requests, if it was not removed."""
         self._down.discard(member)
         self.restart_times.up(member, self._clock())
+        self._loop = running_loop()
         self._arrange()
 
     def pause(self, member: int) -> None:
@@ -270,13 +327,13 @@ class Dispatching:
                 self.routing.pause(member)
 
     def _take_from(self, member: int) -> None:
-        for number in self.routing.of(member):
+        for request in self.routing.of(member):
             self.moved += 1
-            self._pending[number].move(None)
+            request.move(None)
 
-    def _carry_out(self, moved: Sequence[Given | Ended]) -> None:
+    def _carry_out(self, moved: Sequence[Given[OpenRequest] | Ended[OpenRequest]]) -> None:
         for each in moved:
-            request = self._pending[each.request]
+            request = each.request
             if request.member is not None:  # by a living member, which would answer, too
                 self.moved += 1
                 request.recall()
@@ -285,12 +342,14 @@ class Dispatching:
             else:
                 request.error = self._error_of(each)
                 request.move(None)
+        if self._idle is not None:
+            self._note_idle()
 
-    def _error_of(self, ended: Ended) -> CudnnActorError:
+    def _error_of(self, ended: Ended[OpenRequest]) -> CudnnActorError:
         if all(state is MemberState.REMOVED for state in self.routing.states):
             return ServiceStopped(reason="no member of the pool is left", interrupted=ended.losses > 0)
         return QuarantinedRequest(
-            request_id=ended.request,
+            request_id=next(self._quarantined),
             digest="",
             cause=f"{ended.losses} members of the pool ended or restarted while they had it",
             message="request",

@@ -46,14 +46,15 @@ class Replica(ABC, Generic[T]):
 
     def of(self, member: int) -> T:
         """A member's copy. Raises `InvalidRequest` if there is none, because it was dropped."""
-        if member not in self.at:
+        try:
+            return self.at[member]
+        except KeyError:
             raise InvalidRequest(
                 field="value",
                 value=Words(self),
                 problem="was freed or unloaded",
                 fix="upload or load it again",
-            )
-        return self.at[member]
+            ) from None
 
     def lost(self, member: int) -> None:
         """Forget the copy of a member that has ended."""

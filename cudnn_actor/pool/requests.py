@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import operator
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 
-from cudnn_actor.actors import within
+from cudnn_actor.actors import Deadline, within
 from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.client.shared_segments import ToShare, gather_at_once, shared_copies
@@ -53,6 +54,9 @@ from cudnn_actor.service.model_sources import name_of, read_before, read_model
 __all__ = ["PoolRequests"]
 
 T = TypeVar("T")
+Work: TypeAlias = Callable[[CudnnRef, Callable[[Replica[Any]], Any]], Awaitable[T]]
+"""See `PoolRequests.call`."""
+_ENDLESS = Deadline()
 
 _PROCESSORS = 4
 """With fewer processors for each member, batches are copied in the way that takes less of their time."""
@@ -90,6 +94,8 @@ class PoolRequests:
     def __init__(self, name: str, members: Sequence[Member], dispatching: Dispatching) -> None:
         self.name = name
         self._members, self._dispatching = members, dispatching
+        self._own = [operator.methodcaller("of", member.number) for member in members]
+        """For each member: the function from a buffer or a model of the pool to the member's own."""
         self._loop = running_loop()
         self._moving = Moving()
         self._replication = Replication(members, dispatching.holding)
@@ -228,7 +234,7 @@ class PoolRequests:
 
     async def call(
         self,
-        work: Callable[[CudnnRef, Callable[[Replica[Any]], Any]], Awaitable[T]],
+        work: Work[T],
         *,
         kind: Hashable = None,
         timeout: float | None = None,
@@ -259,14 +265,37 @@ class PoolRequests:
             `work` has raised it on a member that was not lost. Any other exception of `work` is raised, too.
         """
 
-        async def send(member: int, left_s: float | None) -> T:
-            if left_s is None:  # nearly all calls: a limit costs half as much as the rest
-                return await work(self._handle(member), lambda replica: replica.of(member))
-            async with deadline.limiting():
-                return await work(self._handle(member), lambda replica: replica.of(member))
+        dispatching = self._dispatching
+        if timeout is not None:
+            with within(timeout) as deadline:
+                return await dispatching.run(("call", kind), self._sender(work, deadline), deadline)
+        request = dispatching.begin(("call", kind))
+        try:
+            if (member := request.member) is not None:  # nearly always: in the fewest steps
+                try:
+                    found = await work(self._members[member].gpu or self._handle(member), self._own[member])
+                except BaseException as error:
+                    if not dispatching.has_moved(request, 0, error):
+                        raise
+                else:
+                    dispatching.end(request, member)
+                    return found
+            return await dispatching.go_on(request, self._sender(work, _ENDLESS), _ENDLESS)
+        except BaseException:
+            dispatching.withdraw(request)
+            raise
 
-        with within(timeout) as deadline:
-            return await self._dispatching.run(("call", kind), send, deadline)
+    def _sender(self, work: Work[T], deadline: Deadline) -> Callable[[int, float | None], Awaitable[T]]:
+        """A function that sends a call to a member: see `Dispatching.run`."""
+
+        async def send(member: int, left_s: float | None) -> T:
+            gpu, own = self._handle(member), self._own[member]
+            if left_s is None:
+                return await work(gpu, own)
+            async with deadline.limiting():
+                return await work(gpu, own)
+
+        return send
 
     async def run(
         self,

@@ -18,14 +18,17 @@ members, or when no member is left. An answer of a member that no longer has the
 from __future__ import annotations
 
 import enum
-from collections import deque
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Generic, TypeVar
 
 from cudnn_actor.pool.choosing import Choose, Loads, least_time_of
 
 __all__ = ["CHOICES", "Ended", "Given", "MemberState", "NoMember", "Routing"]
+
+R = TypeVar("R", bound=Hashable)
 
 CHOICES = 8
 """A router takes the best of this many members: on most machines, of all. See docs/trials.md."""
@@ -48,32 +51,35 @@ class NoMember(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Given(Generic[R]):
     """A request was given to a member, and has to be sent to it."""
 
-    request: int
+    request: R
     member: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Generic[R]):
     """A request has ended without an answer, because it was lost with `losses` members, or because no member
     is left."""
 
-    request: int
+    request: R
     losses: int
 
 
 @dataclass(slots=True)
-class _Request:
-    cost_us: int
-    member: int | None
-    max_losses: int | None = None
-    losses: int = 0
+class _Losses:
+    """With how many members a request was lost, and with how many it ends."""
+
+    limit: int
+    number: int = 0
 
 
-class Routing:
+class Routing(Generic[R]):
     """The members of a pool, and its open requests.
+
+    A request may be any object that is hashable. Nearly all are answered by the member that gets them first.
+    So there is no record for a request: only its cost, by request, with the member that has it.
 
     Parameters
     ----------
@@ -93,14 +99,16 @@ class Routing:
     ) -> None:
         self._states = [MemberState.UP] * members
         self._device_us = [0] * members
-        self._has: list[dict[int, None]] = [
-            {} for _ in range(members)
-        ]  # in the order in which members got them
+        self._has: list[dict[R, int]] = [{} for _ in range(members)]
+        """For each member: the costs of its requests, in the order in which it got them."""
         self._up = list(range(members))
         self._loads = Loads(up=self._up, device_us=self._device_us, requests=self._has)
-        self._requests: dict[int, _Request] = {}
-        self._waiting: deque[int] = deque()
+        self._waiting: dict[R, int] = {}
+        """The costs of the requests that no member has, in their order."""
+        self._losses: dict[R, _Losses] = {}
+        """The losses of the open requests that were lost, or that have a limit of their own."""
         self._choose = least_time_of(CHOICES) if choose is None else choose
+        self._compares_all = choose is None and members <= CHOICES
         self._random, self._max_losses = Random(seed), max_losses
 
     @property
@@ -118,51 +126,71 @@ class Routing:
         return tuple(self._device_us)
 
     @property
-    def waiting(self) -> tuple[int, ...]:
+    def waiting(self) -> tuple[R, ...]:
         """The requests that no member has, in the order in which they will be given to one."""
         return tuple(self._waiting)
 
-    def of(self, member: int) -> tuple[int, ...]:
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is open."""
+        return not (self._waiting or any(self._has))
+
+    @property
+    def open(self) -> tuple[R, ...]:
+        """All requests that have not ended."""
+        return tuple(itertools.chain(*self._has, self._waiting))
+
+    def of(self, member: int) -> tuple[R, ...]:
         """The requests that a member has, in the order in which it got them."""
         return tuple(self._has[member])
 
-    def submit(self, request: int, cost_us: int, max_losses: int | None = None) -> int | None:
+    def submit(self, request: R, cost_us: int, max_losses: int | None = None) -> int | None:
         """Add a request with its estimated device time in microseconds, and give it to a member.
 
         `max_losses` is the request's own limit; None for the limit of all requests. Returns the member, or
         None if none is up: then the request waits. Raises `NoMember` if all members are removed.
         """
-        if request in self._requests:
-            raise ValueError(f"request {request} has not ended")
+        if max_losses is not None:
+            self._losses[request] = _Losses(max_losses)
+        up, device_us = self._up, self._device_us
+        if up and self._compares_all:  # nearly always: what `_place` does, in the least time
+            member = up[0]
+            if least_us := device_us[member]:
+                for other in up:
+                    if device_us[other] < least_us:
+                        member, least_us = other, device_us[other]
+            self._has[member][request] = cost_us = cost_us or 1
+            device_us[member] = least_us + cost_us  # whole numbers, so that no rounding errors add up
+            return member
         if not self._up and all(state is MemberState.REMOVED for state in self._states):
             raise NoMember
-        found = self._requests[request] = _Request(max(1, cost_us), None, max_losses)
-        return self._place(request, found)
+        return self._place(request, cost_us or 1)
 
-    def answered(self, request: int, member: int) -> bool:
+    def answered(self, request: R, member: int) -> bool:
         """End a request that a member has answered.
 
         Returns whether the answer counts. It does not if the request has ended, or if another member has it
         now.
         """
-        found = self._requests.get(request)
-        if found is None or found.member != member:
+        cost_us = self._has[member].pop(request, None)
+        if cost_us is None:
             return False
-        self._end(request, found)
+        self._device_us[member] -= cost_us
+        if self._losses:
+            self._losses.pop(request, None)
         return True
 
-    def withdraw(self, request: int) -> int | None:
+    def withdraw(self, request: R) -> int | None:
         """End a request that its caller has withdrawn. Returns the member that has it; None for none."""
-        found = self._requests.get(request)
-        if found is None:
-            return None
-        if found.member is None:
-            self._waiting.remove(request)
-        member = found.member
-        self._end(request, found)
-        return member
+        self._losses.pop(request, None)
+        if self._waiting.pop(request, None) is None:
+            for member, has in enumerate(self._has):
+                if request in has:
+                    self._take_from(member, request)
+                    return member
+        return None
 
-    def pause(self, member: int, back_us: int | None = None) -> list[Given | Ended]:
+    def pause(self, member: int, back_us: int | None = None) -> list[Given[R] | Ended[R]]:
         """Note that a member restarts and will run the requests that it has. It gets no new ones until it is
         back.
 
@@ -185,38 +213,37 @@ class Routing:
         self._states[member] = MemberState.RESTARTING
         return [] if back_us is None else self._sooner_elsewhere(member, back_us)
 
-    def _sooner_elsewhere(self, member: int, free_us: int) -> list[Given | Ended]:
+    def _sooner_elsewhere(self, member: int, free_us: int) -> list[Given[R] | Ended[R]]:
         """Move the requests that other members will have run sooner. The member begins with its requests in
         `free_us` microseconds."""
-        moved: list[Given | Ended] = []
-        for request in self.of(member):
-            found = self._requests[request]
+        moved: list[Given[R] | Ended[R]] = []
+        for request, cost_us in tuple(self._has[member].items()):
             if self._up and self._device_us[self._choose(self._loads, self._random)] < free_us:
-                moved += self._give_to_others([request])
+                moved += self._give_to_others(member, [request])
             else:
-                free_us += found.cost_us  # it stays, and later requests wait for it
+                free_us += cost_us  # it stays, and later requests wait for it
         return moved
 
-    def lost(self, member: int) -> list[Given | Ended]:
+    def lost(self, member: int) -> list[Given[R] | Ended[R]]:
         """Note that a member has ended and restarts. Returns its requests that were given to others or have
         ended."""
         self._require(member, MemberState.UP, MemberState.RESTARTING)
         return self._leave(member, MemberState.RESTARTING)
 
-    def back(self, member: int) -> list[Given]:
+    def back(self, member: int) -> list[Given[R]]:
         """Note that a restarting member is up. Returns which member got each request that had to wait."""
         self._require(member, MemberState.RESTARTING)
         self._states[member] = MemberState.UP
         self._up.append(member)
-        waiting, given = list(self._waiting), list[Given]()
-        self._waiting.clear()
-        for request in waiting:
-            chosen = self._place(request, self._requests[request])
+        waiting, self._waiting = self._waiting, {}
+        given = list[Given[R]]()
+        for request, cost_us in waiting.items():
+            chosen = self._place(request, cost_us)
             assert chosen is not None, "a member is up"
             given.append(Given(request, chosen))
         return given
 
-    def remove(self, member: int) -> list[Given | Ended]:
+    def remove(self, member: int) -> list[Given[R] | Ended[R]]:
         """Give a member up for good. Returns its requests that were given to others or have ended. If no
         member is left, all requests end."""
         if self._states[member] is MemberState.REMOVED:
@@ -224,61 +251,55 @@ class Routing:
         moved = self._leave(member, MemberState.REMOVED)
         if any(state is not MemberState.REMOVED for state in self._states):
             return moved
-        return [*moved, *self._end_all(list(self._waiting))]
+        waiting, self._waiting = self._waiting, {}
+        return [*moved, *self._end_all(waiting)]
 
     def _require(self, member: int, *states: MemberState) -> None:
         if self._states[member] not in states:
             raise ValueError(f"member {member} is {self._states[member]}")
 
-    def _leave(self, member: int, state: MemberState) -> list[Given | Ended]:
+    def _leave(self, member: int, state: MemberState) -> list[Given[R] | Ended[R]]:
         if self._states[member] is MemberState.UP:
             self._up.remove(member)
         self._states[member] = state
-        return self._give_to_others(self.of(member))
+        return self._give_to_others(member, self.of(member))
 
-    def _give_to_others(self, requests: Sequence[int]) -> list[Given | Ended]:
-        """Take requests from the members that have lost them, and give them to others."""
-        for request in requests:
-            found = self._requests[request]
-            self._take_from(request, found)
-            found.losses += 1
-        spent = [request for request in requests if self._is_spent(self._requests[request])]
-        moved: list[Given | Ended] = list(self._end_all(spent))
-        for request in requests:
-            if (again := self._requests.get(request)) is not None:
-                chosen = self._place(request, again)
-                if chosen is not None:
-                    moved.append(Given(request, chosen))
+    def _give_to_others(self, member: int, requests: Sequence[R]) -> list[Given[R] | Ended[R]]:
+        """Take requests from the member that has lost them, and give them to others."""
+        costs_us = {request: self._take_from(member, request) for request in requests}
+        spent = [request for request in requests if self._is_spent(request)]
+        moved: list[Given[R] | Ended[R]] = list(self._end_all(spent))
+        for request in spent:
+            del costs_us[request]
+        for request, cost_us in costs_us.items():
+            chosen = self._place(request, cost_us)
+            if chosen is not None:
+                moved.append(Given(request, chosen))
         return moved
 
-    def _is_spent(self, found: _Request) -> bool:
-        return found.losses >= (self._max_losses if found.max_losses is None else found.max_losses)
+    def _is_spent(self, request: R) -> bool:
+        """Note the loss of a request. Returns whether it was lost too often."""
+        losses = self._losses.setdefault(request, _Losses(self._max_losses))
+        losses.number += 1
+        return losses.number >= losses.limit
 
-    def _end_all(self, requests: Iterable[int]) -> Iterable[Ended]:
-        """End requests that no member has."""
-        ended = [Ended(request, self._requests.pop(request).losses) for request in requests]
-        gone = {each.request for each in ended}
-        self._waiting = deque(request for request in self._waiting if request not in gone)
-        return ended
+    def _end_all(self, requests: Iterable[R]) -> Iterable[Ended[R]]:
+        """End requests that no member has, and that do not wait."""
+        for request in requests:
+            losses = self._losses.pop(request, None)
+            yield Ended(request, 0 if losses is None else losses.number)
 
-    def _place(self, request: int, found: _Request) -> int | None:
+    def _place(self, request: R, cost_us: int) -> int | None:
         if not self._up:
-            self._waiting.append(request)
+            self._waiting[request] = cost_us
             return None
         member = self._choose(self._loads, self._random)
-        found.member = member
-        self._has[member][request] = None
-        self._device_us[member] += found.cost_us  # whole numbers, so that no rounding errors add up
+        self._has[member][request] = cost_us
+        self._device_us[member] += cost_us
         return member
 
-    def _take_from(self, request: int, found: _Request) -> None:
-        member = found.member
-        assert member is not None, "it has one"
-        found.member = None
-        del self._has[member][request]
-        self._device_us[member] -= found.cost_us
-
-    def _end(self, request: int, found: _Request) -> None:
-        if found.member is not None:
-            self._take_from(request, found)
-        del self._requests[request]
+    def _take_from(self, member: int, request: R) -> int:
+        """Take a request from a member. Returns its cost."""
+        cost_us = self._has[member].pop(request)
+        self._device_us[member] -= cost_us
+        return cost_us

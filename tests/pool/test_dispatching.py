@@ -160,22 +160,25 @@ async def test_a_paused_member_gets_nothing_and_one_that_was_removed_never_comes
 def test_the_costs_of_kinds_are_found_out_from_answers_alone() -> None:
     """Long and short requests, all given at once, answered one after the other."""
     costs, now_s = Costs(1), 50.0
-    assert costs.estimate_us("long") == costs.estimate_us("short") == 1000
+    assert costs.of("long").us == costs.of("short").us == 1000
     for kind in ["long", "short", "short", "long"] * 10:
         now_s += {"long": 0.010, "short": 0.001}[kind]
-        costs.answered(kind, 0, given_s=50.0, now_s=now_s)
-    assert costs.estimate_us("long") == 10_000
-    assert costs.estimate_us("short") == 1000
-    costs.answered("short", 0, given_s=now_s + 5.0, now_s=now_s + 5.001)  # it was idle for 5 s
-    assert costs.estimate_us("short") == 1000
+        costs.answered(costs.of(kind), 0, given_s=50.0, now_s=now_s)
+    assert costs.of("long").us == 10_000
+    assert costs.of("short").us == 1000
+    costs.answered(costs.of("short"), 0, given_s=now_s + 5.0, now_s=now_s + 5.001)  # it was idle for 5 s
+    assert costs.of("short").us == 1000
 
 
 def test_few_kinds_are_kept() -> None:
     costs = Costs(1)
+    often = costs.of("often")
     for kind in range(5000):
-        costs.answered(kind, 0, given_s=kind, now_s=kind + 0.5)
-    assert costs.estimate_us(0) == 1000
-    assert costs.estimate_us(4999) == 500_000
+        costs.answered(costs.of(kind), 0, given_s=kind, now_s=kind + 0.5)
+        costs.of("often")
+    assert costs.of("often") is often
+    assert costs.of(4999).us == 500_000
+    assert costs.of(0).us == 1000
 
 
 async def test_what_a_restarting_member_would_answer_later_runs_elsewhere_and_is_withdrawn_there() -> None:
