@@ -22,9 +22,17 @@ class Cost:
         self.us = _FIRST_US
         """Microseconds that a request of this kind may take; at least 1."""
         self.is_used = False
-        """Whether it was asked for again since it was made, or since it was last spared."""
+        """Whether it was used again since it was made, or since it was last spared."""
         self.average_us: float | None = None
         """The same before it is rounded; None before the first answer."""
+
+    def observe(self, took_us: float) -> None:
+        """Note how long a request of this kind has taken."""
+        if (average_us := self.average_us) is not None:
+            took_us = average_us + _WEIGHT_OF_NEWEST * (took_us - average_us)
+            self.is_used = True
+        self.average_us = took_us
+        self.us = round(took_us) or 1
 
 
 class Costs:
@@ -41,13 +49,14 @@ class Costs:
     """
 
     def __init__(self, members: int) -> None:
-        self._of: OrderedDict[Hashable, Cost] = OrderedDict()
-        self._last_s = [float("-inf")] * members
+        self.known: OrderedDict[Hashable, Cost] = OrderedDict()
+        """The estimates of known kinds."""
+        self.last_s = [float("-inf")] * members
         """For each member: the time of its last answer."""
 
     def of(self, kind: Hashable) -> Cost:
         """The estimate for requests of this kind, which later answers change."""
-        cost = self._of.get(kind)
+        cost = self.known.get(kind)
         if cost is None:
             return self._add(kind)
         cost.is_used = True
@@ -55,21 +64,17 @@ class Costs:
 
     def _add(self, kind: Hashable) -> Cost:
         """Begin with a kind. If there are too many, one that has not been used for long is forgotten."""
-        while len(self._of) >= _KEPT:
-            oldest, cost = self._of.popitem(last=False)
+        while len(self.known) >= _KEPT:
+            oldest, cost = self.known.popitem(last=False)
             if cost.is_used:
                 cost.is_used = False
-                self._of[oldest] = cost  # spared, as the newest: it is looked at again after all others
-        cost = self._of[kind] = Cost()
+                self.known[oldest] = cost  # spared, as the newest: it is looked at again after all others
+        cost = self.known[kind] = Cost()
         return cost
 
     def answered(self, cost: Cost, member: int, given_s: float, now_s: float) -> None:
         """Note that a member has answered a request at `now_s` that it got at `given_s`, in seconds of one
         clock."""
-        last_s = self._last_s[member]
-        self._last_s[member] = now_s
-        took_us = (now_s - (given_s if given_s > last_s else last_s)) * 1e6
-        if (average_us := cost.average_us) is not None:
-            took_us = average_us + _WEIGHT_OF_NEWEST * (took_us - average_us)
-        cost.average_us = took_us
-        cost.us = round(took_us) or 1
+        last_s = self.last_s[member]
+        self.last_s[member] = now_s
+        cost.observe((now_s - (given_s if given_s > last_s else last_s)) * 1e6)

@@ -38,15 +38,16 @@ class OpenRequest(msgspec.Struct, eq=False):
         The caller's task.
     cancelling
         The cancellations of the task when it began to wait for a member's answer.
+    given_s
+        When it was sent to the member, on the clock of `Dispatching`.
     """
 
     cost: Cost
     task: asyncio.Task[Any]
     cancelling: int
+    given_s: float
     member: int | None = None
     """The member that has the request; None while it waits for one."""
-    given_s: float = 0.0
-    """When the request was sent to the member, on the clock of `Dispatching`."""
     moves: int = 0
     """How often the request was taken from a member, or given to one, since it was submitted. By this, an
     error of a member that was lost meanwhile is told from the request's own error."""
@@ -122,6 +123,14 @@ class Dispatching:
         self.moved = 0
         """How often a request was taken from a member."""
         self._quarantined = itertools.count()
+        # For `begin` and `end`, which are in the way of each request:
+        self._costs, self._last_s = self.costs.known, self.costs.last_s
+        self._up: Sequence[int] = ()
+        """The members among which `begin` chooses; none if it must not, because there are many, or because
+        the pool was closed."""
+        loads: Any = self.routing.loads
+        self._device_us: list[int] = loads.device_us
+        self._has: list[dict[OpenRequest, int]] = loads.requests
         self._loop: asyncio.AbstractEventLoop | None = None
         """The pool's event loop, from when a member was up on. To find it takes longer than all else here: on
         Python 3.11, a system call."""
@@ -176,14 +185,32 @@ class Dispatching:
 
         Raises `ServiceStopped`.
         """
+        cost, up = self._costs.get(kind), self._up
+        if cost is None or not up or max_losses is not None:
+            return self._begin_unusual(kind, max_losses)
+        task = current_task(self._loop)
+        request = OpenRequest(cost, task, task.cancelling(), self._clock())  # type: ignore[arg-type, union-attr]
+        # What `Routing.submit` does, inlined: the first of those with the least to do.
+        device_us, member = self._device_us, up[0]
+        if least_us := device_us[member]:
+            for other in up:
+                if device_us[other] < least_us:
+                    member, least_us = other, device_us[other]
+        request.member = member
+        # One step, which no signal handler interrupts: nothing is called.
+        self._has[member][request] = cost_us = cost.us
+        device_us[member] = least_us + cost_us
+        return request
+
+    def _begin_unusual(self, kind: Hashable, max_losses: int | None) -> OpenRequest:
+        """Submit a request that `begin` does not submit in fewer steps."""
         if self._closed is not None:
             raise ServiceStopped(reason=self._closed)
         cost, task = self.costs.of(kind), current_task(self._loop)
         assert task is not None, "requests are sent by tasks of the pool's event loop"
-        request = OpenRequest(cost, task, task.cancelling())
+        request = OpenRequest(cost, task, task.cancelling(), self._clock(), moves=1)
         try:
             request.member = self.routing.submit(request, cost.us, max_losses)
-            request.given_s = self._clock()
         except NoMember:
             raise ServiceStopped(reason="no member of the pool is left") from None
         except BaseException:
@@ -193,6 +220,20 @@ class Dispatching:
 
     def end(self, request: OpenRequest, member: int) -> None:
         """Note that a member has answered a request."""
+        cost_us = None if request.moves or self._idle is not None else self._has[member].pop(request, None)
+        if cost_us is None:
+            self._end_unusual(request, member)
+            return
+        # What `Routing.answered` and `Costs.answered` do, inlined.
+        self._device_us[member] -= cost_us
+        self.finished[member] += 1
+        now_s, given_s, last_s = self._clock(), request.given_s, self._last_s[member]
+        self._last_s[member] = now_s
+        request.cost.observe((now_s - (given_s if given_s > last_s else last_s)) * 1e6)
+
+    def _end_unusual(self, request: OpenRequest, member: int) -> None:
+        """Note the answer of a request that was perhaps moved, while somebody perhaps waits for the end of
+        all."""
         if self.routing.answered(request, member):
             self.finished[member] += 1
             self.costs.answered(request.cost, member, request.given_s, self._clock())
@@ -257,7 +298,7 @@ class Dispatching:
     def close(self, reason: str) -> None:
         """End all requests with `ServiceStopped`, and refuse further ones. Idempotent."""
         if self._closed is None:
-            self._closed = reason
+            self._closed, self._up = reason, ()
             for request in self.routing.open:
                 request.error = ServiceStopped(reason=reason)
                 request.move(None)
@@ -268,6 +309,8 @@ class Dispatching:
         """Let a member get requests, if it was not removed."""
         self._down.discard(member)
         self.restart_times.up(member, self._clock())
+        if self._closed is None and self.routing.compares_all:
+            self._up = self.routing.loads.up
         self._loop = running_loop()
         self._arrange()
 

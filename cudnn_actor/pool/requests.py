@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import operator
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -78,6 +77,11 @@ def _gather(members: int) -> Gather | None:
     return gather
 
 
+def _copy_of(member: int, replica: Replica[T]) -> T:
+    """A member's copy of a buffer or a model of the pool."""
+    return replica.of(member)
+
+
 class PoolRequests:
     """The requests of a pool. `Pool` adds its start and its end.
 
@@ -94,7 +98,7 @@ class PoolRequests:
     def __init__(self, name: str, members: Sequence[Member], dispatching: Dispatching) -> None:
         self.name = name
         self._members, self._dispatching = members, dispatching
-        self._own = [operator.methodcaller("of", member.number) for member in members]
+        self._own = [functools.partial(_copy_of, member.number) for member in members]
         """For each member: the function from a buffer or a model of the pool to the member's own."""
         self._loop = running_loop()
         self._moving = Moving()

@@ -108,7 +108,8 @@ class Routing(Generic[R]):
         self._losses: dict[R, _Losses] = {}
         """The losses of the open requests that were lost, or that have a limit of their own."""
         self._choose = least_time_of(CHOICES) if choose is None else choose
-        self._compares_all = choose is None and members <= CHOICES
+        self.compares_all = choose is None and members <= CHOICES
+        """Whether a request is given to the one with the least to do of all members that are up."""
         self._random, self._max_losses = Random(seed), max_losses
 
     @property
@@ -119,6 +120,12 @@ class Routing(Generic[R]):
     def is_up(self, member: int) -> bool:
         """Whether a member may get requests."""
         return self._states[member] is MemberState.UP
+
+    @property
+    def loads(self) -> Loads:
+        """The loads of the members, which change with the router. `Dispatching` gives requests to members,
+        and ends those that were answered, by changing them itself: a call to this class takes longer."""
+        return self._loads
 
     @property
     def device_us(self) -> tuple[int, ...]:
@@ -152,16 +159,6 @@ class Routing(Generic[R]):
         """
         if max_losses is not None:
             self._losses[request] = _Losses(max_losses)
-        up, device_us = self._up, self._device_us
-        if up and self._compares_all:  # nearly always: what `_place` does, in the least time
-            member = up[0]
-            if least_us := device_us[member]:
-                for other in up:
-                    if device_us[other] < least_us:
-                        member, least_us = other, device_us[other]
-            self._has[member][request] = cost_us = cost_us or 1
-            device_us[member] = least_us + cost_us  # whole numbers, so that no rounding errors add up
-            return member
         if not self._up and all(state is MemberState.REMOVED for state in self._states):
             raise NoMember
         return self._place(request, cost_us or 1)
@@ -176,8 +173,7 @@ class Routing(Generic[R]):
         if cost_us is None:
             return False
         self._device_us[member] -= cost_us
-        if self._losses:
-            self._losses.pop(request, None)
+        self._losses.pop(request, None)
         return True
 
     def withdraw(self, request: R) -> int | None:
@@ -295,7 +291,7 @@ class Routing(Generic[R]):
             return None
         member = self._choose(self._loads, self._random)
         self._has[member][request] = cost_us
-        self._device_us[member] += cost_us
+        self._device_us[member] += cost_us  # whole numbers, so that no rounding errors add up
         return member
 
     def _take_from(self, member: int, request: R) -> int:
