@@ -51,7 +51,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from cudnn_actor import ConvFwd, ConvSpec, CudnnRef
+from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef
 from cudnn_actor.models.batch_records import BatchTimes
 from cudnn_actor.pool import MemberState, Pool, PoolBuffer, PoolModel, spawn_pool
 from cudnn_actor.supervision import Restarted
@@ -104,16 +104,16 @@ async def _ask(pool: Pool, asked: Asked, model: PoolModel | None) -> Ask:
         return lambda gpu, own: gpu.run(own(model), given)
     dims = {"x": (1, 8, 16, 16), "w": (8, 8, 3, 3), "y": (1, 8, 14, 14)}
     made = {name: await pool.upload(np.ones(each, np.float32)) for name, each in dims.items()}
-    messages: dict[int, ConvFwd] = {}
-    """By member's buffer: a message that is sent again is not looked at again."""
+    x = made["x"]
+    messages: dict[BufferRef, ConvFwd] = {}
+    """By the member's buffer: a message that is sent again is not looked at again."""
 
-    def message(own: Callable[[PoolBuffer], Any]) -> ConvFwd:
-        x = own(made["x"])
-        if id(x) not in messages:
-            messages[id(x)] = ConvFwd(x=x, w=own(made["w"]), y=own(made["y"]), conv=ConvSpec.symmetric(2))
-        return messages[id(x)]
+    def first(own: Callable[[PoolBuffer], Any]) -> ConvFwd:
+        buffers = {name: own(buffer) for name, buffer in made.items()}
+        messages[own(x)] = message = ConvFwd(**buffers, conv=ConvSpec.symmetric(2))
+        return message
 
-    return lambda gpu, own: gpu.ask(message(own))
+    return lambda gpu, own: gpu.ask(messages.get(own(x)) or first(own))
 
 
 def _dims(asked: Asked) -> dict[str, int]:
@@ -144,7 +144,7 @@ async def _loaded(pool: Pool, asked: Asked) -> PoolModel | None:
 
 @contextlib.asynccontextmanager
 async def _calls(pool: Pool, asked: Asked, model: PoolModel | None) -> AsyncIterator[dict[str, Way]]:
-    """A request by the pool, which returns the member that had it first; and the same by a handle."""
+    """A request by the pool; the same, which returns the member that had it first; and by a handle."""
     if asked.batched:
         assert model is not None, "batches are of a model"
         sample = _inputs(model, 1)
@@ -161,7 +161,10 @@ async def _calls(pool: Pool, asked: Asked, model: PoolModel | None) -> AsyncIter
         return
     ask = await _ask(pool, asked, model)
 
-    async def by_the_pool() -> str | None:
+    def by_the_pool() -> Awaitable[Any]:
+        return pool.call(ask, kind="measured")
+
+    async def noted() -> str | None:
         members = list[str | None]()
 
         async def work(gpu: CudnnRef, own: Own) -> None:
@@ -174,18 +177,19 @@ async def _calls(pool: Pool, asked: Asked, model: PoolModel | None) -> AsyncIter
     async def by_its_handle() -> None:
         await ask(pool.on(0), lambda replica: replica.at[0])
 
-    yield {"handle": Way(by_its_handle, []), "pool": Way(by_the_pool, [])}
+    yield {"handle": Way(by_its_handle, []), "pool": Way(by_the_pool, []), "noted": Way(noted, [])}
 
 
-async def _load(call: Call, callers: int, seconds: float) -> list[Request]:
-    """The requests of so many seconds, by callers that send the next one after an answer."""
+async def _load(call: Call, callers: int, seconds: float, *, noted: bool = False) -> list[Request]:
+    """The requests of so many seconds, by callers that send the next one after an answer. `noted`: whether a
+    call returns the member that had it first."""
     until, found = time.perf_counter() + seconds, list[Request]()
 
     async def caller() -> None:
         began = time.perf_counter()
         while began < until or not found:
             member = await call()
-            found.append(Request(began, time.perf_counter(), member))
+            found.append(Request(began, time.perf_counter(), member if noted else None))
             began = time.perf_counter()
 
     await asyncio.gather(*(caller() for _ in range(callers)))
@@ -375,12 +379,12 @@ async def _killed(asked: Asked) -> Row:
         spawn_pool(asked.devices, max_restarts=2 * asked.kills, plan_store=asked.plan_store) as pool,
         _calls(pool, asked, await _loaded(pool, asked)) as calls,
     ):
-        call = calls["pool"].call
+        call = calls["noted" if "noted" in calls else "pool"].call
         await _load(call, callers, asked.seconds / 4)
         for number in range(asked.kills):
             victim = number % len(pool)
             name = pool.statistics().members[victim].name
-            load = asyncio.ensure_future(_load(call, callers, _BEFORE_S + _BEHIND_S))
+            load = asyncio.ensure_future(_load(call, callers, _BEFORE_S + _BEHIND_S, noted=True))
             await asyncio.sleep(_BEFORE_S)
             killed = time.perf_counter()
             os.kill(pool.statistics().members[victim].pid or 0, signal.SIGKILL)
