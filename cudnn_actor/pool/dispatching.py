@@ -49,8 +49,8 @@ class OpenRequest(msgspec.Struct, eq=False):
     member: int | None = None
     """The member that has the request; None while it waits for one."""
     moves: int = 0
-    """How often the request was taken from a member, or given to one, since it was submitted. By this, an
-    error of a member that was lost meanwhile is told from the request's own error."""
+    """How often the request was taken from a member, or given to one; 0 for one that `begin` has given to its
+    first. By this, an error of a member that was lost meanwhile is told from the request's own error."""
     is_sent: bool = True
     """Whether the task waits for a member's answer, and not for a member."""
     recalled: bool = False

@@ -274,12 +274,13 @@ class PoolRequests:
             with within(timeout) as deadline:
                 return await dispatching.run(("call", kind), self._sender(work, deadline), deadline)
         request = dispatching.begin(("call", kind))
+        moves = request.moves
         try:
             if (member := request.member) is not None:  # nearly always: in the fewest steps
                 try:
                     found = await work(self._members[member].gpu or self._handle(member), self._own[member])
                 except BaseException as error:
-                    if not dispatching.has_moved(request, 0, error):
+                    if not dispatching.has_moved(request, moves, error):
                         raise
                 else:
                     dispatching.end(request, member)

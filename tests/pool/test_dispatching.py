@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,24 +13,44 @@ from cudnn_actor.actors import Deadline
 from cudnn_actor.errors import DeadlineExceeded, InvalidRequest, QuarantinedRequest, ServiceStopped
 from cudnn_actor.pool.costs import Costs
 from cudnn_actor.pool.dispatching import Dispatching
+from cudnn_actor.pool.requests import PoolRequests
 from cudnn_actor.pool.restart_times import RestartTimes
+
+
+@pytest.fixture(params=["run", "call"], autouse=True)
+def way(request: pytest.FixtureRequest) -> str:
+    """How `Members` sends requests: by `Dispatching.run`, or by `Pool.call`, which takes fewer steps."""
+    way: str = request.param
+    Members.way = way
+    return way
+
+
+class Member:
+    """As much of a member as `Pool.call` uses."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.name, self.gpu = number, f"pool-{number}", number
 
 
 class Members:
     """Members that do what they are told."""
+
+    way = "run"
 
     def __init__(self, count: int) -> None:
         self.now_s = 0.0
         self.dispatching = Dispatching(count, clock=lambda: self.now_s)
         self.now_s = 0.5  # what the start of each takes
         self.has: list[dict[str, asyncio.Future[str]]] = [{} for _ in range(count)]
+        members: Any = [Member(number) for number in range(count)]
+        self.pool = PoolRequests("pool", members, self.dispatching)
         for member in range(count):
             self.dispatching.up(member)
 
     def asks(self, name: str, timeout: float | None = None) -> asyncio.Task[str]:
         """A caller's task."""
 
-        async def work(member: int, _left_s: float | None) -> str:
+        async def work(member: Any, _: object) -> str:
             answer = self.has[member][name] = asyncio.get_running_loop().create_future()
             try:
                 given: str = await answer
@@ -36,6 +58,8 @@ class Members:
                 del self.has[member][name]
             return given
 
+        if self.way == "call":
+            return asyncio.ensure_future(self.pool.call(work, kind="kind", timeout=timeout))
         return asyncio.ensure_future(self.dispatching.run("kind", work, Deadline(timeout)))
 
     def ends(self, member: int) -> None:
@@ -224,6 +248,60 @@ async def test_an_answer_that_was_on_its_way_from_a_restarting_member_is_given_o
     assert await caller == "answered"
     assert members.dispatching.finished == [0, 1]
     assert members.dispatching.routing.of(0) == members.dispatching.routing.of(1) == ()
+
+
+async def test_an_answer_that_comes_in_spite_of_a_restart_counts_and_the_caller_is_not_cancelled() -> None:
+    """The function that sends suppresses the cancellation by which its request is withdrawn."""
+    members = Members(2)
+
+    async def stubborn(_member: Any, _: object) -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "answered"
+
+    async def ask() -> int:
+        assert await members.pool.call(stubborn) == "answered"
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    caller = asyncio.ensure_future(ask())
+    await turns()
+    members.dispatching.pause(0)
+    assert await caller == 0
+    assert members.dispatching.routing.is_idle
+
+
+async def test_requests_that_were_moved_leave_nothing_behind() -> None:
+    members = Members(2)
+    caller, other = members.asks("a"), members.asks("b")
+    await turns()
+    members.ends(0)
+    await turns()
+    for answer in members.has[1].values():
+        answer.set_result("answered")
+    assert await asyncio.gather(caller, other) == ["answered"] * 2
+    assert members.dispatching.routing.device_us == (0, 0)
+    assert members.dispatching.routing.is_idle
+    assert members.dispatching.finished == [0, 2]
+    members.dispatching.up(0)
+    again = members.asks("a")
+    await turns()
+    members.ends(0)
+    await turns()
+    members.has[1]["a"].set_result("answered")
+    assert await again == "answered"
+
+
+async def test_after_the_close_a_request_is_refused_though_members_are_up() -> None:
+    members = Members(1)
+    assert members.dispatching.routing.is_up(0)
+    members.asks("first").cancel()
+    members.dispatching.close("closed")
+    members.dispatching.up(0)
+    with pytest.raises(ServiceStopped, match="closed"):
+        await members.asks("a")
+    assert members.has == [{}]
 
 
 async def test_a_caller_that_is_cancelled_as_its_request_is_moved_is_cancelled() -> None:
