@@ -16,6 +16,8 @@ from cudnn_actor.pool.dispatching import Dispatching
 from cudnn_actor.pool.requests import PoolRequests
 from cudnn_actor.pool.restart_times import RestartTimes
 
+from ..patience import PATIENCE_S
+
 
 @pytest.fixture(params=["run", "call"], autouse=True)
 def way(request: pytest.FixtureRequest) -> str:
@@ -280,7 +282,7 @@ async def test_requests_that_were_moved_leave_nothing_behind() -> None:
     await turns()
     for answer in members.has[1].values():
         answer.set_result("answered")
-    assert await asyncio.gather(caller, other) == ["answered"] * 2
+    assert list(await asyncio.gather(caller, other)) == ["answered"] * 2
     assert members.dispatching.routing.device_us == (0, 0)
     assert members.dispatching.routing.is_idle
     assert members.dispatching.finished == [0, 2]
@@ -295,12 +297,16 @@ async def test_requests_that_were_moved_leave_nothing_behind() -> None:
 
 async def test_after_the_close_a_request_is_refused_though_members_are_up() -> None:
     members = Members(1)
-    assert members.dispatching.routing.is_up(0)
-    members.asks("first").cancel()
+    earlier = members.asks("a")  # so that the pool knows the kind
+    await turns()
+    members.has[0]["a"].set_result("answered")
+    await earlier
     members.dispatching.close("closed")
-    members.dispatching.up(0)
-    with pytest.raises(ServiceStopped, match="closed"):
-        await members.asks("a")
+    for _ in range(2):
+        assert members.dispatching.routing.is_up(0)
+        with pytest.raises(ServiceStopped, match="closed"):
+            await asyncio.wait_for(members.asks("b"), PATIENCE_S)
+        members.dispatching.up(0)
     assert members.has == [{}]
 
 
