@@ -151,6 +151,13 @@ async def test_a_cancelled_request_is_nobodys_and_what_waits_for_the_end_goes_on
         await caller
     await drained
     assert members.dispatching.routing.of(0) == ()
+    caller = members.asks("b")
+    await turns()
+    drained = asyncio.ensure_future(members.dispatching.drain())
+    await turns()
+    members.has[0]["b"].set_result("answered")
+    assert await caller == "answered"
+    await asyncio.wait_for(drained, PATIENCE_S)
 
 
 @pytest.mark.parametrize(
