@@ -238,7 +238,7 @@ class PoolRequests:
 
     async def call(
         self,
-        work: Work[T],
+        work: Callable[[CudnnRef, Callable[[Replica[Any]], Any]], Awaitable[T]],
         *,
         kind: Hashable = None,
         timeout: float | None = None,
