@@ -32,9 +32,9 @@ def opened(made: Any) -> Iterator[CpuEngine]:
         made.close()
 
 
-def product(dtype: DType = DType.FLOAT32) -> OperationGraph:
+def product(dtype: DType = DType.FLOAT32, channels: int = 3) -> OperationGraph:
     b = GraphBuilder()
-    x, w = (b.input(name, (2, 3, 4, 4), dtype=dtype) for name in "xw")
+    x, w = (b.input(name, (2, channels, 4, 4), dtype=dtype) for name in "xw")
     return b.build(y=b.conv(x, w)).body
 
 
@@ -81,11 +81,16 @@ def test_other_plans_stay_bound_while_one_is_measured(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("exact", "dtype", "threads"),
-    [(False, DType.FLOAT32, 1), (False, DType.INT8, THREADS), (True, DType.FLOAT32, THREADS)],
+    ("exact", "dtype", "channels", "threads"),
+    [
+        (False, DType.FLOAT32, 65, [1]),
+        (False, DType.FLOAT32, 31, []),
+        (False, DType.INT8, 3, [THREADS]),
+        (True, DType.FLOAT32, 3, [THREADS]),
+    ],
 )
-def test_blas_has_one_thread_only_where_products_run_side_by_side(
-    exact: bool, dtype: DType, threads: int, monkeypatch: pytest.MonkeyPatch
+def test_blas_has_one_thread_only_where_large_products_run_side_by_side(
+    exact: bool, dtype: DType, channels: int, threads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = []
 
@@ -95,10 +100,10 @@ def test_blas_has_one_thread_only_where_products_run_side_by_side(
         yield
 
     monkeypatch.setattr(engine, "threads_of_blas", noted)
-    graph = product(dtype)
+    graph = product(dtype, channels)
     with opened(CpuEngine(exact, THREADS)) as made:
         made.execute(made.build(graph, workspace_limit=None), buffers_of(graph), ())
-    assert limits == [threads]
+    assert limits == threads
 
 
 def test_no_part_of_a_copy_goes_on_when_a_handler_has_interrupted_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +23,9 @@ from cudnn_actor.protocol.operations import Movement
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Buffer", "FastPlan", "FastProgram", "Given", "Piece", "Place", "View"]
+
+_SMALL = 2048
+"""Elements. With no more in a matrix, m·n·k is at most 2048 ** 1.5."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,17 @@ class FastPlan:
         no parts; and NumPy, for buffers of 1024 elements in which it converts dtypes.
         """
         return self.held_bytes + self.lanes * self.lane_bytes
+
+    @functools.cached_property
+    def is_small(self) -> bool:
+        """Whether BLAS runs each product of the plan on its caller's thread, whatever its limit of threads.
+
+        OpenBLAS 0.3 does so where m·n·k is at most 262,144, and where a product with a vector has fewer than
+        9,216 elements.
+        """
+        dims = (*(each.dims for each in self.bound), *(each.dims for each in self.places))
+        most = max(map(math.prod, dims), default=0)
+        return most <= _SMALL and self.lane_bytes <= _SMALL * np.dtype(np.float32).itemsize
 
     @property
     def buffers(self) -> int:
