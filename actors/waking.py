@@ -53,20 +53,23 @@ class Waking:
 
         In asyncio's debug mode, each future wakes its tasks by itself: the loop reports the slow ones.
         """
+        if self._loop.get_debug():
+            for future, value in results:
+                self.set_result(future, value)
+            self._loop.call_soon(self._then)
+            return
         woken: list[tuple[Callable[..., Any], _Callback, asyncio.Future[Any]]] = []
-        debug, if_cancelled = self._loop.get_debug(), self._if_cancelled
+        self._loop.call_soon(self._wake, iter(woken))  # first: if this fails below, those before are woken
+        if_cancelled = self._if_cancelled
         for future, value in results:
             if future.done():
                 continue
             callbacks: list[tuple[_Callback, contextvars.Context]] | None = future._callbacks
             for callback, context in callbacks or ():
-                if callback is if_cancelled:
-                    future.remove_done_callback(callback)
-                elif not debug:
-                    future.remove_done_callback(callback)
+                future.remove_done_callback(callback)
+                if callback is not if_cancelled:
                     woken.append((context.run, callback, future))
             future.set_result(value)
-        self._loop.call_soon(self._wake, iter(woken))
 
     def _wake(self, woken: Iterator[tuple[Callable[..., Any], _Callback, asyncio.Future[Any]]]) -> None:
         """Do what the loop does for each callback: call it in its context."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -94,6 +95,23 @@ async def test_a_callback_that_raises_is_reported_and_the_others_run() -> None:
     await turns()
     assert [type(error) for error in reported] == [LookupError, LookupError]
     assert ran == [futures[2], "then"]
+
+
+async def test_those_whose_results_are_set_are_woken_if_a_later_one_fails() -> None:
+    loop, ran = asyncio.get_running_loop(), list[Any]()
+    waking = Waking(loop, nothing, lambda: ran.append("then"))
+    futures = [loop.create_future() for _ in range(2)]
+    for future in futures:
+        future.add_done_callback(ran.append)
+
+    def results() -> Iterator[tuple[asyncio.Future[Any], Any]]:
+        yield from ((future, None) for future in futures)
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        waking.set_results(results())
+    await turns()
+    assert ran == [*futures, "then"]
 
 
 async def test_a_task_that_is_cancelled_after_the_result_is_cancelled() -> None:
