@@ -454,8 +454,8 @@ class Link(Mailbox):
             else:
                 self._take_enveloped(sent, answer, bridges)
         if len(again) > 1:
-            self._scheduled = True  # those who wait run before `turn`, so that it sends what they ask next
             self._waking.set_results(again)
+            self._scheduled = True  # those who wait run before `turn`, so that it sends what they ask next
         elif again:
             self._waking.set_result(*again[0])
 
