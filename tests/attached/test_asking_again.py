@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,3 +201,41 @@ async def test_an_observer_is_told_of_it(rig: Rig) -> None:
     link.observer = None
     await rig.client.ask(rig.product)
     assert observer.told == ["sent", "answered"]
+
+
+class _Cycle:
+    """Garbage that sends a message when it is collected."""
+
+    def __init__(self, send: Callable[[], object]) -> None:
+        self.me, self._send = self, send
+
+    def __del__(self) -> None:
+        self._send()
+
+
+@pytest.mark.parametrize("timeout", [None, PATIENCE_S], ids=["again", "with an envelope"])
+async def test_what_a_finalizer_sends_while_another_message_is_sent_costs_neither(
+    rig: Rig, timeout: float | None
+) -> None:
+    answers: list[asyncio.Future[Receipt]] = []
+    thresholds = gc.get_threshold()
+
+    def send() -> None:
+        answers.append(rig.client.submit(rig.total))
+
+    gc.disable()
+    try:
+        for after in range(-2, 40):  # the collector runs when so many more objects have been made
+            for _ in range(2):  # so that the next one waits for a frame
+                send()
+            _Cycle(send)
+            gc.set_threshold(gc.get_count()[0] + after, 1000, 1000)
+            gc.enable()
+            answers.append(rig.client.submit(rig.product, timeout=timeout))
+            gc.disable()
+            gc.collect()
+            assert [type(each) for each in await asyncio.gather(*answers)] == [Receipt] * 4
+            answers.clear()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()

@@ -247,12 +247,14 @@ class Link(Mailbox):
             or (type(message) in GRAPH_RUNS and not self._graphs.knows(message))
         ):
             return None
-        self._last = number = self._last + 1
         body: Any = cached.body
+        future: asyncio.Future[Any] = _Future(loop=self._loop)  # this may run a finalizer that sends
+        number, nbytes = self._last + 1, self._unsent_bytes + len(body)
         request = Request(number, body)
-        future: asyncio.Future[Any] = _Future(loop=self._loop)
-        unsent, nbytes = self._unsent, self._unsent_bytes + len(body)
+        if self._last >= number:  # a finalizer has sent a message here
+            return None
         # One step.
+        unsent, self._last = self._unsent, number
         sent[number] = future
         self._unsent_bytes = nbytes
         unsent.append(request)
@@ -320,10 +322,9 @@ class Link(Mailbox):
 
     def _flush(self) -> None:
         """Send the requests that are ready, in one frame."""
-        requests = self._unsent
-        if requests and not self._ended:
-            self._unsent = []
-            self._unsent_bytes = 0
+        if self._unsent and not self._ended:
+            fresh: list[Request] = []  # this may run a finalizer that sends a message
+            requests, self._unsent, self._unsent_bytes = self._unsent, fresh, 0
             self._send(Requests(requests))
             if self.loops_may_stay_awake:
                 self._awaiting.note_sent(len(self._sent))
@@ -363,11 +364,16 @@ class Link(Mailbox):
     def _send_move(self, sent: Sent, envelope: Envelope, message: Export | Import) -> None:
         """Send a request that is a frame of its own, after all earlier requests. Raises `OSError`."""
         self._flush()
+        if sent.number != self._last:  # as in `_put_by`
+            self._last = sent.number = self._last + 1
         self._send(*move_frame(sent.number, message, envelope.timeout_s))
         self._sent[sent.number] = sent
 
     def _put_by(self, sent: Sent, request: Request) -> None:
-        """Let a request that is ready wait for the next frame."""
+        """Let a request that is ready wait for the next frame. Numbers grow, whatever was sent meanwhile."""
+        if sent.number != self._last:  # a finalizer has sent a message since the request got its number
+            self._last = sent.number = self._last + 1
+            request = msgspec.structs.replace(request, number=sent.number)
         self._sent[sent.number] = sent
         self._unsent.append(request)
         self._unsent_bytes += len(request.body)
