@@ -18,7 +18,7 @@ from cudnn_actor.isolation.process.arrivals import parts_of
 from cudnn_actor.isolation.process.parent import owning_loop, straight_upload
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.wire import Requests
-from cudnn_actor.messages import Ping, Upload
+from cudnn_actor.messages import Fill, Ping, Upload
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.supervision import Restarting
 from tests.service.rigs import in_thread, seen
@@ -231,6 +231,34 @@ async def test_a_buffer_that_was_freed_since_the_check_gets_nothing(monkeypatch:
         with pytest.raises(StaleBufferError):
             await future
         np.testing.assert_array_equal(await gpu.download(other), numbers(1))
+
+
+async def test_what_a_finalizer_sends_during_a_mailbox_operation_does_not_go_straight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, _):
+        ref = await buffer(gpu)
+        mailbox: Any = service_behind(gpu).state.mailbox
+        bridge, future = LoopBridge.of_running_loop(), asyncio.get_running_loop().create_future()
+        look, roused = mailbox.waiting_elsewhere, list[bool]()
+        monkeypatch.setattr(straight_upload, "_AWAKE_S", -1.0)
+        monkeypatch.setattr(mailbox.host.sender, "rouse_worker", lambda: roused.append(True))
+
+        def finalized() -> int:
+            mailbox.waiting_elsewhere = look
+            mailbox.expect_upload()
+            message = Upload(dst=ref, data=numbers(1))
+            mailbox.admit_awaited(Envelope(message, future=future, bridge=bridge))
+            assert not mailbox.host.in_flight.requests
+            assert not future.done()
+            return 0
+
+        # The mailbox asks this with its lock held, where a finalizer may run.
+        mailbox.waiting_elsewhere = finalized
+        await gpu.submit(Fill(dst=ref, value=0.0))
+        assert isinstance(await future, Receipt)
+        assert not roused
+        np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
 
 
 async def test_values_of_other_dims_or_another_dtype_are_refused_or_converted(

@@ -68,7 +68,7 @@ class UploadMailbox(HostMailbox):
             type(envelope.message) in _UPLOADS
             and owner is not None
             and (bridge := owner.bridge) is envelope.bridge
-            and not bridge.posted
+            and not (bridge.posted or self._lock._is_owned())  # see `Dispatcher.admit_alone`
             and owner.reads(self.channel)
             and straight(self, bridge, send_upload, AskedUpload(envelope, owner.looks, owner.may_wait))
         ):
@@ -84,7 +84,7 @@ class UploadMailbox(HostMailbox):
             self.loops_may_stay_awake
             and owner is not None
             and now_s - self.host.in_flight.progress_s > _AWAKE_S
-            and not self.is_roused
+            and not (self.is_roused or self._lock._is_owned())
             and owner.is_running_here()
             and owner.reads(self.channel)
         ):
@@ -216,6 +216,8 @@ def send_upload(dispatcher: UploadMailbox, asked: AskedUpload) -> bool:
     except MemoryError:  # the request is in flight: the monitor goes on once there is memory
         dispatcher.short_of_memory = dispatcher._wants_reading = True
         dispatcher.wake_monitor()
+    if dispatcher._afterwards:  # as in `send_alone`
+        dispatcher._admit_afterwards()
     return True
 
 
