@@ -12,20 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.typing import EventDict
 
 from cudnn_actor import CudnnActorError, CudnnRef, OutOfMemory, Receipt, ServiceStopped, connect
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.attached import ServedSocket
 from cudnn_actor.attached.server import array_answers, failures, sending
-from cudnn_actor.attached.wire import Refused, WireArray
-from cudnn_actor.messages import Ping
+from cudnn_actor.attached.wire import Refused, Request, Requests, WireArray
+from cudnn_actor.messages import Fill, Ping
 from cudnn_actor.processes import frames
-from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.processes.frames import BadFrame, encode
+from cudnn_actor.protocol.messages.codec import encode_message
 from tests.service.rigs import Trio
 
 from ..inside import sessions_of
 from ..patience import PATIENCE_S
 from ..whole import WHOLE
+from .raw_client import ATTACH, Asking, Raw
 
 _SERVER = "/cudnn_actor/attached/server/"
 _ROWS = np.ones((1, 1, 64, 96), np.float32)  # an answer of it does not travel in the frame
@@ -171,6 +174,26 @@ async def test_a_server_without_memory_for_any_answer_ends_the_session(
     await gpu.drain()
     assert (served.clients, served.share.has_one) == (0, False)
     assert (await gpu.statistics()).live_buffers == 0
+
+
+async def test_requests_behind_one_with_which_the_session_ends_are_not_taken(
+    served: ServedSocket, gpu: CudnnRef, monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
+    raw = Raw(served.path)
+    asking = Asking(raw)
+    await raw.send(encode(ATTACH))
+    ref = await asking.allocate()
+    bodies = (b"no message", encode_message(Fill(dst=ref, value=1.0)), encode_message(Ping()))
+    with monkeypatch.context() as patch:
+        patch.setattr(sending, "encode", _without_memory)
+        patch.setattr(failures, "encode", _without_memory)
+        await raw.send(encode(Requests([Request(number, body) for number, body in enumerate(bodies, 2)])))
+        await raw.ended()
+    raw.socket.close()
+    await gpu.drain()
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["client.failed"]
+    assert (served.clients, served.share.has_one) == (0, False)
+    assert "Ping" not in {each.operation for each in gpu.metrics().requests}
 
 
 @pytest.mark.parametrize("rows", [1, 64, 4096])

@@ -256,6 +256,8 @@ class Session:
     def _take_requests(self, frame: Requests) -> None:
         self._nearness.note_came()
         for request in frame.requests:
+            if not self.open:  # an answer to one before could not be sent
+                return
             if (number := request.number) <= self._last:
                 self._count_request(number)
             self._last = number
