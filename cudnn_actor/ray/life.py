@@ -107,13 +107,13 @@ class Life:
         except RayActorError as error:
             why = str(error).partition("\n")[0]
             if sending is not None and isinstance(error, ActorUnavailableError):  # its process may still live
-                sending.keep_forever()
+                sending.keep_while_lives(self.hello.process)
             self._found_ended(why)
             raise ServiceStopped(reason=why, interrupted=True) from None
         except asyncio.CancelledError:
             ray.cancel(answer)
             if sending is not None:
-                sending.keep_until(answer)
+                sending.keep_until(answer, self.hello.process)
             raise
         if isinstance(found, bytes):
             return unpack_results(found, None if sending is None else sending.results)

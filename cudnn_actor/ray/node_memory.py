@@ -27,7 +27,7 @@ from cudnn_actor.memory import BufferOwner
 from cudnn_actor.memory.container import available
 from cudnn_actor.memory.free_list import FreeList, round_up
 
-__all__ = ["ArrayPlace", "MappedMemory", "MemoryName", "NodeMemory", "Piece", "Room"]
+__all__ = ["ArrayPlace", "MappedMemory", "MemoryName", "NodeMemory", "Piece", "ProcessName", "Room"]
 
 _BYTES = 64 << 20
 """The size of the memory. Linux takes it page by page, as pieces are written to."""
@@ -53,6 +53,48 @@ class MemoryName:
     descriptor: int
     file: str
     nbytes: int
+
+
+@dataclass(frozen=True)
+class ProcessName:
+    """A process of this machine. Later ones of the same id have other names.
+
+    Parameters
+    ----------
+    pid
+        Its id.
+    began
+        When it began, in the kernel's ticks.
+    """
+
+    pid: int
+    began: int
+
+    @classmethod
+    def own(cls) -> ProcessName:
+        """The calling process, with its id as other processes find it in /proc. Raises `OSError`."""
+        return cls.of("self")
+
+    @classmethod
+    def of(cls, process: int | str) -> ProcessName:
+        """The process that /proc has under this name. Raises `OSError`."""
+        descriptor = os.open(f"/proc/{process}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.pread(descriptor, 4096, 0)  # waits for no disk
+        finally:
+            os.close(descriptor)
+        pid, (_, _, rest) = text.split(maxsplit=1)[0], text.rpartition(b")")
+        return cls(int(pid), int(rest.split()[19]))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is known to have ended."""
+        try:
+            return self.of(self.pid) != self
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        except OSError:  # it cannot be found out now
+            return False
 
 
 @dataclass(frozen=True)
@@ -143,10 +185,19 @@ class NodeMemory:
 
 
 class MappedMemory:
-    """A `NodeMemory` of another process of this node."""
+    """A `NodeMemory` of another process of this node.
 
-    def __init__(self, mapped: mmap.mmap) -> None:
+    Parameters
+    ----------
+    mapped
+        The mapping.
+    process
+        The name of this process.
+    """
+
+    def __init__(self, mapped: mmap.mmap, process: ProcessName) -> None:
         self._mapped = mapped
+        self.process = process
 
     @classmethod
     def open(cls, name: MemoryName) -> MappedMemory | None:
@@ -157,7 +208,7 @@ class MappedMemory:
             if os.readlink(path).startswith(f"/memfd:{name.file}"):  # else it is another node's process
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    return cls(map_segment(descriptor, name.nbytes))
+                    return cls(map_segment(descriptor, name.nbytes), ProcessName.own())
                 finally:
                     os.close(descriptor)
         return None

@@ -22,7 +22,7 @@ from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.ray.held import Held, Recipe
-from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, MemoryName
+from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, MemoryName, ProcessName
 from cudnn_actor.ray.packing import Given, Head, PackedResults, join, pack_results, unpack
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start_checked
@@ -50,6 +50,8 @@ class Hello:
         The device of its service: "cpu" or "cuda:N".
     near
         Whether it has mapped the pool's memory, because it is on the same node.
+    process
+        The name of its process, if it is near.
     """
 
     incarnation: str
@@ -57,6 +59,7 @@ class Hello:
     node: str
     device: str
     near: bool = False
+    process: ProcessName | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,8 @@ class Replica:
             self._following = asyncio.create_task(self._follow())
         if self._memory is None and memory is not None:
             self._memory = await in_own_thread(MappedMemory.open, memory)
-            self.hello_of_this = replace(self.hello_of_this, near=self._memory is not None)
+            if self._memory is not None:
+                self.hello_of_this = replace(self.hello_of_this, near=True, process=self._memory.process)
         return self.hello_of_this
 
     async def _follow(self) -> None:

@@ -18,7 +18,7 @@ from cudnn_actor.pool.pure_requests import overwritten_inputs, parts_of
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.ray.held import Held
-from cudnn_actor.ray.node_memory import ArrayPlace, MemoryName, NodeMemory, Piece
+from cudnn_actor.ray.node_memory import ArrayPlace, MemoryName, NodeMemory, Piece, ProcessName
 from cudnn_actor.ray.packing import INLINE_BYTES, Given, nbytes_of_results
 
 __all__ = ["RequestValues", "Sending", "Values", "not_held", "require_held", "require_pure"]
@@ -81,6 +81,10 @@ def not_held(field: str, value: object) -> InvalidRequest:
     )
 
 
+Kept = dict[ProcessName | None, list[Piece]]
+"""Pieces that processes of replicas may use. With None, nobody will know when a process has ended."""
+
+
 class Sending(NamedTuple):
     """The values of a request, as one replica gets them.
 
@@ -93,28 +97,31 @@ class Sending(NamedTuple):
     results
         The piece that is the room for results.
     kept
-        The pool's list of pieces that it never uses again.
+        See `Values.kept`.
     """
 
     args: tuple[Any, ...]
     pieces: Sequence[Piece]
     results: Piece | None
-    kept: list[Piece]
+    kept: Kept
 
-    def keep_until(self, answer: ray.ObjectRef[Any]) -> None:
-        """Keep the pieces until a replica has answered or ended, though nobody waits for the answer."""
+    def keep_until(self, answer: ray.ObjectRef[Any], process: ProcessName | None) -> None:
+        """Keep the pieces until a replica's process has answered or ended, though nobody waits for the
+        answer."""
         if self.pieces:
-            answer.future().add_done_callback(partial(_let_go, self))
+            answer.future().add_done_callback(partial(_let_go, self, process))
 
-    def keep_forever(self) -> None:
-        """Keep the pieces as long as the pool, since nobody can tell when the replica uses them no more."""
-        self.kept.extend(self.pieces)
+    def keep_while_lives(self, process: ProcessName | None) -> None:
+        """Keep the pieces while a replica's process lives, since nobody else tells when it uses them no
+        more. Any thread."""
+        if self.pieces:
+            self.kept.setdefault(process, []).extend(self.pieces)
 
 
-def _let_go(sending: Sending, answer: Future[Any]) -> None:
+def _let_go(sending: Sending, process: ProcessName | None, answer: Future[Any]) -> None:
     """Let the pieces go, to which the callback has referred until now. On a thread of Ray's."""
     if not answer.cancelled() and isinstance(answer.exception(), ActorUnavailableError):
-        sending.keep_forever()  # the replica's process may still live
+        sending.keep_while_lives(process)
 
 
 class Values:
@@ -125,10 +132,11 @@ class Values:
         self._threads: KeptThreads | None = threads
         self.memory: NodeMemory | None = None
         """The memory that replicas of this machine map; None without one."""
-        self.kept: list[Piece] = []
-        """Pieces that replicas may use for ever, as far as is known."""
+        self.kept: Kept = {}
+        """Pieces that replicas may use while their processes live, as far as is known: Ray says only that
+        these cannot be reached, also of those that have ended."""
         self._results: dict[Hashable, int] = {}
-        """For kinds of requests whose results are large: the bytes of the latest ones."""
+        """For kinds of requests whose results are large: the bytes of the largest ones."""
         forks.finalize(self, threads.end).atexit = False  # for a pool that nobody closes
 
     def begin(self) -> MemoryName | None:
@@ -145,7 +153,7 @@ class Values:
 
     async def copy(self, array: np.ndarray) -> tuple[ArrayPlace, Piece] | None:
         """Copy an array to the memory that replicas of this machine map. Returns None if it has no room."""
-        if self.memory is None or (piece := self.memory.take(array.nbytes)) is None:
+        if (piece := self._take(array.nbytes)) is None:
             return None
         if array.nbytes <= _ON_LOOP_BYTES or self._threads is None:
             piece.write(array)
@@ -162,9 +170,26 @@ class Values:
         return arrays if self._threads is None else await self._threads.run(_put, arrays)
 
     def room_for_results(self, kind: Hashable) -> Piece | None:
-        """A piece for results as large as the latest of a kind; None if these are small, or not known."""
+        """A piece for results as large as the largest of a kind; None if these are small, or not known."""
         nbytes = self._results.get(kind)
-        return None if nbytes is None or self.memory is None else self.memory.take(nbytes)
+        return None if nbytes is None else self._take(nbytes)
+
+    def _take(self, nbytes: int) -> Piece | None:
+        """A piece of the memory; None if there is no room."""
+        if self.memory is None:
+            return None
+        piece = self.memory.take(nbytes)
+        if piece is None and self.let_go():
+            piece = self.memory.take(nbytes)
+        return piece
+
+    def let_go(self) -> bool:
+        """Let the pieces go that were kept for processes which have ended by now. Returns whether there were
+        any."""
+        ended = [each for each in tuple(self.kept) if each is not None and each.has_ended]
+        for each in ended:
+            del self.kept[each]
+        return bool(ended)
 
     def note_results(self, kind: Hashable, found: Any) -> None:
         """Note how large the results of a kind are."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -131,6 +132,8 @@ class Watched:
                     return
 
     def _begin(self, hello: Hello) -> Life:
+        if hello.near and (hello.process is None or hello.process.has_ended):
+            hello = replace(hello, near=False)  # this process does not see it, and so would not see its end
         life = Life(
             self.actor,
             hello,

@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from cudnn_actor import ServiceStopped
 from cudnn_actor.ray.life import Life
+from cudnn_actor.ray.node_memory import ProcessName
 from cudnn_actor.ray.packing import INLINE_BYTES
 from cudnn_actor.ray.replica import Answer, Hello
 from cudnn_actor.ray.values import Values
@@ -94,20 +95,20 @@ async def test_a_caller_that_is_cancelled_is_not_told_that_its_request_was_withd
             await task
 
 
-async def test_memory_is_kept_if_nobody_can_tell_whether_a_replica_uses_it() -> None:
-    """An actor that cannot be reached may live, unlike one that has died."""
-    actor, values = Actor(), Values()
+async def test_memory_is_kept_while_the_process_of_a_replica_that_cannot_be_reached_lives() -> None:
+    """It may use the memory, unlike the process of an actor that has died."""
+    actor, values, process = Actor(), Values(), ProcessName.own()
     values.begin()
     for error, kept in ((ActorDiedError(), 0), (ActorUnavailableError("no connection", None), 1)):
         life = actor.life()
-        life.hello = replace(life.hello, near=True)
+        life.hello = replace(life.hello, near=True, process=process)
         begun = len(actor.answers)
         asking = asyncio.ensure_future(life.request("call", values=values.of("a kind", {"x": LARGE})))
         await actor.asked(begun + 1)
         actor.answers[-1].set_exception(error)
         with pytest.raises(ServiceStopped):
             await asking
-        assert len(values.kept) == kept
+        assert [(each, len(pieces)) for each, pieces in values.kept.items()] == [(process, 1)] * kept
     values.end()
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import gc
 import os
+import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,7 +21,7 @@ from ray.exceptions import ActorUnavailableError
 
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.ray.held import RayBuffer
-from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, NodeMemory
+from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, NodeMemory, ProcessName
 from cudnn_actor.ray.packing import INLINE_BYTES, PackedResults, pack_results, unpack_results
 from cudnn_actor.ray.values import Sending, Values
 
@@ -41,6 +44,14 @@ def put(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
     monkeypatch.setattr(ray, "put", note)
     return arrays
+
+
+@pytest.fixture
+def other_process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits until it is killed."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
 
 
 def sent(sending: Sending) -> list[Any]:
@@ -215,7 +226,7 @@ async def test_memory_is_kept_until_a_replica_that_was_given_up_has_ended() -> N
     request = values.of("a kind", {"x": WIDE})
     ready = await request.make_ready(near=True)
     answer = Answer()
-    ready.keep_until(cast("Any", answer))
+    ready.keep_until(cast("Any", answer), ProcessName.own())
     del ready, request
     assert own.pieces == 2
     answer.ended.set_result(None)
@@ -224,8 +235,49 @@ async def test_memory_is_kept_until_a_replica_that_was_given_up_has_ended() -> N
     assert own.pieces == 0
     ready = await values.of("a kind", {"x": WIDE}).make_ready(near=True)
     answer = Answer()
-    ready.keep_until(cast("Any", answer))
+    ready.keep_until(cast("Any", answer), ProcessName.own())
     answer.ended.set_exception(ActorUnavailableError("it may live", None))
     del ready, answer
     gc.collect()
     assert own.pieces == 2
+    assert not values.let_go()
+    values.end()
+
+
+async def test_memory_that_a_dead_process_may_have_used_is_used_again_once_there_is_no_other(
+    put: list[np.ndarray], other_process: subprocess.Popen[bytes]
+) -> None:
+    """Ray says of a replica that is killed only that it cannot be reached."""
+    values = Values()
+    values.memory = NodeMemory(2 * WIDE.nbytes)
+    name = ProcessName.of(other_process.pid)
+    assert not name.has_ended
+    for each in (name, None):
+        (await values.of("a kind", {"x": WIDE}).make_ready(near=True)).keep_while_lives(each)
+    gc.collect()
+    request = values.of("a kind", {"x": WIDE})
+    assert sent(await request.make_ready(near=True)) == [("in the store", WIDE.nbytes)]
+    other_process.kill()
+    await asyncio.to_thread(other_process.wait)
+    assert name.has_ended
+    [place] = sent(await request.make_ready(near=True))
+    assert isinstance(place, ArrayPlace)
+    assert [*values.kept] == [None], "nobody knows what has become of that process"
+    values.end()
+
+
+def test_a_process_is_told_from_a_later_one_of_the_same_id() -> None:
+    own = ProcessName.own()
+    assert own.pid == os.getpid()
+    assert not own.has_ended
+    assert replace(own, began=own.began - 1).has_ended
+
+
+def test_a_process_has_not_ended_because_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EMFILE, "no descriptors are left")
+
+    own = ProcessName.own()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        assert not own.has_ended

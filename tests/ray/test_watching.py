@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from cudnn_actor import ServiceStopped
 from cudnn_actor.actors import Deadline
+from cudnn_actor.ray.node_memory import ProcessName
 from cudnn_actor.ray.replica import Answer, Beat, Hello
 from cudnn_actor.ray.watching import Watched
 from cudnn_actor.supervision import LifecycleEvent
@@ -92,3 +94,22 @@ async def test_a_replica_gets_no_request_before_it_has_what_all_have() -> None:
         silent.cancel()
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_replica_is_not_near_if_its_process_is_not_seen_here() -> None:
+    """Then nobody would see its end, either, until which it may use the pool's memory."""
+    own = ProcessName.own()
+    for process, near in ((own, True), (replace(own, began=own.began - 1), False), (None, False)):
+        gates, said = Gates(), Hello(incarnation="first", pid=1, node="here", device="cpu", near=True)
+
+        async def hello(_: object, said: Hello = replace(said, process=process)) -> Hello:
+            return said
+
+        watched = Watched(0, "pool-0", actor(hello=hello), mailbox=1, lost_after_s=1.0, listener=gates)
+        watching = asyncio.ensure_future(watched.watch())
+        async with asyncio.timeout(PATIENCE_S):
+            await gates.begun.acquire()
+        assert watched.life is not None
+        assert watched.life.hello.near is near
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
