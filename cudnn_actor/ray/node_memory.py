@@ -10,6 +10,7 @@ that another request has.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import uuid
@@ -21,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.actors import forks
-from cudnn_actor.engines.cpu.arenas import keeping
+from cudnn_actor.engines.cpu.arenas import FIXED_SIZE, is_whole, keeping
 from cudnn_actor.isolation.staging import map_segment
 from cudnn_actor.memory import BufferOwner
-from cudnn_actor.memory.container import available
+from cudnn_actor.memory.container import available, room_in_container
 from cudnn_actor.memory.free_list import FreeList, round_up
 
 __all__ = ["ArrayPlace", "MappedMemory", "MemoryName", "NodeMemory", "Piece", "ProcessName", "Room"]
@@ -150,19 +151,21 @@ class Piece:
 
 class NodeMemory:
     """The memory, in the pool's process. Used on the pool's event loop; pieces may be collected on any
-    thread.
+    thread. To make it reads some small files.
 
-    Raises `OSError` if the system has no file for it, and `MemoryError` if the container has no room.
+    Raises `OSError` if the system has no file for it, and `MemoryError` if the machine or the container has
+    no room.
     """
 
     def __init__(self, nbytes: int = _BYTES) -> None:
-        left = available()
+        left = min((each for each in (available(), room_in_container()) if each is not None), default=None)
         if left is not None and left < 2 * nbytes:  # Linux would grant it, and kill a process later
             raise MemoryError(f"{left} bytes are left")
         file = f"cudnn-actor-ray-{uuid.uuid4().hex}"
-        descriptor = os.memfd_create(file, os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(file, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         forks.finalize(self, os.close, descriptor).atexit = False
         os.ftruncate(descriptor, nbytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, FIXED_SIZE)  # else another process might truncate it
         self._mapped = map_segment(descriptor, nbytes)
         self._free = FreeList(nbytes)
         self._ended: deque[int] = deque()
@@ -208,6 +211,8 @@ class MappedMemory:
             if os.readlink(path).startswith(f"/memfd:{name.file}"):  # else it is another node's process
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 try:
+                    if not is_whole(descriptor, name.nbytes):
+                        return None
                     return cls(map_segment(descriptor, name.nbytes), ProcessName.own())
                 finally:
                     os.close(descriptor)

@@ -199,13 +199,13 @@ class RayPool(RayRequests):
                 fix="call ray.init(...), or ray.init(address='auto') on a node of a cluster",
             )
         settings = self._settings
+        memory = await in_own_thread(self._values.begin)  # first: a cancellation leaves no actors
         placing = asyncio.ensure_future(in_own_thread(place, settings))
         try:
             self._placed = await asyncio.shield(placing)
         except asyncio.CancelledError:
             await in_own_thread((await placing).remove)
             raise
-        memory = self._values.begin()
         self._members = self._replication.members = tuple(
             Watched(
                 number,

@@ -140,7 +140,10 @@ class Values:
         forks.finalize(self, threads.end).atexit = False  # for a pool that nobody closes
 
     def begin(self) -> MemoryName | None:
-        """Make the memory that replicas of this machine map. Returns its name; None if there is no room."""
+        """Make the memory that replicas of this machine map. Returns its name; None if there is no room.
+
+        Called on a thread of its own, because that reads files.
+        """
         try:
             self.memory = NodeMemory()
         except (OSError, MemoryError):

@@ -98,7 +98,7 @@ async def test_a_caller_that_is_cancelled_is_not_told_that_its_request_was_withd
 async def test_memory_is_kept_while_the_process_of_a_replica_that_cannot_be_reached_lives() -> None:
     """It may use the memory, unlike the process of an actor that has died."""
     actor, values, process = Actor(), Values(), ProcessName.own()
-    values.begin()
+    await asyncio.to_thread(values.begin)
     for error, kept in ((ActorDiedError(), 0), (ActorUnavailableError("no connection", None), 1)):
         life = actor.life()
         life.hello = replace(life.hello, near=True, process=process)

@@ -88,7 +88,7 @@ async def test_the_threads_of_a_pool_that_nobody_closes_end(monkeypatch: pytest.
 
 async def test_a_replica_that_is_near_reads_large_arrays_from_the_pools_memory(put: list[np.ndarray]) -> None:
     values = Values()
-    name = values.begin()
+    name = await asyncio.to_thread(values.begin)
     assert name is not None
     memory = await asyncio.to_thread(MappedMemory.open, name)
     assert memory is not None
@@ -111,7 +111,7 @@ async def test_what_has_no_room_in_the_pools_memory_goes_by_rays_store(
 ) -> None:
     values = Values()
     monkeypatch.setattr("cudnn_actor.ray.values.NodeMemory", lambda: NodeMemory(WIDE.nbytes))
-    values.begin()
+    await asyncio.to_thread(values.begin)
     first, second = values.of("a kind", {"x": WIDE}), values.of("a kind", {"x": WIDE})
     for _ in range(2):  # twice in the same place
         [place] = sent(await first.make_ready(near=True))
@@ -124,12 +124,13 @@ async def test_what_has_no_room_in_the_pools_memory_goes_by_rays_store(
     values.end()
 
 
+@pytest.mark.parametrize("limit", ["available", "room_in_container"])
 async def test_without_memory_for_the_node_all_goes_by_rays_store(
-    put: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    limit: str, put: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cudnn_actor.ray.node_memory.available", lambda: 0)
+    monkeypatch.setattr(f"cudnn_actor.ray.node_memory.{limit}", lambda: 0)
     values = Values()
-    assert values.begin() is None
+    assert await asyncio.to_thread(values.begin) is None
     assert sent(await values.of("a kind", {"x": WIDE}).make_ready(near=True)) == [
         ("in the store", WIDE.nbytes)
     ]
@@ -147,10 +148,23 @@ def test_only_the_memory_of_this_name_is_mapped() -> None:
     assert MappedMemory.open(replace(own.name, pid=os.getppid())) is None
 
 
+def test_only_memory_that_nobody_can_truncate_is_mapped() -> None:
+    own = NodeMemory()
+    with pytest.raises(PermissionError):
+        os.ftruncate(own.name.descriptor, 0)
+    file = "cudnn-actor-ray-of-a-test"
+    descriptor = os.memfd_create(file, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, own.name.nbytes)
+        assert MappedMemory.open(replace(own.name, descriptor=descriptor, file=file)) is None
+    finally:
+        os.close(descriptor)
+
+
 @pytest.mark.parametrize("form", ["an array", "by name", "a named tuple"])
 async def test_large_results_lie_in_the_callers_memory_from_the_second_run_on(form: str) -> None:
     values = Values()
-    name = values.begin()
+    name = await asyncio.to_thread(values.begin)
     assert name is not None
     memory = await asyncio.to_thread(MappedMemory.open, name)
     by_name = {"y": WIDE, "z": SMALL, "t": WIDE.T, "none": np.zeros((0, 3))}
@@ -190,7 +204,7 @@ def test_results_that_do_not_fit_are_left_to_rays_store() -> None:
 
 
 async def test_memory_of_results_is_free_once_no_array_lies_there() -> None:
-    values, own = Values(), NodeMemory()
+    values, own = Values(), await asyncio.to_thread(NodeMemory)
     values.memory = own
     memory = await asyncio.to_thread(MappedMemory.open, own.name)
     values.note_results("a kind", WIDE)
@@ -220,7 +234,7 @@ class Answer:
 
 
 async def test_memory_is_kept_until_a_replica_that_was_given_up_has_ended() -> None:
-    values, own = Values(), NodeMemory()
+    values, own = Values(), await asyncio.to_thread(NodeMemory)
     values.memory = own
     values.note_results("a kind", WIDE)
     request = values.of("a kind", {"x": WIDE})
@@ -249,7 +263,7 @@ async def test_memory_that_a_dead_process_may_have_used_is_used_again_once_there
 ) -> None:
     """Ray says of a replica that is killed only that it cannot be reached."""
     values = Values()
-    values.memory = NodeMemory(2 * WIDE.nbytes)
+    values.memory = await asyncio.to_thread(NodeMemory, 2 * WIDE.nbytes)
     name = ProcessName.of(other_process.pid)
     assert not name.has_ended
     for each in (name, None):

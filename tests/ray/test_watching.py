@@ -100,12 +100,13 @@ async def test_a_replica_is_not_near_if_its_process_is_not_seen_here() -> None:
     """Then nobody would see its end, either, until which it may use the pool's memory."""
     own = ProcessName.own()
     for process, near in ((own, True), (replace(own, began=own.began - 1), False), (None, False)):
-        gates, said = Gates(), Hello(incarnation="first", pid=1, node="here", device="cpu", near=True)
+        gates, said = Gates(), asyncio.get_running_loop().create_future()
+        hello = Hello(incarnation="first", pid=1, node="here", device="cpu", near=True, process=process)
+        said.set_result(hello)
 
-        async def hello(_: object, said: Hello = replace(said, process=process)) -> Hello:
-            return said
-
-        watched = Watched(0, "pool-0", actor(hello=hello), mailbox=1, lost_after_s=1.0, listener=gates)
+        watched = Watched(
+            0, "pool-0", actor(hello=lambda _, said=said: said), mailbox=1, lost_after_s=1.0, listener=gates
+        )
         watching = asyncio.ensure_future(watched.watch())
         async with asyncio.timeout(PATIENCE_S):
             await gates.begun.acquire()
