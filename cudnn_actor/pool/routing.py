@@ -157,10 +157,10 @@ class Routing(Generic[R]):
         `max_losses` is the request's own limit; None for the limit of all requests. Returns the member, or
         None if none is up: then the request waits. Raises `NoMember` if all members are removed.
         """
-        if max_losses is not None:
-            self._losses[request] = _Losses(max_losses)
         if not self._up and all(state is MemberState.REMOVED for state in self._states):
             raise NoMember
+        if max_losses is not None:
+            self._losses[request] = _Losses(max_losses)
         return self._place(request, cost_us or 1)
 
     def answered(self, request: R, member: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from random import Random
 
 import pytest
@@ -30,6 +32,21 @@ def test_of_many_members_two_are_looked_at_and_one_member_is_never_compared_with
     chosen = {least_time_of(2)(wide, Random(seed)) for seed in range(200)}
     assert len(chosen) > 30
     assert 99 not in chosen
+
+
+def test_nothing_is_kept_of_a_request_that_no_member_can_get() -> None:
+    class Request:
+        """A request that can be referred to weakly."""
+
+    routing = Routing[Request](1)
+    routing.remove(0)
+    request = Request()
+    kept = weakref.ref(request)
+    with pytest.raises(NoMember):
+        routing.submit(request, 10, max_losses=2)
+    del request
+    gc.collect()
+    assert kept() is None
 
 
 def test_requests_of_a_lost_member_are_given_to_others_in_their_order() -> None:
