@@ -27,6 +27,8 @@ _THREADS = 4
 """How many threads of a pool put arrays into Ray's object store. Each copies one array, or waits."""
 _ON_LOOP_BYTES = 1 << 20
 """An array of up to this many bytes is copied on the event loop: that takes less than waking a thread."""
+_STRIDED_BYTES = 256 << 10
+"""The same for one that is not in C order. To copy it takes several times as long."""
 _KINDS = 256
 """For how many kinds of requests the size of their results is kept."""
 
@@ -158,7 +160,8 @@ class Values:
         """Copy an array to the memory that replicas of this machine map. Returns None if it has no room."""
         if (piece := self._take(array.nbytes)) is None:
             return None
-        if array.nbytes <= _ON_LOOP_BYTES or self._threads is None:
+        most = _ON_LOOP_BYTES if array.flags.c_contiguous else _STRIDED_BYTES
+        if array.nbytes <= most or self._threads is None:
             piece.write(array)
         else:
             await self._threads.run(piece.write, array)

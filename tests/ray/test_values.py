@@ -21,7 +21,7 @@ from ray.exceptions import ActorUnavailableError
 
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.ray.held import RayBuffer
-from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, NodeMemory, ProcessName
+from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, NodeMemory, Piece, ProcessName
 from cudnn_actor.ray.packing import INLINE_BYTES, PackedResults, pack_results, unpack_results
 from cudnn_actor.ray.values import Sending, Values
 
@@ -103,6 +103,26 @@ async def test_a_replica_that_is_near_reads_large_arrays_from_the_pools_memory(p
         assert np.array_equal(read, array)
     assert m == ("in the store", WIDE.nbytes)  # its class would be lost
     assert len(put) == 1
+    values.end()
+
+
+async def test_only_arrays_that_take_long_to_copy_are_copied_by_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = Values()
+    await asyncio.to_thread(values.begin)
+    threads = list[threading.Thread]()
+    write = Piece.write
+
+    def note(piece: Piece, array: np.ndarray) -> None:
+        threads.append(threading.current_thread())
+        write(piece, array)
+
+    monkeypatch.setattr(Piece, "write", note)
+    given = WIDE, WIDE[:128].T, WIDE.T, np.append(WIDE, WIDE[:1])
+    for each in given:
+        await values.of("a kind", {"x": each}).make_ready(near=True)
+    assert [each is threading.current_thread() for each in threads] == [True, True, False, False]
     values.end()
 
 
