@@ -111,9 +111,9 @@ class Life:
             self._found_ended(why)
             raise ServiceStopped(reason=why, interrupted=True) from None
         except asyncio.CancelledError:
-            ray.cancel(answer)
             if sending is not None:
                 sending.keep_until(answer, self.hello.process)
+            ray.cancel(answer)
             raise
         if isinstance(found, bytes):
             return unpack_results(found, None if sending is None else sending.results)

@@ -87,7 +87,6 @@ class ProcessName:
         pid, (_, _, rest) = text.split(maxsplit=1)[0], text.rpartition(b")")
         return cls(int(pid), int(rest.split()[19]))
 
-    @property
     def has_ended(self) -> bool:
         """Whether the process is known to have ended."""
         try:

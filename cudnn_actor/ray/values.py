@@ -192,7 +192,7 @@ class Values:
     def let_go(self) -> bool:
         """Let the pieces go that were kept for processes which have ended by now. Returns whether there were
         any."""
-        ended = [each for each in tuple(self.kept) if each is not None and each.has_ended]
+        ended = [each for each in tuple(self.kept) if each is not None and each.has_ended()]
         for each in ended:
             del self.kept[each]
         return bool(ended)

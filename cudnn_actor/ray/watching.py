@@ -132,7 +132,7 @@ class Watched:
                     return
 
     def _begin(self, hello: Hello) -> Life:
-        if hello.near and (hello.process is None or hello.process.has_ended):
+        if hello.near and (hello.process is None or hello.process.has_ended()):
             hello = replace(hello, near=False)  # this process does not see it, and so would not see its end
         life = Life(
             self.actor,

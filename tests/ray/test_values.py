@@ -285,7 +285,7 @@ async def test_memory_that_a_dead_process_may_have_used_is_used_again_once_there
     values = Values()
     values.memory = await asyncio.to_thread(NodeMemory, 2 * WIDE.nbytes)
     name = ProcessName.of(other_process.pid)
-    assert not name.has_ended
+    assert not name.has_ended()
     for each in (name, None):
         (await values.of("a kind", {"x": WIDE}).make_ready(near=True)).keep_while_lives(each)
     gc.collect()
@@ -293,7 +293,7 @@ async def test_memory_that_a_dead_process_may_have_used_is_used_again_once_there
     assert sent(await request.make_ready(near=True)) == [("in the store", WIDE.nbytes)]
     other_process.kill()
     await asyncio.to_thread(other_process.wait)
-    assert name.has_ended
+    assert name.has_ended()
     [place] = sent(await request.make_ready(near=True))
     assert isinstance(place, ArrayPlace)
     assert [*values.kept] == [None], "nobody knows what has become of that process"
@@ -303,8 +303,8 @@ async def test_memory_that_a_dead_process_may_have_used_is_used_again_once_there
 def test_a_process_is_told_from_a_later_one_of_the_same_id() -> None:
     own = ProcessName.own()
     assert own.pid == os.getpid()
-    assert not own.has_ended
-    assert replace(own, began=own.began - 1).has_ended
+    assert not own.has_ended()
+    assert replace(own, began=own.began - 1).has_ended()
 
 
 def test_a_process_has_not_ended_because_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,4 +314,4 @@ def test_a_process_has_not_ended_because_nothing_can_be_read(monkeypatch: pytest
     own = ProcessName.own()
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail)
-        assert not own.has_ended
+        assert not own.has_ended()
