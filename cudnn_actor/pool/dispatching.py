@@ -185,11 +185,10 @@ class Dispatching:
 
         Raises `ServiceStopped`.
         """
-        cost, up = self._costs.get(kind), self._up
-        if cost is None or not up or max_losses is not None:
+        cost, up, task = self._costs.get(kind), self._up, current_task(self._loop)
+        if cost is None or task is None or not up or max_losses is not None:
             return self._begin_unusual(kind, max_losses)
-        task = current_task(self._loop)
-        request = OpenRequest(cost, task, task.cancelling(), self._clock())  # type: ignore[arg-type, union-attr]
+        request = OpenRequest(cost, task, task.cancelling(), self._clock())
         # What `Routing.submit` does, inlined: the first of those with the least to do.
         device_us, member = self._device_us, up[0]
         if least_us := device_us[member]:
@@ -206,8 +205,8 @@ class Dispatching:
         """Submit a request that `begin` does not submit in fewer steps."""
         if self._closed is not None:
             raise ServiceStopped(reason=self._closed)
-        cost, task = self.costs.of(kind), current_task(self._loop)
-        assert task is not None, "requests are sent by tasks of the pool's event loop"
+        cost, task = self.costs.of(kind), current_task()  # of this loop: in a forked child, it is another
+        assert task is not None, "requests are sent by tasks"
         request = OpenRequest(cost, task, task.cancelling(), self._clock(), moves=1)
         try:
             request.member = self.routing.submit(request, cost.us, max_losses)

@@ -77,6 +77,22 @@ async def turns(count: int = 4) -> None:
         await asyncio.sleep(0)
 
 
+async def test_a_member_says_itself_what_it_answers_on_an_event_loop_of_another_thread_or_process() -> None:
+    """In a forked child, it refuses all requests."""
+    members = Members(1)
+
+    async def ask() -> str:
+        asking = members.asks("a")
+        await turns()
+        members.has[0]["a"].set_exception(ServiceStopped(reason="this is a forked child"))
+        return await asking
+
+    for _ in range(2):  # at first, the kind is not known
+        with pytest.raises(ServiceStopped, match="this is a forked child"):
+            await asyncio.to_thread(asyncio.run, ask())
+    assert members.dispatching.routing.is_idle
+
+
 async def test_a_lost_members_requests_are_sent_to_others_and_answered_once() -> None:
     members = Members(2)
     callers = [members.asks(name) for name in "abcd"]
