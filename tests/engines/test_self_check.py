@@ -484,10 +484,11 @@ def test_a_comparison_of_few_elements_is_told_from_one_that_differs_for_equal_nu
         check.close()
 
 
-def test_a_plan_behind_another_one_is_checked_with_every_draw() -> None:
+@pytest.mark.parametrize("dims", [(4, 6), (8, 16)], ids=["few inputs", "many inputs"])
+def test_a_plan_behind_another_one_is_checked_with_every_draw(dims: tuple[int, int]) -> None:
     """It writes what is right for the values that the check of the plan before it has left."""
     g = GraphBuilder()
-    graph = g.build(y=g.sum(g.input("x", (4, 6)), (0, 1))).body
+    graph = g.build(y=g.sum(g.input("x", dims), (0, 1))).body
     y = graph.tensor(graph.results[0])
     place = graph.bound.index(y.uid)
     check = SelfCheck(graph, BuildContext(None, Stream()))
