@@ -42,7 +42,7 @@ class Waking:
         """The ident of the thread that runs woken tasks now, within a callback of the loop; 0 for none."""
 
     def set_result(self, future: asyncio.Future[Any], value: Any) -> None:
-        """Set the result of a future, unless it is done. Who waits for it is woken by itself."""
+        """Set the result of a future, unless it is done. The loop wakes each task that waits for it."""
         if not future.done():
             future.remove_done_callback(self._if_cancelled)
             future.set_result(value)
@@ -51,7 +51,7 @@ class Waking:
         """Set these results, except of futures that are done. The tasks run soon, in this order, and `then`
         after them.
 
-        In asyncio's debug mode, each future wakes its tasks by itself: the loop reports the slow ones.
+        In asyncio's debug mode, the loop wakes each task as `set_result` says, and reports the slow ones.
         """
         if self._loop.get_debug():
             for future, value in results:

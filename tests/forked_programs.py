@@ -120,7 +120,7 @@ def end_server() -> None:
 def forking_forkservers() -> Iterator[None]:
     """Within this, the server of test programs forks the forkservers of this process: no interpreter starts.
 
-    What differs from one that is executed says `spare_process`. One whose interpreter, or a variable that an
+    `spare_process` says what differs from one that is executed. One whose interpreter, or a variable that an
     interpreter reads at its start, is not that of this process is executed. In `make test-all`, all are.
     """
     if WHOLE:

@@ -380,7 +380,7 @@ class RequestCounters(Counters):
         return waiting, (number, envelope.admitted_ns, started_ns, now_ns, run_us), tally, moved
 
     def of_upload(self, message: Any, nbytes: int) -> tuple[int, Tally, tuple[int, int]] | None:
-        """What `measure` will find out about the answer to an upload of so many bytes on the host, but for
+        """What `measure` will find out about the answer to an upload of `nbytes` bytes on the host, without
         its times: the tally's number, the tally, and its new bytes. None while an observer is to be told."""
         if self._observer is not None:
             return None

@@ -125,7 +125,7 @@ class FormingBatches(Generic[R]):
         """Requests of one sample that came while nothing could start because of them: each with its group and
         its time. They are counted all at once, before anything else is done or asked."""
         self._enough: float = 0
-        """While `in_flight` batches run: with so many in `_arrived`, a batch that may start may be full."""
+        """While `in_flight` batches run: with so many in `_arrived`, a batch may be full, and start."""
         self._latest = -math.inf
         """When the latest request came."""
         self._latest_end = -math.inf
@@ -323,8 +323,8 @@ class FormingBatches(Generic[R]):
     def _set_enough(self) -> None:
         """Note what `add` asks before it counts requests, while `in_flight` batches run.
 
-        Then only a full batch of the group that came first may start. Once it is full, that has been said,
-        and nothing follows from more requests.
+        Then only a full batch of the group that came first may start. Once that is full, `add` has said so,
+        and more requests change nothing.
         """
         lacks = self._lacks() if self.running < self.most_in_flight else 0
         self._enough = lacks if lacks > 0 else math.inf

@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 
 class OpenRequest(msgspec.Struct, eq=False):
-    """A request whose caller waits. A struct, since it is made for each request: nothing of it is bytecode.
+    """A request whose caller waits. One is made for each request. It is a struct, since to make that takes no
+    bytecode.
 
     Parameters
     ----------

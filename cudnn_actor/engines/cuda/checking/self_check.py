@@ -306,7 +306,8 @@ class SelfCheck:
 def _count_draws(graph: OperationGraph) -> int:
     """From how many draws of numbers the results are computed: one, unless a result has few elements.
 
-    If all tensors have few, so many that each result has about `_FEW` elements in all draws together.
+    If no tensor of the graph has more than a few elements, the number of draws is such that each result has
+    about `_FEW` elements in all of them together, and at most `_MOST_DRAWS`.
     """
     sizes = [size for uid in graph.results if (size := math.prod(graph.tensor(uid).dims))]
     least = min(sizes, default=_FEW)

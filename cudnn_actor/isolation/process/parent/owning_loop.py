@@ -68,7 +68,7 @@ class OwningLoop:
         self.looks: Callable[[], object] = bool
         """Whether the socket can be read; nothing if the loop does not read it."""
         self._waited_since_s = 0.0
-        """When this thread first waited for an answer without a turn of the loop since the loop's last."""
+        """When this thread first waited for an answer since the loop's last turn."""
         self._turns_again = False
         """Whether the loop has a callback that notes its next turn."""
         self._progress_s = 0.0
@@ -180,7 +180,7 @@ class OwningLoop:
 
     def may_wait(self) -> bool:
         """Whether this thread may wait for an answer without a turn of the loop: nothing else in it is ready,
-        and it has had a turn in the last `WAITING_S`. Not if the loop does not say what is ready: uvloop."""
+        and it has had a turn in the last `WAITING_S`. Not with uvloop, which does not say what is ready."""
         ready = getattr(self.bridge.loop, "_ready", None)
         if ready is None:
             return False

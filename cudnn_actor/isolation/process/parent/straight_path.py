@@ -2,7 +2,7 @@
 in another.
 
 It is for the event loop that owns the socket: for its own callers, and for requests of other processes
-(`attached.server`). A message takes it that came before, while nothing waits and nothing is in flight. So
+(`attached.server`). A message takes it if it came before, while nothing waits and nothing is in flight. So
 there is nothing to gather, to order or to choose: the request does not go through the mailbox, and neither it
 nor its answer costs a turn. The effect is that of the fast path (`fast_path`), whose argument about signal
 handlers and other threads holds here, too: everything before a step changes only caches.
