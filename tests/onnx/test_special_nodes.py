@@ -203,7 +203,6 @@ def test_quotients_are_rounded_to_a_half_type_before_they_are_quantised() -> Non
 
 
 @cases_in_one_test
-@pytest.mark.each_value
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_nodes_that_the_suite_does_not_have(case: Any, constant: bool) -> None:
