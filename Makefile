@@ -57,13 +57,17 @@ $(VENV)/.docs: $(VENV)/.demo
 
 # The checks, the site and the wheel take one processor, one after the other, while the tests leave some of another.
 # The packages that tests import come first. The wheel is installed into an environment of its own.
+# A part beside the tests that fails is named once more at the end, below the output of the tests.
 test: $(VENV)/.dev $(VENV)/.docs
-	$(MAKE) --no-print-directory --jobs 2 suite beside-suite
+	@mkdir -p build && rm -f build/failed
+	$(MAKE) --no-print-directory --jobs 2 suite beside-suite || \
+	  { test ! -f build/failed || echo "failed beside the tests: make $$(cat build/failed)"; false; }
 
 beside-suite:
-	$(MAKE) --no-print-directory check
-	$(MAKE) --no-print-directory site
-	$(MAKE) --no-print-directory wheel
+	@mkdir -p build
+	@for part in check site wheel; do \
+	  $(MAKE) --no-print-directory $$part || { echo $$part > build/failed; exit 1; }; \
+	done
 
 test-all: export TEST_ALL := 1
 test-all: test
