@@ -82,7 +82,7 @@ class Order(NamedTuple):
     spare: bool
     """Whether a spare process becomes its first forkserver: see `spare_process`."""
     forkserver: ForkserverOrder | None = None
-    """If it is there, it is what to run, as a child of pytest's process."""
+    """The forkserver to run, as a child of pytest's process; None to run a program."""
 
 
 class _Server:
@@ -137,7 +137,7 @@ class _Server:
         return False
 
     def _hand_over(self, descriptors: list[int]) -> bool:
-        """Fork a process whose parent is pytest's; whether this is that process.
+        """Fork a process whose parent is pytest's. Returns whether this is that process.
 
         It is forked by a child of this process, which ends at once: pytest's process is the subreaper
         meanwhile, and adopts it. The report is its process id (or minus the error number), once it is

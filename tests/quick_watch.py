@@ -1,7 +1,7 @@
 """Makes blockbuster faster: it looks at a whole stack, frame by frame, for each call that it watches.
 
 In tests of services, that was a tenth of all processor time. Here the name of each function is looked at
-once. Where the stack allows the call, it is made; all else is for blockbuster to decide, and to refuse.
+once. Where the stack allows the call, it is made. Blockbuster decides about all other calls.
 """
 
 from __future__ import annotations

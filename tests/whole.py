@@ -22,8 +22,9 @@ show a mistake, a third have to. Other examples of hypothesis are six times as m
 three times as many where a test says how many it needs (`more`): a state machine with a third of them missed
 what it is there to find.
 
-In `make test-all`, a new interpreter runs each forkserver; else the server of test programs forks those of
-pytest's processes (`tests.forked_programs.forking_forkservers`), and the first of many programs.
+In `make test-all`, a new interpreter runs each forkserver. In `make test`, the server of test programs forks
+those of pytest's processes (`tests.forked_programs.forking_forkservers`), and the first forkserver of many
+programs (`tests.spare_process`).
 
 `make test-gpu` runs all cases, too. `TEST_ALL=1 pytest tests/memory` runs all of one folder.
 """
