@@ -99,7 +99,7 @@ async def test_work_that_keeps_coming_is_no_hang() -> None:
     """There is always some that is not finished, and each answer is progress."""
     async with spawn(device="cpu") as gpu:
         x, w = [await gpu.upload(np.ones(dims, np.float32)) for dims in ((1, 64, 32, 32), (64, 64, 1, 1))]
-        # NumPy lets go of the interpreter's lock in a product of this size, so that this thread sees it begun.
+        # NumPy lets go of the interpreter's lock in a product of this size, so this thread sees it begun.
         product = ConvFwd(x=x, w=w, y=await gpu.empty(x.dims), conv=ConvSpec.symmetric(2))
         asked = deque(gpu.submit(product) for _ in range(64))
         since: list[float | None] = []
