@@ -50,8 +50,8 @@ After each signal, as far as possible:
 2. nothing starts while any child is doomed or being stopped;
 3. start each child that is down, once all children before it are ready or done. With one_for_one, a child
    that has been ready before does not wait; with one_for_all, nothing starts while a child is in backoff. A
-   backoff runs while its group is being stopped. If a second child of a group fails during a backoff, the
-   newer failure's delay applies;
+   backoff goes on while its group is being stopped. If a second child of the group fails meanwhile, the delay
+   of the newer failure counts;
 4. when all are ready or done, report ready, once;
 5. when the supervisor stops and no child lives, emit the last events, escalate if that is the reason, finish.
 """

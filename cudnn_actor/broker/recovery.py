@@ -22,8 +22,9 @@ requests that were running. Those that had not begun run later, and those that h
 `isolation.process.parent.crash` tells them apart by the status page of the worker that has ended. A thread
 that does not end keeps the memory table, so `CudnnActor.on_crash` answers its requests without a verdict.
 
-A run of a model (`RunModel`) counts also the crashes that it was sent with. So a batch that is divided after
-a crash costs one more crash for each part that is a cause, and no other part is blamed.
+A run of a model (`RunModel`) also counts the crashes that it was sent with. After a crash, a batch of several
+requests is divided, and each of its requests runs alone with that crash. A request that is a cause crashes
+the worker once more then, and no other request is blamed.
 
 The consequences for the graph that was running:
 
@@ -112,7 +113,7 @@ def verdict_on(request: Interrupted, *, memory_survives: bool, may_still_write: 
         (may_still_write and request.has_staging, "its process may still use its place in staging memory"),
         (request.is_input_overwritten, "a later request may have overwritten its input"),
         (not request.again, "it was sent with again=False"),
-        (not request.pure, "it accumulates"),
+        (not request.pure, "it reads what it writes"),
     )
     for holds, why in unknown:
         if holds:

@@ -168,7 +168,8 @@ class MemoryTable:
     def idle_arenas(self) -> tuple[int, ...]:
         """Numbers of the arenas that hold no bytes of any buffer, and so may be dropped.
 
-        One that has nothing but ready slots is not among them, if no other arena is empty but for such slots.
+        An arena with nothing but ready slots is among them, except where no other arena is empty: then it is
+        kept, and its slots with it.
         """
         self.take_back()
         if self._ready and self._ready_keep_arenas():

@@ -283,7 +283,8 @@ class BatchedModel:
             No answer within `timeout`. `started`: whether its batch had started.
         QuarantinedRequest
             The request was running at two crashes, at the second one alone. The other requests of its batch
-            have run again.
+            have run again. Or the graph of the only size that holds the request is quarantined: then the
+            request has not run.
         ServiceStopped
             The service has ended.
         CudnnActorError
@@ -488,8 +489,8 @@ class BatchedModel:
         """Run requests together, and answer each. If that fails, run them one by one.
 
         A batch of several requests does not run again after a crash. Each of its requests runs again, alone,
-        and the request that is the cause ends one more worker. So a request causes no more restarts in a
-        batch than alone.
+        and counts the batch's crash as its first. So the request that is the cause ends one more worker and
+        is quarantined: two restarts, as if it had been sent alone.
         """
         group, several = requests[0].group, len(requests) > 1
         counts = [*map(_SAMPLES, requests)]

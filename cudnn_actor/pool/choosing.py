@@ -1,4 +1,8 @@
-"""The choice of the member that gets a request: a pure function of the members' loads."""
+"""The choice of the member that gets a request: a pure function of the members' loads.
+
+`Dispatching.begin` makes the same choice itself where all members are compared and the kind of the request is
+known, which is the usual case.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Costs:
     answered.
 
     A member runs one request after the other. So a request has run since it was given to the member, or since
-    the member's answer before its own, whichever was later. (This is Lindley's recursion, read backwards.)
+    the member's answer before its own, whichever was later.
 
     Parameters
     ----------

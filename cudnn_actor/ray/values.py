@@ -135,8 +135,8 @@ class Values:
         self.memory: NodeMemory | None = None
         """The memory that replicas of this machine map; None without one."""
         self.kept: Kept = {}
-        """Pieces that replicas may use while their processes live, as far as is known: Ray says only that
-        these cannot be reached, also of those that have ended."""
+        """Pieces that a replica may still write. Ray says only that a replica cannot be reached, whether its
+        process has ended or not, so these are kept until the process is known to have ended."""
         self._results: dict[Hashable, int] = {}
         """For kinds of requests whose results are large: the bytes of the largest ones."""
         forks.finalize(self, threads.end).atexit = False  # for a pool that nobody closes

@@ -59,9 +59,9 @@ class Asked(msgspec.Struct, eq=False):
     """A client's request. It is in a queue first, and has an envelope once the service has it.
 
     It stands for the future in its envelope, so that an answer is passed on at once, without the event loop.
-    It is "done" once the request is withdrawn, which tells the service not to start the request. Unlike a
-    cancelled future, it still gets the answer. The answer says that nothing reads the client's memory any
-    more.
+    `done()` is true once the request is withdrawn: then the service does not start it. Unlike a cancelled
+    future, an object of this class still gets the answer, which says that nothing reads the client's memory
+    any more.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """How each operator is added to a graph: one file for each family, all in one table.
 
-A file's handlers are in the table once it is imported: so each is named below. The other files of this folder
-have no handlers, but what handlers share.
+A file's handlers are in the table once the file is imported, so each file with handlers is imported below.
+The other files of this folder have functions that several handlers use.
 """
 
 from __future__ import annotations

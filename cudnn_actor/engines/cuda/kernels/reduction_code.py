@@ -1,4 +1,6 @@
-"""The C++ of reductions: how two parts of a result become one, and in which order threads combine parts.
+"""The C++ that kernels with reductions share: how two parts of a result become one, and in which order
+threads combine parts. `operations.reduction` makes the kernels of a plain reduction, `line_kernels` those of
+norms, softmax and fused ones.
 
 How two become one is a `Join`: a C expression of both, and one of the part without elements. Parts are
 of T, the type that a kernel computes in. Those of several numbers are accumulators, which
@@ -93,7 +95,7 @@ def over_lanes(part: str, by: Join = SUM, nearest: int = 1) -> str:
     """A C loop that combines what the lanes of a warp have as `part`. All of them must get there.
 
     `nearest`: the least distance of two lanes whose parts are combined, a power of two. Each lane gets the
-    result of all lanes that are a multiple of it apart.
+    result of the lanes whose distance from it is a multiple of `nearest`.
     """
     both = by.of(part, by.fetched.format(a=part))
     # NVRTC unrolls the loops around one that ends with `apart >= 1` further, which makes a kernel larger.

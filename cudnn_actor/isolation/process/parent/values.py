@@ -51,7 +51,8 @@ from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
 __all__ = ["HEAVY_BYTES", "WITH_VALUES", "PieceNotes", "Values"]
 
 HEAVY_BYTES = 256 << 10
-"""A larger copy is not made on an event loop's thread. A copy of this size takes some 50 us."""
+"""A larger copy is not made on an event loop's thread, unless the copy is made behind its request
+(`late_copies`) and has at most `PIECE_BYTES`. A copy of this size takes some 50 us."""
 WITH_VALUES = frozenset({Upload, Allocate, Download})
 """The messages that carry values, or ask for them."""
 _MOST_BODIES = 16
