@@ -12,6 +12,7 @@ import pytest
 
 from cudnn_actor import CudnnRef, Receipt, ServiceStopped, StaleBufferError, connect
 from cudnn_actor.attached import ServedSocket, serve_socket
+from cudnn_actor.attached.client.link import Link
 from cudnn_actor.messages import ConvFwd, Fill
 
 from ..inside import service_behind, sessions_of
@@ -239,3 +240,25 @@ async def test_what_a_finalizer_sends_while_another_message_is_sent_costs_neithe
     finally:
         gc.set_threshold(*thresholds)
         gc.enable()
+
+
+async def test_if_an_answer_cannot_be_taken_nobody_waits_for_ever(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for want of memory. The answers before it are delivered, and the connection ends."""
+    reported: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with rig.gate.closed():
+        before = rig.client.submit(rig.product)
+        lost = [rig.client.submit(message) for message in (rig.one.product(), rig.product, rig.product)]
+        await in_thread(rig.gate.wait_for_arrival)
+        monkeypatch.setattr(Link, "_take_enveloped", fail)
+    outcomes = await asyncio.gather(before, *lost, return_exceptions=True)
+    assert isinstance(outcomes[0], Receipt)
+    assert all(isinstance(outcome, ServiceStopped) for outcome in outcomes[1:])
+    assert "could not take an answer" in str(outcomes[1])
+    assert [type(error) for error in reported] == [MemoryError]

@@ -145,8 +145,6 @@ class Link(Mailbox):
         self._awaiting = Awaiting(self._loop, channel.fileno(), self._readable)
         self._loop.add_reader(channel.fileno(), self._readable)
 
-    # Senders.
-
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message, and schedule its sending. See `Mailbox.admit`."""
         if envelope.bridge is not self._bridge:
@@ -222,8 +220,6 @@ class Link(Mailbox):
         """Let the server drop graphs that this client has sent. On the owning loop."""
         if not self._ended:
             self._graphs.forget(identities)
-
-    # Messages that were sent before.
 
     def ask_again(self, message: Any) -> asyncio.Future[Any] | None:
         """See `Mailbox.ask_again`. Messages keep their order, whichever way they are sent.
@@ -305,8 +301,6 @@ class Link(Mailbox):
         self._sent[number] = sent = Sent(self, number, Envelope(None, future=future, bridge=self._bridge))
         self._bridge.awaited += 1
         return sent
-
-    # On the owning loop.
 
     def turn(self) -> None:
         """Send the messages that wait, as many as the window has room for."""
@@ -425,45 +419,53 @@ class Link(Mailbox):
             self._loop.remove_writer(self._channel.fileno())
 
     def _readable(self) -> None:
-        reason = "the connection to the service's process has ended"
         bridges: set[LoopBridge] = set()
         try:
-            for frame in self._channel.receive():
-                if type(frame) is Answers:
-                    self._take_answers(frame.answers, bridges)
-                    if self.loops_may_stay_awake:
-                        self._awaiting.note_answered(len(self._sent))
-                elif type(frame) is Exported:
-                    self._take_answer(frame, bridges)
-                elif type(frame) is Near:
-                    if self.loops_may_stay_awake:
-                        self._awaiting.await_answer()
-                else:
-                    self._on_frame(frame)
+            self._take_frames(bridges)
         except BadFrame as error:
             self.end(f"the service's process has sent no valid frame: {error}")
-        for bridge in bridges:
-            bridge.wake()
+        except Exception:  # for want of memory, for example: the answers behind it would be lost
+            self.end("this process could not take an answer")
+            raise
+        finally:
+            for bridge in bridges:
+                bridge.wake()
         if self._channel.ended:
-            self.end(reason)
+            self.end("the connection to the service's process has ended")
         elif len(self):
             self.turn()
+
+    def _take_frames(self, bridges: set[LoopBridge]) -> None:
+        for frame in self._channel.receive():
+            if type(frame) is Answers:
+                self._take_answers(frame.answers, bridges)
+                if self.loops_may_stay_awake:
+                    self._awaiting.note_answered(len(self._sent))
+            elif type(frame) is Exported:
+                self._take_answer(frame, bridges)
+            elif type(frame) is Near:
+                if self.loops_may_stay_awake:
+                    self._awaiting.await_answer()
+            else:
+                self._on_frame(frame)
 
     def _take_answers(self, answers: list[Any], bridges: set[LoopBridge]) -> None:
         sent_requests = self._sent
         again: list[tuple[asyncio.Future[Any], Any]] = []
-        for answer in answers:
-            sent = sent_requests.get(answer.number)
-            if type(sent) is _Future and type(answer) is Done:
-                del sent_requests[answer.number]
-                again.append((sent, answer.receipt))
-            else:
-                self._take_enveloped(sent, answer, bridges)
-        if len(again) > 1:
-            self._waking.set_results(again)
-            self._scheduled = True  # those who wait run before `turn`, so that it sends what they ask next
-        elif again:
-            self._waking.set_result(*again[0])
+        try:
+            for answer in answers:
+                sent = sent_requests.get(answer.number)
+                if type(sent) is _Future and type(answer) is Done:
+                    again.append((sent, answer.receipt))
+                    del sent_requests[answer.number]
+                else:
+                    self._take_enveloped(sent, answer, bridges)
+        finally:
+            if len(again) > 1:
+                self._waking.set_results(again)
+                self._scheduled = True  # those who wait run before `turn`, and it sends what they ask next
+            elif again:
+                self._waking.set_result(*again[0])
 
     def _take_enveloped(self, sent: Any, answer: Any, bridges: set[LoopBridge]) -> None:
         envelope = None if type(sent) is not Sent else sent.envelope
@@ -572,8 +574,6 @@ class Link(Mailbox):
         """See `Mailbox.on_refusal`."""
         if (observer := self.observer) is not None:
             observer.not_run(envelope, error)
-
-    # The end.
 
     def end(self, reason: str) -> None:
         """Close the connection: all requests get `ServiceStopped`. On the owning loop. Idempotent."""
