@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from cudnn_actor.attached.client.link import Link
 from cudnn_actor.processes.launching import Launcher
 
 __all__ = [
+    "answers_cannot_be_taken",
     "give_engine",
     "gpu_behind",
     "isolation_of",
@@ -61,6 +65,15 @@ def worker_source_of(service: Any) -> Any:
 def give_engine(service: Any, engine: object) -> None:
     """Have a service that has not started use another engine in place of its own."""
     isolation_of(service)._engine = engine
+
+
+def answers_cannot_be_taken(patch: pytest.MonkeyPatch) -> None:
+    """Have attached clients raise `MemoryError` where they take an answer to a message that is new."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    patch.setattr(Link, "_take_enveloped", fail)
 
 
 def sessions_of(served: Any) -> Any:

@@ -12,10 +12,9 @@ import pytest
 
 from cudnn_actor import CudnnRef, Receipt, ServiceStopped, StaleBufferError, connect
 from cudnn_actor.attached import ServedSocket, serve_socket
-from cudnn_actor.attached.client.link import Link
 from cudnn_actor.messages import ConvFwd, Fill
 
-from ..inside import service_behind, sessions_of
+from ..inside import answers_cannot_be_taken, service_behind, sessions_of
 from ..patience import PATIENCE_S
 from ..service.rigs import Gate, Trio, in_thread, outcome, spawn_gated
 
@@ -249,14 +248,11 @@ async def test_if_an_answer_cannot_be_taken_nobody_waits_for_ever(
     reported: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
 
-    def fail(*_: object) -> None:
-        raise MemoryError
-
     with rig.gate.closed():
         before = rig.client.submit(rig.product)
         lost = [rig.client.submit(message) for message in (rig.one.product(), rig.product, rig.product)]
         await in_thread(rig.gate.wait_for_arrival)
-        monkeypatch.setattr(Link, "_take_enveloped", fail)
+        answers_cannot_be_taken(monkeypatch)
     outcomes = await asyncio.gather(before, *lost, return_exceptions=True)
     assert isinstance(outcomes[0], Receipt)
     assert all(isinstance(outcome, ServiceStopped) for outcome in outcomes[1:])
