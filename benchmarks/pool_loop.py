@@ -28,6 +28,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import gc
 import resource
 import statistics
@@ -39,14 +40,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from rich.table import Table
 
 from cudnn_actor.models import BatchedModel
 from cudnn_actor.models.batch_records import BatchTimes
 from cudnn_actor.pool import spawn_pool
 
 from .open_load import Load, other_process
-from .recording import Row, attempted, keep
+from .recording import Row, attempted, keep, table_of
 from .timed_members import GATHERS, timed_endpoint
 
 __all__ = ["main"]
@@ -165,16 +165,6 @@ async def load(endpoint: BatchedModel, args: argparse.Namespace, seconds: float)
     return answered
 
 
-def sheet(found: list[Row]) -> Table:
-    """The table for a terminal."""
-    table = Table(title="The caller of a pool")
-    for name in found[0] if found else ():
-        table.add_column(name, justify="right")
-    for row in found:
-        table.add_row(*map(str, row.values()))
-    return table
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.pool_loop", description=__doc__.splitlines()[0]
@@ -202,7 +192,7 @@ def main() -> None:
         yield from attempted("loop", lambda: asyncio.run(measured(args)))
 
     known = {name: value for name, value in vars(args).items() if name != "out"}
-    keep(rows(), sheet, args.out, "pool_loop", asked=known)
+    keep(rows(), functools.partial(table_of, "The caller of a pool"), args.out, "pool_loop", asked=known)
 
 
 if __name__ == "__main__":

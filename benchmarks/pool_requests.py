@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import gc
 import select
 import socket
@@ -37,7 +38,6 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, Receipt
 from cudnn_actor.attached.client.attached_service import AttachedService
@@ -48,7 +48,7 @@ from cudnn_actor.pool.requests import PoolRequests
 from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
-from .recording import Row, attempted, keep
+from .recording import Row, attempted, keep, table_of
 
 __all__ = ["main"]
 
@@ -221,16 +221,6 @@ async def measured(args: argparse.Namespace) -> list[Row]:
         return rows
 
 
-def sheet(found: list[Row]) -> Table:
-    """The table for a terminal."""
-    table = Table(title="A small request of a pool")
-    for name in found[0] if found else ():
-        table.add_column(name, justify="right")
-    for row in found:
-        table.add_row(*map(str, row.values()))
-    return table
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.pool_requests", description=__doc__.splitlines()[0]
@@ -254,7 +244,13 @@ def main() -> None:
         yield from attempted("requests", lambda: asyncio.run(measured(args)))
 
     known = {name: value for name, value in vars(args).items() if name not in ("out", "answers")}
-    keep(rows(), sheet, args.out, "pool_requests", asked=known)
+    keep(
+        rows(),
+        functools.partial(table_of, "A small request of a pool"),
+        args.out,
+        "pool_requests",
+        asked=known,
+    )
 
 
 if __name__ == "__main__":

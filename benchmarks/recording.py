@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.table import Table
 
-__all__ = ["Row", "attempted", "ends_at_sigterm", "keep", "write_found"]
+__all__ = ["Row", "attempted", "ends_at_sigterm", "keep", "table_of", "write_found"]
 
 Row = dict[str, Any]
 
@@ -52,6 +53,16 @@ def keep(
         for row in found:
             if "error" in row:
                 console.print(f"failed: {row['part']}: {row['error']}", markup=False)
+
+
+def table_of(title: str, found: list[Row]) -> Table:
+    """The table of rows that have the same columns."""
+    table = Table(title=title)
+    for name in found[0] if found else ():
+        table.add_column(name, justify="right")
+    for row in found:
+        table.add_row(*map(str, row.values()))
+    return table
 
 
 def ends_at_sigterm() -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "available",
     "default_limit",
     "processors",
+    "room_here",
     "room_in_container",
     "staging_limit",
 ]
@@ -100,6 +101,11 @@ def room_in_container(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int | No
         if (limit := _number(folder / files.limit)) is not None and limit < machine
     ]
     return min(rooms, default=None)
+
+
+def room_here() -> int | None:
+    """The less of what `available` and `room_in_container` say; None if neither says anything."""
+    return min((room for room in (available(), room_in_container()) if room is not None), default=None)
 
 
 def processors(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int:

@@ -8,12 +8,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from cudnn_actor.actors.threads import NO_TASK
 
 __all__ = [
     "LOOK_EVERY_S",
+    "ProcessName",
     "SilentTime",
     "call_this_process",
     "ending_of",
@@ -38,6 +40,47 @@ def is_stopped(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state in (b"T", b"t")
+
+
+@dataclass(frozen=True)
+class ProcessName:
+    """A process of this machine. Later ones of the same id have other names.
+
+    Parameters
+    ----------
+    pid
+        Its id.
+    began
+        When it began, in the kernel's ticks.
+    """
+
+    pid: int
+    began: int
+
+    @classmethod
+    def own(cls) -> ProcessName:
+        """The calling process, with its id as other processes find it in /proc. Raises `OSError`."""
+        return cls.of("self")
+
+    @classmethod
+    def of(cls, process: int | str) -> ProcessName:
+        """The process that /proc has under this name. Raises `OSError`."""
+        descriptor = os.open(f"/proc/{process}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.pread(descriptor, 4096, 0)  # waits for no disk
+        finally:
+            os.close(descriptor)
+        pid, (_, _, rest) = text.split(maxsplit=1)[0], text.rpartition(b")")
+        return cls(int(pid), int(rest.split()[19]))
+
+    def has_ended(self) -> bool:
+        """Whether the process is known to have ended."""
+        try:
+            return self.of(self.pid) != self
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        except OSError:  # it cannot be found out now
+            return False
 
 
 @contextlib.contextmanager

@@ -25,10 +25,11 @@ from cudnn_actor.actors import forks
 from cudnn_actor.engines.cpu.arenas import FIXED_SIZE, is_whole, keeping
 from cudnn_actor.isolation.staging import map_segment
 from cudnn_actor.memory import BufferOwner
-from cudnn_actor.memory.container import available, room_in_container
+from cudnn_actor.memory.container import room_here
 from cudnn_actor.memory.free_list import FreeList, round_up
+from cudnn_actor.processes.process_state import ProcessName
 
-__all__ = ["ArrayPlace", "MappedMemory", "MemoryName", "NodeMemory", "Piece", "ProcessName", "Room"]
+__all__ = ["ArrayPlace", "MappedMemory", "MemoryName", "NodeMemory", "Piece", "Room"]
 
 _BYTES = 64 << 20
 """The size of the memory. Linux takes it page by page, as pieces are written to."""
@@ -54,47 +55,6 @@ class MemoryName:
     descriptor: int
     file: str
     nbytes: int
-
-
-@dataclass(frozen=True)
-class ProcessName:
-    """A process of this machine. Later ones of the same id have other names.
-
-    Parameters
-    ----------
-    pid
-        Its id.
-    began
-        When it began, in the kernel's ticks.
-    """
-
-    pid: int
-    began: int
-
-    @classmethod
-    def own(cls) -> ProcessName:
-        """The calling process, with its id as other processes find it in /proc. Raises `OSError`."""
-        return cls.of("self")
-
-    @classmethod
-    def of(cls, process: int | str) -> ProcessName:
-        """The process that /proc has under this name. Raises `OSError`."""
-        descriptor = os.open(f"/proc/{process}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.pread(descriptor, 4096, 0)  # waits for no disk
-        finally:
-            os.close(descriptor)
-        pid, (_, _, rest) = text.split(maxsplit=1)[0], text.rpartition(b")")
-        return cls(int(pid), int(rest.split()[19]))
-
-    def has_ended(self) -> bool:
-        """Whether the process is known to have ended."""
-        try:
-            return self.of(self.pid) != self
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        except OSError:  # it cannot be found out now
-            return False
 
 
 @dataclass(frozen=True)
@@ -157,7 +117,7 @@ class NodeMemory:
     """
 
     def __init__(self, nbytes: int = _BYTES) -> None:
-        left = min((each for each in (available(), room_in_container()) if each is not None), default=None)
+        left = room_here()
         if left is not None and left < 2 * nbytes:  # Linux would grant it, and kill a process later
             raise MemoryError(f"{left} bytes are left")
         file = f"cudnn-actor-ray-{uuid.uuid4().hex}"

@@ -20,9 +20,10 @@ import ray
 from cudnn_actor.actors import Deadline
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.options import make_options
+from cudnn_actor.processes.process_state import ProcessName
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.ray.held import Held, Recipe
-from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, MemoryName, ProcessName
+from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, MemoryName
 from cudnn_actor.ray.packing import Given, Head, PackedResults, join, pack_results, unpack
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start_checked

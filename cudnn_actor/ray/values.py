@@ -15,10 +15,11 @@ from ray.exceptions import ActorUnavailableError
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.kept_threads import KeptThreads
 from cudnn_actor.pool.pure_requests import overwritten_inputs, parts_of
+from cudnn_actor.processes.process_state import ProcessName
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.ray.held import Held
-from cudnn_actor.ray.node_memory import ArrayPlace, MemoryName, NodeMemory, Piece, ProcessName
+from cudnn_actor.ray.node_memory import ArrayPlace, MemoryName, NodeMemory, Piece
 from cudnn_actor.ray.packing import INLINE_BYTES, Given, nbytes_of_results
 
 __all__ = ["RequestValues", "Sending", "Values", "not_held", "require_held", "require_pure"]

@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from cudnn_actor import ServiceStopped
+from cudnn_actor.processes.process_state import ProcessName
 from cudnn_actor.ray.life import Life
-from cudnn_actor.ray.node_memory import ProcessName
 from cudnn_actor.ray.packing import INLINE_BYTES
 from cudnn_actor.ray.replica import Answer, Hello
 from cudnn_actor.ray.values import Values

@@ -19,9 +19,10 @@ import pytest
 import ray
 from ray.exceptions import ActorUnavailableError
 
+from cudnn_actor.processes.process_state import ProcessName
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.ray.held import RayBuffer
-from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, NodeMemory, Piece, ProcessName
+from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, NodeMemory, Piece
 from cudnn_actor.ray.packing import INLINE_BYTES, PackedResults, pack_results, unpack_results
 from cudnn_actor.ray.values import Sending, Values
 
@@ -148,7 +149,7 @@ async def test_what_has_no_room_in_the_pools_memory_goes_by_rays_store(
 async def test_without_memory_for_the_node_all_goes_by_rays_store(
     limit: str, put: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"cudnn_actor.ray.node_memory.{limit}", lambda: 0)
+    monkeypatch.setattr(f"cudnn_actor.memory.container.{limit}", lambda: 0)
     values = Values()
     assert await asyncio.to_thread(values.begin) is None
     assert sent(await values.of("a kind", {"x": WIDE}).make_ready(near=True)) == [

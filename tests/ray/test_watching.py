@@ -12,7 +12,7 @@ import pytest
 
 from cudnn_actor import ServiceStopped
 from cudnn_actor.actors import Deadline
-from cudnn_actor.ray.node_memory import ProcessName
+from cudnn_actor.processes.process_state import ProcessName
 from cudnn_actor.ray.replica import Answer, Beat, Hello
 from cudnn_actor.ray.watching import Watched
 from cudnn_actor.supervision import LifecycleEvent

@@ -33,7 +33,7 @@ from cudnn_actor.engines.cpu.sessions.choice import Sessions, fixed_or_none, ses
 from cudnn_actor.engines.cpu.sessions.plan import InsteadOfSession, SessionLaunch, SessionPlan, SessionRun
 from cudnn_actor.engines.support import check_graph, check_reserves
 from cudnn_actor.engines.timing import medians
-from cudnn_actor.memory.container import available, processors, room_in_container
+from cudnn_actor.memory.container import processors, room_here
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -213,9 +213,8 @@ class CpuEngine:
         if not isinstance(plan, FastPlan) or not is_convertible(plan, constant):
             return None
         nbytes = self._weights.missing_bytes(plan, buffers, constant)
-        rooms = [room for room in (available(), room_in_container()) if room is not None]
-        kept = self.converted_bytes
-        if not rooms or kept + nbytes <= (kept + min(rooms)) * _FOR_CONVERTED:
+        room, kept = room_here(), self.converted_bytes
+        if room is None or kept + nbytes <= (kept + room) * _FOR_CONVERTED:
             with contextlib.suppress(MemoryError):
                 found = with_constants(plan, buffers, constant, self._weights, self.on_progress)
                 self._constants.add(found)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu import engine as cpu_engine
 from cudnn_actor.engines.cpu.fast.plan import FastPlan
+from cudnn_actor.memory import container
 from cudnn_actor.protocol import Graph, GraphBuilder
 
 from .test_plans import Bench
@@ -72,7 +72,7 @@ def test_weights_that_do_not_fit_into_the_free_memory_are_converted_in_each_run(
     graph = network(GraphBuilder())
     buffers = bench.bound(graph)
     plan = bench.engine.build(graph.body, workspace_limit=None)
-    monkeypatch.setattr(cpu_engine, "available", lambda: 4000)
+    monkeypatch.setattr(container, "available", lambda: 4000)
     launch = bench.engine.expect(plan, buffers, [], places_of(graph, "w", "v", "b"))
     assert bench.engine.converted_bytes == 0
     launch()
@@ -88,8 +88,8 @@ def test_the_weights_of_all_graphs_share_a_bound(bench: Bench, monkeypatch: pyte
     buffers = bench.bound(graph)
     plan = bench.engine.build(graph.body, workspace_limit=None)
     of_one = 896 + 512
-    monkeypatch.setattr(cpu_engine, "room_in_container", lambda: None)
-    monkeypatch.setattr(cpu_engine, "available", lambda: 10 * of_one - bench.engine.converted_bytes)
+    monkeypatch.setattr(container, "room_in_container", lambda: None)
+    monkeypatch.setattr(container, "available", lambda: 10 * of_one - bench.engine.converted_bytes)
     places = places_of(graph, "w", "v")
     others = [bench.bound(graph, seed) for seed in range(1, 3)]
     launches = [bench.engine.expect(plan, each, [], places) for each in (buffers, *others)]
