@@ -37,34 +37,44 @@ Made by `python -m tests.gpu.support_page` from the tables that the tests run
 
 {setting}
 
-Every combination of operation, dtype, number of dims, layout and kind is a cell of a table. There are
-{cells}. Epilogues of convolutions, TF32, results
-wider than their operands and uint8 are combined with those so that every pair of values occurs. Each cell is
-a problem of random, non-square dims, written into outputs full of NaN with a workspace full of NaN, and
-compared with the definition in float64 on the same operands.
+For each operation, dtype, number of dims, layout and kind, this page says how the CUDA engine runs it, and
+how far its results may be from the exact ones. Every combination of these is a cell of a table. A run of the
+tests computes each cell: a problem of random, non-square dims, with outputs and a workspace that are full of
+NaN before. The result is compared with the definition in float64 on the same operands.
+
+Epilogues of convolutions, TF32, results wider than their operands and uint8 are not combined with everything,
+but so that every pair of values occurs.
 
 | word | means |
 | --- | --- |
-| fused | one plan of cuDNN's, or one kernel of ours, computes all of it |
+| fused | one plan of cuDNN's, or one kernel of this package, computes all of it |
 | split | two or more plans, or a copy into another layout; on the device, never by way of the host |
 | refused | the request raises `UnsupportedGraph` |
 | not run | a cell of the table that no recorded run on a GPU has had yet |
 | – | no cell of the table |
 
-`fused 1, 2; split 3` means: fused for 1 and 2 spatial dims, split for 3. Rows of `some` layouts are of what
-is combined pair by pair. STRIDED tensors of convolutions have gaps between all neighbours; those of other
-operations lie in any order of dims, with gaps or without.
+`fused 1, 2; split 3` means: fused for 1 and 2 spatial dims, split for 3. Rows with the layout `some` have the
+values that are combined pair by pair. STRIDED tensors of convolutions have gaps between all neighbours.
+STRIDED tensors of other operations lie in any order of dims, with gaps or without.
+
+| operations | cells |
+| --- | --- |
+{cells}
 """
 
 _CRITERION = """\
 ## How exact other operations are
 
 A result is right if each of its elements is a correct rounding, to its dtype, of some value within a bound
-of the float64 result: so the bound does not contain the rounding of the result, and of what has no bound
-every bit is right. u is 2⁻²⁴, also for half types, which are computed in float32; for float64 it is 2⁻⁵²,
-because the result that it is compared with has errors of that size, too. A sum of n terms may be off by
-4 √n · u times the sum of their magnitudes, for the reasons above. NaN must be NaN, and nothing may be
-written but the elements of the results: not the inputs, nor what lies between a result's elements.
+of the float64 result. So the bound does not contain the rounding of the result. If no bound is given, every
+bit is right.
+
+- u is 2⁻²⁴, also for half types, which are computed in float32. For float64 it is 2⁻⁵², because the result
+  with which it is compared has errors of that size, too.
+- A sum of n terms may be off by 4 √n · u times the sum of their magnitudes, for the reasons above.
+- NaN must be NaN.
+- Nothing but the elements of the results may be written: neither the inputs nor the gaps between a result's
+  elements.
 """
 
 _BOUNDS = """\
@@ -77,12 +87,14 @@ An error is the norm of the difference to the float64 result. With L products in
 > + 40 u_pointwise · (‖result‖ + √n), if there is an activation
 > + u_result · ‖result‖
 
-where slope is the activation's steepest (1 without one), n the number of values, and u_pointwise that of
-float64 for float64 and of float32 for all else. L is C / groups · taps for forward, at most K / groups · taps
-for backward data, and N · output positions for backward filter. That errors of a sum grow as √L · u rather
-than L · u is from N. J. Higham, T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J.
-Sci. Comput. 41 (2019); the factor 4 leaves room for tensor cores, which truncate (M. Fasi, N. J. Higham,
-M. Mikaitis, S. Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Comput. Sci. 7 (2021)).
+Here, slope is the activation's steepest slope (1 without an activation), n is the number of values, and
+u_pointwise is the unit roundoff of float64 for float64, else of float32. L is C / groups · taps for forward,
+at most K / groups · taps for backward data, and N · output positions for backward filter.
+
+Errors of a sum grow as √L · u rather than L · u: see N. J. Higham, T. Mary, "A new approach to probabilistic
+rounding error analysis", SIAM J. Sci. Comput. 41 (2019). The factor 4 leaves room for tensor cores, which
+truncate: see M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, "Numerical behavior of NVIDIA tensor cores",
+PeerJ Comput. Sci. 7 (2021).
 
 | dtype | sums in | u_sum | u_result | |
 | --- | --- | --- | --- | --- |
@@ -98,31 +110,31 @@ _TAIL = """\
 
 {refusals}
 
-Everything else runs. A graph that this page does not promise and that cuDNN has no plan for raises
-`UnsupportedGraph` too: it is never computed wrong and never moved to the host.
+Everything else that this page lists runs. A graph that is not on this page and that no plan can run raises
+`UnsupportedGraph`, too. It is never computed wrong, and never moved to the host.
 
 ## How to repeat it
 
 ```sh
 python -m tests.gpu.support_page --run      # every cell, a record of what ran how, and this page from it
-python -m tests.gpu.fuzz --count 2000       # random problems, so many of each family
+python -m tests.gpu.fuzz --count 2000       # 2,000 random problems of each family
 python -m tests.gpu.fuzz --graphs --count 3000   # random graphs of 1 to 12 operations and gradients
 ```
 
-Without a GPU, `TEST_ALL=1 make test-support` holds the page against cuDNN itself. For every cell that runs,
+Without a GPU, `TEST_ALL=1 make test-support` compares the page with cuDNN itself. For every cell that runs,
 it builds the engine's first plan for an H200 that is only described to cuDNN, in one piece where the page
 says fused. It does the same for norms and attention, and compiles all kernels that are generated. Without
-`TEST_ALL=1`, it does so for a part of them: each operation in each dtype, and each kind of kernel in each
-dtype and form. What it cannot see is whether a plan computes the right values. It needs python3, make and
-gcc, and installs cuDNN and what that needs into `.venv-support-9.28` (2 GB); `CUDNN=9.19` takes another
-version. The claims are rows of `tests/support/claims.py`.
+`TEST_ALL=1`, it takes a part of them: each operation in each dtype, and each kind of kernel in each dtype and
+form. It does not show whether a plan computes the right values. It needs python3, make and gcc, and installs
+cuDNN and its dependencies into `.venv-support-9.28` (2 GB). `CUDNN=9.19` takes another version. The claims
+are rows of `tests/support/claims.py`.
 """
 
 
 def render(record: Record | None) -> str:
     """The page, from a recorded run or, without one, from what the table expects."""
-    counts = ", ".join(
-        f"{len(family.cells())} for {name.replace('_', ' ')}" for name, family in FAMILIES.items()
+    counts = "\n".join(
+        f"| {name.replace('_', ' ')} | {len(family.cells()):,} |" for name, family in FAMILIES.items()
     )
     parts = [_HEAD.format(setting=_setting(record), cells=counts)]
     parts += [_operation(kind, record) for kind in Kind]

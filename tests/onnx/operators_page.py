@@ -124,7 +124,7 @@ ends by itself at the next node; neither the event loop nor the end of the progr
 
 ### Operators of ONNX Runtime's own
 
-Its optimiser and its quantiser write operators of the domain `com.microsoft`. Those of the
+ONNX Runtime's optimiser and quantiser write operators of the domain `com.microsoft`. Those of the
 [table](#operators) run. The error for any other one says how to export without it. `DynamicQuantizeLSTM`
 quantises its input as a whole, and at each step the states of all samples at once, so its steps are
 unrolled. ONNX Runtime quantises as many parts of a batch as it has threads, each by itself. On processors
