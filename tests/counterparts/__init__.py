@@ -1,1 +1,1 @@
-"""What does here what a function of cuDNN does: a table, and the page made from it."""
+"""The counterparts of cuDNN's functions: a table, and the page made from it."""

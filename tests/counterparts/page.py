@@ -16,16 +16,18 @@ __all__ = ["PAGE", "render"]
 PAGE = Path(__file__).parents[2] / "docs" / "cudnn-functions.md"
 
 _HEAD = """\
-# What does here what a function of cuDNN does
+# cuDNN's functions, and what does the same here
 
 Made by `python -m tests.counterparts.page` from `tests/counterparts/table.py`. Do not edit it by hand.
 
 This page lists each function of cuDNN's headers (9.28), and each public name of `pygraph`, the graphs of
-its Python frontend (1.32). [cudnn.md](cudnn.md) has programs for those of the older API. In the tables, `gpu`
-is what `spawn` gives, `g` is a `GraphBuilder`, and names with a capital are classes of this package:
-[messages](operations.md), or what stands in them.
+its Python frontend (1.32), with its counterpart in this package. [cudnn.md](cudnn.md) has programs for the
+functions of the older API.
 
-| | there is a counterpart | nothing to call | not yet | no |
+In the tables, `gpu` is the handle that `spawn` gives, and `g` is a `GraphBuilder`. Names that begin with a
+capital letter are classes of this package: [messages](operations.md), or types of their fields.
+
+| | has a counterpart | nothing to call | not yet | no |
 | --- | --- | --- | --- | --- |
 {counts}
 """

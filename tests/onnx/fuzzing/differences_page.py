@@ -12,7 +12,7 @@ __all__ = ["PAGE", "render"]
 PAGE = Path(__file__).parents[3] / "docs" / "onnx-differences.md"
 
 _HEAD = """\
-# Where ONNX Runtime and ONNX's reference evaluator give something else
+# Where ONNX Runtime and ONNX's reference evaluator give other results
 
 Made by `python -m tests.onnx.fuzzing --page` from the table that the fuzzer compares by. Do not edit it by
 hand.
@@ -20,7 +20,7 @@ hand.
 The fuzzer draws models of each operator and version that onnx knows: empty and one-element dims, tensors of
 rank 0, axes from the end, ties, NaN, infinities, optional inputs left out, loops of no turn, constants and
 inputs, dims with numbers and with names. Each runs here, in ONNX Runtime and in ONNX's reference evaluator.
-Where the answers differ, or one is refused, it is a fault of ours, or one of the rows below.
+If the answers differ, or one is refused, then it is a fault of this package, or one of the rows below.
 `python -m tests.onnx.fuzzing --case Conv-11/1/17` shows one case again, with its model.
 `benchmarks/results` has the records, `fuzzing-*.json`.
 """
@@ -36,7 +36,7 @@ def render() -> str:
     """The page."""
     lines = [
         _HEAD,
-        "## Faults of theirs",
+        "## Faults of ONNX Runtime and of the reference evaluator",
         "",
         "| operators | whose | what ONNX says |",
         "| --- | --- | --- |",
