@@ -19,7 +19,7 @@ from cudnn_actor.engines.cuda.checking.comparison import (
     Accuracy,
     compare_on_device,
     difference,
-    some,
+    sample,
 )
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References
 from cudnn_actor.engines.cuda.checking.evaluated_reference import (
@@ -213,10 +213,10 @@ def test_what_agrees_on_a_device_is_what_has_no_fault(
     monkeypatch.setattr(comparison, "_MOST_COMPARED", most)
     accuracy, (own, sums, underflow) = Accuracy(dtype, slack), _TOLERANCES[dtype]
     wanted = np.random.default_rng(0).normal(size=count) * np.logspace(-3, 3, count)
-    scale = np.sqrt(np.mean(some(wanted) ** 2))
+    scale = np.sqrt(np.mean(sample(wanted) ** 2))
     allowed = own * np.abs(wanted) + slack * sums * scale + underflow
     within = wanted + 0.999 * allowed * np.where(np.arange(count) % 3, 1, -1)
-    assert difference(some(wanted), some(within), accuracy) is None
+    assert difference(sample(wanted), sample(within), accuracy) is None
     assert not compare_on_device(wanted, within, accuracy)[0].size
     beyond = within.copy()
     beyond[0] = wanted[0] + 1.001 * allowed[0]

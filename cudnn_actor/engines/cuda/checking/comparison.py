@@ -1,7 +1,7 @@
 """The differences that a self-check allows, and the places where results differ by more.
 
-The many elements of a large result are compared on the device. It is only known
-there whether all are as they should be. What may be wrong is judged on the host.
+The elements of a large result are compared on the device first, which only tells
+whether all of them agree. If they do not, the host compares a sample of them exactly.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = [
+    "ROUNDING_DRAWS",
     "Accuracy",
     "Compared",
     "compare_on_device",
     "difference",
     "rounding",
+    "sample",
     "sampling_step",
-    "some",
 ]
 
 _MOST_COMPARED = 1 << 20
@@ -37,8 +38,8 @@ class _Tolerance(NamedTuple):
     own: float
     """Relative to the value itself: its rounding."""
     sums: float
-    """Relative to the root mean square of all values, which is as large as if their terms did not cancel: the
-    error of transforms such as Winograd's."""
+    """Relative to the root mean square of all values, which stands for the size of a sum whose terms do not
+    cancel: transforms such as Winograd's are as wrong as that everywhere."""
     underflow: float
     """Absolute: the smallest number, or the smallest normal one where subnormal ones may become zero."""
 
@@ -55,22 +56,26 @@ _LARGEST = {
     DType.FLOAT16: 65504.0,
     DType.BFLOAT16: 2.0**128 - 2.0**120,
 }
-"""Finite values from the largest on are not compared: they may be stored as infinite."""
+"""The largest finite value of a dtype. Values of at least this size are not compared, because they may be
+stored as infinite."""
+ROUNDING_DRAWS = 6
+"""How often a result is computed with other roundings: once with all errors positive, once with all negative,
+and otherwise with random signs."""
 
 
 Compared = tuple[np.ndarray, np.ndarray]
-"""(wanted, got) of those elements of a result that `difference` has to judge: on the host, as computed."""
+"""(wanted, got) of the elements of a result that `difference` has to judge, on the host and not rounded."""
 
 
 class Accuracy(NamedTuple):
-    """How accurate a result is: as a dtype is, and `Operation.slack_of`."""
+    """How accurate a result is: as results of a dtype are, times `slack` (see `Operation.slack_of`)."""
 
     dtype: DType
     slack: float = 1.0
 
     @classmethod
     def of(cls, graph: OperationGraph, uid: int) -> Self:
-        """The accuracy of a result: as float32's if some of the graph is computed in that."""
+        """The accuracy of a graph's result. It is float32's if an operation is computed in float32."""
         dtype = graph.tensor(uid).dtype
         if dtype is DType.FLOAT64 and any(graph.compute(op) is DType.FLOAT32 for op in graph.operations):
             dtype = DType.FLOAT32
@@ -78,12 +83,12 @@ class Accuracy(NamedTuple):
 
     @property
     def of_sums(self) -> float:
-        """The most that a sum may be off by, relative to what it would be if its terms did not cancel."""
+        """The most that a sum may be off by, relative to the size of a sum whose terms do not cancel."""
         return self.slack * _TOLERANCES.get(self.dtype, _TOLERANCES[DType.FLOAT32]).sums
 
 
 def rounding(compute: DType) -> float:
-    """The most that a value within a graph may be off by, relative to itself. `compute`: its type."""
+    """The most that a value within a graph may be off by, relative to itself, if computed in `compute`."""
     return 64 * (2.0**-53 if compute is DType.FLOAT64 else 2.0**-24)
 
 
@@ -92,7 +97,7 @@ def difference(
 ) -> str | None:
     """How a result differs from the wanted one by more than rounding explains; None if it does not.
 
-    `uncertainty`: what each element may be off by in addition, since later operations magnify roundings.
+    `uncertainty`: how much further each element may be off, because operations magnify earlier roundings.
     """
     dtype = accuracy.dtype
     exact = dtype in (DType.INT64, DType.UINT64) and "f" not in wanted.dtype.kind + got.dtype.kind
@@ -131,26 +136,27 @@ def _beyond(
     return np.asarray(wrong & compared & ~alike)
 
 
-def some(values: Array) -> np.ndarray:
-    """Returns evenly spaced elements, on the host. Blocks."""
+def sample(values: Array) -> np.ndarray:
+    """Returns a sample of the elements, evenly spaced, on the host. Blocks."""
     return _on_host(values.ravel()[:: sampling_step(values.size)])
 
 
 def compare_on_device(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
     """Compare arrays on the device. Blocks.
 
-    Returns sampled elements of both for the host's exact comparison (`difference`), or none if they agree.
+    Returns a sample of both for the host's exact comparison (`difference`), or two empty arrays if all
+    elements that are looked at agree.
     """
     assert wanted.size == got.size
     if accuracy.dtype.is_floating and wanted.dtype == got.dtype == np.float64:
         wanted, got = wanted.ravel(), got.ravel()  # contiguous
         if _agree(wanted, got, accuracy):
             return np.empty(0), np.empty(0)
-    return some(wanted), some(got)
+    return sample(wanted), sample(got)
 
 
 def _agree(wanted: Array, got: Array, accuracy: Accuracy) -> bool:
-    """Whether `difference` finds no fault where it looks. False if an element is not finite. Blocks."""
+    """Whether the sampled elements agree, as `difference` would say. False if one is not finite. Blocks."""
     own, _, underflow = _TOLERANCES[accuracy.dtype]
     cupy, step = libraries().cupy, sampling_step(got.size)
     count = -(-got.size // step)
@@ -168,6 +174,9 @@ def _on_host(array: Array) -> np.ndarray:
 
 
 def sampling_step(count: int) -> int:
-    """The distance of the elements compared. It shares no divisor with a dim, so places in rows vary."""
+    """The distance of two sampled elements in an array of `count`.
+
+    It has no divisor in common with any dim, so the sample is not of a few columns only.
+    """
     least = max(1, count // _MOST_COMPARED)
     return next(step for step in itertools.count(least) if math.gcd(step, count) == 1)

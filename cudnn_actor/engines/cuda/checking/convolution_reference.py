@@ -1,7 +1,7 @@
 """A convolution computed directly from its definition, in double, at a sample of its result's elements.
 
-One warp sums up one element: its lanes share the channels, and the taps if there are fewer
-channels than lanes. So an index is taken apart once for each tap, not for each product.
+One warp computes one element: its lanes share the channels, and the taps, too, if there are
+fewer channels than lanes. So an index is taken apart once for each tap, not for each product.
 Self-checks compare cuDNN's plans with it, so it is independent of layouts, tiles and cuDNN
 engines. The definitions are those of `ConvSpec`; one or two spatial dims are extended to three.
 """
@@ -16,7 +16,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, compare_on_device, rounding, some
+from cudnn_actor.engines.cuda.checking.comparison import (
+    ROUNDING_DRAWS,
+    Accuracy,
+    Compared,
+    compare_on_device,
+    rounding,
+    sample,
+)
 from cudnn_actor.engines.cuda.kernels.axes import in_five
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import (
@@ -72,11 +79,14 @@ class References:
         self._each = [Reference(graph, result) for result in graph.results]
 
     def launches(self) -> list[Launch]:
-        """Their kernels, as what is compiled."""
+        """The launches of the references' kernels, to compile them ahead."""
         return [reference.launch for reference in self._each]
 
     def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
-        """Returns what to compare of each result, by uid. Blocks. `address` locates each bound tensor."""
+        """Returns the elements to compare of each result, by uid. Blocks.
+
+        `address` gives the address of each bound tensor.
+        """
         computed = {reference.result: reference.compute(address, scalars) for reference in self._each}
         return {
             uid: compare_on_device(wanted, got, Accuracy.of(self._graph, uid))
@@ -84,11 +94,11 @@ class References:
         }
 
     def uncertainties(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, np.ndarray]:
-        """The most that each of these elements may be off by as later operations magnify roundings. Blocks.
+        """How far the elements that `compare` returns may be off, as operations magnify earlier roundings.
 
-        The parameters are those of `compare`.
+        Blocks. The parameters are those of `compare`.
         """
-        return {reference.result: some(reference.compute(address, scalars)[2]) for reference in self._each}
+        return {reference.result: sample(reference.compute(address, scalars)[2]) for reference in self._each}
 
 
 class Reference:
@@ -109,7 +119,7 @@ class Reference:
         self._leaves: list[GraphTensor] = []
         self._body: list[Expression] = []
         self._values: dict[int, Value] = {}
-        """The values of tensors that have been found."""
+        """The expressions of the tensors so far, by uid."""
         self._roundings: list[float] = []
         """The most that each expression of the body may be off by, relative to its value."""
         value = self._node(self.result)
@@ -134,7 +144,7 @@ class Reference:
 
     @property
     def launch(self) -> Launch:
-        """The kernel, as what is compiled."""
+        """The kernel's launch without arguments, to compile it ahead."""
         return Launch("reference", self.source, self._grid, (_THREADS,), ())
 
     @property
@@ -144,19 +154,19 @@ class Reference:
 
     @functools.cached_property
     def _kernel(self) -> Any:
-        """The kernel, perhaps not compiled yet."""
+        """CuPy's kernel. It is compiled at its first use, unless it was compiled ahead."""
         AHEAD.wait_for(self.launch)
         return libraries().cupy.RawKernel(self.source, "reference", options=("--std=c++17",))
 
     @property
     def length(self) -> int:
-        """Products that are summed up for one element, padding included."""
+        """The number of products that are summed up for one element, those with padding included."""
         return math.prod(self._lengths())
 
     def _lengths(self) -> tuple[int, int]:
-        """How many taps the products of one element have, and how many products each tap has.
+        """The number of taps of one element's sum, and the number of products of each tap.
 
-        Of a gradient of the filter, rows of all samples take the place of taps.
+        The sums of a filter's gradient are over places: the rows of all samples count as taps.
         """
         _, filters, y = (shape.dims for shape in self._shapes())
         taps = math.prod(filters[2:])
@@ -167,10 +177,10 @@ class Reference:
         return y[0] * math.prod(y[2:-1]), y[-1]
 
     def compute(self, address: Callable[[int], int], scalars: Sequence[float]) -> Any:
-        """Three arrays on the device, as float64 at the sampled elements: (wanted, got, uncertainty).
+        """Three rows of float64 on the device, of the sampled elements: wanted, got, uncertainty.
 
-        The last is what they may be off by since later operations magnify the roundings of others.
-        `address` locates each bound tensor. Does not block.
+        An element's uncertainty is how far it may be off, because operations magnify earlier roundings.
+        `address` gives the address of each bound tensor. Does not block.
         """
         cupy = libraries().cupy
         found = cupy.empty((3, self.samples), cupy.float64)
@@ -194,7 +204,7 @@ class Reference:
         writer = next((op for op in self._graph.operations if uid in op.writes), None)
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
-            # All in double, and not rounded in between, but to integers. The result itself is not rounded.
+            # All is computed in double. Only integers are rounded in between, and not the result itself.
             own = self._graph.compute(writer)
             compute = DType.FLOAT64 if own.is_floating else own
             operands = tuple(self._node(uid) for uid in writer.operands)
@@ -232,9 +242,10 @@ class Reference:
         return x, w, y
 
     def _source(self, value: Value) -> str:
-        """The kernel that computes a value at sampled elements, in CUDA C++.
+        """The source of the kernel that computes a value at sampled elements.
 
-        Sizes are no part of it, and those of a network are a few different ones. Bytes tell 0.0 from -0.0.
+        It does not depend on sizes, so a network has few different ones, and they are kept. The key has the
+        expressions as bytes, in which 0.0 and -0.0 differ.
         """
         dtypes = tuple(self._graph.tensor(uid).dtype for uid in (self.result, *self._names))
         steps = msgspec.msgpack.encode((value, self._body, self._roundings))
@@ -247,7 +258,7 @@ class Reference:
         return source
 
     def _generated_source(self, value: Value) -> str:
-        """The kernel's source."""
+        """The kernel's source in CUDA C++."""
         out = self._graph.tensor(self.result)
         operands = [self._graph.tensor(uid) for uid in self._names]
         pointers = [f"const {C_TYPES[t.dtype]}* in{i}" for i, t in enumerate(operands)]
@@ -282,7 +293,7 @@ class Reference:
                 b=load(operands[1].dtype, "in1[b + l * b_step]"),
             ),
             loads="\n        ".join(loads),
-            draws=_DRAWS,
+            draws=ROUNDING_DRAWS,
             thread=THREAD,
             warp=WARP,
             sums=over_lanes("sum"),
@@ -302,8 +313,6 @@ def _offset(tensor: int | str, indices: Sequence[str]) -> str:
     return offset_of(indices, (f"s_{tensor}{axis}" for axis in range(_RANK)))
 
 
-_DRAWS = 6
-"""How often a result is computed with other roundings: all away from 0, all towards it, and at random."""
 _TEMPLATE = """{preamble}
 typedef long long I;
 // A value off by a share of itself: by 0, away from 0, towards it, then at random.
@@ -397,8 +406,8 @@ _BODIES: dict[type, tuple[str, str]] = {
         }}}}""",
     ),
 }
-"""The class of a convolution → the operand of the result's dims, and the C statements that add the product
-`l`."""
+"""By the class of a convolution: the letter of the operand that has the result's dims, and the C statements
+that add a tap's products to `sum`."""
 
 
 def _convolutions(graph: OperationGraph) -> list[Convolution[int]]:

@@ -18,7 +18,14 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact, round_into
-from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, compare_on_device, rounding, some
+from cudnn_actor.engines.cuda.checking.comparison import (
+    ROUNDING_DRAWS,
+    Accuracy,
+    Compared,
+    compare_on_device,
+    rounding,
+    sample,
+)
 from cudnn_actor.engines.cuda.checking.self_check_memory import draw_array
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
@@ -57,33 +64,32 @@ __all__ = [
 ]
 
 _MOST_ELEMENTS, _COPIES = 1 << 30, 10
-"""The most elements of all tensors together, and how often they may lie on the device as double at once."""
+"""The most elements of all tensors together, and how many copies of them as double the device may hold."""
 _MOST_PLACES, _LEAST_PLACES = 1 << 12, 16
-"""How many places of each dim of a result are evaluated where all of them are too much."""
+"""The most and the fewest places of each dim of a result that are evaluated where all are too many."""
 _FEW_ELEMENTS, _LITTLE_WORK = 1 << 20, 1 << 22
 """A graph with fewer elements in its tensors, and less work (see `Operation.work`), is computed on the host:
 that takes some milliseconds to 0.1 s, as long as CuPy takes to compile one function."""
 _FEW_ANYWAY = 1 << 17
-"""The most elements of a graph that is computed on the host whatever its work."""
+"""A graph with no more elements is computed on the host, however much work it is."""
 _WORK_IN_PART, _ELEMENTS_IN_PART = 1 << 21, 1 << 18
 _MOST_WORK_IN_PART, _MOST_ELEMENTS_IN_PART = 1 << 26, 1 << 22
-"""The work and the elements that the part of a larger graph is to have that is computed on the host, and the
+"""Of a larger graph, the host computes a part: the work and the elements that the part is to have, and the
 most that it may have if no part is that small."""
 _MOST_COPIED = 1 << 26
-"""The most elements of a graph of which a part is evaluated on the host: it copies what lies between, too."""
+"""The most elements of a graph of which a part is evaluated on the host. The elements between those of the
+part are copied, too."""
 _MOST_SAMPLED = 256
-"""The most graphs whose part that is evaluated is remembered: a build asks for it several times."""
-_DRAWS = 6
-"""How often a graph is evaluated with other roundings: all up, all down, and at random."""
+"""How many results of `sample_graph` are remembered: a build asks for the same one several times."""
 _FORMS = ((_LEAST_PLACES, _MOST_PLACES, None), (1, _MOST_PLACES, 1), (_LEAST_PLACES, 1, 2))
-"""The forms of parts of graphs: the fewest places of each dim, the most of the first, and of how many dims,
-None for all. A part has the first form in which it is small enough."""
+"""The forms of parts of graphs. Each has the fewest places of a dim, the most places of the first dim, and
+how many dims of a result are cut, None for all. A part has the first form in which it is small enough."""
 _SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
 """Modes of reductions that round nothing."""
 
 
 class CuPy:
-    """CuPy, with the functions that operations are defined with and that it lacks."""
+    """CuPy, with the functions of `cupyx` that operations' definitions call."""
 
     def __getattr__(self, name: str) -> Any:
         special = name in ("erf", "erfc")  # imported late: few graphs need it
@@ -131,11 +137,11 @@ extern "C" __global__ void product(
 
 
 class OnDevice:
-    """Values in CuPy's arrays: packed, and of the types that `exact` gives."""
+    """Evaluates graphs on the device. Values are packed arrays of CuPy's, of the types that `exact` gives."""
 
     xp = CuPy()
     most_work = 1 << 36
-    """The most steps that are evaluated, as `Operation.work` counts them."""
+    """The most work that is evaluated, as `Operation.work` counts it."""
     most_elements = _MOST_ELEMENTS
     """The most elements of all tensors that are evaluated."""
 
@@ -148,7 +154,7 @@ class OnDevice:
 
     @staticmethod
     def store(values: Array, tensor: GraphTensor, address: int) -> None:
-        """Enqueue a rounding of values into a tensor's memory."""
+        """Enqueue a kernel that rounds values into a tensor's memory."""
         values = libraries().cupy.ascontiguousarray(values)
         kind = DType.of(values.dtype)
         assert kind is not None
@@ -168,7 +174,7 @@ class OnDevice:
 
     @classmethod
     def round(cls, values: Array, tensor: GraphTensor) -> Array:
-        """Values as they are after a tensor has stored them."""
+        """Returns the values that are read after a tensor has stored these."""
         if values.dtype == tensor.dtype.numpy:
             return values
         place = libraries().cupy.empty(tensor.spec.nbytes, np.uint8)
@@ -188,14 +194,14 @@ def _load_strides(tensor: GraphTensor) -> list[tuple[int, ...]]:
 
 
 class OnDeviceApart(OnDevice):
-    """Like `OnDevice`, but a kernel of our own computes the products, which takes longer."""
+    """Like `OnDevice`, but a kernel of our own computes matrix products, which takes longer than cuBLAS."""
 
     xp = OwnProducts()
     most_work = 1 << 33
 
 
 class OnHost:
-    """Values in NumPy's arrays. Each copy waits for the stream."""
+    """Evaluates graphs on the host. Values are NumPy's arrays. Each copy waits for the stream."""
 
     xp = NumPy()
     most_work = OnDevice.most_work
@@ -208,15 +214,15 @@ class OnHost:
 
     @staticmethod
     def elements_to_compare(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
-        """The elements to compare: evenly spaced ones."""
+        """The elements to compare: a sample of both."""
         del accuracy
-        return some(wanted), some(got)
+        return sample(wanted), sample(got)
 
     @classmethod
     def store(cls, values: Array, tensor: GraphTensor, address: int) -> None:
-        """Round values into a tensor's memory. What lies between its elements stays.
+        """Round values into a tensor's memory. The bytes between its elements stay as they are.
 
-        Where two floats are equally near, either may be stored: to find the right one takes a few times as
+        Where two floats are equally near, either may be stored: finding the even one takes a few times as
         long.
         """
         packed = packed_nbytes(tensor.spec) == tensor.spec.nbytes
@@ -237,7 +243,7 @@ class OnHost:
 
     @staticmethod
     def _bytes_of(tensor: GraphTensor, address: int) -> np.ndarray:
-        """The bytes of a tensor."""
+        """Returns the bytes of a tensor, copied from the device."""
         data = np.empty(tensor.spec.nbytes, np.uint8)
         stream = libraries().cupy.cuda.get_current_stream()
         kind = libraries().runtime.memcpyDeviceToHost
@@ -247,14 +253,14 @@ class OnHost:
 
     @staticmethod
     def round(values: Array, tensor: GraphTensor) -> Array:
-        """Values as they are after a tensor has stored them."""
+        """Returns the values that are read after a tensor has stored these."""
         place = np.empty(tensor.dims, tensor.dtype.numpy)
         round_into(values, tensor.dtype, place)
         return exact(place)
 
 
 class OnHostInPart(OnHost):
-    """Like `OnHost`, for as large a part of a graph as the host evaluates in a moment."""
+    """Like `OnHost`, but evaluates only a part of a graph, for which the host needs a moment."""
 
     most_work, most_elements = _WORK_IN_PART, _ELEMENTS_IN_PART
 
@@ -276,16 +282,16 @@ def place_of(graph: OperationGraph, *, ready: bool = True) -> Place:
     While the device is not `ready`, the host evaluates a small part of the graph, if there is one, because
     CuPy would first compile the functions.
     """
-    if _elements_of(graph) <= _FEW_ANYWAY or not _is_more(graph, _LITTLE_WORK, _FEW_ELEMENTS):
+    if _elements_of(graph) <= _FEW_ANYWAY or not _exceeds(graph, _LITTLE_WORK, _FEW_ELEMENTS):
         return OnHost
     may_copy = not ready and _elements_of(graph) <= _MOST_COPIED
-    if may_copy and not _is_more(small_part(graph), _MOST_WORK_IN_PART, _MOST_ELEMENTS_IN_PART):
+    if may_copy and not _exceeds(small_part(graph), _MOST_WORK_IN_PART, _MOST_ELEMENTS_IN_PART):
         return OnHostInPart
     return device_place(graph)
 
 
 def small_part(graph: OperationGraph) -> OperationGraph:
-    """The part of a graph that is evaluated on the host: all of it if that cannot be evaluated in part."""
+    """The part of a graph that is evaluated on the host: all of it if its operations allow no part."""
     return sample_graph(graph, _WORK_IN_PART, _ELEMENTS_IN_PART)[0]
 
 
@@ -296,7 +302,7 @@ def device_place(graph: OperationGraph) -> type[OnDevice]:
 
 
 def kernels_of_evaluation(graph: OperationGraph, place: Place) -> Iterator[Launch]:
-    """Yields launches of the kernels that bring the tensors of a graph to where it is evaluated."""
+    """Yields the launches that load the tensors of a graph for an evaluation on the device."""
     if issubclass(place, OnHost):
         return
     for uid in graph.bound:
@@ -306,12 +312,12 @@ def kernels_of_evaluation(graph: OperationGraph, place: Place) -> Iterator[Launc
 
 
 def _elements_of(graph: OperationGraph) -> int:
-    """Elements of all tensors of a graph."""
+    """The number of elements of all tensors of a graph together."""
     return sum(math.prod(tensor.dims) for tensor in graph.tensors)
 
 
 class EvaluatedReference:
-    """A graph's results by `Operation.evaluate`, or a part of them. Made by `within_room`.
+    """A graph's results, or a part of them, by `Operation.evaluate`. `within_room` makes one.
 
     Parameters
     ----------
@@ -320,7 +326,7 @@ class EvaluatedReference:
     place
         Where it is evaluated.
     part, regions
-        What is evaluated of it: see `sample_graph`.
+        The part of the graph that is evaluated: see `sample_graph`.
     """
 
     def __init__(
@@ -338,11 +344,11 @@ class EvaluatedReference:
         return cls(graph, place, part, regions) if _elements_of(part) <= room else None
 
     def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
-        """The elements to compare of each result. Blocks.
+        """The elements to compare of each result, by uid. Blocks.
 
-        What reads a result is evaluated for the result as it was stored: rounded to the other side of 0, it
-        would be compared with what follows from another sign.
-        `address` locates each bound tensor. Raises CuPy's `OutOfMemoryError`.
+        An operation that reads a result is evaluated on the result that the plan has stored. Else a result
+        that the plan has rounded to the other side of 0 would make the results behind it look wrong.
+        `address` gives the address of each bound tensor. Raises CuPy's `OutOfMemoryError`.
         """
         wanted = self._evaluated_results(address, scalars)
         return {
@@ -353,21 +359,24 @@ class EvaluatedReference:
         }
 
     def uncertainties(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, np.ndarray]:
-        """`result_uncertainties` of what is compared. The parameters are those of `compare`. Blocks."""
+        """The `result_uncertainties` of the elements that `compare` returns. Blocks.
+
+        The parameters are those of `compare`.
+        """
         wanted = self._evaluated_results(address, scalars)
         found = result_uncertainties(
             self._part, self._place, lambda uid: self._load(uid, address), scalars, wanted
         )
-        return {uid: some(values) for uid, values in found.items()}
+        return {uid: sample(values) for uid, values in found.items()}
 
     def _evaluated_results(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Array]:
-        """The results, evaluated."""
+        """Evaluates the part, and returns its results."""
         return evaluate_graph(
             self._part, self._place, lambda uid: self._load(uid, address), scalars, stored=True
         )
 
     def _load(self, uid: int, address: Callable[[int], int]) -> Array:
-        """Returns the part of a bound tensor that is evaluated."""
+        """Returns the values of a bound tensor, as far as they belong to the part."""
         whole, part = self._graph.tensor(uid), self._part.tensor(uid)
         return self._place.load(part, address(uid) + first_byte(whole, self._regions.get(uid)))
 
@@ -383,11 +392,11 @@ def evaluate_graph(
 ) -> dict[int, Array]:
     """A graph's results, not rounded to their dtypes.
 
-    `load` gives the values of bound tensors: of inputs, and where `stored`, also of results for what reads
-    them. `draw`: the number of an evaluation with other roundings; None for none.
+    `load` gives the values of bound tensors. Results are loaded only if `stored`: then operations that read
+    them get the stored values. `draw`: the number of an evaluation with other roundings; None without them.
     """
     xp, values, found = place.xp, graph.given_values(place.xp, scalars), dict[int, Array]()
-    seeds = itertools.count(draw or 0, _DRAWS)
+    seeds = itertools.count(draw or 0, ROUNDING_DRAWS)
     with np.errstate(all="ignore"):
         for operation in graph.operations:
             values |= {uid: load(uid) for uid in operation.reads if uid not in values}
@@ -416,15 +425,15 @@ def result_uncertainties(
     scalars: Sequence[float],
     wanted: Mapping[int, Array],
 ) -> dict[int, Array]:
-    """The most that each element of the results may be off by since operations magnify earlier roundings.
+    """How far each element of the results may be off, because operations magnify earlier roundings.
 
     This is Monte Carlo arithmetic (D. S. Parker, 1997): the graph is evaluated several times more, with other
-    roundings each time. Infinite where an element is not finite in all of them. `wanted`: the results
-    without roundings; the other parameters are those of `evaluate_graph`.
+    roundings each time. An element that is not finite in each of them has an infinite uncertainty. `wanted`:
+    the results without roundings; the other parameters are those of `evaluate_graph`.
     """
     xp = place.xp
     found = {uid: xp.zeros(values.shape) for uid, values in wanted.items()}
-    for draw in range(_DRAWS):
+    for draw in range(ROUNDING_DRAWS):
         for uid, values in evaluate_graph(graph, place, load, scalars, draw=draw).items():
             found[uid] = xp.maximum(found[uid], _apart(xp, values, wanted[uid]))
     return found
@@ -437,14 +446,14 @@ def _errors(
     values: Mapping[int, Array],
     results: Mapping[int, Array],
 ) -> dict[int, Array]:
-    """The most that an operation's results may be off by."""
+    """How far an operation's results may be off, by uid; nothing for results that are exact."""
     selects = isinstance(operation, Reduction) and operation.mode in _SELECTED
     if selects or IMPLEMENTATIONS[type(operation)].exact:
         return {}
     share = rounding(graph.compute(operation))
     found = {uid: share * abs(result) for uid, result in results.items() if result.dtype.kind == "f"}
     if isinstance(operation, Pointwise):
-        # What a function selects is exact, and so is a number much larger than what is added to it.
+        # A value that a function only selects is exact, and so is a sum that equals one of its terms.
         for uid, error in found.items():
             size = abs(results[uid])
             exact = functools.reduce(xp.logical_or, (size == abs(values[read]) for read in operation.reads))
@@ -454,7 +463,7 @@ def _errors(
     magnitudes = graph.magnitudes(xp, operation, values)
     uncentred = graph.uncentred(xp, operation, values)
     for uid, error in found.items():
-        # Where the terms of an element cancel, its error is still as large as that of the others.
+        # Where the terms of an element cancel, its error is still as large as other elements' errors.
         own = xp.maximum(error, share * _typical(xp, results[uid]))
         found[uid] = own + sums * magnitudes.get(uid, 0.0) + share * uncentred.get(uid, 0.0)
     return found
@@ -484,20 +493,20 @@ def _room() -> int:
 def sample_graph(
     graph: OperationGraph, work: int, elements: int
 ) -> tuple[OperationGraph, Mapping[int, Region]]:
-    """The part of a graph that is evaluated, for so much work and so many elements; and that of its tensors.
+    """The part of a graph that takes at most this work and has at most these elements, and its regions.
 
-    Places of each dim of the results are evaluated, or of the first dim alone if the operations allow no
-    other part, or if that alone is small enough; or of the second dim at one place of the first. Tensors that
-    have no region are evaluated as a whole. If one operation can only be evaluated as a whole, or two
-    operations need different parts of one tensor, all of the graph is.
+    The regions say which part of each tensor belongs to it, by uid; a tensor without one is whole. Results
+    are cut in each dim, or in the first dim alone if the operations allow nothing else or only that is small
+    enough, or in the second dim at one place of the first: see `_FORMS`. If an operation can only be
+    evaluated as a whole, or two operations need different parts of a tensor, the part is the whole graph.
     """
     whole: _Sampled = _part_of(graph, {}), {}
-    if not _is_more(whole[0], work, elements):
+    if not _exceeds(whole[0], work, elements):
         return whole
     found: list[_Sampled] = []
     for least, most_of_first, dims in _FORMS:
         part = _largest_part(graph, (least, most_of_first), dims, work, elements)
-        if part is not None and not _is_more(part[0], work, elements):
+        if part is not None and not _exceeds(part[0], work, elements):
             return part
         found += [] if part is None else [part]
     return min(found, key=lambda each: _elements_of(each[0]), default=whole)
@@ -506,10 +515,10 @@ def sample_graph(
 def _largest_part(
     graph: OperationGraph, bounds: tuple[int, int], dims: int | None, work: int, elements: int
 ) -> _Sampled | None:
-    """The largest part with so much work and so many elements, or that of the fewest places of each dim.
+    """The largest part within this work and these elements, or the one with the fewest places of each dim.
 
     None if the operations allow no part. `bounds`: the fewest places of each dim, and the most of the first.
-    `dims`: as of `_regions`.
+    `dims`: see `_regions`.
     """
     least, most_of_first = bounds
     largest = max((size for uid in graph.results for size in graph.tensor(uid).dims), default=1)
@@ -517,7 +526,7 @@ def _largest_part(
     places = max(least, min(_MOST_PLACES, fewer))
     while (found := _regions(graph, places, dims, most_of_first)) is not None:
         part = _part_of(graph, found)
-        if places // 2 < least or not _is_more(part, work, elements):
+        if places // 2 < least or not _exceeds(part, work, elements):
             return part, found
         places //= 2
     return None
@@ -526,8 +535,11 @@ def _largest_part(
 def _regions(
     graph: OperationGraph, places: int, dims: int | None, most_of_first: int
 ) -> dict[int, Region] | None:
-    """The part of each tensor that is needed for so many places of the first `dims` dims of the results, or
-    of all of them; of the first dim, for `most_of_first` at most."""
+    """The part of each tensor that is needed for a part of the results; None if the operations allow none.
+
+    Of the results, at most `places` places of the first `dims` dims are wanted, or of all dims if it is None,
+    and at most `most_of_first` places of the first dim.
+    """
     found = {}
     for uid in graph.results:
         sizes = graph.tensor(uid).dims
@@ -549,13 +561,16 @@ def _regions(
 
 
 def _places(size: int, most: int) -> slice:
-    """Evenly spaced places, the last among them; an odd number apart, so that each place in a tile occurs."""
+    """At most `most` evenly spaced places of a dim, the last one among them.
+
+    Their distance is odd, so that each place within a tile, whose size is a power of two, occurs.
+    """
     step = -(-size // most) | 1
     return slice((size - 1) % step, None, step) if size > most else slice(None)
 
 
 def _part_of(graph: OperationGraph, found: Mapping[int, Region]) -> OperationGraph:
-    """The graph on parts of its tensors. Which buffers are shared does not matter: it is only evaluated."""
+    """The graph on parts of its tensors. It is only evaluated, so no tensor overwrites another one."""
     tensors = (_cut_tensor(tensor, found.get(tensor.uid)) for tensor in graph.tensors)
     return OperationGraph(tensors=tuple(tensors), operations=graph.operations, numerics=graph.numerics)
 
@@ -574,13 +589,13 @@ def _cut_tensor(tensor: GraphTensor, region: Region | None) -> GraphTensor:
 
 
 def first_byte(tensor: GraphTensor, region: Region | None) -> int:
-    """The offset of a part's first element from the tensor's first, in bytes."""
+    """The offset of a region's first element from the tensor's first one, in bytes."""
     starts = (part.start or 0 for part in region or ())
     return tensor.dtype.itemsize * sum(n * step for n, step in zip(starts, tensor.strides, strict=False))
 
 
-def _is_more(graph: OperationGraph, work: int, elements: int) -> bool:
-    """Whether a graph takes more work, or has more elements, than that."""
+def _exceeds(graph: OperationGraph, work: int, elements: int) -> bool:
+    """Whether a graph takes more than this work, or has more than these elements."""
     specs = ({name: graph.tensor(uid).spec for name, uid in op.named()} for op in graph.operations)
     steps = sum(op.work(given) for op, given in zip(graph.operations, specs, strict=True))
     return steps > work or _elements_of(graph) > elements

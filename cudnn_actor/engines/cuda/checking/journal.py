@@ -14,6 +14,7 @@ __all__ = ["Journal"]
 
 _KNOBS = re.compile(r"_k\d+=-?\d+")
 _HELD = 4
+"""For how many processes one unfinished check excludes its plan."""
 
 
 class Journal:
@@ -38,7 +39,7 @@ class Journal:
         self._path = None if path is None else Path(path)
         self._killed: set[str] | None = None
         self._file: tuple[int, weakref.finalize[..., Journal]] | None = None
-        """The open file: its descriptor, and what closes it."""
+        """The open file: its descriptor, and the function that closes it."""
 
     def may_kill(self, plan: str) -> bool:
         """Whether the plan with that tag must not run, because its self-check may have killed a process."""
@@ -54,9 +55,9 @@ class Journal:
         yield
         self._note("end", plan)
 
-    def _note(self, what: str, plan: str) -> None:
+    def _note(self, event: str, plan: str) -> None:
         if self._path is not None:
-            os.write(self._open_file(self._path), f"{what} {plan}\n".encode())
+            os.write(self._open_file(self._path), f"{event} {plan}\n".encode())
 
     def _open_file(self, path: Path) -> int:
         """Returns the file's descriptor. It stays open: a build of a network notes dozens of checks.
@@ -78,18 +79,19 @@ class Journal:
             close()
 
     def _killers(self) -> set[str]:
+        """The plans that must not run, by the lines of earlier processes."""
         if self._path is None or not self._path.exists():
             return set()
         processes, in_work = 0, ""
         left_open: defaultdict[str, list[int]] = defaultdict(list)
         """The numbers of the processes in which a plan's check has not ended, by plan."""
         for line in self._path.read_text(encoding="utf-8").splitlines():
-            what, _, plan = line.partition(" ")
+            event, _, plan = line.partition(" ")
             plan = _KNOBS.sub("", plan)
-            if in_work and (what, plan) != ("end", in_work):
+            if in_work and (event, plan) != ("end", in_work):
                 left_open[in_work].append(processes)
-            in_work = plan if what == "begin" else ""
-            processes += what == "process"
+            in_work = plan if event == "begin" else ""
+            processes += event == "process"
         if in_work:
             left_open[in_work].append(processes)
         return {

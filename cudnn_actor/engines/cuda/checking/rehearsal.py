@@ -6,9 +6,9 @@ Its self-check used to wait for up to 20 functions, one after the other. So afte
 operation is evaluated once on the device, too, on other threads. Until that has been done, a part of a larger
 graph is evaluated, on the host.
 
-Builds that a model's run waits for take the device only for what other builds have evaluated there. CuPy has
-other functions where other dims are 1, and those that bring whole tensors to the device are not rehearsed.
-One that is missing takes longer than the host does.
+A build that a model's run waits for evaluates a graph on the device only if another build has evaluated one
+of the same form there. A rehearsal is not enough: which functions CuPy compiles depends on which dims are 1,
+too, and those that load whole tensors are not rehearsed. To compile one takes longer than the host takes.
 
 These threads pause while something is built. Each holds the interpreter's lock for much of its time, and a
 build waits for that lock after each of its many short calls: beside rehearsals, first answers took up to 1.7
@@ -59,7 +59,7 @@ class Rehearsals:
     Parameters
     ----------
     context
-        Called on each thread. Gives what graphs are evaluated with: a stream of its own.
+        Called on each thread. Returns a context with a stream of the thread's own.
     """
 
     def __init__(self, context: Callable[[], BuildContext]) -> None:
@@ -67,10 +67,10 @@ class Rehearsals:
         self._queue = SimpleQueue[OperationGraph | None]()
         self._threads: list[threading.Thread] = []
         self._known: set[Any] = set()
-        """The kinds of operations that have been asked for."""
+        """The kinds of operations whose rehearsals have been queued."""
         self._ready: set[Any] = set()
-        """The kinds that have been evaluated on the device. Only the threads add to it. Who looks too early
-        has a part of a graph evaluated on the host once more."""
+        """The kinds that have been evaluated on the device. Only the threads add to it. If the builder's
+        thread looks too early, the host evaluates a part of a graph once more."""
         self._evaluated: set[Any] = set()
         """The forms of graphs that builds have evaluated on the device. Only the builder's thread uses it."""
         self._may_go_on = threading.Event()
@@ -133,7 +133,7 @@ class Rehearsals:
     def _run(self) -> None:
         context: BuildContext | None = None
         while (graph := self._queue.get()) is not None:
-            with contextlib.suppress(Exception):  # the self-check itself meets what is wrong, and tells
+            with contextlib.suppress(Exception):  # the self-check itself meets the same error, and reports it
                 try:
                     self._await_pause()
                     context = context or self._context()
@@ -149,7 +149,7 @@ class Rehearsals:
             raise _Closed
 
     def _with_pauses(self, place: type[OnDevice]) -> type[OnDevice]:
-        """The place, with functions that wait while something is built."""
+        """The evaluator, but looking up one of its functions waits while something is built."""
         library, await_pause = place.xp, self._await_pause
 
         class Waiting:
@@ -169,7 +169,7 @@ def _rehearse(graph: OperationGraph, context: BuildContext, place: type[OnDevice
 
 
 def _kinds(graph: OperationGraph) -> Iterator[Any]:
-    """The kind of each operation. It decides which functions evaluate the operation; dims do not."""
+    """Yields the kind of each operation, which decides which of CuPy's functions evaluate it; see `_form`."""
     for operation in graph.operations:
         operands = (graph.tensor(uid) for _, uid in operation.named())
         found = tuple((tensor.dtype, len(tensor.dims)) for tensor in operands)

@@ -6,8 +6,8 @@ that reach mostly into padding (cuDNN 9.19). No list of such cases is complete,
 so every plan runs once on known numbers: small integers, whose sums every type
 holds, or those that an operation asks for (`Operation.samples`). Outputs and
 workspace are filled with NaN beforehand, and have guard bytes before and after
-them. Results of few elements are computed from several draws of numbers: of one
-draw, they may by chance be the same in wrong places.
+them. Results of few elements are computed from several draws of numbers: with a
+single draw, a wrong plan may by chance compute the right numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["BuildContext", "SelfCheck"]
 log = Log("cudnn_actor")
 V = TypeVar("V")
 _MOST_KEPT = 256 << 20
-"""The most bytes that stay in a shared pool between two checks: others need the device's memory, too."""
+"""The most bytes that stay in a shared pool between two checks. The rest is given back to the device."""
 _FEW, _DRAWS_OF_FEW = 64, 4
 """A result with fewer elements is computed from this many draws. The two sums of a filter's gradient were 0
 for the first draw, so a plan passed that wrote them to wrong places (cuDNN 9.19, on an H200)."""
@@ -49,7 +49,8 @@ _MOST_DRAWS = 32
 """The most draws of a graph that has no tensor of more than a few elements. A single element of `a < b` is
 that of `a <= b` in seven draws of eight: in all of four with probability 59 %, in all of 32 with 1.4 %.
 Larger inputs give sums of many numbers, which are rarely the same."""
-_Said = Callable[[Callable[[int], int], list[float]], dict[int, V]]
+_ReferenceMethod = Callable[[Callable[[int], int], list[float]], dict[int, V]]
+"""A method of a reference, which takes the addresses of tensors and the plan's scalars."""
 
 
 class BuildContext(NamedTuple):
@@ -88,7 +89,7 @@ class SelfCheck:
     graph
         The graph that the plans compute.
     context
-        What the plans run on. Checks wait for its stream.
+        The build context, on whose stream the plans run. Checks wait for that stream.
     place
         Where the results are evaluated, of graphs that are; the context's by default.
 
@@ -150,7 +151,7 @@ class SelfCheck:
         return np.asarray(cupy.asnumpy(sums)).tolist()  # type: ignore[no-any-return]
 
     def _draw(self, draw: int) -> None:
-        """Give the inputs the values of a draw, which is 0 at first, and restore the guards. Blocks."""
+        """Give the inputs the values of a draw, by its number, and restore the guards. Blocks."""
         count = len(self._tensors)
         first = 2 * count * draw  # as many seeds for tensors, and for samples
         self._drawn = None
@@ -161,8 +162,8 @@ class SelfCheck:
             self._sums = self._input_sums()
         self._drawn = draw
 
-    def _can_draw(self, draw: int, plan: str) -> bool:
-        """Draw as `_draw`. Returns False if the device has no room for it: what was checked has to do.
+    def _try_to_draw(self, draw: int, plan: str) -> bool:
+        """Call `_draw`, and return whether the device had room for it. If not, the draws before must do.
 
         An exception would leave the check of the plan open in the journal, as if it had killed the process.
         """
@@ -174,7 +175,10 @@ class SelfCheck:
         return True
 
     def _put_samples(self, first: int) -> None:
-        """Give the graph's inputs the values that its operations ask for. `first`: its draws' first seed."""
+        """Give the inputs the values that the operations ask for (`Operation.samples`), if they ask for any.
+
+        `first`: the first of the seeds that random values are drawn with.
+        """
         graph = self._graph
         place = None if graph.samples_of_each else self._place
         seeds = itertools.count(first)
@@ -193,7 +197,7 @@ class SelfCheck:
                     place.store(values, graph.tensor(uid), self._tensors[uid].pointer)
 
     def rehearse(self) -> None:
-        """Compute what results are compared with, and compare, without a plan: see `Rehearsals`. Blocks."""
+        """Compute the reference, and compare the tensors with it, without a plan. See `Rehearsals`. Blocks."""
         with self._working():
             self._reference_results(lambda reference: reference.compare)
 
@@ -209,10 +213,10 @@ class SelfCheck:
         """The fault of a plan as a text; None if the plan passes. Blocks for milliseconds.
 
         If there is no reference for the graph, only NaN and the guards are checked. Raises `MemoryError` if
-        the inputs' values are to be drawn again, since another plan may have written there, without room.
+        the inputs must be drawn again, because a faulty plan may have written there, and there is no room.
 
-        Each plan is checked with all draws. It begins with the draw that the plan before it ended with, whose
-        values are still there: tuning checks many plans, and each draw takes time.
+        Each plan is checked with all draws. The check begins with the draw with which the check before it
+        ended, whose values are still there: tuning checks many plans, and each draw takes time.
         """
         journal = self.context.journal
         if journal.may_kill(plan.tag):
@@ -223,15 +227,15 @@ class SelfCheck:
         with journal.trying(plan.tag):
             fault = self.fault_of_draw(plan)
             for draw in self._draws_after(first):
-                if fault is not None or not self._can_draw(draw, plan.tag):
+                if fault is not None or not self._try_to_draw(draw, plan.tag):
                     break
                 fault = self.fault_of_draw(plan)
         if fault is not None:
-            self._drawn = None  # it may have written anywhere: the next plan must not be blamed for that
+            self._drawn = None  # the plan may have written anywhere: no fault of the next plan
         return fault
 
     def _draws_after(self, draw: int) -> list[int]:
-        """The other draws: those behind this one, then those before it."""
+        """All draws but this one: first those with higher numbers, then those with lower ones."""
         return [*self._draws[draw + 1 :], *self._draws[:draw]]
 
     def fault_of_draw(self, plan: CudaPlan) -> str | None:
@@ -292,19 +296,21 @@ class SelfCheck:
         }
         return {uid: fault for uid, fault in found.items() if fault is not None}
 
-    def _reference_results(self, of: Callable[[References | EvaluatedReference], _Said[V]]) -> dict[int, V]:
-        """The reference's values for each result; nothing without a reference, or without room for it."""
+    def _reference_results(
+        self, method: Callable[[References | EvaluatedReference], _ReferenceMethod[V]]
+    ) -> dict[int, V]:
+        """What a method of the reference returns; nothing without a reference, or without room for it."""
         if self._reference is None:
             return {}
         try:
-            return of(self._reference)(lambda uid: self._tensors[uid].pointer, self.scalars)
+            return method(self._reference)(lambda uid: self._tensors[uid].pointer, self.scalars)
         except libraries().cupy.cuda.memory.OutOfMemoryError:
             log.warning("plan.unchecked", reason="no room on the device to compute what it should compute")
             return {}
 
 
 def _count_draws(graph: OperationGraph) -> int:
-    """From how many draws of numbers the results are computed: one, unless a result has few elements.
+    """The number of draws from which the results are computed: one, unless a result has few elements.
 
     If no tensor of the graph has more than a few elements, the number of draws is such that each result has
     about `_FEW` elements in all of them together, and at most `_MOST_DRAWS`.

@@ -31,7 +31,6 @@ _GUARDS_APART = 64
 NUMBERS = tuple(map(float, range(-3, 5)))
 """The numbers that inputs are filled with."""
 _RANK = 8
-_DEVICE_TO_DEVICE = 3
 
 
 class Findings:
@@ -59,7 +58,7 @@ class Findings:
 class Guarded:
     """Device bytes between two guards. Its methods enqueue on the current stream.
 
-    `seed` determines what the guards hold, so that a copy of one tensor's guard over another's is found.
+    `seed` determines the guards' bytes, so that a copy of one tensor's guard over another's is found.
 
     Raises CuPy's `OutOfMemoryError`.
     """
@@ -82,8 +81,9 @@ class Guarded:
 
     def copy_from(self, other: Guarded) -> None:
         """Enqueue a copy of the bytes between the guards of another object of the same size."""
-        stream = libraries().cupy.cuda.get_current_stream().ptr
-        libraries().runtime.memcpyAsync(self.pointer, other.pointer, self.nbytes, _DEVICE_TO_DEVICE, stream)
+        runtime, stream = libraries().runtime, libraries().cupy.cuda.get_current_stream().ptr
+        kind = runtime.memcpyDeviceToDevice
+        runtime.memcpyAsync(self.pointer, other.pointer, self.nbytes, kind, stream)
 
     def add_up(self, sum_: int) -> None:
         """Enqueue a kernel that adds a checksum of the bytes between the guards to the uint64 at `sum_`."""
@@ -148,7 +148,7 @@ def _bits(numbers: tuple[float, ...], dtype: DType) -> tuple[int, ...]:
 
 
 def _bits_of(numbers: np.ndarray, dtype: DType) -> tuple[int, ...]:
-    """The bits of numbers, without the cache of `_bits`, which takes -0.0 for 0.0, and finds no NaN again."""
+    """Like `_bits`, without its cache: a cache takes -0.0 for 0.0, and no NaN equals another one."""
     elements = np.empty(len(numbers), dtype.numpy)
     round_into(numbers.astype(np.float64), dtype, elements)
     return tuple(elements.view(f"u{dtype.itemsize}").astype(np.uint64).view(np.int64).tolist())
@@ -169,13 +169,13 @@ def _set(address: int, value: int, nbytes: int) -> None:
 
 @functools.cache
 def _kernel(name: str) -> Any:
-    """A kernel, compiled."""
+    """Returns one of the compiled kernels, by its name."""
     return _module().get_function(name)
 
 
 @functools.cache
 def _module() -> Any:
-    """The compiled kernels."""
+    """Returns the module of all kernels, which is compiled at the first call."""
     return libraries().cupy.RawModule(code=source(), options=("--std=c++17",))
 
 
@@ -184,8 +184,8 @@ def source() -> str:
     return "\n".join([indexing(wide=True), _ADD, _GUARDS, _CHECKSUM, _COMPARISON, _FILL, _find_nan()])
 
 
-# Warps add to the same address in no known order. Sums of whole numbers do not depend on that; of a sum of
-# squares, which says how far results may be off, the last bits do not matter.
+# Warps add to the same address in an order that varies. Sums of whole numbers do not depend on the order. In
+# a sum of squares, which says how far results may be off, the last bits do not matter.
 _ADD = f"""
 // To add up in each warp first is faster: additions to one address wait for each other.
 template <class T> __device__ __forceinline__ void add(T* sum, T part) {{

@@ -47,13 +47,16 @@ class _Erratum(NamedTuple):
     engines: tuple[str, ...]
     """cuDNN's names of the engines, without knobs; empty for all engines.
 
-    cuDNN numbers the engines of each kind of graph separately: a convolution's `eng5` is another than its
-    gradient's."""
+    cuDNN numbers the engines of each kind of graph separately: a convolution's `eng5` is another one than
+    its gradient's."""
     applies: Callable[[OperationGraph], bool]
+    """Whether a graph is one for which the engines are wrong or harmful."""
     what: str
+    """What the engines do, as a clause whose subject is an engine."""
     seen: str
+    """The versions of cuDNN and the graphs with which it was observed."""
     fixed: int | None = None
-    """cuDNN's first version without it, like 92400; None if there is none yet."""
+    """cuDNN's first version without the fault, like 92400; None if there is none yet."""
 
 
 _LARGE = 1 << 21
@@ -158,7 +161,7 @@ _LONGEST_VECTOR = 8
 
 
 def _has_gaps(graph: OperationGraph) -> bool:
-    """Whether some tensors are not packed. For matrix products, transposed is allowed: no fault was seen."""
+    """Whether some tensors are not packed. Those of matrix products may be transposed: no fault was seen."""
     multiplies = any(isinstance(operation, MatMul) for operation in graph.operations)
     bound = [tensor for tensor in graph.tensors if tensor.role is TensorRole.BOUND]
     return not all(_is_dense(tensor) if multiplies else _is_packed(tensor) for tensor in bound)
@@ -183,8 +186,8 @@ def _is_grouped(graph: OperationGraph, kind: type[Convolution[Any]], dtype: DTyp
 
 
 def _is_uneven(graph: OperationGraph, operation: Node) -> bool:
-    """Whether it is a half-type convolution with a number of channels or filters per group that is not a
-    multiple of 8."""
+    """Whether an operation is a convolution of half types whose groups have a number of channels or filters
+    that is not a multiple of 8."""
     if not isinstance(operation, Convolution):
         return False
     if not graph.tensor(operation.reads[0]).dtype.is_half:
@@ -195,7 +198,10 @@ def _is_uneven(graph: OperationGraph, operation: Node) -> bool:
 
 
 def _is_off_vectors(graph: OperationGraph, operation: Node) -> bool:
-    """Whether vector reads would be misaligned, for the longest vector that divides the channels."""
+    """Whether an operation is a convolution of half types some of whose vectors would be misaligned.
+
+    A vector is the longest one that divides the channels.
+    """
     if not isinstance(operation, Convolution):
         return False
     for tensor in map(graph.tensor, (*operation.reads, *operation.writes)):

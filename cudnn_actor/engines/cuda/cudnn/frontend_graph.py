@@ -29,10 +29,8 @@ _DATA_TYPES = {
     DType.INT64: "INT64",
     DType.UINT8: "UINT8",
 }
-
-
 _FIRST_NUMBER = 1 << 20
-"""Numbers have uids above this, which is above the uids of all tensors."""
+"""Numbers that are part of plans have uids above this. The uids of all tensors are below it."""
 
 
 class Refused(Exception):
@@ -40,7 +38,7 @@ class Refused(Exception):
 
 
 class Inapplicable(Refused):
-    """Raised by a way to run graphs of another kind: the reasons of other ways tell more."""
+    """Raised by a way to run graphs that is for graphs of another kind, so its reason says little."""
 
 
 def frontend_uids(graph: OperationGraph) -> dict[int, int]:
@@ -77,8 +75,8 @@ class FrontendGraph:
         """Whether the graph has a convolution. Then tensors have at least two spatial dims, and may be
         booleans."""
         self.fold: Callable[[GraphTensor], tuple[list[int], list[int]]] | None = None
-        """Returns the dims and strides in cuDNN's graph of a tensor of the operations that follow a product
-        of matrices, which has fewer dims in cuDNN's graph; None before there is such a product."""
+        """Returns a tensor's dims and strides in cuDNN's graph, for the operations behind a product of
+        matrices: they have fewer dims there. None before there is such a product."""
 
     @property
     def numerics(self) -> Numerics:

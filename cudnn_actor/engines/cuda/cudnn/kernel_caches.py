@@ -48,7 +48,7 @@ class KernelCaches:
         self._caches: dict[Hashable, Any] = {}
 
     def cache(self, graph: OperationGraph) -> Any:
-        """The cache for a graph; None if its kernels cannot be given to others, or need not be compiled.
+        """The cache for a graph; None if other graphs cannot use its kernels, or if it needs no compilation.
 
         cuDNN updates the arguments of its kernels for fused convolutions and matrix products. Its
         documentation does not say so of attention, and it has no candidates for attention's gradient (9.19).
@@ -79,7 +79,7 @@ def compiles(graph: OperationGraph) -> bool:
 
 
 def _name(graph: OperationGraph, operation: Pointwise[int]) -> str:
-    """ "bias" for a sum with one number for each channel, "relu" for that alone; else the function's name."""
+    """The function's name, like "relu", or "bias" for a sum with one number for each channel."""
     given = [graph.tensor(uid) for uid in operation.operands]
     biases = (tensor for tensor in given if tensor.role is TensorRole.BOUND and len(tensor.dims) > 1)
     if operation.mode is PointwiseMode.ADD and any(
@@ -91,7 +91,7 @@ def _name(graph: OperationGraph, operation: Pointwise[int]) -> str:
 
 
 def class_of(graph: OperationGraph) -> Hashable:
-    """The key of a graph's kernel: all of the graph but its sizes, and the sizes as far as they matter."""
+    """The key of a graph's class: the graph without its sizes, and what a kernel depends on of the sizes."""
     uids = graph.canonical_uids
     operations = tuple(
         (op.attributes(), tuple(uids[u] for u in op.reads), tuple(uids[u] for u in op.writes))

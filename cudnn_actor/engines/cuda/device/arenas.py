@@ -61,10 +61,10 @@ class Arenas:
             driver.cuMemRelease(memory)
 
     def map_for_reading(self, arena: int, fd: int, nbytes: int) -> None:
-        """Map another service's arena, likewise, of this device or of one whose memory this one can read.
+        """Map another service's arena for reading. Raises `EngineFailure`.
 
-        The descriptor may be of anything: the driver says whether it is memory, and has so many bytes. Raises
-        `EngineFailure`.
+        The memory may be on another device if this one can read that device's memory. The descriptor may be
+        of anything: the driver finds out whether it is memory, and of at least `nbytes`.
         """
         driver = libraries().driver
         memory = _import(fd)

@@ -85,7 +85,7 @@ def _take_in(array: Any, ordinal: int) -> tuple[Any, Any]:
 
 
 def _by_interface(array: Any, waiting: Any) -> Any:
-    """Import by `__cuda_array_interface__`. CuPy's own import would make the host wait for its stream."""
+    """Import by `__cuda_array_interface__`. CuPy's own import makes the host wait for the array's stream."""
     cupy = libraries().cupy
     interface = dict(array.__cuda_array_interface__)
     stream = interface.get("stream")

@@ -16,14 +16,14 @@ _ALIGNMENT = 256
 
 
 class Piece:
-    """A part of the ring: `bytes` for NumPy, `pointer` for the device."""
+    """A part of the ring: `bytes` for NumPy, `pointer` for the device; `start` is its offset in the ring."""
 
-    __slots__ = ("bytes", "end", "fence", "in_use", "pointer")
+    __slots__ = ("bytes", "fence", "in_use", "pointer", "start")
 
-    def __init__(self, bytes: np.ndarray, pointer: int, end: int) -> None:
+    def __init__(self, bytes: np.ndarray, pointer: int, start: int) -> None:
         self.bytes = bytes
         self.pointer = pointer
-        self.end = end
+        self.start = start
         self.fence: Any = None
         """The fence after the copy that uses the piece."""
         self.in_use = True
@@ -51,20 +51,21 @@ class StagingRing:
         self._bytes = np.empty(0, np.uint8)
         self._pieces: deque[Piece] = deque()
         self._next = 0
+        """The offset behind the newest piece."""
 
     def take(self, nbytes: int) -> Piece | None:
         """Allocate `nbytes` of the ring; None if they are not free now. Never waits for the device."""
         self._collect()
-        start = self._place_for(-(-nbytes // _ALIGNMENT) * _ALIGNMENT)
+        needed = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        start = self._place_for(needed)
         if start is None:
             return None
         if self._memory is None:
             self._memory = libraries().cupy.cuda.alloc_pinned_memory(self.nbytes)
             self._bytes = np.frombuffer(self._memory, np.uint8, self.nbytes)
-        end = start + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        piece = Piece(self._bytes[start : start + nbytes], self._memory.ptr + start, end)
+        piece = Piece(self._bytes[start : start + nbytes], self._memory.ptr + start, start)
         self._pieces.append(piece)
-        self._next = end
+        self._next = start + needed
         return piece
 
     def take_soon(self, nbytes: int) -> Piece:
@@ -102,7 +103,7 @@ class StagingRing:
         """The offset of `nbytes` contiguous free bytes: after the newest piece, or at the ring's start."""
         if not self._pieces:
             return 0 if nbytes <= self.nbytes else None
-        oldest = self._pieces[0].end - -(-len(self._pieces[0].bytes) // _ALIGNMENT) * _ALIGNMENT
+        oldest = self._pieces[0].start
         if self._next > oldest:
             if nbytes <= self.nbytes - self._next:
                 return self._next

@@ -29,10 +29,10 @@ class PinnedMemory:
 
     def __init__(self) -> None:
         self._locked: dict[int, np.ndarray] = {}
-        """The bytes of each mapping, by address; few and large.
+        """The bytes of each mapping, by address. There are few mappings, and they are large.
 
-        These arrays must be held: they keep the mapping from being closed. Otherwise another mapping could
-        get its address, and its pages would not be those that the driver has locked.
+        The arrays keep the mappings from being closed. Otherwise another mapping could get the address of a
+        closed one, and its pages would not be those that the driver has locked.
         """
 
     def add(self, memory: memoryview) -> None:

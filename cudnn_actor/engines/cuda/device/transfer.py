@@ -62,7 +62,7 @@ class Transfer:
         self._stream = stream
         self._fences = fences
         self._ring = StagingRing(_RING_BYTES, fences)
-        """Staging for uploads and blocking downloads. Between calls, the host needs nothing that is in it."""
+        """Staging for uploads and blocking downloads. Between calls, the host uses no piece of it."""
         self._fetched = StagingRing(_RING_BYTES, fences)
         """Staging for asynchronous downloads (`fetch`), which the host reads later."""
         self.pinned = PinnedMemory()
@@ -117,7 +117,7 @@ class Transfer:
     def _write_pinned(self, dst: Place, array: np.ndarray) -> None:
         """Enqueue copies directly from pinned memory. If that raises, nothing reads the array any more."""
         source = address_of(array)
-        with self._whole():
+        with self._all_or_none():
             if _in_c_order(dst.spec):
                 self._copy(dst.pointer, source, array.nbytes, _TO_DEVICE)
             else:
@@ -129,7 +129,7 @@ class Transfer:
             self._kept.append((self._fences.record(), array))
 
     @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _all_or_none(self) -> Iterator[None]:
         """Around several copies from or to the caller's memory: if one fails, wait for the earlier ones.
 
         Scratch memory may run out half-way. The caller may reuse its memory as soon as it sees the error.
@@ -231,7 +231,7 @@ class Transfer:
     def _send_to(self, into: np.ndarray, src: Place) -> None:
         """Enqueue copies of a buffer into pinned memory. If that raises, nothing writes there any more."""
         target = address_of(into)
-        with self._whole():
+        with self._all_or_none():
             if _in_c_order(src.spec):
                 self._copy(target, src.pointer, into.nbytes, _TO_HOST)
             else:

@@ -28,7 +28,7 @@ def properties(ordinal: int, *, exported: bool = False) -> Any:
 
 
 def round_up(ordinal: int, nbytes: int) -> int:
-    """Bytes, rounded up to the device's granularity."""
+    """A number of bytes, rounded up to the granularity of memory on a device."""
     driver = libraries().driver
     which = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     step = int(check(driver.cuMemGetAllocationGranularity(properties(ordinal, exported=True), which)))

@@ -65,7 +65,7 @@ class Workspace:
         self.nbytes += more
 
     def poison(self, stream: Any) -> None:
-        """Enqueue filling it with NaN."""
+        """Enqueue filling the workspace with NaN."""
         libraries().runtime.memsetAsync(self.pointer, 0xFF, self.nbytes, stream.ptr)
 
     def touch(self, stream: Any) -> None:

@@ -33,10 +33,10 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     uuid
         The GPU's, as NVML and `nvidia-smi -L` say it: "GPU-...".
     used_bytes
-        What all processes use, and what the driver keeps for itself: `nvmlDeviceGetMemoryInfo`'s `used`. Of a
-        GPU that is divided (MIG), of all of it.
+        The bytes that all processes use, and those that the driver keeps for itself:
+        `nvmlDeviceGetMemoryInfo`'s `used`. If a GPU is divided (MIG), those of all its parts together.
     total_bytes
-        What there is: its `total`.
+        The bytes that the GPU has: `nvmlDeviceGetMemoryInfo`'s `total`.
     age_s
         How many seconds ago this was read: 0, unless the driver has not answered within 5 ms, or the record
         was made on the thread of an event loop, which does not wait for the driver.
@@ -69,7 +69,7 @@ class DeviceMemoryReader:
         """Set unless a thread calls the driver."""
         self._done.set()
         self._began = 0.0
-        """When the last one began, in `time.monotonic()` seconds."""
+        """When the last thread began, in `time.monotonic()` seconds."""
         self._device: _Device | None = None
         self._last: tuple[DeviceMemory, float] | None = None
         """The last reading and its time; None if nothing is known."""
@@ -77,10 +77,9 @@ class DeviceMemoryReader:
     def read(self) -> DeviceMemory | None:
         """The memory now, or, if the driver has not answered so soon, as it was last, with its age.
 
-        Blocks for `MOST_WAIT_S` at most, as a rule for 0.1 ms; not at all on the thread of an event loop,
-        which is given what was read for the call before, or while an earlier call of the driver hangs. None
-        if nothing is known: without NVML, without the GPU, and until NVML is loaded, which the first call
-        begins.
+        Blocks for `MOST_WAIT_S` at most, as a rule for 0.1 ms. It does not block while an earlier call of the
+        driver hangs, nor on the thread of an event loop, which gets the reading of the call before. None if
+        nothing is known: without NVML, without the GPU, and until the first call's thread has loaded NVML.
         """
         if not self._bus_id:
             return None

@@ -49,8 +49,8 @@ def obstacle(apart: Driver | None = None) -> Problem | None:
 
 @functools.cache
 def caution(driver: Driver) -> Problem | None:
-    """The problem to report once about a GPU that can be used: this version of cuDNN was never tried with it.
-    None if it was."""
+    """The problem to report once about a GPU that can be used: the GPU tests have not passed with this
+    version of cuDNN. None if they have."""
     return never_run(take_inventory(driver))
 
 

@@ -17,16 +17,16 @@ _OLDEST_FRONTEND = (1, 32)
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong.
+    """A problem of an installation.
 
     Parameters
     ----------
     what
-        A clause: "CuPy is not installed".
+        The problem as a clause: "CuPy is not installed".
     detail
         What was found, or what follows from it.
     fix
-        What to do; a command if there is one.
+        What to do about it; a command if there is one.
     prevents
         Whether no GPU can be used until this is fixed; False if it only may cause failures.
     """

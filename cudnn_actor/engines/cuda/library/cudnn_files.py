@@ -39,9 +39,9 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     name
-        What it is loaded as, like "libcudnn_ops.so.9".
+        The name by which it is loaded, like "libcudnn_ops.so.9".
     path
-        The file itself, links followed.
+        The path of the file, links followed.
     version
         The version in the file's name, like "9.19.0"; None if the name has none.
     whole
@@ -55,7 +55,7 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """The folder that contains it."""
+        """The folder that contains the file."""
         return os.path.dirname(self.path)
 
 
@@ -176,22 +176,24 @@ def load_apart(path: str) -> Loading:
         return Loading(
             error=f"loading it ends the process with status {done.returncode}: {done.stderr.strip()}"
         )
-    return _report(json.loads(done.stdout))
+    return _loading(json.loads(done.stdout))
 
 
-def _report(found: Mapping[str, object]) -> Loading:
+def _loading(found: Mapping[str, object]) -> Loading:
+    """The result, by what `trial_load` has printed."""
     if "error" in found:
         return Loading(error=str(found["error"]))
-    said = msgspec.convert(found, _Said)
+    report = msgspec.convert(found, _Report)
     return Loading(
-        version=version_text(said.version),
-        cuda=said.cudart // 1000,
-        failed=said.failed,
-        mapped=mapped_cudnn(said.maps),
+        version=version_text(report.version),
+        cuda=report.cudart // 1000,
+        failed=report.failed,
+        mapped=mapped_cudnn(report.maps),
     )
 
 
-class _Said(msgspec.Struct):
+class _Report(msgspec.Struct):
+    """What `trial_load` prints of a cuDNN that it could load."""
     version: int
     cudart: int
     failed: dict[str, str]

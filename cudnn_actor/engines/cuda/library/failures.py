@@ -44,7 +44,8 @@ STICKY = {
     719: "LAUNCH_FAILED",
     721: "CONTAINED",
 }
-"""Errors after which every call in the context fails likewise; driver and runtime use the same numbers.
+"""Errors after which every call in the context fails with the same error. Driver and runtime have the same
+numbers.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
 """

@@ -140,7 +140,7 @@ def data_type(dtype: DType) -> int:
 
 
 def sequences_descriptor(dims: tuple[int, int, int], lengths: Sequence[int], dtype: DType) -> Descriptor:
-    """Sequences of dims (T, B, features), packed; what lies behind their ends is filled with 0.
+    """Packed sequences of dims (T, B, features). cuDNN fills the places behind a sequence's end with 0.
 
     Raises `EngineFailure` if the library does not take them.
     """

@@ -28,7 +28,7 @@ class Libraries:
 
     @functools.cached_property
     def cudnn(self) -> Any:
-        """nvidia-cudnn-frontend: graphs and plans, and of its engines cuDNN's alone."""
+        """nvidia-cudnn-frontend: graphs and plans, without the frontend's own engines in Python."""
         cudnn = importlib.import_module("cudnn")
         _leave_out_python_engines()
         return cudnn

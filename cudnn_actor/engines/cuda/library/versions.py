@@ -9,17 +9,17 @@ RUN = ("9.19", "9.28")
 
 
 def version_text(number: int) -> str:
-    """The text of what `cudnnGetVersion` returns: "9.28.1" for 92801."""
+    """The version as a text, "9.28.1", of the number that `cudnnGetVersion` returns, 92801."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def was_run(version: str) -> bool:
-    """Whether the GPU tests have passed with this version's minor version. "9.28.1.4" is a version."""
+    """Whether the GPU tests have passed with the minor version of a version like "9.28.1.4"."""
     return _minor(version) in map(_minor, RUN)
 
 
 def is_too_old(version: str) -> bool:
-    """Whether a version is older than all with which the GPU tests have passed."""
+    """Whether a version is older than all those with which the GPU tests have passed."""
     return _minor(version) < min(map(_minor, RUN))
 
 
