@@ -13,8 +13,8 @@ import pytest
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.engines.cuda.checking.evaluated_reference import (
     OnHostInPart,
+    evaluator_of,
     first_byte,
-    place_of,
     sample_graph,
 )
 from cudnn_actor.engines.cuda.cudnn.errata import erratum
@@ -275,7 +275,7 @@ def test_a_graph_that_can_be_cut_along_the_first_dim_alone_is() -> None:
     specs = [TensorSpec.packed(dims) for dims in ((8, 196, 768), (8, 197, 768))]
     graph = OperationGraph(tensors=tuple(map(tensor, range(2), specs)), operations=(pad,))
     assert sample_graph(graph, 1 << 21, 1 << 18)[0].tensor(1).dims == (1, 197, 768)
-    assert place_of(graph, ready=False) is OnHostInPart
+    assert evaluator_of(graph, ready=False) is OnHostInPart
 
 
 def test_of_large_images_every_place_in_a_tile_of_channels_is_evaluated_of_one() -> None:

@@ -18,7 +18,7 @@ from cudnn_actor.engines.cuda.kernels.accumulators import (
     TWO_SUMS,
     Accumulator,
     accumulator_of,
-    place_of,
+    accumulator_of_place,
 )
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, value_dtype
 from cudnn_actor.engines.cuda.kernels.lines import beginning
@@ -133,7 +133,7 @@ def accumulators(dtype: DType) -> dict[str, Accumulator]:
     """Those of elements of a dtype, by name."""
     modes = [mode for mode in ReductionMode if dtype.is_floating or mode.is_exact]
     return {mode.value: accumulator_of(mode, dtype) for mode in modes} | {
-        name: place_of(mode) for name, mode in PLACES.items()
+        name: accumulator_of_place(mode) for name, mode in PLACES.items()
     }
 
 

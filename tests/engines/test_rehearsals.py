@@ -85,15 +85,15 @@ def test_a_large_graph_is_evaluated_on_the_device_once_its_kinds_have_been_rehea
     rehearsals: Rehearsals, rehearsed: SimpleQueue[OperationGraph]
 ) -> None:
     large = rooted(LARGE)
-    assert rehearsals.place(large) is OnHostInPart
+    assert rehearsals.evaluator(large) is OnHostInPart
     rehearsals.ask([large])
     part = rehearsed.get(timeout=PATIENCE_S)
     assert 0 < part.tensors[0].spec.size <= 1 << 20, "of a large graph, a part"
     rehearsals.ask([rooted(8, "float16")])
     rehearsed.get(timeout=PATIENCE_S)
     rehearsals.close()  # the threads have ended
-    assert rehearsals.place(large) is OnDevice
-    assert rehearsals.place(rooted(8)) is OnHost
+    assert rehearsals.evaluator(large) is OnDevice
+    assert rehearsals.evaluator(rooted(8)) is OnHost
 
 
 def test_a_build_that_a_run_waits_for_evaluates_a_part_on_the_host_all_the_same(
@@ -102,11 +102,11 @@ def test_a_build_that_a_run_waits_for_evaluates_a_part_on_the_host_all_the_same(
     """CuPy may have to compile what has not been rehearsed: other functions for other strides and dims."""
     builder, graph = CudaBuilder(0), rooted(1100)
     builder._rehearsals = rehearsals
-    builder._context = BuildContext(None, Stream(), place=rehearsals.place)
+    builder._context = BuildContext(None, Stream(), evaluator=rehearsals.evaluator)
     rehearsals.ask([graph])
     rehearsed.get(timeout=PATIENCE_S)
     rehearsals.close()  # the threads have ended
-    assert rehearsals.place(graph) is OnDevice
+    assert rehearsals.evaluator(graph) is OnDevice
     plan = builder.build(graph, workspace_limit=None, effort="soon")
     assert plan.checked, "what stands for CuPy here has no sqrt"
 
@@ -116,12 +116,12 @@ def test_it_evaluates_on_the_device_what_another_build_has_evaluated_there(rehea
     whole = g.build(y=g.apply(Cumulative(x=g.input("x", (4096, 1024)), axis=0, mode=ReductionMode.SUM))).body
     rehearsals.note(whole)
     rehearsals.note(rooted(LARGE))  # on the host, in part
-    assert rehearsals.place_soon(rooted(LARGE)) is OnHostInPart
+    assert rehearsals.evaluator_soon(rooted(LARGE)) is OnHostInPart
     rehearsals._ready.update(rehearsal._kinds(rooted(LARGE)))
     rehearsals.note(rooted(LARGE))
-    assert rehearsals.place_soon(rooted(LARGE + 1)) is OnDevice
-    assert rehearsals.place_soon(rooted(LARGE, "float16")) is OnHostInPart
-    assert rehearsals.place_soon(rooted(1, width=LARGE * 512)) is OnHostInPart, "another dim is 1"
+    assert rehearsals.evaluator_soon(rooted(LARGE + 1)) is OnDevice
+    assert rehearsals.evaluator_soon(rooted(LARGE, "float16")) is OnHostInPart
+    assert rehearsals.evaluator_soon(rooted(1, width=LARGE * 512)) is OnHostInPart, "another dim is 1"
 
 
 def test_what_could_not_be_rehearsed_is_evaluated_on_the_host(
@@ -138,7 +138,7 @@ def test_what_could_not_be_rehearsed_is_evaluated_on_the_host(
     rehearsals.ask([rooted(8)])
     assert failed.wait(PATIENCE_S)
     rehearsals.close()
-    assert rehearsals.place(rooted(LARGE)) is OnHostInPart
+    assert rehearsals.evaluator(rooted(LARGE)) is OnHostInPart
 
 
 def test_rehearsals_pause_while_something_is_built(

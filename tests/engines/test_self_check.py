@@ -28,7 +28,7 @@ from cudnn_actor.engines.cuda.checking.evaluated_reference import (
     OnHost,
     OnHostInPart,
     OwnProducts,
-    place_of,
+    evaluator_of,
 )
 from cudnn_actor.engines.cuda.checking.journal import Journal
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
@@ -90,7 +90,7 @@ def test_the_library_that_multiplies_does_not_judge_itself() -> None:
     for dtype, wanted in ((DType.FLOAT64, OnDeviceApart), (DType.FLOAT32, OnDevice)):
         g = GraphBuilder()
         graph = g.build(y=g.matmul(g.input("a", (400, 300), dtype), g.input("b", (300, 200), dtype)))
-        assert place_of(graph.body) is wanted
+        assert evaluator_of(graph.body) is wanted
 
 
 def scaled(rows: int) -> OperationGraph:
@@ -102,13 +102,13 @@ def scaled(rows: int) -> OperationGraph:
 
 def test_a_part_is_evaluated_on_the_host_until_the_device_has_the_functions() -> None:
     large = scaled(2000)
-    assert place_of(large) is OnDevice
-    assert place_of(large, ready=False) is OnHostInPart
-    assert place_of(scaled(8), ready=False) is OnHost
-    assert place_of(scaled(1 << 16), ready=False) is OnDevice, "too much to copy"
+    assert evaluator_of(large) is OnDevice
+    assert evaluator_of(large, ready=False) is OnHostInPart
+    assert evaluator_of(scaled(8), ready=False) is OnHost
+    assert evaluator_of(scaled(1 << 16), ready=False) is OnDevice, "too much to copy"
     g = GraphBuilder()
     whole = g.build(y=g.apply(Cumulative(x=g.input("x", (4096, 1024)), axis=0, mode=ReductionMode.SUM)))
-    assert place_of(whole.body, ready=False) is OnDevice, "no part of it is evaluated by itself"
+    assert evaluator_of(whole.body, ready=False) is OnDevice, "no part of it is evaluated by itself"
 
 
 class OfFewRows(OnHostInPart):
@@ -125,7 +125,7 @@ def test_what_is_evaluated_in_part_is_checked(change: Sabotage | None) -> None:
     if change is not None:
         (step,) = plan.recipe.steps
         plan = CudaPlan(msgspec.structs.replace(plan.recipe, steps=(change(step),)), plan.graphs)
-    check = SelfCheck(graph, BuildContext(None, Stream()), place=OfFewRows)
+    check = SelfCheck(graph, BuildContext(None, Stream()), evaluator=OfFewRows)
     found = check.fault(plan)
     check.close()
     assert (found is None) == (change is None), found

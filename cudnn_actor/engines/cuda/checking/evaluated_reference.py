@@ -49,15 +49,15 @@ from cudnn_actor.protocol.types.tensor import packed_nbytes, packed_strides
 
 __all__ = [
     "EvaluatedReference",
+    "Evaluator",
     "OnDevice",
     "OnHost",
     "OnHostInPart",
-    "Place",
-    "device_place",
+    "device_evaluator",
     "evaluate_graph",
+    "evaluator_of",
     "first_byte",
     "kernels_of_evaluation",
-    "place_of",
     "result_uncertainties",
     "sample_graph",
     "small_part",
@@ -177,9 +177,9 @@ class OnDevice:
         """Returns the values that are read after a tensor has stored these."""
         if values.dtype == tensor.dtype.numpy:
             return values
-        place = libraries().cupy.empty(tensor.spec.nbytes, np.uint8)
-        cls.store(values, tensor, int(place.data.ptr))
-        return cls.load(tensor, int(place.data.ptr))
+        stored = libraries().cupy.empty(tensor.spec.nbytes, np.uint8)
+        cls.store(values, tensor, int(stored.data.ptr))
+        return cls.load(tensor, int(stored.data.ptr))
 
 
 def _kind(tensor: GraphTensor) -> DType:
@@ -254,9 +254,9 @@ class OnHost:
     @staticmethod
     def round(values: Array, tensor: GraphTensor) -> Array:
         """Returns the values that are read after a tensor has stored these."""
-        place = np.empty(tensor.dims, tensor.dtype.numpy)
-        round_into(values, tensor.dtype, place)
-        return exact(place)
+        stored = np.empty(tensor.dims, tensor.dtype.numpy)
+        round_into(values, tensor.dtype, stored)
+        return exact(stored)
 
 
 class OnHostInPart(OnHost):
@@ -272,11 +272,11 @@ def _elements(data: np.ndarray, tensor: GraphTensor) -> np.ndarray:
 
 
 _Sampled = tuple[OperationGraph, Mapping[int, Region]]
-Place = type[OnDevice] | type[OnHost]
-"""The class that evaluates graphs, on the device or on the host."""
+Evaluator = type[OnDevice] | type[OnHost]
+"""A class that evaluates graphs, on the device or on the host."""
 
 
-def place_of(graph: OperationGraph, *, ready: bool = True) -> Place:
+def evaluator_of(graph: OperationGraph, *, ready: bool = True) -> Evaluator:
     """The class that evaluates a graph: on the host if it has few values.
 
     While the device is not `ready`, the host evaluates a small part of the graph, if there is one, because
@@ -287,7 +287,7 @@ def place_of(graph: OperationGraph, *, ready: bool = True) -> Place:
     may_copy = not ready and _elements_of(graph) <= _MOST_COPIED
     if may_copy and not _exceeds(small_part(graph), _MOST_WORK_IN_PART, _MOST_ELEMENTS_IN_PART):
         return OnHostInPart
-    return device_place(graph)
+    return device_evaluator(graph)
 
 
 def small_part(graph: OperationGraph) -> OperationGraph:
@@ -295,15 +295,15 @@ def small_part(graph: OperationGraph) -> OperationGraph:
     return sample_graph(graph, _WORK_IN_PART, _ELEMENTS_IN_PART)[0]
 
 
-def device_place(graph: OperationGraph) -> type[OnDevice]:
+def device_evaluator(graph: OperationGraph) -> type[OnDevice]:
     """The class that evaluates a graph on the device."""
     double = (graph.compute(op) is DType.FLOAT64 for op in graph.operations if isinstance(op, MatMul))
     return OnDeviceApart if any(double) else OnDevice
 
 
-def kernels_of_evaluation(graph: OperationGraph, place: Place) -> Iterator[Launch]:
+def kernels_of_evaluation(graph: OperationGraph, evaluator: Evaluator) -> Iterator[Launch]:
     """Yields the launches that load the tensors of a graph for an evaluation on the device."""
-    if issubclass(place, OnHost):
+    if issubclass(evaluator, OnHost):
         return
     for uid in graph.bound:
         tensor = graph.tensor(uid)
@@ -323,25 +323,25 @@ class EvaluatedReference:
     ----------
     graph
         The graph.
-    place
-        Where it is evaluated.
+    evaluator
+        The class that evaluates it.
     part, regions
         The part of the graph that is evaluated: see `sample_graph`.
     """
 
     def __init__(
-        self, graph: OperationGraph, place: Place, part: OperationGraph, regions: Mapping[int, Region]
+        self, graph: OperationGraph, evaluator: Evaluator, part: OperationGraph, regions: Mapping[int, Region]
     ) -> None:
         self._graph = graph
-        self._place = place
+        self._evaluator = evaluator
         self._part, self._regions = part, regions
 
     @classmethod
-    def within_room(cls, graph: OperationGraph, place: Place) -> EvaluatedReference | None:
-        """The reference of a graph at a place; None if the device's free memory does not suffice for it."""
+    def within_room(cls, graph: OperationGraph, evaluator: Evaluator) -> EvaluatedReference | None:
+        """The reference of a graph by an evaluator; None if the device has not enough free memory for it."""
         room = _room()
-        part, regions = sample_graph(graph, place.most_work, min(place.most_elements, room))
-        return cls(graph, place, part, regions) if _elements_of(part) <= room else None
+        part, regions = sample_graph(graph, evaluator.most_work, min(evaluator.most_elements, room))
+        return cls(graph, evaluator, part, regions) if _elements_of(part) <= room else None
 
     def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
         """The elements to compare of each result, by uid. Blocks.
@@ -352,7 +352,7 @@ class EvaluatedReference:
         """
         wanted = self._evaluated_results(address, scalars)
         return {
-            uid: self._place.elements_to_compare(
+            uid: self._evaluator.elements_to_compare(
                 values, self._load(uid, address), Accuracy.of(self._graph, uid)
             )
             for uid, values in wanted.items()
@@ -365,25 +365,25 @@ class EvaluatedReference:
         """
         wanted = self._evaluated_results(address, scalars)
         found = result_uncertainties(
-            self._part, self._place, lambda uid: self._load(uid, address), scalars, wanted
+            self._part, self._evaluator, lambda uid: self._load(uid, address), scalars, wanted
         )
         return {uid: sample(values) for uid, values in found.items()}
 
     def _evaluated_results(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Array]:
         """Evaluates the part, and returns its results."""
         return evaluate_graph(
-            self._part, self._place, lambda uid: self._load(uid, address), scalars, stored=True
+            self._part, self._evaluator, lambda uid: self._load(uid, address), scalars, stored=True
         )
 
     def _load(self, uid: int, address: Callable[[int], int]) -> Array:
         """Returns the values of a bound tensor, as far as they belong to the part."""
         whole, part = self._graph.tensor(uid), self._part.tensor(uid)
-        return self._place.load(part, address(uid) + first_byte(whole, self._regions.get(uid)))
+        return self._evaluator.load(part, address(uid) + first_byte(whole, self._regions.get(uid)))
 
 
 def evaluate_graph(
     graph: OperationGraph,
-    place: Place,
+    evaluator: Evaluator,
     load: Callable[[int], Array],
     scalars: Sequence[float],
     *,
@@ -395,7 +395,7 @@ def evaluate_graph(
     `load` gives the values of bound tensors. Results are loaded only if `stored`: then operations that read
     them get the stored values. `draw`: the number of an evaluation with other roundings; None without them.
     """
-    xp, values, found = place.xp, graph.given_values(place.xp, scalars), dict[int, Array]()
+    xp, values, found = evaluator.xp, graph.given_values(evaluator.xp, scalars), dict[int, Array]()
     seeds = itertools.count(draw or 0, ROUNDING_DRAWS)
     with np.errstate(all="ignore"):
         for operation in graph.operations:
@@ -408,11 +408,11 @@ def evaluate_graph(
                     if draw == 1:
                         error = -error
                     elif draw:
-                        error = xp.where(place.draw(result.shape, next(seeds)) > 0, error, -error)
+                        error = xp.where(evaluator.draw(result.shape, next(seeds)) > 0, error, -error)
                     result = result + error  # noqa: PLW2901 - the result of this draw
                 tensor = graph.tensor(uid)
                 bound = tensor.role is TensorRole.BOUND
-                values[uid] = load(uid) if bound and stored else place.round(result, tensor)
+                values[uid] = load(uid) if bound and stored else evaluator.round(result, tensor)
                 if bound:
                     found[uid] = result
     return found
@@ -420,7 +420,7 @@ def evaluate_graph(
 
 def result_uncertainties(
     graph: OperationGraph,
-    place: Place,
+    evaluator: Evaluator,
     load: Callable[[int], Array],
     scalars: Sequence[float],
     wanted: Mapping[int, Array],
@@ -431,10 +431,10 @@ def result_uncertainties(
     roundings each time. An element that is not finite in each of them has an infinite uncertainty. `wanted`:
     the results without roundings; the other parameters are those of `evaluate_graph`.
     """
-    xp = place.xp
+    xp = evaluator.xp
     found = {uid: xp.zeros(values.shape) for uid, values in wanted.items()}
     for draw in range(ROUNDING_DRAWS):
-        for uid, values in evaluate_graph(graph, place, load, scalars, draw=draw).items():
+        for uid, values in evaluate_graph(graph, evaluator, load, scalars, draw=draw).items():
             found[uid] = xp.maximum(found[uid], _apart(xp, values, wanted[uid]))
     return found
 

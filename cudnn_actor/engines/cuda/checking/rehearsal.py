@@ -1,10 +1,10 @@
 """Compiles, between builds, the functions of CuPy that the self-checks of larger graphs will need.
 
 CuPy compiles each of its functions at the first use, which takes 0.1 to 0.2 s on a new machine. A small graph
-is evaluated on the host (see `place_of`), but the same graph with more samples is evaluated on the device.
-Its self-check used to wait for up to 20 functions, one after the other. So after a build, each new kind of
-operation is evaluated once on the device, too, on other threads. Until that has been done, a part of a larger
-graph is evaluated, on the host.
+is evaluated on the host (see `evaluator_of`), but the same graph with more samples is evaluated on the
+device. Its self-check used to wait for up to 20 functions, one after the other. So after a build, each new
+kind of operation is evaluated once on the device, too, on other threads. Until that has been done, a part of
+a larger graph is evaluated, on the host.
 
 A build that a model's run waits for evaluates a graph on the device only if another build has evaluated one
 of the same form there. A rehearsal is not enough: which functions CuPy compiles depends on which dims are 1,
@@ -27,12 +27,12 @@ from typing import Any
 from cudnn_actor.actors.threads import ThreadRefused, start_thread
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
 from cudnn_actor.engines.cuda.checking.evaluated_reference import (
+    Evaluator,
     OnDevice,
     OnHost,
     OnHostInPart,
-    Place,
-    device_place,
-    place_of,
+    device_evaluator,
+    evaluator_of,
     small_part,
 )
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
@@ -86,17 +86,17 @@ class Rehearsals:
         finally:
             self._may_go_on.set()
 
-    def place(self, graph: OperationGraph) -> Place:
-        """The class that evaluates a graph now: see `place_of`."""
-        return place_of(graph, ready=self._ready.issuperset(_kinds(graph)))
+    def evaluator(self, graph: OperationGraph) -> Evaluator:
+        """The class that evaluates a graph now: see `evaluator_of`."""
+        return evaluator_of(graph, ready=self._ready.issuperset(_kinds(graph)))
 
-    def place_soon(self, graph: OperationGraph) -> Place:
+    def evaluator_soon(self, graph: OperationGraph) -> Evaluator:
         """The class that evaluates a graph now without any compilation, as far as that is known."""
-        return place_of(graph, ready=_form(graph) in self._evaluated)
+        return evaluator_of(graph, ready=_form(graph) in self._evaluated)
 
     def note(self, graph: OperationGraph) -> None:
-        """Note that a build has evaluated a graph at its `place`."""
-        if issubclass(self.place(graph), OnDevice) and len(self._evaluated) < _MOST_KINDS:
+        """Note that a build has evaluated a graph by its `evaluator`."""
+        if issubclass(self.evaluator(graph), OnDevice) and len(self._evaluated) < _MOST_KINDS:
             self._evaluated.add(_form(graph))
 
     def ask(self, graphs: Iterable[OperationGraph]) -> None:
@@ -107,11 +107,11 @@ class Rehearsals:
         for graph in graphs:
             if Reference.covers(graph):
                 continue
-            place = self.place(graph)
+            evaluator = self.evaluator(graph)
             new = set(_kinds(graph)) - self._known
-            if issubclass(place, OnHost) and new and len(self._known) < _MOST_KINDS:
+            if issubclass(evaluator, OnHost) and new and len(self._known) < _MOST_KINDS:
                 self._known |= new
-                self._queue.put(small_part(graph) if place is OnHostInPart else graph)
+                self._queue.put(small_part(graph) if evaluator is OnHostInPart else graph)
                 self._start_another()
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Rehearsals:
                 try:
                     self._await_pause()
                     context = context or self._context()
-                    _rehearse(graph, context, self._with_pauses(device_place(graph)))
+                    _rehearse(graph, context, self._with_pauses(device_evaluator(graph)))
                     self._ready.update(_kinds(graph))
                 except _Closed:
                     return
@@ -148,20 +148,20 @@ class Rehearsals:
         if self._closed:
             raise _Closed
 
-    def _with_pauses(self, place: type[OnDevice]) -> type[OnDevice]:
+    def _with_pauses(self, evaluator: type[OnDevice]) -> type[OnDevice]:
         """The evaluator, but looking up one of its functions waits while something is built."""
-        library, await_pause = place.xp, self._await_pause
+        library, await_pause = evaluator.xp, self._await_pause
 
         class Waiting:
             def __getattr__(self, name: str) -> Any:
                 await_pause()
                 return getattr(library, name)
 
-        return type("Slowed", (place,), {"xp": Waiting()})
+        return type("Slowed", (evaluator,), {"xp": Waiting()})
 
 
-def _rehearse(graph: OperationGraph, context: BuildContext, place: type[OnDevice]) -> None:
-    check = SelfCheck(graph, context, place=place)
+def _rehearse(graph: OperationGraph, context: BuildContext, evaluator: type[OnDevice]) -> None:
+    check = SelfCheck(graph, context, evaluator=evaluator)
     try:
         check.rehearse()
     finally:

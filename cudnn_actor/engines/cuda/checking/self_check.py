@@ -25,7 +25,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, difference
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References, references_of
-from cudnn_actor.engines.cuda.checking.evaluated_reference import EvaluatedReference, Place, place_of
+from cudnn_actor.engines.cuda.checking.evaluated_reference import EvaluatedReference, Evaluator, evaluator_of
 from cudnn_actor.engines.cuda.checking.journal import Journal
 from cudnn_actor.engines.cuda.checking.self_check_memory import NUMBERS, CheckedTensor, Findings, Guarded
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
@@ -68,8 +68,8 @@ class BuildContext(NamedTuple):
         Compiled kernels for graphs of other sizes; None to compile each plan's own.
     pool
         A CuPy memory pool that one self-check after the other takes its memory from; None for one each.
-    place
-        Gives where the results of a graph are evaluated: `place_of`.
+    evaluator
+        Returns the evaluator of a graph's results: `evaluator_of`.
     """
 
     handle: Any
@@ -78,7 +78,7 @@ class BuildContext(NamedTuple):
     trying: Callable[[str], None] = lambda _: None
     kernels: KernelCaches | None = None
     pool: Any = None
-    place: Callable[[OperationGraph], Place] = place_of
+    evaluator: Callable[[OperationGraph], Evaluator] = evaluator_of
 
 
 class SelfCheck:
@@ -90,8 +90,8 @@ class SelfCheck:
         The graph that the plans compute.
     context
         The build context, on whose stream the plans run. Checks wait for that stream.
-    place
-        Where the results are evaluated, of graphs that are; the context's by default.
+    evaluator
+        The evaluator of the results, for graphs that `Reference` does not cover; the context's by default.
 
     Raises
     ------
@@ -99,10 +99,12 @@ class SelfCheck:
         The device has no room for a second set of the graph's tensors.
     """
 
-    def __init__(self, graph: OperationGraph, context: BuildContext, *, place: Place | None = None) -> None:
+    def __init__(
+        self, graph: OperationGraph, context: BuildContext, *, evaluator: Evaluator | None = None
+    ) -> None:
         self._graph = graph
         self.context = context
-        self._given_place = place
+        self._given_evaluator = evaluator
         self._pool = context.pool or libraries().cupy.cuda.MemoryPool()
         self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
         self._reference: References | EvaluatedReference | None = None
@@ -111,7 +113,7 @@ class SelfCheck:
                 if Reference.covers(graph):
                     self._reference = references_of(graph)
                 else:
-                    self._reference = EvaluatedReference.within_room(graph, self._place)
+                    self._reference = EvaluatedReference.within_room(graph, self._evaluator)
                 self._tensors = {
                     uid: CheckedTensor(self._pool, graph.tensor(uid), seed)
                     for seed, uid in enumerate(graph.bound)
@@ -131,9 +133,9 @@ class SelfCheck:
         self.pointers = [self._tensors[self._overwritten.get(uid, uid)].pointer for uid in graph.bound]
 
     @functools.cached_property
-    def _place(self) -> Place:
-        """The place where results are evaluated. It is found when it is first needed: that takes time."""
-        return self._given_place or self.context.place(self._graph)
+    def _evaluator(self) -> Evaluator:
+        """The evaluator of the results. It is found when it is first needed, because that takes time."""
+        return self._given_evaluator or self.context.evaluator(self._graph)
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
@@ -180,24 +182,24 @@ class SelfCheck:
         `first`: the first of the seeds that random values are drawn with.
         """
         graph = self._graph
-        place = None if graph.samples_of_each else self._place
+        evaluator = None if graph.samples_of_each else self._evaluator
         seeds = itertools.count(first)
 
         def draw(spec: TensorSpec) -> Any:
-            assert place is not None, "only other samples are drawn"
-            return place.draw(spec.dims, next(seeds))
+            assert evaluator is not None, "no operation with samples of each element draws"
+            return evaluator.draw(spec.dims, next(seeds))
 
         with np.errstate(all="ignore"):
-            functions = None if place is None else place.xp
+            functions = None if evaluator is None else evaluator.xp
             for uid, values in graph.samples(functions, draw, np.array(NUMBERS)).items():
                 if isinstance(values, OfNumbers):
                     self._tensors[uid].fill_with(values.values)
                 else:
-                    assert place is not None, "only other samples are arrays"
-                    place.store(values, graph.tensor(uid), self._tensors[uid].pointer)
+                    assert evaluator is not None, "samples of each element are no arrays"
+                    evaluator.store(values, graph.tensor(uid), self._tensors[uid].pointer)
 
     def rehearse(self) -> None:
-        """Compute the reference, and compare the tensors with it, without a plan. See `Rehearsals`. Blocks."""
+        """Compute the reference and compare the tensors with it, without a plan. See `Rehearsals`. Blocks."""
         with self._working():
             self._reference_results(lambda reference: reference.compare)
 

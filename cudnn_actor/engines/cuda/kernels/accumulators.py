@@ -1,8 +1,9 @@
 """The accumulators of reductions, in CUDA C++: the numbers of a part of the elements, and how two parts join.
 
-An accumulator is described once, by its numbers and what becomes of them. The struct
-`State` of a source follows from that, and so do the bytes of a part. T is the type that
-a kernel computes in: float, double, or an integer of 64 bits (see `lines.beginning`).
+An accumulator is described once, by its numbers and the C statements that change them. The
+struct `State` of a source follows from that, and so does the size of a part in bytes. T is
+the type that a kernel computes in: float, double, or an integer of 64 bits (see
+`lines.beginning`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cudnn_actor.engines.cuda.kernels.reduction_code import (
 from cudnn_actor.protocol.operations import ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["MOMENTS", "TWO_SUMS", "Accumulator", "accumulator_of", "place_of"]
+__all__ = ["MOMENTS", "TWO_SUMS", "Accumulator", "accumulator_of", "accumulator_of_place"]
 
 _Mode = ReductionMode
 _LONG_BYTES = 8
@@ -29,7 +30,7 @@ _LONG_BYTES = 8
 
 
 class Number(NamedTuple):
-    """One number of an accumulator: its name, its value where there are no elements, and its C type."""
+    """One number of an accumulator: its name, its value for a part without elements, and its C type."""
 
     name: str
     none: str
@@ -42,18 +43,18 @@ class Accumulator(NamedTuple):
     Parameters
     ----------
     numbers
-        What there is of each part of the elements.
+        The numbers of a part of the elements.
     join
-        The C statements that return this part together with `other`.
+        The body of the member function `with`: C statements that return this part joined with `other`.
     taken
-        The C parameters of what an element adds.
+        The C parameters of the member function `take`: the element, or the elements, to add.
     take
-        The C statements that add it.
+        The body of `take`: C statements that add them to this part.
     result
         The C expression of the reduction's result, from the accumulator `{state}` of all elements. Empty if
-        it has several.
+        a reduction has several results.
     more
-        Further member functions.
+        C++ of further member functions.
     """
 
     numbers: tuple[Number, ...]
@@ -64,7 +65,7 @@ class Accumulator(NamedTuple):
     more: str = ""
 
     def nbytes(self, dtype: DType) -> int:
-        """The bytes of what elements of a dtype are reduced to, as C++ lays them out in memory."""
+        """The size of a `State` in bytes, for elements of a dtype, as C++ lays it out in memory."""
         wide = value_dtype(dtype).itemsize
         sizes = [wide if number.kind == "T" else _LONG_BYTES for number in self.numbers]
         end = 0
@@ -99,7 +100,11 @@ _ELEMENT = "T x, long long j"
 
 
 def _one(join: Join, taken: str = "x", result: str = "{state}.value") -> Accumulator:
-    """An accumulator of one number: how two are joined, what an element adds, and what the number gives."""
+    """An accumulator of one number.
+
+    `join`: how two numbers become one. `taken`: the C expression that is joined for an element `x`.
+    `result`: see `Accumulator`.
+    """
     both = f"const T a = value, b = other.value; return {{{join.of('a', 'b')}}};"
     take = f"*this = with({{{taken}}});"
     return Accumulator((Number("value", join.none),), both, _ELEMENT, take, result)
@@ -141,7 +146,7 @@ _POWERS = Accumulator(
 )
 
 
-def place_of(mode: ReductionMode) -> Accumulator:
+def accumulator_of_place(mode: ReductionMode) -> Accumulator:
     """The accumulator of the place of the largest or smallest element: of several, the first one's.
 
     NaN counts as larger and as smaller than all numbers.
@@ -171,8 +176,8 @@ MOMENTS = Accumulator(
         mean = fma(delta, share, mean);
         count += more;""",
 )
-"""Mean and sum of squared distances from it. It takes several elements at a time: their mean, their sum of
-squares, how many they are, and their share of all so far.
+"""The mean of elements, and the sum of their squared distances from it. It takes several elements at a time:
+their mean, their sum of squared distances from that, their number, and their share of all elements so far.
 T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American
 Statistician 37 (1983)."""
 TWO_SUMS = Accumulator(
@@ -181,4 +186,4 @@ TWO_SUMS = Accumulator(
     "T a, T b",
     "first += a; second += b;",
 )
-"""Two sums of the same elements."""
+"""Two sums, of two values of each element."""

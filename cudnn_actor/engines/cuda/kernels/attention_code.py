@@ -1,7 +1,7 @@
 """The C++ of attention's kernels.
 
-`operations.flash_attention` replaces words in capital letters that depend on the operands there are, as
-`LIMIT_KV` and `STORE_DQ`: see `_Code` there. It defines types and sizes before this text.
+`operations.flash_attention` replaces words in capital letters that depend on which operands there are, such
+as `LIMIT_KV` and `STORE_DQ`: see `_Code` there. It puts definitions of types and sizes before this text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __device__ __forceinline__ T get(const X* place) { return (T)(LOAD); }
 __device__ __forceinline__ T base_of(T logarithm) { return logarithm == -INFINITE ? (T)0 : logarithm; }
 
 __device__ __forceinline__ int near(long long number) { return (int)min(max(number, -N - 0ll), N + 0ll); }
-// So many rows, at least one. Where a tile has more, the last one is repeated: nothing else is read, and what
-// comes of it has no weight.
+// `count` rows of a tensor, at least one. Where a tile has more rows, the last one is repeated, so that
+// nothing outside the tensor is read. Results of the repeated row have no weight.
 struct Rows {
     const X* at;
     long long step, across;
@@ -29,7 +29,7 @@ struct Rows {
     __device__ __forceinline__ const X* operator[](int row) const { return at + min(row, count - 1) * step; }
 };
 
-// Which scores of the queries from i0 and the keys from j0 on are seen.
+// Which scores of a tile are seen: those of the queries from i0 on and of the keys from j0 on.
 struct Seen {
     int least, most, queries, keys;
     __device__ __forceinline__ bool at(int i, int j) const {
@@ -44,12 +44,13 @@ __device__ __forceinline__ Seen seen_from(
     return {near(i0 - j0 - left), near(i0 - j0 + right), near(limit_q - i0), near(limit_kv - j0)};
 }
 
-// A block's threads are 8 x 16: the lanes of a warp are 2 x 16. Neighbours read the same of the columns, and
-// every other lane the same of the rows, as in CUTLASS's products without tensor cores: several of a warp's
-// reads of 16 bytes are then done at once.
+// A block's threads are 8 x 16, a warp's lanes 2 x 16. Two neighbouring lanes read the same columns, and
+// every other lane reads the same rows, as in CUTLASS's products without tensor cores: shared memory then
+// serves several of a warp's reads of 16 bytes at once.
 __device__ __forceinline__ int thread_x() { return threadIdx.x % 32 / 2; }
 __device__ __forceinline__ int thread_y() { return threadIdx.x / 32 * 2 + threadIdx.x % 2; }
-// Of a product of M = 8 R rows, a thread has R rows that are neighbours, and C columns: `column` gives them.
+// A thread computes R neighbouring rows of the M = 8 R rows of a product, and the C columns that `column`
+// gives.
 template <int C> struct Width { static constexpr int value = C % 4 == 0 ? 4 : C % 2 == 0 ? 2 : 1; };
 template <int C> __device__ __forceinline__ int column(int c) {
     constexpr int V = Width<C>::value;
@@ -73,7 +74,8 @@ template <int R, int C, int STEP> __device__ __forceinline__ void multiply(
         }
     }
 }
-// Some features of SLOTS rows, a feature's together. A warp reads 8 features of 4 rows, for 32 banks.
+// Copies `depth` features of SLOTS rows to shared memory, where the values of a feature lie side by side. A
+// warp reads 8 features of 4 rows, and writes to 32 banks.
 template <int SLOTS, bool SPREAD> __device__ __forceinline__ void turn(
     T* into, const Rows& rows, int first, int depth) {
     const int t = threadIdx.x;
@@ -87,12 +89,12 @@ template <int SLOTS, bool SPREAD> __device__ __forceinline__ void turn(
                 into[(d + t % 8) * (SLOTS + BESIDE) + slot] = get(from + d * rows.across);
     }
 }
-// Both functions below change what is in shared memory, `left` and `right`. All threads write some of it, and
-// then read what others wrote: they wait for each other before (nobody reads any more what was there) and
-// after. Whether they are called depends on nothing by which a block's threads differ.
+// Both functions below overwrite `left` and `right` in shared memory. All threads write a part of them, and
+// then read values that other threads wrote. So all threads wait for each other before they write, when no
+// thread reads the old values any more, and after that. All threads of a block make the same calls.
 
-// Scores, without factor: the products of a block's rows with others, over all features. Of the others a
-// thread has four, 16 apart: neighbouring threads have neighbours.
+// Scores without their factor: the products of a block's own rows with other rows, over all features. A
+// thread has four of the other rows, 16 apart, so that neighbouring threads have neighbouring rows.
 template <int R, int FEATURES> __device__ __forceinline__ void compare(
     T (&sums)[R][4], T* left, T* right, const Rows& own, const Rows& others) {
     #pragma unroll
@@ -107,7 +109,7 @@ template <int R, int FEATURES> __device__ __forceinline__ void compare(
         multiply<R, 4, N + BESIDE>(sums, left, right, depth);
     }
 }
-// Sums of the others, each multiplied with its factor, of some features.
+// Adds some features of the other rows, each row multiplied by its factor, to a thread's sums.
 template <int R, int C, int FEATURES> __device__ __forceinline__ void combine(
     T (&sums)[R][C], const T (&factors)[R][4], T* left, T* right, const Rows& others, int feature) {
     constexpr int WIDE = 16 * C, LANES = C % 2 ? 16 : 32, DOWN = THREADS / LANES;
@@ -135,7 +137,7 @@ template <int R, int C, int FEATURES> __device__ __forceinline__ void combine(
         multiply<R, C, WIDE>(sums, left + first * (8 * R + BESIDE), right, DEPTH);
     }
 }
-// Replace what is not seen: each thread its own, where rows are queries, or keys if TURNED.
+// Replaces a thread's values that are not seen. Rows are queries, or keys if TURNED.
 template <bool TURNED, int R> __device__ __forceinline__ void hide(
     T (&values)[R][4], const Seen& seen, T by) {
     if (seen.all()) return;
@@ -145,12 +147,12 @@ template <bool TURNED, int R> __device__ __forceinline__ void hide(
         if (!seen.at(TURNED ? beside : row, TURNED ? row : beside)) values[n / 4][n % 4] = by;
     }
 }
-// A score's gradient: 0 where there is no weight, whatever the rest is.
+// A score's gradient: 0 where there is no weight, even if the other values are not finite.
 __device__ __forceinline__ T slope_of(T weight, T change, T aside) {
     return weight == 0 ? (T)0 : weight * (change - aside);
 }
 """
-COMMON += f"""// Over the 16 threads of a row.
+COMMON += f"""// The sum over the 16 threads of a row.
 __device__ __forceinline__ T sum_of_row(T value) {{
     {over_lanes("value", nearest=2)}
     return value;
@@ -169,7 +171,7 @@ __device__ __forceinline__ bool is_kept(Natural seed, Natural number, Natural th
     const unsigned high = number % 2 ? words.of[3] : words.of[2];
     return (number % 4 < 2 ? low : high) < threshold;
 }
-// Which of a thread's weights are kept, a bit for each. The number of the tile's first one is `first`.
+// Which of a thread's weights are kept, a bit for each. `first` is the number of the tile's first weight.
 template <bool TURNED, int R> __device__ __forceinline__ unsigned draw(
     const Seen& seen, Natural seed, Natural first, Natural columns, Natural threshold) {
     unsigned kept = 0;
@@ -403,8 +405,8 @@ BACKWARD = {
                     }
                 }
         if (biases2 == 1) {
-            // Also over queries: a thread's own, and then those of the 8 threads of a column.
-            __syncthreads();  // nobody reads any more what was there
+            // Add up over the queries, too: first a thread's own rows, then the 8 threads of a column.
+            __syncthreads();  // no thread reads the old values any more
             #pragma unroll
             for (int c = 0; c < 4; ++c) {
                 T sum = 0;

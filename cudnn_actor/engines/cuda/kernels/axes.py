@@ -1,4 +1,4 @@
-"""Axes of tensors: their sizes and strides, and which of them are one."""
+"""Axes of tensors: their sizes and strides, and which neighbouring axes can be taken as one."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ Axis = tuple[int, tuple[int, ...]]
 
 
 def in_five(values: Sequence[int], other: int) -> list[int]:
-    """Dims or strides of a tensor with three spatial ones; those that it does not have are `other`."""
+    """A tensor's dims or strides with three spatial ones: `other` stands for those that it does not have."""
     return [*values[:2], *[other] * (5 - len(values)), *values[2:]]
 
 
 def extent(sizes: Iterable[int], steps: Iterable[int]) -> int:
-    """The distance of an axes' first element and its last one in memory, in elements.
+    """The distance in memory, in elements, of the first and the last element of some axes.
 
-    `steps`: the stride along each axis; one below 0 counts as the same above it. An empty axis counts as 0.
+    `steps`: the stride along each axis, whose sign does not matter. An axis without elements counts as 0.
     """
     return sum((size - 1) * abs(step) for size, step in zip(sizes, steps, strict=True) if size)
 
 
 def merge_dims(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Axis]:
-    """The axes that dims of more than one element come to: each one's size, and its stride in every tensor.
+    """The axes of the dims of more than one element, as few as possible.
 
-    They are sorted by the first tensor's strides, the slowest first; axes that lie one behind the other in
-    all tensors become one.
+    They are sorted by the first tensor's strides, the slowest first. Axes that lie one behind the other in
+    all tensors become one. `strides`: each tensor's.
     """
     order = sorted(range(len(dims)), key=lambda axis: -strides[0][axis])
     return merge_axes((dims[axis], tuple(of[axis] for of in strides)) for axis in order)

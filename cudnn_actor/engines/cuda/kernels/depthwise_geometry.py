@@ -3,9 +3,9 @@
 Channels lie side by side in memory (NHWC). A thread computes a few neighbouring
 channels of several places of a few rows. It reads each row of the input once for
 all of them, and the filter, as float32, from shared memory. Backward data is such
-a sum too, of other places. Backward filter sums up parts of the places in each
-block, and then the parts, in a fixed order. Sums are float32; the values behind
-are computed and rounded as in `elementwise`.
+a sum, too, of other places. In backward filter, each block sums up a part of the
+places, and then the parts are added up in a fixed order. Sums are float32. The
+pointwise operations behind are computed and rounded as in `elementwise`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PACK_BYTES = 16
 _FULL = 1 << 15
 """The number of threads that keep a device busy."""
 _MOST_BLOCKS, _PARTS = 4096, 512
-"""The most blocks of a kernel; of backward filter, about how many sum up parts."""
+"""The most blocks of a kernel, and about the number of blocks that sum up parts in backward filter."""
 
 
 K = TypeVar("K", bound="Geometry")
@@ -83,7 +83,7 @@ class Line(NamedTuple):
         return None if rest else offset
 
     def offsets(self, places: int) -> list[int]:
-        """The offsets of all that `places` neighbouring results read, ascending."""
+        """The offsets of all places that `places` neighbouring results read, ascending."""
         found = {self.offset(place, tap) for place in range(places) for tap in range(self.taps)}
         return sorted(offset for offset in found if offset is not None)
 
@@ -102,19 +102,19 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
     of, conv
         The convolution.
     x, w, y
-        The dims of its input, filter and output, one of which is what it computes.
+        The dims of its input, filter and output, one of which it computes.
     body
-        What is computed from its result, in this order. The result is leaf 0; `Earlier` is the index of one
-        before.
+        The expressions that are computed from its result, in this order. The result is leaf 0, and `Earlier`
+        is the value of an expression before, by its index.
     results
-        What is stored, of the dims of the result.
+        The tensors that are stored, all of the same dims.
     operands
         The element types of both operands of the convolution, then of the leaves from 1 on.
     strides, alignments
-        Of the operands, then the results; strides of leaves are 0 where they are broadcast. Alignments in
-        bytes.
+        The strides and the alignments in bytes of the operands, then of the results. A leaf has a stride of
+        0 where it is broadcast.
     tile
-        What a thread computes.
+        The part that a thread computes.
     """
 
     of: Pass
@@ -191,7 +191,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def _packs(self) -> int:
-        """How many threads of a block lie beside each other along the channels."""
+        """The number of a block's threads along the channels."""
         packs = self.channels // self.tile.vector
         return -(-packs // -(-packs // _MOST_PACKS))
 
@@ -208,14 +208,17 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def groups(self) -> tuple[int, int]:
-        """How many groups of rows and of columns there are, one of which a thread computes."""
+        """The number of groups of rows, and of columns. A thread computes a group of rows and columns."""
         if self.of is Pass.FILTER:
             return self.y[2], -(-self.y[3] // self.tile.columns)
         return -(-self.result_dims[2] // self.tile.rows), -(-self.result_dims[3] // self.tile.columns)
 
     @cached_property
     def groups_of_block(self) -> tuple[int, int]:
-        """Groups of rows and of columns of a block: few threads idle, and little is read twice."""
+        """The numbers of groups of rows and of columns that a block computes.
+
+        They are chosen so that few threads idle, and little is read by two blocks.
+        """
         down, across = self.groups
         most = MOST_THREADS // self._packs
 
@@ -248,7 +251,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def parts(self) -> int:
-        """How many parts of a sum backward filter computes before it adds them up."""
+        """The number of parts of each sum that backward filter computes before it adds them up."""
         beside = self.chunks * -(-self.w[2] // self.tile.rows)
         places = self.y[0] * math.prod(self.groups)
         return max(1, min(_PARTS // beside, -(-places // self.block[1])))
@@ -267,13 +270,13 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def blocks(self) -> int:
-        """How many blocks' work there is for each chunk of channels."""
+        """The number of blocks that would each compute one group of tiles, for each chunk of channels."""
         of = zip(self.groups, self.groups_of_block, strict=True)
         return self.result_dims[0] * math.prod(-(-all_ // some) for all_, some in of)
 
     @property
     def cost(self) -> float:
-        """About how many instructions all threads take together; for comparing tiles."""
+        """About the number of instructions of all threads together, to compare tiles by."""
         tile, taps = self.tile, math.prod(self.w[2:])
         inputs = len(self.lines[1].offsets(tile.columns)) * (1 + tile.vector)
         places = math.prod(self.groups) * self.y[0] * self.channels // tile.vector
@@ -288,7 +291,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
 
 
 def tiles(kernel: K) -> list[K]:
-    """The kernel with each tile that is worth a try, the fastest by `cost` first; none if no tile fits."""
+    """The kernel with each tile that is worth a try, the fastest by `cost` first; empty if no tile fits."""
     vector = next((n for n in _VECTORS if _fits(kernel, n)), None)
     if vector is None:
         return []
@@ -320,7 +323,7 @@ def _tiles(kernel: Geometry, vector: int) -> Iterator[Tile]:
         rows = range(1, min(kernel.w[2], 3) + 1)
         columns = range(1, min(_MOST_COLUMNS, kernel.y[3]) + 1)
     else:
-        # Results of one thread in backward data begin where a stride does.
+        # In backward data, the results of a thread begin at a multiple of the stride.
         rows = range(down.stride, down.stride + 1) if down.back and down.stride > 1 else range(1, 3)
         step = across.stride if across.back else 1
         columns = range(step, max(_MOST_COLUMNS, step) + 1, step)

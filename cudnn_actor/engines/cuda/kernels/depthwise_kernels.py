@@ -35,7 +35,7 @@ class Depthwise(Geometry, frozen=True, tag="depthwise"):
 
     @property
     def name(self) -> str:
-        """See `Kernel.name`. It has the tile, which tuning chooses."""
+        """See `Kernel.name`. It contains the tile, which tuning chooses."""
         return f"depthwise-{self.tile.vector}x{self.tile.columns}x{self.tile.rows}"
 
     def scalars(self) -> tuple[Scalar, ...]:
@@ -128,7 +128,8 @@ template <int N> __device__ __forceinline__ void zero(float* to) {{
     #pragma unroll
     for (int v = 0; v < N; ++v) to[v] = 0;
 }}
-// `N` sums take the products of their factors with `M` values, each of which is that of some neighbours.
+// Adds a product to each of `N` sums. `M` values are multiplied with `N` factors: `N / M` neighbouring sums
+// have the same value.
 template <int N, int M> __device__ __forceinline__ void add(float* sums, const float* x, const float* w) {{
     #pragma unroll
     for (int v = 0; v < N; ++v) sums[v] = fmaf(x[v * M / N], w[v], sums[v]);
@@ -150,12 +151,12 @@ def _pointers(kernel: Depthwise, tensors: Sequence[int]) -> list[str]:
 
 
 def _values(kernel: Depthwise) -> int:
-    """How many values of the first operand's channels a thread has for each place."""
+    """The number of values that a thread reads of the first operand at each place."""
     return kernel.tile.vector if kernel.of is Pass.DATA else kernel.channels_read
 
 
 def _times(kernel: Depthwise) -> int:
-    """How many channels of what a thread reads it adds up for each of the result's."""
+    """The number of channels of the first operand that are added up for each channel of the result."""
     return kernel.multiplier if kernel.of is Pass.DATA else 1
 
 
@@ -199,7 +200,7 @@ def _filter_in_shared(kernel: Depthwise) -> str:
 
 
 def _tile_of_sums(kernel: Depthwise) -> str:
-    """The head of the loop over tiles, and the statements that define where a thread's results are."""
+    """The head of the C loop over tiles, and the statements that define where a thread's results are."""
     tile = kernel.tile
     divided = [line.stride if line.back else 1 for line in kernel.lines]
     multiplied = [1 if line.back else line.stride for line in kernel.lines]
@@ -218,7 +219,7 @@ def _tile_of_sums(kernel: Depthwise) -> str:
 
 
 def _sums_of_rows(kernel: Depthwise) -> Iterator[str]:
-    """The loop over rows of the input; each is read once, and added to the sums of all rows that it is in."""
+    """Yields the C loop over rows of the input: each is read once, and added to the sums it belongs to."""
     tile, (down, across), times = kernel.tile, kernel.lines, _times(kernel)
     offsets, rows = across.offsets(tile.columns), down.offsets(tile.rows)
     if not offsets or not rows:
@@ -239,7 +240,7 @@ def _sums_of_rows(kernel: Depthwise) -> Iterator[str]:
 
 
 def _products_of_row(kernel: Depthwise, n: int, offsets: Sequence[int]) -> Iterator[str]:
-    """The statements that add what was read of a row to the sums of row `n`, if it is in them."""
+    """Yields the statements that add a row's products to result row `n`, if it belongs to its sums."""
     (packs, _), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
     pack = f"Pack<float, {tile.vector}>"
     which = f"{'m * ' + str(down.taps) + ' + ' if _times(kernel) > 1 else ''}(int)q / {down.dilation}"
@@ -262,12 +263,12 @@ def _first_read(kernel: Depthwise) -> str:
 
 
 def _add(kernel: Depthwise) -> str:
-    """The statement that adds products to a thread's sums."""
+    """The C function that adds products to a thread's sums."""
     return f"add<{kernel.tile.vector}, {_values(kernel)}>"
 
 
 def _far(offset: int) -> str:
-    """A distance in C, of a type that holds it."""
+    """The C constant of a distance, of a type that holds it."""
     return f"{offset}ll" if is_wide(abs(offset)) else f"({offset})"
 
 
@@ -283,7 +284,10 @@ def _step(places: Sequence[int]) -> int:
 
 
 def _tap_row(kernel: Depthwise, result: int) -> str:
-    """The C expression of the distance of a result's row from its first tap's, for `d`; see `Line.offset`."""
+    """The C expression of the row of the filter, times dilation, by which the row at `d` is multiplied.
+
+    It is for row `result` of a thread's results. See `Line.offset`.
+    """
     down = kernel.lines[0]
     if down.back:
         return f"{result + down.padding} - d * {down.stride}"
@@ -291,7 +295,7 @@ def _tap_row(kernel: Depthwise, result: int) -> str:
 
 
 def _row(kernel: Depthwise, offsets: Sequence[int]) -> Iterator[str]:
-    """The statements that read into `x` what a thread needs of the line that begins at `line`."""
+    """Yields the statements that read a thread's part of the row that begins at `line`, into `x`."""
     count, step = _values(kernel), kernel.strides[0][3]
     apart = kernel.of is Pass.DATA and kernel.multiplier > 1
     read = f"read{'_apart' if apart else ''}<{count}>"
@@ -339,7 +343,7 @@ def _parts_of_filter(kernel: Depthwise) -> Launch:
 
 
 def _parts(kernel: Depthwise) -> Iterator[str]:
-    """The body of that launch."""
+    """Yields the body of the kernel that computes parts of the sums."""
     (packs, groups), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
     beside, threads, vector = -(-down.taps // tile.rows), packs * groups, tile.vector
     sums = tile.rows * across.taps * vector
@@ -376,7 +380,7 @@ def _parts(kernel: Depthwise) -> Iterator[str]:
             const E* line = in0 + {place};"""
         yield from _row(kernel, offsets)
         for t in range(tile.columns):
-            # What is beside the last column may be infinite: it is not multiplied with 0.
+            # A value beside the last column may be infinite, so it is left out instead of multiplied with 0.
             yield f"            if ({t} < count) {{" if kernel.y[3] % tile.columns else "            {"
             for s in range(across.taps):
                 offset = across.offset(t, s)
@@ -428,7 +432,7 @@ def _sums_of_filter(kernel: Depthwise) -> Launch:
     )
 
 
-# What is behind.
+# The operations behind a convolution.
 
 
 class _Behind:
@@ -437,11 +441,11 @@ class _Behind:
     Parameters
     ----------
     kernel
-        What they are behind.
+        The kernel with the convolution.
     indices
-        In C: the place of a result in each of its dims.
+        The C expression of a result's index in each of its dims.
     vector
-        How many neighbouring channels are computed together, from the second of the indices on.
+        The number of neighbouring channels that are computed together; the second index is the first one's.
     """
 
     def __init__(self, kernel: Depthwise, indices: tuple[str, ...], vector: int) -> None:
@@ -471,7 +475,7 @@ class _Behind:
         return self._vector == 1 or not self._kernel.strides[tensor][1]
 
     def _read_statement(self, tensor: int) -> str | None:
-        """The statement that reads an operand once for all channels; None if each channel's is read alone."""
+        """The statement that reads an operand once for all channels; None if channels are read one by one."""
         dtype = self._kernel.dtypes[tensor]
         if self._single(tensor):
             element = load(dtype, f"in{tensor}[{self._place(tensor)}]")
@@ -487,12 +491,15 @@ class _Behind:
         return self._vector > 1 and not any(step for axis, step in enumerate(steps) if axis != 1)
 
     def before(self) -> Iterator[str]:
-        """The statements that run once, before a thread's places."""
+        """Yields the statements that run once, before the loop over a thread's places."""
         reads = (self._read_statement(tensor) for tensor in self._leaves if self._is_fixed(tensor))
         yield from (f"    {read}" for read in reads if read is not None)
 
     def each(self, value: str) -> Iterator[str]:
-        """The statements for one place. `value`: the convolution's result there, for channel `v`."""
+        """Yields the statements for one place.
+
+        `value`: the C expression of the convolution's result there, for channel `v`.
+        """
         kernel, several = self._kernel, self._vector > 1
         steps: list[str] = [f"const float v0 = {value};"]
         for tensor in self._leaves:

@@ -9,8 +9,9 @@ nowhere else: to nearest, ties to even; integers saturate and NaN becomes 0; of
 bool, all but 0 is true. A kernel that only copies, from and to one type, copies
 the bits.
 
-An indexed read takes its elements from where indices say: those of another operand,
-of which one out of range counts as the nearest, or those of a table of the kernel's.
+An indexed read takes its elements from the places that indices name. The indices are
+those of another operand, where one out of range counts as the nearest in range, or
+those of a table, which is a part of the kernel.
 """
 
 from __future__ import annotations
@@ -73,19 +74,19 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
     Parameters
     ----------
     results
-        What it stores.
+        The results that the kernel stores.
     body
-        Expressions that are computed first, in this order. The results and later ones use their values.
+        Expressions that are computed first, in this order. Results and later expressions use their values.
     dims
         Dims to iterate over, slowest axis first.
     strides
-        The results', then the operands' and the tables', in elements; 0 where an operand is broadcast.
+        The results' strides in elements, then the operands' and the tables'; 0 where an operand is broadcast.
     tables
-        The indices of each table. The kernel has them.
+        The indices of each table.
     together
-        How many neighbours in the last axis a thread computes. Every place in memory at which the axis begins
-        is a multiple of it, of a tensor whose elements lie side by side there; and so is its size, unless it
-        is the only axis.
+        The number of neighbours in the last axis that a thread computes together. In each tensor whose
+        elements lie side by side there, every place at which the axis begins is a multiple of it. So is the
+        axis' size, unless it is the only axis.
     """
 
     results: tuple[Result, ...]
@@ -97,12 +98,12 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
 
     @property
     def rest(self) -> bool:
-        """Whether the only axis is no multiple of `together`; one thread computes the remaining elements."""
+        """Whether the only axis is no multiple of `together`. One thread computes its last elements."""
         return self.dims[-1] % self.together > 0
 
     @property
     def reads_at_once(self) -> int:
-        """How many times a thread reads before it stores, so that it has 16 bytes under way."""
+        """The number of packs that a thread reads before it stores any, so that it has 16 bytes under way."""
         if len(self.body) > _FEW_STEPS or any(leaf.selects for leaf in self.leaves()):
             return 1
         least = min(result.dtype.itemsize for result in self.results)
@@ -110,7 +111,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
 
     @property
     def places(self) -> int:
-        """How many threads it has work for."""
+        """The number of threads that have work."""
         return -(-self.walk.total // self.reads_at_once) + self.rest
 
     @property
@@ -144,19 +145,19 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
         return found
 
     def leaves(self) -> tuple[Leaf, ...]:
-        """The tensors that it reads, by number."""
+        """The tensors that the kernel reads, in the order of their numbers."""
         found = {
             node.number: node for node in nodes_of((*self.body, *self.results)) if isinstance(node, Leaf)
         }
         return tuple(found[number] for number in sorted(found))
 
     def tensor(self, read: Leaf | Tabled) -> int:
-        """The index in `strides` of an operand or table that it reads."""
+        """The index in `strides` of an operand or a table."""
         first = len(self.strides) - len(self.tables) if isinstance(read, Tabled) else len(self.results)
         return first + read.number
 
     def selects_alike(self, leaf: Leaf) -> bool:
-        """Whether all neighbours in the last axis have the same indices in a leaf, or none."""
+        """Whether neighbours in the last axis read a leaf by the same indices, or by none."""
         return not any(self.strides[self.tensor(select.indices)][-1] for select in leaf.selects)
 
     def scalars(self) -> tuple[Scalar, ...]:
@@ -191,7 +192,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
 
 
 def _is_read(select: Selection) -> bool:
-    """Whether the indices are read of memory that others write, and so may be out of range."""
+    """Whether the indices are an operand's, so that they may be out of range, and not a table's."""
     return isinstance(select.indices, Leaf)
 
 
@@ -211,9 +212,10 @@ def describe_elementwise(
     *,
     tables: Sequence[Table] = (),
 ) -> Elementwise:
-    """Describe a kernel over `dims`. `strides` and `alignments`, in bytes: the results', then the operands'.
+    """Describe a kernel over `dims`.
 
-    Without alignments, a thread computes one element at a time.
+    `strides`: the results' in elements, then the operands'. `alignments`: theirs in bytes; without
+    alignments, a thread computes one element at a time.
     """
     strides = [*strides, *(table.steps for table in tables)]
     axes = merge_dims(dims, strides) or [(1, (0,) * len(strides))]
@@ -228,7 +230,7 @@ def describe_elementwise(
 
 
 def _together(kernel: Elementwise, alignments: Sequence[int]) -> int:
-    """How many neighbours in the last axis a thread can read and write at once."""
+    """The number of neighbours in the last axis that a thread can read and write at once."""
     apart = [(result.dtype, True, ()) for result in kernel.results] + [
         (leaf.dtype, kernel.selects_alike(leaf), (leaf.offset, *(select.step for select in leaf.selects)))
         for leaf in kernel.leaves()
@@ -295,7 +297,7 @@ class Source:
         self._read = kernel.leaves()
 
     def text(self) -> str:
-        """The source of the kernel alone."""
+        """The source of the kernel as a launch of its own."""
         packs = PACK if self._together > 1 or self._kernel.reads_at_once > 1 else ""
         placed = PLACED if any(_is_read(select) for leaf in self._read for select in leaf.selects) else ""
         return f"""{PREAMBLE}{packs}{placed}{indexing(wide=self._kernel.wide)}
@@ -307,8 +309,11 @@ extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
 """
 
     def function(self, name: str) -> str:
-        """The source as a device function, for a kernel that joins several: a loop over places, in steps."""
-        arguments = [f"const long long {given}" for given in ("first", "stride", "last")] + self.arguments()
+        """The source as a device function, for a kernel that joins several.
+
+        The function computes every `stride`-th pack from number `first` on, below `last`.
+        """
+        arguments = [f"const long long {name}" for name in ("first", "stride", "last")] + self.arguments()
         return f"""
 struct {name} {{
     typedef {index_type(wide=self._kernel.wide)} I;
@@ -327,13 +332,13 @@ struct {name} {{
         return arguments + [f"double scalar{one.number}" for one in self._kernel.scalars()]
 
     def _loop(self) -> str:
-        """A thread's loops: over packs, and over the elements that remain."""
+        """A thread's C loops: over packs, and over the elements that remain."""
         several = self._kernel.reads_at_once > 1
         return f"""{self._several() if several else self._each()}
     {self._of_the_rest() if self._kernel.rest else ""}"""
 
     def _each(self) -> str:
-        """The loop that reads and stores one pack at a time."""
+        """The C loop that reads and stores one pack at a time."""
         number = place_type(wide=self._kernel.wide)
         return f"""#pragma unroll 1
     for ({number} i = ({number})first; i < ({number})last; i += ({number})stride) {{
@@ -341,7 +346,7 @@ struct {name} {{
     }}"""
 
     def _several(self) -> str:
-        """The loop that reads several packs before it stores them."""
+        """The C loop that reads several packs before it stores them."""
         count, number = self._kernel.reads_at_once, place_type(wide=self._kernel.wide)
         results = [(i, f"Pack<{C_TYPES[dtype]}, {self._together}>") for i, dtype in enumerate(self._stored)]
         kept = " ".join(f"{pack} r{i}s[{count}]; I at{i}s[{count}];" for i, pack in results)
@@ -361,13 +366,13 @@ struct {name} {{
     }}"""
 
     def _of_the_rest(self) -> str:
-        """The loop over the elements that remain."""
+        """The C loop over the elements that remain."""
         return f"""if (first == 0) for (long long i = i_count * {self._together}; i < all; ++i) {{
         {self._body(1)}
     }}"""
 
     def _body(self, together: int, ends: str = "") -> str:
-        """The statements for the pack of number `i`. `ends`: what keeps its results."""
+        """The statements for pack number `i`. `ends`: statements that keep its results, instead of stores."""
         before, inside, after = self._accesses(together, packed=bool(ends))
         block = "\n            ".join([*inside, *self._element_statements(together, packed=bool(ends))])
         if ends:
@@ -383,7 +388,7 @@ struct {name} {{
         inside: list[str] = []
         after: list[str] = []
         self._elements: list[str] = []
-        """The C expression of the element that is read of each operand."""
+        """The C expression of each operand's element."""
         for i, leaf in enumerate(self._read):
             tensor = self._kernel.tensor(leaf)
             step, alike = self._kernel.strides[tensor][-1], together > 1 and self._kernel.selects_alike(leaf)
@@ -431,7 +436,7 @@ struct {name} {{
         return steps
 
     def _selection_statements(self, leaf: Leaf, together: int) -> list[str]:
-        """The statements that define how far the indices select in a leaf, and whether one is below 0."""
+        """The statements that define the offset that indices select in a leaf, and whether one is below 0."""
         statements, names = [], [f"index{leaf.number}_{n}" for n in range(len(leaf.selects))]
         for n, (name, select) in enumerate(zip(names, leaf.selects, strict=True)):
             index = f"(I)placed(v{select.indices.number}, size{leaf.number}_{n})"

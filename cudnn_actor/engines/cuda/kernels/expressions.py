@@ -1,4 +1,4 @@
-"""The language of kernels' bodies: expressions of what a kernel reads, as data."""
+"""The language of kernels' bodies: expressions of tensors and numbers that a kernel reads, as data."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
     dtype
         The element type.
     offset
-        How many elements further its first one lies.
+        The distance of the first element that is read from the tensor's first one, in elements.
     selects
-        Indices that select along further axes of it.
+        Further axes of the tensor, and the indices that select along them.
     filling
-        The value where an index of a table is below 0; None if none is.
+        The value where an index of a table is below 0; None if no index is.
     """
 
     number: int
@@ -48,7 +48,7 @@ class Tabled(msgspec.Struct, frozen=True, tag="tabled"):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """An axis along which indices select: what is read of them, the axis' size, its stride in elements."""
+    """An axis along which indices select: the indices, the axis' size, and its stride in elements."""
 
     indices: Leaf | Tabled
     size: int
@@ -56,7 +56,10 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Indices that are known beforehand, in range or below 0, and their strides over all dims."""
+    """Indices that are known when the kernel is described, and their strides over all dims.
+
+    An index is in range or below 0.
+    """
 
     indices: tuple[int, ...]
     steps: tuple[int, ...]
@@ -88,11 +91,11 @@ class Expression(msgspec.Struct, frozen=True, tag="expression"):
     mode, operands
         As in `Pointwise`.
     parameters
-        Its parameters, in the order of its row of the table.
+        The mode's parameters, in the order of `FUNCTIONS[mode].parameters`.
     compute
-        The type that it is computed in: float32, float64, int64 or uint64.
+        The type that the value is computed in: float32, float64, int64 or uint64.
     dtype
-        The type that the value is rounded to before it is used; None for the type that is computed in.
+        The type that the value is rounded to before it is used; None if it is not rounded.
     """
 
     mode: PointwiseMode
@@ -115,9 +118,9 @@ class Result(msgspec.Struct, frozen=True):
 def expression(
     operation: Pointwise[int], operands: tuple[Value, ...], compute: DType, dtype: DType, *, used: bool
 ) -> Expression:
-    """An operation as an expression computed in `compute`. `dtype`: its result's.
+    """An operation as an expression computed in `compute`. `dtype`: the dtype of the operation's result.
 
-    `used`: whether the kernel reads the value; if not, it is only stored, which rounds it.
+    `used`: whether an expression reads the value. If not, it is only stored, and the store rounds it.
     """
     rounded = FUNCTIONS[operation.mode].bits or (used and dtype is not compute)
     parameters = tuple(operation.effective_parameters.values())
@@ -125,7 +128,7 @@ def expression(
 
 
 def nodes_of(roots: Iterable[Any]) -> Iterator[Any]:
-    """Yields all nodes that a body's nodes and a kernel's results consist of, with these, in no order."""
+    """Yields the nodes of a body or of results, and all nodes that they consist of, in no order."""
     waiting = [root.value if isinstance(root, Result) else root for root in roots]
     while waiting:
         node = waiting.pop()
@@ -143,7 +146,7 @@ def scalars_of(roots: Iterable[Any]) -> tuple[Scalar, ...]:
 
 
 def renumber(kernel: K, numbers: Sequence[int]) -> K:
-    """A kernel, or several as one, with `numbers[n]` in the place of the plan's scalar `n`."""
+    """A kernel, single or joined, with `numbers[n]` in the place of the plan's scalar `n`."""
 
     def of(node: Any) -> Any:
         if isinstance(node, Scalar):
@@ -159,7 +162,7 @@ def renumber(kernel: K, numbers: Sequence[int]) -> K:
 
 
 def takes_scalars(kernel: Any) -> bool:
-    """Whether a kernel, or one of several as one, takes any of the plan's scalars."""
+    """Whether a kernel, single or joined, takes any of the plan's scalars."""
     fields = _PARTS.intersection(getattr(kernel, "__struct_fields__", ()))
     value = (kernel.value,) if isinstance(kernel, Result) else ()
     parts = itertools.chain(value, *(getattr(kernel, name) for name in fields))

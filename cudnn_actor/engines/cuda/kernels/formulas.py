@@ -33,9 +33,9 @@ class Formula(NamedTuple):
     Parameters
     ----------
     floating
-        Of float or double; empty if the function has integers only.
+        The formula of float and double; empty if the function takes integers only.
     whole
-        Of long long and unsigned long long; empty if it is the same.
+        The formula of long long and unsigned long long; empty if it is the same.
     """
 
     floating: str
@@ -46,7 +46,7 @@ _M = PointwiseMode
 
 
 def _is_of_c(function: Function) -> bool:
-    """Whether C has a function of the name of the mode: those of one float that NumPy has, too."""
+    """Whether C has a function of the mode's name, as for NumPy's functions of one float."""
     return isinstance(function.formula, str) and function.arity == 1 and not function.whole
 
 
@@ -165,16 +165,14 @@ template <class T> __device__ __forceinline__ T softplus(T a, T p) {
 """Functions that the formulas call."""
 PREAMBLE = CONVERSIONS + FORMULA_FUNCTIONS
 """C++ before a kernel with formulas: the functions that they call."""
-
-
 Known = Mapping[int, tuple[str, str]]
+"""The C name and the C type of a value, by its index in a body."""
 
 
 def formula(node: Value, steps: list[str], wanted: str = "", known: Known = MappingProxyType({})) -> str:
-    """The C expression of a node's value, of the type `wanted` if one is given.
+    """The C expression of a node's value, of the C type `wanted` if it is not empty.
 
-    Appends the statements that compute it to `steps`. `known`: name and C type of the values of earlier
-    nodes.
+    Appends the statements that compute it to `steps`. `known`: the values of earlier nodes.
     """
     match node:
         case Constant(value=number):
@@ -191,7 +189,7 @@ def formula(node: Value, steps: list[str], wanted: str = "", known: Known = Mapp
 
 
 def _step(node: Expression, steps: list[str], known: Known) -> str:
-    """The name of an expression's value. Appends the statements that compute it to `steps`."""
+    """The C name of an expression's value. Appends the statements that compute it to `steps`."""
     function, in_c = FUNCTIONS[node.mode], FORMULAS[node.mode]
     kind, parameters = value_type(node.compute), node.parameters
     if not node.compute.is_floating:

@@ -1,10 +1,10 @@
 """The C++ of indices: their type, loops over numbered places, and where a place lies in memory.
 
-A generated kernel numbers its work from 0 on, in the order of the result's memory.
+A generated kernel numbers its places from 0 on, in the order of the result's memory.
 Its threads, or its blocks, share the numbers in a loop whose stride is the grid. A
-number is taken apart into an index along each axis, the fastest axis first; an offset
-in a tensor is the sum of the indices times the strides. All of that is of the type I,
-which has 32 bits unless a kernel's numbers need 64.
+number is taken apart into an index along each axis, the fastest axis first. An offset
+in a tensor is the sum of the indices times the strides. Indices and offsets are of the
+type I, which has 32 bits unless a kernel's numbers need 64.
 
 `kernels.walks` joins these for tensors whose sizes and strides are arguments of a kernel.
 """
@@ -20,7 +20,7 @@ __all__ += ["thread_loop", "with_divisors"]
 SMALL = 1 << 31
 """Numbers below this fit into 32 bits."""
 THREAD, ALL_THREADS = "blockIdx.x * (long long)blockDim.x + threadIdx.x", "(long long)gridDim.x * blockDim.x"
-"""The C expressions of a thread's number in the grid, and of how many threads the grid has."""
+"""The C expressions of a thread's number in the grid, and of the number of the grid's threads."""
 
 INDEXING = f"""
 // A loop over the numbers below `count`, which all threads of a launch share.
@@ -46,7 +46,7 @@ __device__ __forceinline__ long long placed(long long index, long long size) {
 def is_wide(*largest: int, sums: bool = False) -> bool:
     """Whether a kernel's indices and offsets need 64 bits.
 
-    `largest`: what the kernel's numbers do not exceed. `sums`: whether it adds two such numbers, too.
+    `largest`: bounds of the kernel's indices and offsets. `sums`: whether the kernel adds two of them, too.
     """
     return max(largest) >= (SMALL // 2 if sums else SMALL)
 
@@ -57,7 +57,10 @@ def index_type(*, wide: bool) -> str:
 
 
 def place_type(*, wide: bool) -> str:
-    """The C type of a place's number in a loop whose stride is the grid: 32 bits of it do not overflow."""
+    """The C type of a place's number in a loop whose stride is the grid.
+
+    If 32 bits are enough for the places, an unsigned number does not overflow in the loop's last step.
+    """
     return "long long" if wide else "unsigned"
 
 
@@ -67,9 +70,9 @@ def indexing(*, wide: bool) -> str:
 
 
 def thread_loop(number: str, count: str) -> str:
-    """The head of a C loop like that of `EACH`, which keeps the grid's stride in a variable.
+    """The head of a C loop like `EACH` that keeps the grid's stride in a variable.
 
-    Which of the two takes fewer registers depends on the body.
+    It depends on the loop's body whether this or `EACH` takes fewer registers.
     """
     stride = f"{number}_stride"
     return (
@@ -103,10 +106,10 @@ def divisor(size: int) -> int:
 
 
 def split_index(name: str, rest: str, size: str, times: int = 1) -> str:
-    """Statements that take the index along the fastest axis from a number, and leave the number of the rest.
+    """C statements that take the index along the fastest axis from a number.
 
-    They define `name` as `times` as much as `rest` modulo `size`, and divide `rest` by `size`. The kernel's
-    numbers have `size` from `with_divisors`.
+    They define `name` as `rest` modulo `size`, times `times`, and divide `rest` by `size`. The kernel must
+    have the numbers that `with_divisors` gives for `size`.
     """
     modulo = f"{rest} - {name}_over * (I){size}"
     modulo = f"({modulo}) * {times}" if times > 1 else modulo
@@ -114,7 +117,7 @@ def split_index(name: str, rest: str, size: str, times: int = 1) -> str:
 
 
 def division(name: str, rest: str, size: str, times: int | str = 1, kind: str = "I") -> str:
-    """Statements like those of `split_index`, which divide by any C expression.
+    """C statements like those of `split_index`, but `size` may be any C expression.
 
     `kind`: the C type of the index.
     """
@@ -128,10 +131,11 @@ def split_all(
     split: Callable[[str, str, str, int], str] = division,
     times: int = 1,
 ) -> str:
-    """Statements that take a number apart into an index along each axis: the last one is all that is left.
+    """C statements that take a number apart into an index along each axis, the slowest one without a
+    division.
 
-    `axes`: the name of each index, and the C expression of the axis' size, the fastest first. `split`: gives
-    the statements for one of them. `times`: how many elements an index along the fastest axis counts.
+    `axes`: the name of each index, and the C expression of the axis' size, the fastest axis first. `split`:
+    returns the statements for one axis. `times`: how many elements an index along the fastest axis counts.
     """
     counts = [times, *[1] * (len(axes) - 1)]
     *fast, (slowest, _) = axes
@@ -141,9 +145,9 @@ def split_all(
 
 
 def offset_of(indices: Iterable[str], steps: Iterable[str], start: str = "") -> str:
-    """The C expression of the offset of an element, of its index and a tensor's stride along each axis.
+    """The C expression of an element's offset: the sum of its indices times the tensor's strides.
 
-    `start`: where an element whose indices are 0 lies, if that is not 0.
+    `start`: the offset of the element whose indices are 0, if that is not 0.
     """
     terms = (f"{index} * {step}" for index, step in zip(indices, steps, strict=True))
     return " + ".join([start, *terms] if start else terms)

@@ -1,7 +1,7 @@
-"""Several elementwise kernels in one launch: each block does a part of each.
+"""Several elementwise kernels in one launch: each block does a part of each kernel's work.
 
-What two of them read, or write side by side, is then in the caches at the same time. None of them reads or
-overwrites what another one writes. The source depends on their sources and their number.
+Elements that two kernels read, or write side by side, are then in the caches at the same time. No kernel
+reads or overwrites the results of another. The source depends on the kernels' sources and their number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_BYTES = 4096
 
 
 def shared_launches(kernels: Sequence[Elementwise]) -> Iterator[range]:
-    """Yields the indices of the kernels that share a launch: as many neighbours as its arguments hold."""
+    """Yields the indices of the kernels that share a launch: as many neighbours as its arguments allow."""
     start, taken = 0, 0
     for number, kernel in enumerate(kernels):
         needed = 8 * (1 + len(Source(kernel).arguments()))

@@ -1,7 +1,7 @@
-"""A kernel of our own: data that a plan stores, what a plan asks of it, and its launches, compiled.
+"""A kernel of our own: data that a plan stores, with launches that are compiled and run here.
 
-What differs from kernel to kernel is in its `launches`: CUDA C++, a grid, and arguments. What is done with
-kernels is the same for all of them.
+Kernels differ in their `launches`: CUDA C++, a grid, and arguments. All of them are compiled and run in the
+same way.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ __all__ = [
 WARP, THREADS, MOST_THREADS = 32, 256, 1024
 """Threads of a warp, of a block of most kernels, and of any block at most."""
 FEW_BLOCKS, MOST_BLOCKS, LARGEST_GRID = 1 << 10, 1 << 16, (1 << 31) - 1
-"""The most blocks of a grid: if each has memory of its own, or ends with a step that waits for the others';
-if each can do the work of several; and if each has much to do. The last is CUDA's limit."""
+"""The most blocks of a grid: `FEW_BLOCKS` if each block has memory of its own, or ends with an atomic step;
+`MOST_BLOCKS` if a block can do the work of several; `LARGEST_GRID`, CUDA's limit, if each has much to do."""
 BUSY_BLOCKS, MOST_TURNS = 2048, 4
-"""The number of blocks that keeps a GPU busy, and the most turns of a block where there would be more."""
+"""The number of blocks that keeps a GPU busy, and the most blocks whose work one block does: see
+`blocks_for`."""
 ROUNDING = ("--fmad=false",)
-"""The options for kernels with formulas: a contracted product and sum would not round in between."""
+"""The compiler's options for kernels with formulas: a fused multiply-add would not round the product."""
 
 _MOST_SOURCES = 4096
 Run = Callable[[Sequence[int], Sequence[float]], None]
@@ -72,14 +73,15 @@ class Launch(NamedTuple):
     Parameters
     ----------
     name, source
-        The function, and its CUDA C++.
+        The function's name, and its CUDA C++.
     grid, block
-        How many blocks and threads. A grid without blocks, which CUDA refuses, is not launched.
+        The numbers of blocks, and of a block's threads. A grid without blocks, which CUDA refuses, is not
+        launched.
     arguments
-        The function's, in order. A `Scalar` is passed as double, an array as the address of a copy on the
-        device, an int as long long, a float as double, and NumPy's numbers as what they are.
+        The function's arguments, in order. A `Scalar` is passed as double, an array as the address of a copy
+        on the device, an int as long long, a float as double, and NumPy's numbers in their own types.
     options
-        The compiler's, besides C++17.
+        The compiler's options, besides the one for C++17.
     shared
         The bytes of shared memory that a block gets besides what the source declares.
     """
@@ -101,7 +103,7 @@ class Launch(NamedTuple):
 class Kernel(Protocol):
     """A kernel of our own, as plans use it. It is data: it can be stored, compared and changed.
 
-    A field with nodes in which there are the plan's scalars has a name that `expressions.renumbered` knows.
+    A field whose nodes may contain the plan's scalars has a name that `expressions.renumber` knows.
     """
 
     @property
@@ -158,7 +160,7 @@ class Ahead:
             self._known.pop(key, None)
 
     def wait_for(self, launch: Launch) -> None:
-        """Wait for the source if it is being compiled. If that fails, so does the use of the kernel later."""
+        """Wait for the source if it is being compiled. A failure is not raised here: the later use fails."""
         future = self._known.get((launch.source, launch.options))
         if future is not None:
             future.exception()
@@ -192,7 +194,7 @@ def compile_run(launches: Iterable[Launch]) -> Run:
 
 
 def _compile_launch(launch: Launch) -> Run:
-    """A launch, compiled."""
+    """The run of a launch, compiled. Blocks for up to seconds."""
     cupy = libraries().cupy
     AHEAD.wait_for(launch)
     function = _module(launch).get_function(launch.name)

@@ -1,12 +1,12 @@
 """Generates kernels for reductions, norms and softmaxes together with the pointwise operations around them.
 
-A kernel goes over the lines of some tensors (see `lines`). A value is
-either one number for each element of a line, or one for the whole line: what a
-reduction gives, and what is computed from such numbers alone. The elements of a
-line are read once for the reductions of the elements themselves, again for those
-that need the results of these, and a last time for the results. Short lines stay
-in registers meanwhile, and so do the values of costly functions. Values are
-computed and rounded as in `elementwise`.
+A kernel goes over the lines of some tensors (see `lines`). A value is either one
+number for each element of a line, or one for the whole line: the result of a
+reduction, or a function of such results. The elements of a line are read once for
+the reductions of the elements themselves, again for the reductions that need the
+results of these, and a last time for the kernel's results. Short lines stay in
+registers meanwhile, and so do the values of costly functions. Values are computed
+and rounded as in `elementwise`.
 """
 
 from __future__ import annotations
@@ -59,15 +59,16 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
     Parameters
     ----------
     body
-        What is computed, in this order; `Earlier` is the index of one before.
+        The expressions and reductions that are computed, in this order; `Earlier` has the index of one of
+        them.
     results
-        What it stores.
+        The results that the kernel stores.
     operands
         The element types of the leaves, by number.
     compute
         The type of sums: float32 or float64.
     lines
-        Of the operands, then the results.
+        The lines of the operands, then of the results.
     """
 
     body: tuple[Expression | Reduced, ...]
@@ -86,7 +87,7 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
 
     @property
     def packs_held(self) -> int:
-        """How many packs of each operand a thread keeps in registers; 0 if it reads the line in each pass."""
+        """The number of packs of each operand that stay in a thread's registers; 0 if passes read anew."""
         threads = 32 if self.lines.form is Form.WARP else self.threads().block[-1]
         fits = self._fits(threads) and any(isinstance(node, Reduced) for node in self.body)
         return -(-self.lines.packs // threads) if fits else 0
@@ -141,7 +142,7 @@ def describe_lined(
     """Describe a kernel over lines.
 
     `geometry`: the dims, the axes of a line, and the strides of operands and results. The first operand has
-    an element for each place of the dims; its memory decides the form.
+    an element for each place of the dims, and its memory decides the form of the lines.
     """
     dims, axes, strides = geometry
     dtypes = (*operands, *(result.dtype for result in results))
@@ -169,9 +170,9 @@ class _Source:
         self._moves = [kernel.moves(t) for t in range(count + len(kernel.results))]
         self._names = [*(f"in{n}" for n in range(count)), *(f"out{n}" for n in range(len(kernel.results)))]
         self._single: list[bool] = []
-        """Whether a value is one for the whole line."""
+        """Whether each value of the body is one number for the whole line."""
         self._level: list[int] = []
-        """How many reductions must end, one after the other, before a value is known."""
+        """The number of reductions that must end, one after the other, before each value is known."""
         for node in kernel.body:
             level = max(map(self._level_of, node.operands), default=0)
             self._single.append(isinstance(node, Reduced) or all(map(self._is_single, node.operands)))
@@ -195,7 +196,7 @@ class _Source:
         """The expressions of `_keeping` that have been computed."""
 
     def _level_of(self, value: Value) -> int:
-        """How many reductions must end, one after the other, before a value is known."""
+        """The number of reductions that must end, one after the other, before a value is known."""
         return self._level[value.number] if isinstance(value, Earlier) else 0
 
     def _is_single(self, value: Value) -> bool:
@@ -293,7 +294,7 @@ class _Source:
         )
 
     def _line_values(self, level: int) -> Iterable[str]:
-        """Per-line values (reductions and what depends only on them) available after pass `level`."""
+        """Yields the statements that compute the numbers of a line that are known after pass `level`."""
         start = len(self._steps)
         for n, node in enumerate(self._kernel.body):
             if isinstance(node, Expression) and self._single[n] and self._level[n] == level:
@@ -302,11 +303,11 @@ class _Source:
 
     @staticmethod
     def _compute(n: int, node: Expression, steps: list[str], known: dict[int, tuple[str, str]]) -> None:
-        """Add the statements of an expression, and note its name."""
+        """Add the statements of an expression, and note its C name and type."""
         known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
 
     def _dependencies(self, values: Iterable[Value]) -> tuple[list[int], list[int]]:
-        """The expressions of elements that values depend on, in order, and the operands that these read."""
+        """The expressions of elements that values depend on, and the operands that these read, in order."""
         nodes: set[int] = set()
         leaves: set[int] = set()
         waiting = list(values)
@@ -324,8 +325,9 @@ class _Source:
         return sorted(nodes), sorted(leaves)
 
     def _loop(self, values: Sequence[Value], results: Sequence[int]) -> tuple[str, list[str], list[str]]:
-        """A loop over packs: its head, the statements for each element, and those for each pack before.
+        """The parts of a C loop over packs that computes values.
 
+        Returns its head, the statements for each element of a pack, and those for each pack before them.
         `results`: the numbers of the results that are written.
         """
         kernel, vector = self._kernel, self._lines.vector
@@ -362,7 +364,7 @@ class _Source:
         return head, steps[start:], before
 
     def _block(self, head: str, inside: Sequence[str], before: Sequence[str], behind: str) -> str:
-        """A loop over packs, with an inner loop over each pack's elements."""
+        """A C loop over packs, with an inner loop over each pack's elements."""
         lines = "\n                ".join(inside)
         first = "\n            ".join(before)
         return f"""{head} {{
@@ -375,7 +377,7 @@ class _Source:
         }}"""
 
     def _reduce(self, level: int) -> Iterable[str]:
-        """The statements of a pass over the line that ends in the reductions of that level."""
+        """Yields the statements of pass `level` over the line, with which that level's reductions end."""
         kernel = self._kernel
         now = [
             (n, node)
@@ -397,11 +399,11 @@ class _Source:
             self._known[n] = f"x{n}", kind
 
     def _stored_value(self, result: Result, steps: list[str]) -> str:
-        """The C expression of what is stored for a result."""
+        """The C expression of a result's stored element."""
         return store(result.dtype, formula(result.value, steps, known=self._known))
 
     def _store(self, elements: Sequence[int]) -> Iterable[str]:
-        """The statements of the last pass, which writes the results of the line's elements."""
+        """Yields the statements of the last pass, which writes the results of the line's elements."""
         results = self._kernel.results
         head, inside, before = self._loop([results[n].value for n in elements], elements)
         for n in elements:
@@ -413,7 +415,7 @@ class _Source:
 
 
 def fits(dims: Sequence[int], axes: Sequence[int]) -> bool:
-    """Whether one kernel is a good way to reduce lines: if there are many, or few elements altogether."""
+    """Whether one kernel is a good way to reduce lines: there are many lines, or few elements altogether."""
     length = math.prod(dims[axis] for axis in axes)
     elements = math.prod(dims)
     few = elements <= _FEW_ELEMENTS or (length <= _LONG and elements >= length * _MANY_LINES)

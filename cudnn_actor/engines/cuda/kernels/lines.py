@@ -1,11 +1,11 @@
 """Lines: the groups of a tensor's elements that are reduced, normalised or scanned together, in CUDA C++.
 
-A line has elements along some dims, and there is one for each place across the
-others. Short lines that are contiguous have a warp each, longer ones a block,
-and of lines that lie side by side a block takes up to 32. Every thread combines its
-elements in order, and then the threads' parts are combined in a fixed order:
-the result is the same each time. Contiguous elements are read 16 bytes at a
-time. Dims and strides are arguments, so few kernels serve many shapes.
+A line has the elements along some dims, and there is a line for each place in the
+other dims. A warp takes a short contiguous line, a block a longer one, and a block
+takes up to 32 lines that lie side by side. Every thread combines its elements in
+order, and then the threads' parts are combined in a fixed order: the result is the
+same each time. Contiguous elements are read 16 bytes at a time. Dims and strides
+are arguments, so few kernels serve many shapes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _LONG = 1 << 13
 """The least elements of a line that has larger blocks, if there are few lines."""
 _FEW_LINES = 264
 _ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
-"""Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
-thread reads at least so often."""
+"""Lines are cut into parts if there are fewer blocks than this, four for each multiprocessor of an H200. A
+part
+has at least this many packs for each thread."""
 _VECTOR = 16
 _PACKS_OF_A_WARP = 128
 
@@ -60,9 +61,9 @@ class Lines(NamedTuple):
         The axes from line to line, and those of a line, the slowest first. A tensor without elements along a
         line has a stride of 0 there.
     form
-        Which threads have a line.
+        The threads that have a line.
     vector
-        How many elements are read at a time.
+        The number of elements that are read at a time.
     wide
         Whether offsets need 64 bits.
     """
@@ -75,7 +76,7 @@ class Lines(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many lines there are."""
+        """The number of lines."""
         return math.prod(size for size, _ in self.across)
 
     @property
@@ -85,7 +86,7 @@ class Lines(NamedTuple):
 
     @property
     def packs(self) -> int:
-        """Packs of a line."""
+        """The packs of a line."""
         return self.length // self.vector
 
     @property
@@ -99,13 +100,16 @@ class Lines(NamedTuple):
         return found | {f"{name}{t}": step for name, of in steps for t, step in enumerate(of)}
 
     def base(self, tensors: Mapping[str, int]) -> str:
-        """Statements that define `{name}_base`, where the line begins, for tensors by name and number."""
+        """Statements that define `{name}_base`, the offset at which the line begins in each tensor.
+
+        `tensors`: the tensors' numbers, by name.
+        """
         return self._offsets(
             "c", self.across, "line", {f"{name}_base": ("0", t) for name, t in tensors.items()}
         )
 
     def at(self, tensors: Mapping[str, int]) -> str:
-        """Statements that define `{name}_at`, the offset of the element `j` of the line, for such tensors."""
+        """Statements that define `{name}_at`, the offset of element `j` of the line in each tensor."""
         return self._offsets("e", self.along, "j", {f"{n}_at": (f"{n}_base", t) for n, t in tensors.items()})
 
     @staticmethod
@@ -121,10 +125,11 @@ class Lines(NamedTuple):
         return " ".join(steps)
 
     def kernel(self, name: str, pointers: str, body: str, more: str = "", most: int = MOST_THREADS) -> str:
-        """A kernel that runs a body for each line; `line`, `there`, `lane` and `lanes` are defined in it.
+        """The C++ of a kernel that runs a body for each line.
 
-        All threads of a group run the body, also for lines that are not there. `more`: parameters after those
-        of the lines. `most`: as in `threads`.
+        In the body, `line`, `there`, `lane` and `lanes` are defined. All threads of a block or warp run it,
+        even if they have no line; then `there` is false. `more`: parameters behind those of the lines.
+        `most`: see `threads`.
         """
         threads = {Form.WARP: THREADS, Form.COLUMN: most}.get(self.form, MOST_THREADS)
         start = f'extern "C" __global__ void __launch_bounds__({threads}) {name}'
@@ -132,7 +137,7 @@ class Lines(NamedTuple):
         return f"{start}({pointers}, {parameters_of(self.numbers)}{more}) {{{loop}\n}}\n"
 
     def threads(self, parts: int = 1, most: int = MOST_THREADS) -> Threads:
-        """Grid and block for such a kernel. `most`: threads of a block of columns."""
+        """The grid and the block of such a kernel. `most`: the most threads of a block of columns."""
         if self.form is Form.COLUMN:
             rows = min(most, power_of_two(self.length))
             columns = min(WARP, max(power_of_two(self.across[-1][0]), most // rows))
@@ -143,7 +148,7 @@ class Lines(NamedTuple):
         return Threads((min(self.total, MOST_BLOCKS), parts), (MOST_THREADS if many else THREADS,))
 
     def parts(self, most: int = MOST_THREADS) -> int:
-        """How many parts each line is cut into, so that no multiprocessor idles. `most`: as in `threads`."""
+        """The number of parts of each line, so that no multiprocessor idles. `most`: see `threads`."""
         if self.form is Form.WARP:
             return 1
         grid, block = self.threads(most=most)
@@ -151,12 +156,12 @@ class Lines(NamedTuple):
         return max(1, min(-(-_ENOUGH_BLOCKS // max(1, grid[0])), self.packs // (threads * _LEAST_PACKS)))
 
     def columns(self, columns: int, rows: int, parts: int = 1) -> Threads:
-        """Grid and block where a block has `columns` lines, and `rows` threads have a line together."""
+        """The grid and the block if a block has `columns` lines, and `rows` threads have a line together."""
         return Threads((min(-(-self.total // columns), MOST_BLOCKS), parts), (columns, rows))
 
 
 class Threads(NamedTuple):
-    """How many blocks a kernel is launched with, and how many threads each has."""
+    """The blocks that a kernel is launched with, and the threads of each."""
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
@@ -194,7 +199,7 @@ def lines_of(
 
 
 def beginning(dtype: DType, *, wide: bool) -> str:
-    """The beginning of a source: the types T of sums and I of offsets, and common functions.
+    """The C++ at the beginning of a source: the types T of sums and I of offsets, and common functions.
 
     `wide`: whether offsets need 64 bits.
     """
@@ -207,7 +212,7 @@ def value_of(tensor: GraphTensor, element: str) -> str:
 
 
 def stored_value(tensor: GraphTensor, value: str, *, exact: bool = False) -> str:
-    """The C expression of what is stored for a value. `exact`: it is a 64-bit integer, which saturates."""
+    """The C expression of a value's stored element. `exact`: the value is a 64-bit integer, and saturates."""
     dtype = tensor.dtype
     if not exact or dtype is DType.BOOL:
         return store(dtype, value)

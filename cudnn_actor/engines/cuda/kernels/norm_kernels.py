@@ -1,12 +1,12 @@
-"""Kernels of norms and of their gradients with what is around them, of any dtype, layout and strides.
+"""Kernels of norms and of their gradients, with the pointwise operations around them.
 
-The elements that are normalised together are a line (see `lines`). A line is
-reduced to its mean and the squares of what differs from it, over running means,
-or to two sums; then its elements are changed. One kernel does both where there
-are enough lines. A few long lines are cut into parts: one kernel reduces the
-parts, a second combines them, and a third changes the elements. Where lines lie
-side by side, a thread takes as many of them as it reads at a time. Sums are
-float32 (float64 of float64), and nothing is added in an order that varies.
+They take any dtype, layout and strides. The elements that are normalised together
+are a line (see `lines`). A line is reduced to its mean and the sum of the squared
+distances from it, by running means, or to two sums. Then its elements are changed.
+One kernel does both if there are enough lines. A few long lines are cut into parts:
+one kernel reduces the parts, a second combines them, and a third changes the
+elements. Where lines lie side by side, a thread takes as many of them as it reads
+at a time. Sums are float32 (float64 of float64), and are added in a fixed order.
 
 Pointwise operations before a norm are computed as its elements are read, in each
 pass; those behind it as they are changed. There may be several results. These
@@ -39,14 +39,15 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["Norm", "Normal", "Operand", "Pass", "launches_of", "workspace_of"]
 
 _VALUES = 2
-"""The numbers of a line that its elements are changed with."""
+"""The numbers of a line with which its elements are changed."""
 _VECTOR = 16
+"""The most bytes of one access."""
 
 
 class Operand(NamedTuple):
     """A tensor as the kernels see it, with a stride of 0 in dims that it does not have.
 
-    `whole`: it has all of x's elements, and is read and written several at a time.
+    `whole`: it has an element for each of x's, and several are read or written at a time.
     """
 
     dtype: DType
@@ -69,7 +70,7 @@ class Pass(NamedTuple):
     numbers.
 
     In them, `{name}` stands for an operand's value, `{state}` for the numbers to which a line was reduced,
-    `{low}` and `{high}` for the two numbers that its elements are changed with, and `n0` to `n2` are the
+    and `{low}` and `{high}` for the two numbers with which its elements are changed. `n0` to `n2` are the
     norm's numbers.
 
     Parameters
@@ -77,15 +78,15 @@ class Pass(NamedTuple):
     axes
         The dims along a line.
     moments
-        The expression whose mean and squares are wanted; None if it is sums, or nothing.
+        The expression whose mean and squared distances are wanted; None if sums are wanted, or nothing.
     sums
         The two expressions whose sums are wanted; empty if nothing is reduced.
     values
-        The two numbers, `{low}` and `{high}`.
+        The expressions of the two numbers, `{low}` and `{high}`.
     results
-        Operand → what is stored once for each line.
+        The expression that is stored once for each line, by operand.
     changed
-        What becomes of each element, in the last pass; None if the norm does not change them.
+        The expression of each element's result, in the last pass; None if the norm does not change elements.
     """
 
     axes: tuple[int, ...]
@@ -102,25 +103,25 @@ class Pass(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A norm, and what is around it, as its kernels see it.
+    """A norm and the pointwise operations around it, as the kernels see them.
 
     Parameters
     ----------
     dims
-        The dims of x, some of which may be cut into parts.
+        The dims of x; a dim may be split into two.
     operands
-        By name, in the order of their addresses; the first is whole. Those of the body's leaves are "in0",
+        The tensors by name, in the order of their addresses; the first is whole. The body's leaves are "in0",
         "in1", ...
     passes
-        In the order in which they run. The last one stores the results.
+        The passes in the order in which they run. The last one stores the results.
     compute
         The type of sums: float32 or float64.
     given
         The values of the norm's inputs of x's dims, by name.
     body
-        What is computed of each element, in this order; `Earlier` is the index of one before.
+        The values that are computed of each element, in this order; `Earlier` has the index of one of them.
     results
-        Operand → what is stored for each element.
+        The result that is stored for each element, by operand.
     numbers
         Values of the kernels' parameters `n0`, `n1` and `n2`.
     scalars
@@ -149,7 +150,7 @@ def launches_of(norm: Norm) -> tuple[Launch, ...]:
 
 
 def workspace_of(norm: Norm) -> int:
-    """Bytes for the parts of lines, which one pass after the other uses."""
+    """Bytes of memory for the parts of lines, which one pass after the other uses."""
     return max(_Kernels(norm, each).workspace for each in norm.passes)
 
 
@@ -178,7 +179,7 @@ class _Kernels:
 
     @property
     def _parts(self) -> int:
-        """How many parts each line is cut into."""
+        """The number of parts into which each line is cut."""
         if not self.lines.total or self.lines.parts() == 1:
             return 1
         return self.lines.parts(THREADS)  # smaller blocks, whose threads wait less for each other
@@ -201,7 +202,7 @@ class _Kernels:
         numbers = tuple(map(number, norm.numbers))
 
         def launch(name: str, source: str, lines: Lines, threads: Threads, last: int) -> Launch:
-            """`last`: the packs of a part of a line, or how many parts there are."""
+            """The launch of a kernel. `last`: the packs of a part of a line, or the number of parts."""
             arguments = (*pointers, *lines.numbers.values(), *numbers, last, *norm.scalars)
             return Launch(name, source, *threads, arguments, ROUNDING)
 
@@ -223,7 +224,10 @@ class _Kernels:
             yield of_lines("change", _RANGE, _RESTORE, self._change())
 
     def _source(self, name: str, *steps: str, lines: Lines | None = None) -> str:
-        """The source of a kernel that runs the steps for each line; one at a time if `lines` are given."""
+        """The source of a kernel that runs the steps for each line, or for each of `lines` if they are given.
+
+        `lines` are single ones: a thread takes one at a time.
+        """
         operands = self._norm.operands.items()
         pointers = [
             f"{'' if operand.written else 'const '}{C_TYPES[operand.dtype]}*{self._restrict(name)} {name}"
@@ -252,7 +256,7 @@ class _Kernels:
     # The steps of kernels.
 
     def _of_lines(self) -> str:
-        """The statements that read what all elements of a line share."""
+        """The statements that read the operands that have one element for each line."""
         names = [
             n for n, operand in self._norm.operands.items() if not operand.written and self._is_shared(n)
         ]
@@ -291,7 +295,7 @@ class _Kernels:
         return f"T low[W], high[W];{_each(f'low[s] = {low}; high[s] = {high};')}"
 
     def _results(self) -> str:
-        """The statements that store what there is once for each line."""
+        """The statements that store the results that have one element for each line."""
         stores = [
             f"{name}[{name}_base + s * {self._apart[name]}] = "
             f"{store(self._norm.operands[name].dtype, self._of_line(text))};"
@@ -316,7 +320,7 @@ class _Kernels:
         return self._loop(element, " ".join(before), element.of_each(), " ".join(after))
 
     def _loop(self, element: _Element, before: str, body: str, after: str = "") -> str:
-        """A loop over the packs of a part of a line, which reads what the element reads."""
+        """A C loop over the packs of a part of a line, with the reads of the operands that `element` uses."""
         names = [*element.names, *(self._norm.results if after else ())]
         operands = {name: self._norm.operands[name] for name in self._norm.operands if name in names}
         at = self.lines.at({name: self._places[name] for name in operands if not self._is_shared(name)})
@@ -335,7 +339,7 @@ class _Kernels:
         return not whole and all(dims[axis] == 1 or strides[axis] == 0 for axis in self._pass.axes)
 
     def _pack(self, name: str) -> str:
-        """The C type of what is read of an operand at a time; empty for single elements."""
+        """The C type of the pack of an operand that is read at a time; empty for single elements."""
         operand, (*slow, last) = self._norm.operands[name], self.lines.along or ((1, ()),)
         kind, place, vector = C_TYPES[operand.dtype], self._places[name], self.lines.vector
         if operand.whole:
@@ -346,7 +350,7 @@ class _Kernels:
         return f"Beside<{kind}, V>" if aligned else ""
 
     def _of_line(self, text: str) -> str:
-        """An expression of a pass, about a line, in C."""
+        """The C expression of a line's number, from one of the pass's expressions."""
         names = {name: f"{name}_of[s]" for name in self._norm.operands if f"{{{name}}}" in text}
         return text.format(state="state[s]", low="low[s]", high="high[s]", **names)
 
@@ -385,11 +389,11 @@ class _Element:
         self._known: dict[int, tuple[str, str]] = {}
 
     def of_each(self) -> str:
-        """A loop over the elements of a pack, with the statements so far."""
+        """A C loop over the elements of a pack, with the statements so far."""
         return f"for (int v = 0; v < V; ++v) {{\n                {' '.join(self.steps)}\n            }}"
 
     def text(self, text: str) -> str:
-        """An expression of a pass, about an element, in C."""
+        """The C expression of an element's value, from one of the pass's expressions. Notes what it reads."""
         names = {}
         for name in (*self._norm.given, *self._norm.operands):
             if f"{{{name}}}" not in text:
@@ -402,7 +406,7 @@ class _Element:
         return text.format(low="low[s]", high="high[s]", **names)
 
     def define(self, text: str) -> None:
-        """Add the statement that computes what the norm makes of the element."""
+        """Add the statement that computes the norm's result for the element, by an expression of the pass."""
         self.steps.append(f"const T normal = {self.text(text)};")
         place = next(n for n, node in enumerate(self._norm.body) if isinstance(node, Normal))
         self._known[place] = "normal", value_type(self._norm.compute)
@@ -426,7 +430,7 @@ class _Element:
             value = waiting.pop()
             if isinstance(value, Leaf):
                 self._read(value)
-            elif isinstance(value, Earlier) and value.number not in self._known | dict.fromkeys(found):
+            elif isinstance(value, Earlier) and not (value.number in self._known or value.number in found):
                 found.add(value.number)
                 node = self._norm.body[value.number]
                 waiting += node.operands if isinstance(node, Expression) else ()
@@ -442,7 +446,7 @@ class _Element:
 
 
 def _each(body: str) -> str:
-    """A loop over the lines that a thread takes at a time."""
+    """A C loop over the lines that a thread takes at a time."""
     return f"\n        #pragma unroll\n        for (int s = 0; s < W; ++s) {{ {body} }}"
 
 
@@ -454,11 +458,11 @@ class _Beside(NamedTuple):
     single
         The lines, one at a time.
     lines
-        The same, with `width` of them side by side as one.
+        The same lines, with `width` of them side by side as one.
     width
-        How many lines a thread takes at a time.
+        The number of lines that a thread takes at a time.
     apart
-        The distance of two of these in each operand, by name, in elements.
+        The distance of two neighbouring lines in each operand, by name, in elements.
     """
 
     single: Lines
@@ -488,7 +492,7 @@ def _beside(norm: Norm, axes: Sequence[int]) -> _Beside:
 def _neighbours(
     dims: Sequence[int], strides: Sequence[Sequence[int]], axes: Sequence[int], width: int
 ) -> int | None:
-    """The first dim, but for `axes`, along which `width` lines lie side by side in all tensors; else None."""
+    """The first dim outside `axes` along which `width` lines lie side by side in all tensors, or None."""
     for axis, size in enumerate(dims):
         others = [n for n, other in enumerate(dims) if n != axis and other > 1]
         if axis in axes or size < 2 or size % width:
@@ -501,7 +505,7 @@ def _neighbours(
 _BESIDE = """
 template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Beside { E of[N]; };
 """
-"""Neighbours of a wider type than x's."""
+"""A pack of neighbours that may be of a wider type than x's, and so longer than one access."""
 _TAKE = """T middle = 0, apart = 0, taken[V];
             for (int v = 0; v < V; ++v) {{
                 {element}

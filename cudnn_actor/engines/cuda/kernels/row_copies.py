@@ -1,14 +1,14 @@
 """Copies of one or more tensors side by side to rows of a result, where vectors of 16 bytes do not fit.
 
-They are for concatenations and slices with rows that are short, or begin at no multiple
-of 16 bytes. What is called an element here is the longest word, of up to 8 bytes, that
+They are for concatenations and slices with rows that are short, or do not begin at
+multiples of 16 bytes. An element, here, is the longest word, of up to 8 bytes, that
 divides all sizes, strides and alignments. A thread writes the same columns of many rows,
 and finds out once where they come from. It writes units of up to 4 bytes, or of one
-element if that is larger, and reads their elements one by one. Threads beside each
-other write neighbours: so all parts of a row are written at once, and no sector of 32
+element if that is larger, and reads their elements one by one. Neighbouring threads
+write neighbouring units: so all parts of a row are written at once, and no sector of 32
 bytes twice. If the result's rows are no multiples of units, but lie one behind the
-other, two or four of them count as one. Elements are moved as bits. The source depends
-on their size, and on how many elements a unit has, and on the parts, operands and axes.
+other, two or four of them count as one row. Elements are moved as bits. The source
+depends on the size of an element, the elements of a unit, the parts, operands and axes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from cudnn_actor.protocol.graphs.step_kinds import StepKind
 __all__ = ["Rows", "Segment", "row_concatenation", "row_copy", "row_source"]
 
 _UNIT, _PACK_BYTES = 4, 16
-"""Bytes of a unit of small elements, and how many a thread has under way."""
+"""The bytes of a unit of small elements, and the bytes that a thread reads before it stores any."""
 _MOST_PARTS = 16
 _LEAST_ROWS = 8
 """The least rows of a copy: with fewer, finding out where a column comes from takes most of the time."""
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A part of a row: its columns, the operand that they are of, and the offset from the row there."""
+    """A part of a row: its number of columns, their operand, and their offset from the row's start there."""
 
     size: int
     operand: int
@@ -57,9 +57,9 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
     Parameters
     ----------
     itemsize
-        Bytes of an element: of the words that are copied, not of the tensors' dtype.
+        Bytes of an element, which is a word that is copied, and not an element of the tensors' dtype.
     together
-        The elements of a unit. Every row of the result begins at a multiple of it, and has a multiple of it.
+        The elements of a unit. Every row of the result begins and ends at a multiple of it.
     parts
         The parts of a row, side by side.
     axes
@@ -88,12 +88,12 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
 
     @property
     def reads_at_once(self) -> int:
-        """How many units a thread reads before it stores them."""
+        """The number of units that a thread reads before it stores them."""
         return max(1, _PACK_BYTES // (self.itemsize * self.together))
 
     @property
     def row_step(self) -> int:
-        """The stride of the grid-stride loop, in rows: the rows of which each unit has a thread."""
+        """The number of rows that all threads together copy at a time: the stride of their loop, in rows."""
         blocks = blocks_for(-(-self.rows * self.units // (THREADS * self.reads_at_once)))
         return max(1, min(blocks * THREADS // self.units, self.rows))
 
@@ -165,8 +165,8 @@ def row_concatenation(
 ) -> Rows | None:
     """Describe a concatenation as a row kernel; None if the operands are no parts of the result's rows.
 
-    `result`: its strides. `operands`: dims and strides of each; none is empty. `alignments`: the result's,
-    then theirs.
+    `result`: the result's strides. `operands`: dims and strides of each; none is empty. `alignments`: the
+    result's, then the operands'.
     """
     if not operands:
         return None
@@ -204,9 +204,9 @@ def _rows(
 
 
 def _in_units(itemsize: int, together: int, parts: Sequence[Segment], axes: Sequence[Axis]) -> Rows | None:
-    """Describe the rows in vectors of `together` elements; None if their length cannot be made a multiple.
+    """Describe the rows in units of `together` elements; None if they cannot be made multiples of units.
 
-    Neighbouring rows are joined if one row alone is no multiple.
+    If one row alone is no multiple, neighbouring rows are joined.
     """
     columns = sum(part.size for part in parts)
     count = together // math.gcd(together, columns)

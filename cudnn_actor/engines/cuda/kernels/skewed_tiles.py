@@ -1,13 +1,13 @@
 """Tiles of matrices whose rows begin at addresses that are multiples of a few bytes only.
 
 Memory is read in chunks and written in sectors, all of them whole and aligned. To write a part
-of a sector costs more than to write all of it. So each row of the result, which is a column of
-a tile, has its part of the tile begin at a sector of its own, up to a sector before the tile's
-first row. So some rows are read by two blocks. Chunks of rows begin before the tile and end
-behind it, by elements that are not used.
+of a sector costs more than to write all of it. So a column of a tile, which is a part of a row
+of the result, begins at a sector, up to a sector before the tile's first row. So some rows are
+read by two blocks. The chunks of a row contain elements before and behind the tile, too, which
+are not used.
 
-A row in shared memory lies where it does in memory, modulo a chunk: the pitch is the operand's
-stride, modulo a chunk. So chunks are copied as they are, by asynchronous copies, and places are
+A row's place in shared memory is its place in memory, modulo a chunk, because the pitch is the
+operand's stride, modulo a chunk. So asynchronous copies move chunks as they are, and a place is
 linear in the row and in the column. A warp writes 32 words of a column at once.
 """
 
@@ -25,25 +25,25 @@ __all__ = ["COPY", "Skewed", "describe_skewed"]
 _TILES = {1: (128, 256), 2: (128, 128), 4: (128, 64), 8: (64, 64)}
 """The most rows and columns of a tile, by the bytes of an element.
 
-Rows are the operand's, and whole words of a warp. The share of rows that two blocks read is less if tiles
-are tall, and that of sectors that two tiles read if they are wide. A tile takes up to 48 KiB of shared
-memory.
+Rows are the operand's, and fill words of a warp. The taller tiles are, the smaller is the share of rows that
+two blocks read; the wider they are, the smaller is the share of sectors that two blocks read. A tile takes up
+to 48 KiB of shared memory.
 """
 _BLOCKS = 5
 """The most blocks of a multiprocessor at once, which has 227 KiB of shared memory."""
 _SECTOR = 32
 """Bytes at whose multiples a tile's part of a row of the result begins."""
 _CHUNK, _WORD = 16, 4
-"""The most bytes that a thread reads at once, and those that it writes, of elements that are not larger."""
+"""The most bytes that a thread reads at once, and the bytes that it writes at once, unless an element is
+larger."""
 _MOST_UNROLLED = 16
-"""Chunks that a thread asks for at once: more take registers that there are not."""
+"""The most chunks that a thread asks for at once: there are no registers for more."""
 _UNROLLED = 4
-"""How many columns of a tile a warp writes at once."""
+"""The columns of a tile that a warp writes at once."""
 _FETCHED = ".L2::128B"
-"""The suffix that makes the L2 cache also read the rest of a chunk's 128 bytes, if it has not got them; ""
-for none."""
+"""The suffix of a copy with which the L2 cache also reads the rest of the 128 bytes around a chunk."""
 _MOST_CONFLICTS = 2
-"""Lanes of a warp that may want one bank of shared memory."""
+"""The most lanes of a warp that may need the same bank of shared memory."""
 
 
 class Skewed(msgspec.Struct, frozen=True):
@@ -54,11 +54,11 @@ class Skewed(msgspec.Struct, frozen=True):
     itemsize
         Bytes of an element.
     rows, columns
-        Of a tile that is written.
+        The rows and columns of a tile that are written.
     step
         The operand's stride from row to row.
     chunk
-        How many elements are read at once.
+        The elements that are read at once.
     """
 
     itemsize: int
@@ -100,16 +100,16 @@ class Skewed(msgspec.Struct, frozen=True):
 
     @property
     def resident(self) -> int:
-        """Blocks that are to run on a multiprocessor at once."""
+        """The number of blocks that are to run on a multiprocessor at once."""
         return _BLOCKS
 
     @property
     def conflicts(self) -> int:
-        """How many lanes that read a column from shared memory need the same bank."""
+        """The number of lanes that need the same bank when a warp reads a column from shared memory."""
         return math.gcd(self.pitch, WARP if self.itemsize <= _WORD else WARP // 2)
 
     def blocks_along(self, rows: int) -> int:
-        """Number of blocks along a matrix of `rows` rows; the first tile may start up to one sector early."""
+        """The number of tiles along `rows` rows. The first tile may begin up to one sector early."""
         return -(-(rows + self.sector - 1) // self.rows)
 
     def body(self) -> str:
@@ -152,7 +152,7 @@ class Skewed(msgspec.Struct, frozen=True):
         }};
         constexpr int WARPS = {THREADS // WARP};
         if (row >= SECTOR - 1 && row + ROWS <= (I)rows) {{
-            // There is no branch in it, so a warp reads several columns from shared memory at once.
+            // This `write` has no branch, so a warp reads several columns from shared memory at once.
             #pragma unroll {_UNROLLED}
             for (int c = (int)warp; c < beside; c += WARPS) write(c, true);
         }} else {{
@@ -162,7 +162,7 @@ class Skewed(msgspec.Struct, frozen=True):
 
 
 def describe_skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
-    """Describe such tiles; None for matrices that are too small, or if too many lanes would need one bank."""
+    """Describe skewed tiles; None if a matrix is too small, or too many lanes would need the same bank."""
     most_rows, most_columns = _TILES[itemsize]
     written = WARP * max(_WORD // itemsize, 1)  # by a warp at once
     if rows < written // 2 or columns < 2 * _SECTOR // itemsize:
@@ -183,7 +183,7 @@ def describe_skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed
 
 COPY = f"""
 template <int N> struct alignas(N) Chunk {{ unsigned of[N / 4]; }};
-// Asynchronous: what was copied is there after `wait`, and a barrier.
+// An asynchronous copy: all threads may read it after `wait` and a barrier.
 template <int N> __device__ __forceinline__ void copy(void* to, const void* from) {{
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     const unsigned at = (unsigned)__cvta_generic_to_shared(to);

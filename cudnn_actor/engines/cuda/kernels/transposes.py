@@ -1,17 +1,17 @@
 """Copies of tensors whose neighbours in the result are no neighbours in the operand: transposes and the like.
 
-A block moves tiles by way of shared memory, so that it reads along the operand's
+A block moves tiles through shared memory, so that it reads along the operand's
 fastest axes and writes along the result's, up to 16 bytes at a time. Where rows
-begin at addresses that are no multiples of 4, whole words of 32 bits are still
-read and written: what is read keeps its place in the word in shared memory, and
-only the ends of what is written are written by elements. A thread reads all that
-it has of a tile before it stores any of it. The tile's rows in shared memory have
-an odd number of words, and the lanes of a warp are spread over rows, so that
-few of them want one bank. Elements are moved as bits. The source depends on their
-size, on the tile's shape, and on how many are read and written at once.
+begin at addresses that are no multiples of 4, words of 32 bits are still read and
+written whole: an element keeps its place within a word in shared memory, and only
+the elements at the ends of a column are written one by one. A thread reads its part
+of a tile before it stores any of it. The tile's rows in shared memory have an odd
+number of words, and the lanes of a warp are spread over rows, so that few lanes need
+the same bank. Elements are moved as bits. The source depends on an element's size,
+on the tile's shape, and on how many elements are read and written at once.
 
-Matrices that fill tiles, but have rows of which no more than a word can be read or
-written at once, are moved by `skewed_tiles`.
+Matrices that fill tiles, but whose rows can be read or written by no more than a word
+at once, are moved by `skewed_tiles`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["Tiled", "describe_tiled", "tiled_source"]
 _WARPS = THREADS // WARP
 _PACK_BYTES, _WORD = 16, 4
 _LEAST = 16
-"""Elements along both axes that are worth a tile which they do not fill."""
+"""The least elements along both axes for which a tile is worth it, even if they do not fill it."""
 
 
 class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
@@ -59,17 +59,17 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
     itemsize
         Bytes of an element.
     rows, columns
-        Sizes of the axes of the tiles: that along which the result's elements lie side by side, and that
-        along which the operand's do.
+        The sizes of the two axes that are cut into tiles. Along the rows, the result's elements lie side by
+        side; along the columns, the operand's do.
     row_step, column_step
         The operand's stride from row to row, and the result's from column to column, in elements.
     batch
         The other axes, slowest first: the size, the result's stride, the operand's stride.
     read, written
-        How many neighbours are read and written at once.
+        The number of neighbours that are read, and written, at once.
     rows_within, columns_within
-        So many neighbouring rows, or columns, lie another stride apart, and `row_step` is that between
-        groups of them.
+        Size and stride of groups of neighbouring rows, or columns, if there are groups; else (1, 0).
+        `row_step` and `column_step` are then the strides from group to group.
     """
 
     itemsize: int
@@ -85,12 +85,12 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def word(self) -> int:
-        """How many elements a word of 32 bits has, or 1."""
+        """The elements of a word of 32 bits; 1 if an element is larger."""
         return max(_WORD // self.itemsize, 1)
 
     @property
     def shifts_words(self) -> tuple[bool, bool]:
-        """Whether words that are read, and written, may contain elements of the row before."""
+        """Whether words that are read, and words that are written, may contain elements of another row."""
         return self.read < self.word, self.written < self.word
 
     @property
@@ -103,7 +103,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a tile: about as many of both, if there are."""
+        """The rows and columns of a tile: about as many of both, if the matrix has as many."""
         if self.skewed_tiles is not None:
             return self.skewed_tiles.rows, self.skewed_tiles.columns
         side = _side(self.itemsize) if not any(self.shifts_words) else 128
@@ -112,7 +112,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         few, least = max(self.word, 2), self.word * (2 if self.shifts_words[0] else 1)
         columns = max(least, 2, min(side, power_of_two(self.columns)))
         if self.itemsize == 2 and self.shifts_words[0] and columns == least:
-            count //= 2  # each row takes a word more, so all of them too much of shared memory
+            count //= 2  # each row takes a word more, and all rows together would take too much shared memory
         rows = max(few, min(count // columns, power_of_two(self.rows)))
         if columns == side:
             columns = min(count // rows, power_of_two(self.columns))
@@ -122,7 +122,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def tiles(self) -> int:
-        """Tiles altogether."""
+        """The number of tiles."""
         return math.prod(self.counts) * math.prod(size for size, *_ in self.batch)
 
     @property
@@ -136,7 +136,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def wide(self) -> bool:
-        """Whether places need 64 bits, those of a tile's elements behind the last included."""
+        """Whether places need 64 bits, also those of a tile's elements behind the matrix' end."""
         rows, columns = self.tile
         read = (self.rows + rows) * abs(self.row_step) + self.columns + columns
         written = (self.columns + columns) * abs(self.column_step) + self.rows + rows
@@ -148,7 +148,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def lanes(self) -> tuple[int, int]:
-        """Lanes beside each other along a row that is read, and along a column that is written."""
+        """The number of a warp's lanes along a row that is read, and along a column that is written."""
         rows, columns = self.tile
         read = WARP * _WORD // (self.read * self.itemsize)
         written = (WARP if self.itemsize <= _WORD else WARP // 2) // max(
@@ -183,9 +183,10 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def resident(self) -> int:
-        """How many blocks are to run on a multiprocessor at once: the registers for more do not suffice.
+        """The number of blocks that are to run on a multiprocessor at once. There are no registers for more.
 
-        Bytes were measured slower with fewer: a thread has the more to do between reads and writes.
+        With fewer blocks, copies of bytes were measured slower, as a thread has more to do between reads and
+        writes.
         """
         if self.skewed_tiles is not None:
             return self.skewed_tiles.resident
@@ -243,7 +244,7 @@ def describe_tiled(
         return None  # there are no neighbours in the operand, or one of its elements is many of the result
     rows, columns = [axes.pop()], [fastest]
     axes.remove(fastest)
-    # If they do not fill a tile, they are taken together with an axis whose elements lie behind them.
+    # If an axis does not fill a tile, it is taken together with the axis whose elements lie behind its own.
     side = _side(itemsize)
     groups = ((1, columns, rows), (0, rows, columns))
     for place, group, other in sorted(groups, key=lambda each: each[1][0][0]):
@@ -276,13 +277,16 @@ def _count(axes: Sequence[Axis]) -> int:
 
 
 def _steps(group: Sequence[Axis], tensor: int) -> tuple[int, tuple[int, int]]:
-    """The stride of one or two axes in a tensor, the slower one first, and size and stride within that."""
+    """The stride of a group's slower axis in a tensor, and the size and stride of its faster axis.
+
+    A group of one axis has that axis' stride, and (1, 0).
+    """
     *slow, (size, steps) = group
     return (slow[0][1][tensor], (size, steps[tensor])) if slow else (steps[tensor], (1, 0))
 
 
 def _together(size: int, steps: Sequence[int], alignment: int, itemsize: int) -> int:
-    """How many neighbours along an axis a thread can access at once."""
+    """The number of neighbours along an axis that a thread can access at once."""
     counts = (_PACK_BYTES // itemsize >> shift for shift in range(5))
     return next(
         count
@@ -315,7 +319,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}, {description.resident}) 
     alignas({_PACK_BYTES}) __shared__ Bits words[{-(-description.shared_elements // description.word)}];
     E* const tile = (E*)words;
     const unsigned thread = threadIdx.x, warp = thread / {WARP}, lane = thread % {WARP};
-    // Where elements are in the operand without `x`, and in the result without `z`, and in the tile.
+    // Where a row begins in the operand, without `x`, and a column in the result, without `z`.
     const auto x_of = [&](I i) {{ return {row}; }};
     const auto z_of = [&](I i) {{ return {column}; }};
     const unsigned from_at = (unsigned)((unsigned long long)from / {size});
@@ -388,7 +392,7 @@ def _shifted_reads(description: Tiled) -> str:
     full = rows * beside // THREADS
     return f"""constexpr int READS = {full + -(-rows // THREADS)};
         Bits packs[READS];
-        // At first so many words of each row, and then the one behind them.
+        // First the words of each row, and then the word behind each row.
         const auto reads = [&](int k, auto use) {{
             const unsigned p = thread + (k < {full} ? k : k - {full}) * {THREADS};
             if (k < {full}) use((int)(p / {beside}), (int)(p % {beside}) * WORD);

@@ -19,11 +19,11 @@ class Walk(NamedTuple):
     Parameters
     ----------
     letter
-        What the names of its variables begin with.
+        The letter with which the names of the walk's C variables begin.
     names
-        Of the tensors.
+        The names of the tensors.
     axes
-        The slowest first, with each tensor's strides.
+        The axes, the slowest first, with each tensor's strides.
     """
 
     letter: str
@@ -50,7 +50,7 @@ class Walk(NamedTuple):
 
     @property
     def span(self) -> int:
-        """A number larger than all that the walk computes."""
+        """A number that is larger than each place's number and offset."""
         sizes = [size for size, _ in self.axes]
         extents = (extent(sizes, (steps[n] for _, steps in self.axes)) for n in range(len(self.names)))
         return max(self.total, *extents) + 1
@@ -85,7 +85,7 @@ class Walk(NamedTuple):
         return f"I {rest} = (I){number}; {split_all(rest, axes, split_index, times)}"
 
     def offset(self, name: str) -> str:
-        """The C expression of where the place with the indices of `split` lies in a tensor."""
+        """The C expression of the offset in a tensor of the place whose indices `split` defines."""
         return offset_of(self._indices, (f"(I){index}_{name}" for index in self._indices))
 
     def at(self, number: str) -> str:
@@ -94,7 +94,7 @@ class Walk(NamedTuple):
         return " ".join([self.split(number), *offsets])
 
     def loop(self, body: str, unrolled: int = 1) -> str:
-        """A loop of all threads over the places. The body knows `{letter}_number` and the offsets."""
+        """A C loop of all threads over the places, with `{letter}_number` and the offsets for its body."""
         number = f"{self.letter}_number"
         return f"""#pragma unroll {unrolled}
     EACH({number}, {self.letter}_count) {{ {self.at(number)} {body} }}"""

@@ -194,6 +194,7 @@ def _loading(found: Mapping[str, object]) -> Loading:
 
 class _Report(msgspec.Struct):
     """What `trial_load` prints of a cuDNN that it could load."""
+
     version: int
     cudart: int
     failed: dict[str, str]

@@ -249,7 +249,7 @@ _I, _P, _Q = ([f"{letter}{axis}" for axis in range(2, _RANK)] for letter in "ipq
 def _max(operation: MaxPool[int], tensors: Sequence[GraphTensor]) -> str:
     found = f"t0[{_place(0, 'i0', 'i1', *_P)}]"
     # Elements come in the order of their places, so that the first of equal ones stays. What
-    # `accumulators.place_of` gives would compare places, too.
+    # `accumulators.accumulator_of_place` gives would compare places, too.
     body = f"""const T value = (T){load(tensors[0].dtype, found)};
                     if (index < 0 || value > best || (value != value && best == best)) {{
                         best = value; element = {found}; index = {_NUMBER.format(*_P)};

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
-from cudnn_actor.engines.cuda.kernels.accumulators import Accumulator, accumulator_of, place_of
+from cudnn_actor.engines.cuda.kernels.accumulators import Accumulator, accumulator_of, accumulator_of_place
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, Pointer, arguments_of
 from cudnn_actor.engines.cuda.kernels.lines import (
@@ -152,7 +152,7 @@ def _sources(
 def _accumulator(operation: AnyReduction, dtype: DType) -> Accumulator:
     """The accumulator of a reduction, of elements of this dtype."""
     if isinstance(operation, ArgReduction):
-        return place_of(operation.mode)
+        return accumulator_of_place(operation.mode)
     return accumulator_of(operation.mode, dtype)
 
 

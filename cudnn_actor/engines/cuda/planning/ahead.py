@@ -13,7 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, references_of
-from cudnn_actor.engines.cuda.checking.evaluated_reference import Place, kernels_of_evaluation, place_of
+from cudnn_actor.engines.cuda.checking.evaluated_reference import (
+    Evaluator,
+    evaluator_of,
+    kernels_of_evaluation,
+)
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, Launch
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -36,16 +40,16 @@ _MOST_THREADS = 8
 def compiling_ahead(
     pieces: Iterable[OperationGraph],
     limit: int,
-    place: Callable[[OperationGraph], Place] = place_of,
+    evaluator: Callable[[OperationGraph], Evaluator] = evaluator_of,
     *,
     soon: bool = False,
 ) -> Iterator[None]:
     """Compile what the pieces need on other threads, during the `with` block. Its end waits for them.
 
-    `place`: as of `BuildContext`. `soon`: as of `compile_plan`.
+    `evaluator`: as of `BuildContext`. `soon`: as of `compile_plan`.
     """
     missing = AHEAD.missing(
-        launch for piece in pieces for launch in launches_ahead(piece, limit, place, soon=soon)
+        launch for piece in pieces for launch in launches_ahead(piece, limit, evaluator, soon=soon)
     )
     threads = min(_MOST_THREADS, len(missing), os.cpu_count() or 1)
     if not threads:
@@ -60,13 +64,13 @@ def compiling_ahead(
 def launches_ahead(
     piece: OperationGraph,
     limit: int,
-    place: Callable[[OperationGraph], Place] = place_of,
+    evaluator: Callable[[OperationGraph], Evaluator] = evaluator_of,
     *,
     soon: bool = False,
 ) -> Iterator[Launch]:
     """Yields launches of the kernels of our own that the first plan of a piece has, and its self-check.
 
-    `place`: as of `BuildContext`. `soon`: as of `compile_plan`.
+    `evaluator`: as of `BuildContext`. `soon`: as of `compile_plan`.
     """
     if (alone := _as_a_step(piece, soon=soon)) is not None:
         named = dict(alone.named())
@@ -82,7 +86,7 @@ def launches_ahead(
     if Reference.covers(piece):
         yield from references_of(piece).launches()
     else:
-        yield from kernels_of_evaluation(piece, place(piece))
+        yield from kernels_of_evaluation(piece, evaluator(piece))
 
 
 def _as_a_step(piece: OperationGraph, *, soon: bool) -> Node | None:

@@ -85,7 +85,11 @@ class CudaBuilder(PieceByPiece):
         stream = cupy.cuda.Stream(non_blocking=True)
         kernels = KernelCaches() if self._dynamic_shapes else None
         self._context = BuildContext(
-            cudnn.create_handle(), stream, self._journal, kernels=kernels, place=self._rehearsals.place
+            cudnn.create_handle(),
+            stream,
+            self._journal,
+            kernels=kernels,
+            evaluator=self._rehearsals.evaluator,
         )
         cudnn.set_stream(self._context.handle, stream.ptr)
         name = loaded.runtime.getDeviceProperties(self._ordinal)["name"].decode()
@@ -140,7 +144,7 @@ class CudaBuilder(PieceByPiece):
         pool = libraries().cupy.cuda.MemoryPool()
         context = self.context._replace(trying=lambda tag: progress(next(tried), 0, tag), pool=pool)
         if effort == "soon":
-            context = context._replace(place=self._rehearsals.place_soon)
+            context = context._replace(evaluator=self._rehearsals.evaluator_soon)
         limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
 
         def build(piece: OperationGraph) -> CudaPlan:
@@ -168,7 +172,7 @@ class CudaBuilder(PieceByPiece):
             different = {piece.graph.digest(): piece.graph for piece in parts.pieces}
             missing = [piece for digest, piece in different.items() if (digest, limit) not in self._pieces]
             loading = loading_ahead(missing if effort == "soon" else (), limit)
-            with compiling_ahead(missing, limit, context.place, soon=effort == "soon"), loading:
+            with compiling_ahead(missing, limit, context.evaluator, soon=effort == "soon"), loading:
                 plan = in_pieces(graph, parts, limit, build_and_tell)
         self._rehearsals.ask(missing)
         return plan
