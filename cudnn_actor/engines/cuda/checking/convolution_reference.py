@@ -24,7 +24,7 @@ from cudnn_actor.engines.cuda.checking.comparison import (
     rounding,
     sample,
 )
-from cudnn_actor.engines.cuda.kernels.axes import in_five
+from cudnn_actor.engines.cuda.kernels.axes import in_five, prepend_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import (
     Constant,
@@ -227,7 +227,7 @@ class Reference:
         conv, out = self._convolution.conv, self._graph.tensor(self.result)
         lists = {name: in_five(of.dims, 1) for name, of in zip("xwy", self._shapes(), strict=True)}
         sizes = {"pre": (conv.pre_padding, 0), "stride": (conv.stride, 1), "dilation": (conv.dilation, 1)}
-        lists |= {name: [*[other] * (3 - len(of)), *of] for name, (of, other) in sizes.items()}
+        lists |= {name: prepend_dims(of, 3, other) for name, (of, other) in sizes.items()}
         lists["s_out"] = in_five(out.strides, 0)
         for number, operand in enumerate(map(self._graph.tensor, self._names)):
             lists[f"s_{number}"] = in_five(operand.strides, 0) if number < 2 else _broadcast(operand, out)

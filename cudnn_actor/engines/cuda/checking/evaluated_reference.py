@@ -31,7 +31,7 @@ from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
 from cudnn_actor.engines.cuda.kernels.index_code import INDEXING, division
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, compile_run, grid_over
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.library.libraries import TO_DEVICE, TO_HOST, libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -232,8 +232,7 @@ class OnHost:
         else:
             round_into(values, tensor.dtype, _elements(data, tensor))
         stream = libraries().cupy.cuda.get_current_stream()
-        kind = libraries().runtime.memcpyHostToDevice
-        libraries().runtime.memcpyAsync(address, data.ctypes.data, data.nbytes, kind, stream.ptr)
+        libraries().runtime.memcpyAsync(address, data.ctypes.data, data.nbytes, TO_DEVICE, stream.ptr)
         stream.synchronize()
 
     @classmethod
@@ -246,8 +245,7 @@ class OnHost:
         """Returns the bytes of a tensor, copied from the device."""
         data = np.empty(tensor.spec.nbytes, np.uint8)
         stream = libraries().cupy.cuda.get_current_stream()
-        kind = libraries().runtime.memcpyDeviceToHost
-        libraries().runtime.memcpyAsync(data.ctypes.data, address, data.nbytes, kind, stream.ptr)
+        libraries().runtime.memcpyAsync(data.ctypes.data, address, data.nbytes, TO_HOST, stream.ptr)
         stream.synchronize()
         return data
 

@@ -18,7 +18,7 @@ from cudnn_actor.engines.cuda.kernels.index_code import indexing
 from cudnn_actor.engines.cuda.kernels.kernel import FEW_BLOCKS, grid_over
 from cudnn_actor.engines.cuda.kernels.reduction_code import over_lanes
 from cudnn_actor.engines.cuda.kernels.walks import Walk
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.library.libraries import ON_DEVICE, libraries
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -81,9 +81,8 @@ class Guarded:
 
     def copy_from(self, other: Guarded) -> None:
         """Enqueue a copy of the bytes between the guards of another object of the same size."""
-        runtime, stream = libraries().runtime, libraries().cupy.cuda.get_current_stream().ptr
-        kind = runtime.memcpyDeviceToDevice
-        runtime.memcpyAsync(self.pointer, other.pointer, self.nbytes, kind, stream)
+        stream = libraries().cupy.cuda.get_current_stream().ptr
+        libraries().runtime.memcpyAsync(self.pointer, other.pointer, self.nbytes, ON_DEVICE, stream)
 
     def add_up(self, sum_: int) -> None:
         """Enqueue a kernel that adds a checksum of the bytes between the guards to the uint64 at `sum_`."""

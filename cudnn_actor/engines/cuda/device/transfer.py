@@ -29,7 +29,7 @@ from cudnn_actor.engines.cuda.device.fences import Fences
 from cudnn_actor.engines.cuda.device.pinned_ring import Piece, StagingRing
 from cudnn_actor.engines.cuda.device.pinning import PinnedMemory
 from cudnn_actor.engines.cuda.device.place import Place, memory_order
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.library.libraries import ON_DEVICE, TO_DEVICE, TO_HOST, libraries
 from cudnn_actor.memory.array_addresses import address_of
 from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
 
@@ -40,7 +40,7 @@ PIECE_BYTES = 8 << 20
 _RING_BYTES = 4 * PIECE_BYTES
 _SMALL_BYTES = 16 << 10
 """Up to this size, permuting on the host is faster than launching a kernel."""
-_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
+
 
 Block = tuple[slice | EllipsisType, ...]
 _ALL: Block = (...,)
@@ -119,11 +119,11 @@ class Transfer:
         source = address_of(array)
         with self._all_or_none():
             if _in_c_order(dst.spec):
-                self._copy(dst.pointer, source, array.nbytes, _TO_DEVICE)
+                self._copy(dst.pointer, source, array.nbytes, TO_DEVICE)
             else:
                 for block in blocks(array.shape, dst.spec.dtype.itemsize):
                     scratch = self._scratch(array[block].shape, dst.raw.dtype)
-                    self._copy(scratch.data.ptr, source, scratch.nbytes, _TO_DEVICE)
+                    self._copy(scratch.data.ptr, source, scratch.nbytes, TO_DEVICE)
                     self._assign(dst.raw, block, scratch)
                     source += scratch.nbytes
             self._kept.append((self._fences.record(), array))
@@ -144,7 +144,7 @@ class Transfer:
         address = dst.pointer
         for block in blocks(array.shape, dst.spec.dtype.itemsize):
             piece = self._stage(array[block], dst)
-            self._copy(address, piece.pointer, piece.bytes.nbytes, _TO_DEVICE)
+            self._copy(address, piece.pointer, piece.bytes.nbytes, TO_DEVICE)
             self._hand_over(piece)
             address += piece.bytes.nbytes
 
@@ -152,7 +152,7 @@ class Transfer:
         for block in blocks(array.shape, dst.spec.dtype.itemsize):
             piece = self._stage(array[block], dst)
             scratch = self._scratch(array[block].shape, dst.raw.dtype)
-            self._copy(scratch.data.ptr, piece.pointer, piece.bytes.nbytes, _TO_DEVICE)
+            self._copy(scratch.data.ptr, piece.pointer, piece.bytes.nbytes, TO_DEVICE)
             self._hand_over(piece)
             self._assign(dst.raw, block, scratch)
 
@@ -233,7 +233,7 @@ class Transfer:
         target = address_of(into)
         with self._all_or_none():
             if _in_c_order(src.spec):
-                self._copy(target, src.pointer, into.nbytes, _TO_HOST)
+                self._copy(target, src.pointer, into.nbytes, TO_HOST)
             else:
                 for block in blocks(src.spec.dims, src.spec.dtype.itemsize):
                     target += self._send(src, block, target)
@@ -266,7 +266,7 @@ class Transfer:
             packed = self._scratch(part.shape, part.dtype)
             self._assign(packed, _ALL, part)
             part = packed
-        self._copy(target, part.data.ptr, part.nbytes, _TO_HOST)
+        self._copy(target, part.data.ptr, part.nbytes, TO_HOST)
         return int(part.nbytes)
 
     def fetch(self, src: Place, into: np.ndarray | None = None) -> Callable[[], np.ndarray] | None:
@@ -291,7 +291,7 @@ class Transfer:
                 order = tuple(range(spec.rank))
                 self._send(src, _ALL, piece.pointer)
             else:
-                self._copy(piece.pointer, src.pointer, nbytes, _TO_HOST)
+                self._copy(piece.pointer, src.pointer, nbytes, TO_HOST)
         except BaseException:  # no one will collect the result
             piece.in_use = False
             raise
@@ -317,7 +317,7 @@ class Transfer:
         if not src.spec.size:
             return
         if memory_order(src.spec) is not None and src.spec.strides == dst.spec.strides:
-            self._copy(dst.pointer, src.pointer, src.spec.nbytes, _ON_DEVICE)
+            self._copy(dst.pointer, src.pointer, src.spec.nbytes, ON_DEVICE)
         else:
             self._assign(dst.raw, _ALL, src.raw)
 
@@ -326,13 +326,13 @@ class Transfer:
         if isinstance(src, np.ndarray):
             assert isinstance(dst, Place)
             fits = self._can_read(dst, src) and _in_c_order(dst.spec)
-            source, target, kind = address_of(src), dst.pointer, _TO_DEVICE
+            source, target, kind = address_of(src), dst.pointer, TO_DEVICE
         elif isinstance(dst, np.ndarray):
             fits = self._can_write(src, dst) and _in_c_order(src.spec)
-            source, target, kind = src.pointer, address_of(dst), _TO_HOST
+            source, target, kind = src.pointer, address_of(dst), TO_HOST
         else:
             fits = memory_order(src.spec) is not None and src.spec.strides == dst.spec.strides
-            source, target, kind = src.pointer, dst.pointer, _ON_DEVICE
+            source, target, kind = src.pointer, dst.pointer, ON_DEVICE
         nbytes = src.nbytes if isinstance(src, np.ndarray) else src.spec.nbytes
         if not fits or not nbytes:
             return None
@@ -345,7 +345,7 @@ class Transfer:
             return None
         copy, stream = libraries().runtime.memcpyAsync, self._stream.ptr
         source, target = address_of(src), dst.pointer
-        return lambda begin, end: copy(target + begin, source + begin, end - begin, _TO_DEVICE, stream)
+        return lambda begin, end: copy(target + begin, source + begin, end - begin, TO_DEVICE, stream)
 
     def row_copy(self, rows: Place, place: Place, *, store: bool) -> Callable[[int], None]:
         """A function that enqueues the copy of a row to a place, or with `store` of the place to a row."""
@@ -360,8 +360,8 @@ class Transfer:
         first, fixed = rows.pointer, place.pointer
         step = rows.spec.strides[0] * spec.dtype.itemsize
         if store:
-            return lambda row: copy(first + row * step, fixed, nbytes, _ON_DEVICE, stream)
-        return lambda row: copy(fixed, first + row * step, nbytes, _ON_DEVICE, stream)
+            return lambda row: copy(first + row * step, fixed, nbytes, ON_DEVICE, stream)
+        return lambda row: copy(fixed, first + row * step, nbytes, ON_DEVICE, stream)
 
     def fill(self, dst: Place, value: float) -> None:
         """Enqueue setting every element. Raises `InvalidRequest` for a value that the dtype cannot hold."""

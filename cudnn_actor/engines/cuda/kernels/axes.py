@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Axis", "extent", "in_five", "merge_axes", "merge_dims"]
+from cudnn_actor.engines.cuda.kernels.element_types import ACCESS_BYTES
+
+__all__ = ["Axis", "extent", "in_five", "largest_pack", "merge_axes", "merge_dims", "prepend_dims"]
 
 Axis = tuple[int, tuple[int, ...]]
 """A dim's size, and the stride of each of several tensors in it."""
@@ -12,7 +14,28 @@ Axis = tuple[int, tuple[int, ...]]
 
 def in_five(values: Sequence[int], other: int) -> list[int]:
     """A tensor's dims or strides with three spatial ones: `other` stands for those that it does not have."""
-    return [*values[:2], *[other] * (5 - len(values)), *values[2:]]
+    return [*values[:2], *prepend_dims(values[2:], 3, other)]
+
+
+def prepend_dims(values: Sequence[int], rank: int, other: int) -> list[int]:
+    """Numbers of spatial dims as those of `rank` dims: `other` stands for each of the dims before them."""
+    return [*[other] * (rank - len(values)), *values]
+
+
+def largest_pack(
+    size: int, steps: Iterable[int], alignment: int, itemsize: int, most: int = ACCESS_BYTES
+) -> int:
+    """The most neighbours along an axis of `size` elements that a thread can access at once, a power of two.
+
+    They have up to `most` bytes, and fill the axis. `steps`: the distances of places at which the axis
+    begins. `alignment`: the first place's, in bytes. 1 is always possible.
+    """
+    steps, count = [*steps], 2
+    while count * itemsize <= most and alignment % (count * itemsize) == 0:
+        if any(number % count for number in (size, *steps)):
+            break
+        count *= 2
+    return count // 2
 
 
 def extent(sizes: Iterable[int], steps: Iterable[int]) -> int:

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from cudnn_actor.engines.cuda.kernels.axes import extent
+from cudnn_actor.engines.cuda.kernels.element_types import ACCESS_BYTES
 from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result
 from cudnn_actor.engines.cuda.kernels.index_code import is_wide
 from cudnn_actor.protocol.types.conv import ConvSpec
@@ -35,7 +36,7 @@ _MOST_PACKS = 8
 _MOST_NUMBERS = 128
 """The most numbers that a thread keeps: inputs of a row, and sums."""
 _MOST_SHARED = 48 << 10
-_PACK_BYTES = 16
+
 _FULL = 1 << 15
 """The number of threads that keep a device busy."""
 _MOST_BLOCKS, _PARTS = 4096, 512
@@ -174,7 +175,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
         return count == 1 or (
             steps[1] == 1
             and all(step % count == 0 for axis, step in enumerate(steps) if axis != 1)
-            and self.alignments[tensor] % min(_PACK_BYTES, size) == 0
+            and self.alignments[tensor] % min(ACCESS_BYTES, size) == 0
         )
 
     @cached_property

@@ -7,8 +7,11 @@ import math
 from cudnn_actor.protocol.operations.functions import saturate_parameters
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["CONVERSIONS", "C_TYPES", "PACK", "WORDS", "literal", "load", "store", "value_dtype"]
-__all__ += ["value_type"]
+__all__ = ["ACCESS_BYTES", "CONVERSIONS", "C_TYPES", "PACK", "WORDS", "WORD_TYPES", "literal", "load"]
+__all__ += ["store", "value_dtype", "value_type"]
+
+ACCESS_BYTES = 16
+"""The most bytes that a thread reads or writes at once."""
 
 C_TYPES = {
     DType.FLOAT64: "double",
@@ -25,19 +28,16 @@ C_TYPES = {
     DType.UINT64: "unsigned long long",
     DType.BOOL: "unsigned char",
 }
-
-
+"""The C type that stores an element."""
 WORDS = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
-"""The C type that moves neighbours, by their bytes."""
-
-
+"""The dtype of the words that move elements as bits, by their bytes."""
+WORD_TYPES = {nbytes: C_TYPES[dtype] for nbytes, dtype in WORDS.items()}
+"""The C types of `WORDS`."""
 _LOADS = {
     DType.FLOAT16: "from_half({})",
     DType.BFLOAT16: "__int_as_float((int)({}) << 16)",
     DType.BOOL: "(({}) != 0)",
 }
-
-
 _STORES = {
     DType.FLOAT16: "to_half({})",
     DType.BFLOAT16: "to_bfloat16({})",
@@ -51,8 +51,6 @@ _STORES = {
     DType.UINT64: "to_uint64({})",
     DType.BOOL: "(({}) != 0)",
 }
-
-
 CONVERSIONS = r"""
 __device__ __forceinline__ float from_half(unsigned short bits) {
     float value; asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits)); return value;
@@ -99,11 +97,11 @@ __device__ __forceinline__ unsigned long long whole(unsigned long long value, do
     return min(value, largest > 9.2e18 ? 9223372036854775807ull : (unsigned long long)largest);
 }
 """
-
-
+"""C++ functions that `load` and `store` call."""
 PACK = """
 template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Pack { E of[N]; };
 """
+"""C++ of a pack: N neighbours that are read or written at once, or by several accesses if they are longer."""
 
 
 def load(dtype: DType, element: str) -> str:
@@ -124,7 +122,7 @@ def value_dtype(dtype: DType) -> DType:
 
 
 def value_type(dtype: DType) -> str:
-    """The C type of `value_dtype`."""
+    """The C type of an element type's values: that of its `value_dtype`."""
     return C_TYPES[value_dtype(dtype)]
 
 

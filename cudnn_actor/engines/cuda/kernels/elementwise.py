@@ -25,6 +25,7 @@ import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.axes import extent, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import (
+    ACCESS_BYTES,
     C_TYPES,
     PACK,
     WORDS,
@@ -62,8 +63,8 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Elementwise", "Source", "describe_copy", "describe_elementwise", "elementwise", "source"]
 
-_PACK_BYTES, _MOST_TOGETHER = 16, 8
-"""The most bytes of one access, and the most elements that a thread computes together."""
+_MOST_TOGETHER = 8
+"""The most elements that a thread computes together."""
 _FEW_STEPS = 4
 """The most steps of a body whose values for several places fit into the registers."""
 
@@ -107,7 +108,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
         if len(self.body) > _FEW_STEPS or any(leaf.selects for leaf in self.leaves()):
             return 1
         least = min(result.dtype.itemsize for result in self.results)
-        return max(1, _PACK_BYTES // (least * self.together))
+        return max(1, ACCESS_BYTES // (least * self.together))
 
     @property
     def places(self) -> int:
@@ -242,11 +243,11 @@ def _together(kernel: Elementwise, alignments: Sequence[int]) -> int:
     ]
     if not beside or any(steps[-1] != 1 for steps in kernel.strides[: len(kernel.results)]):
         return 1
-    most = min(_MOST_TOGETHER, _PACK_BYTES // min(size for size, _, _ in beside))
+    most = min(_MOST_TOGETHER, ACCESS_BYTES // min(size for size, _, _ in beside))
 
     def fits(count: int) -> bool:
         return (kernel.dims[-1] % count == 0 or len(kernel.dims) == 1) and all(
-            alignment % min(_PACK_BYTES, count * size) == 0 and all(step % count == 0 for step in steps[:-1])
+            alignment % min(ACCESS_BYTES, count * size) == 0 and all(step % count == 0 for step in steps[:-1])
             for size, steps, alignment in beside
         )
 

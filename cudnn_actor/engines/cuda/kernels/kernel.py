@@ -24,6 +24,7 @@ __all__ = [
     "MOST_BLOCKS",
     "MOST_THREADS",
     "MOST_TURNS",
+    "MULTIPROCESSORS",
     "ROUNDING",
     "THREADS",
     "WARP",
@@ -47,6 +48,8 @@ WARP, THREADS, MOST_THREADS = 32, 256, 1024
 FEW_BLOCKS, MOST_BLOCKS, LARGEST_GRID = 1 << 10, 1 << 16, (1 << 31) - 1
 """The most blocks of a grid: `FEW_BLOCKS` if each block has memory of its own, or ends with an atomic step;
 `MOST_BLOCKS` if a block can do the work of several; `LARGEST_GRID`, CUDA's limit, if each has much to do."""
+MULTIPROCESSORS = 132
+"""The multiprocessors of an H200, for which the numbers of blocks are chosen."""
 BUSY_BLOCKS, MOST_TURNS = 2048, 4
 """The number of blocks that keeps a GPU busy, and the most blocks whose work one block does: see
 `blocks_for`."""

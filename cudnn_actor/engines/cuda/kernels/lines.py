@@ -17,11 +17,20 @@ from typing import NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.kernels.axes import Axis, extent, merge_dims
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store, value_type
+from cudnn_actor.engines.cuda.kernels.element_types import (
+    ACCESS_BYTES,
+    C_TYPES,
+    CONVERSIONS,
+    PACK,
+    load,
+    store,
+    value_type,
+)
 from cudnn_actor.engines.cuda.kernels.index_code import block_loop, indexing, is_wide, offset_of, split_all
 from cudnn_actor.engines.cuda.kernels.kernel import (
     MOST_BLOCKS,
     MOST_THREADS,
+    MULTIPROCESSORS,
     THREADS,
     WARP,
     parameters_of,
@@ -34,13 +43,13 @@ __all__ = ["Form", "Lines", "Threads", "beginning", "lines_of", "stored_value", 
 
 _LONG = 1 << 13
 """The least elements of a line that has larger blocks, if there are few lines."""
-_FEW_LINES = 264
-_ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
+_FEW_LINES = 2 * MULTIPROCESSORS
+_ENOUGH_BLOCKS, _LEAST_PACKS = 4 * MULTIPROCESSORS, 4
 """Lines are cut into parts if there are fewer blocks than this, four for each multiprocessor of an H200. A
 part
 has at least this many packs for each thread."""
-_VECTOR = 16
 _PACKS_OF_A_WARP = 128
+"""The most packs of a contiguous line that a warp takes."""
 
 
 class Form(enum.Enum):
@@ -189,7 +198,7 @@ def lines_of(
     fastest = [min((steps[0] for _, steps in axes), default=math.inf) for axes in (across, along)]
     if fastest[0] < fastest[1]:
         return Lines(across, along, Form.COLUMN, 1, wide)
-    vector = _VECTOR // max((dtypes[t].itemsize for t in vectors), default=_VECTOR)
+    vector = ACCESS_BYTES // max((dtypes[t].itemsize for t in vectors), default=ACCESS_BYTES)
     last = along[-1] if along else (1, (0,) * len(strides))
     whole = all(steps[t] % vector == 0 for _, steps in (*across, *along[:-1]) for t in vectors)
     if not whole or last[0] % vector or any(last[1][t] != 1 for t in vectors):
@@ -220,10 +229,10 @@ def stored_value(tensor: GraphTensor, value: str, *, exact: bool = False) -> str
     return f"({C_TYPES[dtype]})limited({value}, {least + 1}ll - 1, {most}ull)"
 
 
-_COMMON = """
+_COMMON = f"""{PACK}
 #define INFINITE ((T)__int_as_float(0x7f800000))
-template <class E, int N> struct alignas(sizeof(E) * N) Pack { E of[N]; };
-typedef unsigned long long Natural;
+"""
+_COMMON += """typedef unsigned long long Natural;
 __device__ __forceinline__ long long limited(long long value, long long least, Natural most) {
     return value < least ? least : value > 0 && (Natural)value > most ? (long long)most : value;
 }

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.accumulators import MOMENTS, TWO_SUMS, Accumulator
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, store, value_type
+from cudnn_actor.engines.cuda.kernels.element_types import ACCESS_BYTES, C_TYPES, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Scalar, Value
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
 from cudnn_actor.engines.cuda.kernels.kernel import MOST_THREADS, ROUNDING, THREADS, Launch, Pointer
@@ -40,8 +40,6 @@ __all__ = ["Norm", "Normal", "Operand", "Pass", "launches_of", "workspace_of"]
 
 _VALUES = 2
 """The numbers of a line with which its elements are changed."""
-_VECTOR = 16
-"""The most bytes of one access."""
 
 
 class Operand(NamedTuple):
@@ -243,7 +241,6 @@ class _Kernels:
             + f"constexpr int W = {width}, V = {lines.vector};\n"
             + (FORMULA_FUNCTIONS if computes else "")
             + self._accumulator.struct
-            + _BESIDE
             + COMBINING
             + OVER_COLUMNS
             + lines.kernel(name, ", ".join([*pointers, "State* parts"]), body, last, self._most)
@@ -347,7 +344,7 @@ class _Kernels:
         if vector == 1 or self._width > 1 or self._is_shared(name) or last[1][place] != 1:
             return ""
         aligned = all(steps[place] % vector == 0 for _, steps in (*slow, *self.lines.across))
-        return f"Beside<{kind}, V>" if aligned else ""
+        return f"Pack<{kind}, V>" if aligned else ""
 
     def _of_line(self, text: str) -> str:
         """The C expression of a line's number, from one of the pass's expressions."""
@@ -478,7 +475,7 @@ def _beside(norm: Norm, axes: Sequence[int]) -> _Beside:
     strides = [operand.strides for operand in operands.values()]
     whole = [number for number, operand in enumerate(operands.values()) if operand.whole]
     single = lines_of(norm.dims, strides, axes, dtypes, vectors=whole)
-    width = _VECTOR // max(dtypes[number].itemsize for number in whole)
+    width = ACCESS_BYTES // max(dtypes[number].itemsize for number in whole)
     several = single.form is Form.COLUMN and width > 1
     axis = _neighbours(norm.dims, [strides[n] for n in whole], axes, width) if several else None
     if axis is None:
@@ -502,10 +499,6 @@ def _neighbours(
     return None
 
 
-_BESIDE = """
-template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Beside { E of[N]; };
-"""
-"""A pack of neighbours that may be of a wider type than x's, and so longer than one access."""
 _TAKE = """T middle = 0, apart = 0, taken[V];
             for (int v = 0; v < V; ++v) {{
                 {element}

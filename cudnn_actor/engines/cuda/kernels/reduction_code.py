@@ -163,9 +163,8 @@ template <class S> __device__ S over_column(S part) {{
     return parts[threadIdx.x];
 }}
 """
-"""C++ functions that combine the parts of a warp's threads, of a block's, or of those of a block's threads
-that
-have the same x. All of these threads get the result."""
+"""C++ functions that combine the parts of the threads of a warp, of a block, or of a column of a block, whose
+threads have the same x. All of these threads get the result."""
 
 
 _EACH = '_Pragma("unroll") for (int s = 0; s < N; ++s) '

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_axes, merge_dims
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
+from cudnn_actor.engines.cuda.kernels.element_types import ACCESS_BYTES, PACK, WORD_TYPES
 from cudnn_actor.engines.cuda.kernels.index_code import (
     THREAD,
     indexing,
@@ -36,8 +36,8 @@ from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
 __all__ = ["Rows", "Segment", "row_concatenation", "row_copy", "row_source"]
 
-_UNIT, _PACK_BYTES = 4, 16
-"""The bytes of a unit of small elements, and the bytes that a thread reads before it stores any."""
+_UNIT = 4
+"""The bytes of a unit of small elements. A thread reads units of 16 bytes in all before it stores any."""
 _MOST_PARTS = 16
 _LEAST_ROWS = 8
 """The least rows of a copy: with fewer, finding out where a column comes from takes most of the time."""
@@ -89,7 +89,7 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
     @property
     def reads_at_once(self) -> int:
         """The number of units that a thread reads before it stores them."""
-        return max(1, _PACK_BYTES // (self.itemsize * self.together))
+        return max(1, ACCESS_BYTES // (self.itemsize * self.together))
 
     @property
     def row_step(self) -> int:
@@ -189,8 +189,8 @@ def _rows(
 ) -> Rows | None:
     """Describe rows with parts of these sizes; None if they are few, or if vectors of 16 bytes fit."""
     numbers = [*sizes, *(step for _, steps in axes for step in steps)]
-    word = math.gcd(_PACK_BYTES, *alignments, *(number * itemsize for number in numbers))
-    if word == _PACK_BYTES or not any(sizes) or math.prod(size for size, _ in axes) < _LEAST_ROWS:
+    word = math.gcd(ACCESS_BYTES, *alignments, *(number * itemsize for number in numbers))
+    if word == ACCESS_BYTES or not any(sizes) or math.prod(size for size, _ in axes) < _LEAST_ROWS:
         return None
     count = word // itemsize
     parts = [Segment(size // count, number) for number, size in enumerate(sizes)]
@@ -238,7 +238,7 @@ def row_source(description: Rows) -> str:
     found = "\n        ".join(columns)
     read = offset_of((f"i{axis}" for axis in axes), (f"steps[v][{axis}]" for axis in axes))
     number = place_type(wide=description.wide)
-    element = C_TYPES[WORDS[description.itemsize]]
+    element = WORD_TYPES[description.itemsize]
     return f"""{PACK}{indexing(wide=description.wide)}
 typedef {element} E;
 constexpr int TOGETHER = {description.together}, COUNT = {description.reads_at_once};

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_dims
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
+from cudnn_actor.engines.cuda.kernels.axes import Axis, largest_pack, merge_dims
+from cudnn_actor.engines.cuda.kernels.element_types import ACCESS_BYTES, PACK, WORD_TYPES
 from cudnn_actor.engines.cuda.kernels.index_code import (
     block_loop,
     index_type,
@@ -46,7 +46,7 @@ from cudnn_actor.protocol.graphs.step_kinds import StepKind
 __all__ = ["Tiled", "describe_tiled", "tiled_source"]
 
 _WARPS = THREADS // WARP
-_PACK_BYTES, _WORD = 16, 4
+_WORD = 4
 _LEAST = 16
 """The least elements along both axes for which a tile is worth it, even if they do not fill it."""
 
@@ -117,7 +117,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         if columns == side:
             columns = min(count // rows, power_of_two(self.columns))
         # Each thread reads and writes at least once.
-        rows = max(rows, THREADS * _PACK_BYTES // self.itemsize // columns)
+        rows = max(rows, THREADS * ACCESS_BYTES // self.itemsize // columns)
         return rows, columns
 
     @property
@@ -144,7 +144,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         written += math.prod(map(abs, self.columns_within)) + sum(
             size * abs(to) for size, to, _ in self.batch
         )
-        return is_wide(max(read, written, self.tiles) + _PACK_BYTES)
+        return is_wide(max(read, written, self.tiles) + ACCESS_BYTES)
 
     @property
     def lanes(self) -> tuple[int, int]:
@@ -262,8 +262,8 @@ def describe_tiled(
         row_step=row_step,
         column_step=column_step,
         batch=tuple((size, to, of) for size, (to, of) in axes) or ((1, 0, 0),),  # one source for all batches
-        read=_together(counts[1], of, alignments[1], itemsize),
-        written=_together(counts[0], to, alignments[0], itemsize),
+        read=largest_pack(counts[1], of, alignments[1], itemsize),
+        written=largest_pack(counts[0], to, alignments[0], itemsize),
         rows_within=rows_within,
         columns_within=columns_within,
     )
@@ -285,17 +285,6 @@ def _steps(group: Sequence[Axis], tensor: int) -> tuple[int, tuple[int, int]]:
     return (slow[0][1][tensor], (size, steps[tensor])) if slow else (steps[tensor], (1, 0))
 
 
-def _together(size: int, steps: Sequence[int], alignment: int, itemsize: int) -> int:
-    """The number of neighbours along an axis that a thread can access at once."""
-    counts = (_PACK_BYTES // itemsize >> shift for shift in range(5))
-    return next(
-        count
-        for count in counts
-        if count == 1
-        or (size % count == 0 == alignment % (count * itemsize) and all(step % count == 0 for step in steps))
-    )
-
-
 def tiled_source(description: Tiled) -> str:
     """The kernel in CUDA C++."""
     size = description.itemsize
@@ -308,15 +297,15 @@ def tiled_source(description: Tiled) -> str:
     column = _place("i", "columns_within", "column_step", description.columns_within)
     tiles = description.skewed_tiles
     return f"""{PACK}{indexing(wide=description.wide)}{"" if tiles is None else COPY}
-typedef {C_TYPES[WORDS[size]]} E;
+typedef {WORD_TYPES[size]} E;
 typedef unsigned {index_type(wide=description.wide)} U;
 constexpr int ROWS = {tile_rows}, COLUMNS = {tile_columns}, WORD = {description.word};
 // As numbers: the compiler keeps each element of a struct of several small ones in a register of its own.
-typedef {C_TYPES[WORDS[max(size, _WORD)]]} Bits;
+typedef {WORD_TYPES[max(size, _WORD)]} Bits;
 extern "C" __global__ void __launch_bounds__({THREADS}, {description.resident}) tiled(
     E* y, const E* from, {parameters_of(description.numbers)}
 ) {{
-    alignas({_PACK_BYTES}) __shared__ Bits words[{-(-description.shared_elements // description.word)}];
+    alignas({ACCESS_BYTES}) __shared__ Bits words[{-(-description.shared_elements // description.word)}];
     E* const tile = (E*)words;
     const unsigned thread = threadIdx.x, warp = thread / {WARP}, lane = thread % {WARP};
     // Where a row begins in the operand, without `x`, and a column in the result, without `z`.

@@ -10,7 +10,10 @@ import functools
 import importlib
 from typing import Any
 
-__all__ = ["Libraries", "libraries"]
+__all__ = ["ON_DEVICE", "TO_DEVICE", "TO_HOST", "Libraries", "libraries"]
+
+TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
+"""cudaMemcpyKind: from the host to the device, back, and between places on the device."""
 
 
 class Libraries:

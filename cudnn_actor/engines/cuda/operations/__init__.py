@@ -40,4 +40,4 @@ implement(Concat, Reshape, Slice, Transpose, exact=True)  # as copies, which pla
 REFUSED = {kind: row.refused for kind, row in IMPLEMENTATIONS.items() if row.refused}
 """Operations that CUDA does not run, and why."""
 PARTLY = {kind: row.partly for kind, row in IMPLEMENTATIONS.items() if row.partly}
-"""Operations of which it does not run all by themselves, and what."""
+"""Operations that CUDA runs by themselves only in part, and the part that it does not run."""

@@ -1,8 +1,8 @@
 """Attention on CUDA: cuDNN's fused attention, and the operands and options that it is given.
 
-cuDNN's takes half types, and heads of a multiple of 8 features. Its own dropout
-draws other numbers than ours, so it gets ours: a tensor of 0 and 1 for the
-weights, which a kernel writes before. For all else there is `flash_attention`.
+cuDNN's attention takes half types, and heads of a multiple of 8 features. Its own
+dropout draws other numbers than our definition, so a kernel of ours writes a tensor
+of 0 and 1 for the weights first. `flash_attention` runs everything else.
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html
 """
 
@@ -33,7 +33,7 @@ _LENGTHS = ("lengths_q", "lengths_kv")
 FEW_KEYS = 32
 """The most keys for which a kernel of ours comes first: it does not round the weights."""
 _TILE = 128
-"""cuDNN's backward pass can give NaN for keys that are not a multiple of this, unless it is given lengths."""
+"""cuDNN's backward pass can give NaN if the number of keys is no multiple of this, unless it gets lengths."""
 
 
 def lower_attention(graph: FrontendGraph, operation: AnyAttention) -> None:
@@ -93,12 +93,13 @@ def attention_masks(operation: AnyAttention, q: GraphTensor, k: GraphTensor) -> 
 
 
 def attention_operands(operation: AnyAttention, tensors: Mapping[str, GraphTensor]) -> dict[str, Computed]:
-    """The lengths that cuDNN must get: both or none, none beyond the tensors, and at least one key.
+    """The operands that cuDNN must get instead of the given ones, by name. Raises `Refused`.
 
-    It computes NaN without keys, even where there are no queries, and takes what lies behind the keys for
-    keys if their number is too large. Without keys, the number of queries becomes 0 instead.
+    cuDNN must get both lengths or none, none beyond the tensors, and at least one key: without keys it
+    computes NaN, even where there are no queries, and if their number is too large, it takes the memory
+    behind the keys for keys. Where there are no keys, the number of queries becomes 0 instead.
 
-    In the place of dropout's state, it gets which weights are kept. Raises `Refused`.
+    In the place of dropout's state, cuDNN gets a tensor that says which weights are kept.
     """
     q, k = tensors["q"], tensors["k"]
     left, _ = operation.bounds(q.dims[2], k.dims[2])

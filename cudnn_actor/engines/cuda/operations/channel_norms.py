@@ -47,7 +47,7 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
     given = dict(operation.named())
 
     def shape(name: str) -> tuple[list[int], list[int]]:
-        """cuDNN's dims and strides: at least four, of statistics and weights (1 or N, C, 1, ...)."""
+        """cuDNN's dims and strides: at least four; of statistics and weights, they are (1 or N, C, 1, ...)."""
         tensor = graph.spec(given[name])
         dims, strides = tensor.dims, tensor.strides
         if name in ELEMENTS:
@@ -95,7 +95,7 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
 
 
 def describe(operation: Any, given: Mapping[str, GraphTensor]) -> Described:
-    """Describe a norm on these operands, by name. Its dims are (N, groups, channels of a group, others)."""
+    """Describe a norm on these operands, by name. Its dims are (N, groups, channels of a group, spatial)."""
     samples, channels, *rest = given["x"].dims
     groups = operation.groups_of(channels)
     own = channels // groups
@@ -139,7 +139,7 @@ _RUNNING = {
 
 
 def _inference(given: Any, along: tuple[int, ...]) -> Pass:
-    """The pass of a batch norm with given statistics."""
+    """The pass of a batch norm whose statistics are operands."""
     scale, bias = " * {scale}" * ("scale" in given), " + {bias}" * ("bias" in given)
     values = ("{mean}", "1 / sqrt({variance} + n0)")
     return Pass(along, values=values, changed=f"({{x}} - {{low}}) * {{high}}{scale}{bias}")

@@ -6,6 +6,7 @@ https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Convolutio
 from __future__ import annotations
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph
+from cudnn_actor.engines.cuda.kernels.axes import prepend_dims
 from cudnn_actor.engines.cuda.operations.implementation import implement
 from cudnn_actor.protocol.operations import (
     Convolution,
@@ -25,19 +26,15 @@ _CALLS: dict[type[Convolution[int]], tuple[str, tuple[str, str]]] = {
 
 def lower_convolution(graph: FrontendGraph, operation: Convolution[int]) -> None:
     """Add a convolution. One spatial dim becomes two."""
-
-    def both(values: tuple[int, ...], other: int) -> list[int]:
-        return [other, *values] if len(values) == 1 else list(values)
-
-    conv = operation.conv
+    conv, rank = operation.conv, max(2, operation.conv.spatial_dims)
     call, names = _CALLS[type(operation)]
     inputs = {name: graph.tensor(uid) for name, uid in zip(names, operation.reads, strict=True)}
     output = getattr(graph.pygraph, call)(
         **inputs,
-        pre_padding=both(conv.pre_padding, 0),
-        post_padding=both(conv.post_padding, 0),
-        stride=both(conv.stride, 1),
-        dilation=both(conv.dilation, 1),
+        pre_padding=prepend_dims(conv.pre_padding, rank, 0),
+        post_padding=prepend_dims(conv.post_padding, rank, 0),
+        stride=prepend_dims(conv.stride, rank, 1),
+        dilation=prepend_dims(conv.dilation, rank, 1),
         compute_data_type=graph.compute(operation),
     )
     graph.write(operation.writes[0], output)

@@ -1,11 +1,12 @@
 """CTC loss on CUDA: a kernel of our own, in which a block takes one sample after the other, frame by frame.
 
-Each thread has the same states in all frames. Logarithms are added up in double: so a loss of thousands has
-exact derivatives. Their differences, which exponentials are taken of, are of the type that is computed in. A
-class's derivative is the sum of the shares of its states, in their order: no result depends on timing.
+Each thread has the same states in all frames. Logarithms are added up in double, so that a loss of thousands
+has exact derivatives. Exponentials are taken of their differences, in the type that is computed in. A class's
+derivative is the sum of the shares of its states, in their order: no result depends on timing.
 
-For derivatives, the forward rows of all frames are kept; if these are too many, those before every K-th
-frame, K about the root of the number of frames, and the rows of K frames at a time, computed again.
+For derivatives, the forward rows of all frames are kept. If they are too many, the row before every K-th
+frame is kept, with K about the root of the number of frames, and the rows of K frames at a time are computed
+again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cudnn_actor.engines.cuda.kernels.index_code import block_loop
 from cudnn_actor.engines.cuda.kernels.kernel import (
     FEW_BLOCKS,
     MOST_THREADS,
+    MULTIPROCESSORS,
     WARP,
     Launch,
     arguments_of,
@@ -39,15 +41,16 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["ctc_launches", "ctc_workspace"]
 
-_BUSY = 264
-"""Blocks: two for each multiprocessor of an H200 keep it busy."""
+_BUSY = 2 * MULTIPROCESSORS
+"""The number of blocks that keeps a GPU busy."""
 _LEAST_ROOM = 128
 _MOST_BYTES = 1 << 28
 """The most bytes of the workspace, unless one sample needs more."""
 _MOST_UNROLLED = 4
-"""The most turns of a loop over a thread's states that is unrolled."""
+"""The most turns of a loop over a thread's states for which it is unrolled."""
 _AHEAD = {1: 4, 2: 2}
-"""How many frames ahead a thread of few states reads while it waits for other threads; else 1."""
+"""The number of frames that a thread reads ahead while it waits for other threads, by its number of states; 1
+for more states."""
 
 
 class _Shape(NamedTuple):
@@ -56,13 +59,13 @@ class _Shape(NamedTuple):
     Parameters
     ----------
     threads, blocks
-        Of a block; and of the grid.
+        The threads of a block, and the blocks of the grid.
     states
-        Of a thread.
+        The states of a thread.
     step
-        K: the frames whose forward rows are kept at a time; 0 without derivatives.
+        K, the number of frames whose forward rows are kept at a time; 0 without derivatives.
     doubles
-        Of the workspace, for each block.
+        The doubles of the workspace that each block has.
     """
 
     threads: int
@@ -73,7 +76,8 @@ class _Shape(NamedTuple):
 
     @property
     def room(self) -> int:
-        """Threads that the source has room for: so there are few sources, with registers for small blocks."""
+        """The most threads of a block that the source allows. The number is rounded up to a power of two, so
+        that there are few sources."""
         return max(_LEAST_ROOM, power_of_two(self.threads))
 
     @property
@@ -186,7 +190,7 @@ _SAMPLES = (
         const long long end = within(input_lengths[sample * frames_step], 0, frames);
         const int count = 2 * (int)within(target_lengths[sample * labels_step], 0, labels) + 1;
         const Element* own = x + sample * x_sample;
-        // Of a state. There is one behind `count` for threads that have none.
+        // The class of a state. Threads without a state get the blank's.
         auto class_of = [&](int s) {
             return s % 2 && s < count
                 ? within(targets[sample * targets_sample + s / 2 * targets_label], 0, classes - 1) : blank;
@@ -201,7 +205,8 @@ _SAMPLES = (
         }
         __syncthreads();
         int now = 0;  // which of the rows the last frame wrote
-        // Rows of the frames from `first` up to `stop`, from the one before. `kept`: where they are kept.
+        // Computes the rows of the frames from `first` up to `stop`, from the row before. `kept`: a place for
+        // all of these rows, if they are to be kept.
         auto forward = [&](long long first, long long stop, double* kept) {
             E next[STATES][AHEAD];
             auto read = [&](long long start) {
@@ -241,7 +246,7 @@ _FORWARD_OF_SLOPES = """        __shared__ E of_blank[2][32];
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
         Element* slopes_of = slopes + sample * d_sample;
         // The labels of a class follow each other in a list, which begins at the first of them.
-        bool begins[STATES], to_two[STATES];  // and whether a state gets to that two on
+        bool begins[STATES], to_two[STATES];  // to_two: whether a state gets to the state two behind it
         EACH_STATE {
             const int s = STATE;
             to_two[k] = s + 2 < count && class_of(s + 2) != classes_of[k];

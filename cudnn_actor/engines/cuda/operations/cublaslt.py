@@ -1,14 +1,14 @@
-"""Products of matrices by cuBLASLt, with what follows as far as its epilogues go.
+"""Products of matrices by cuBLASLt, with the epilogues that it has.
 
     d = activation(a b + c + bias)
 
-It is summed up in float32 (float64 of float64), as is all that follows, and rounded once.
-c has the dims of the product, the bias one element for each column. Of split sums, the
-parts are kept in the type that is computed in, never in the result's.
+All of this is computed in float32 (float64 of float64) and rounded once. c has the dims of
+the product, the bias one element for each column. If a sum is split, its parts have the type
+that is computed in, never the result's.
 
-Its kernels for Hopper take two thirds of the time of cuDNN's at the sizes of GPT-2 (1,040
-and 684 us for 48 products, H100). Which algorithm runs is decided by its heuristics when
-a plan is built, and is part of the plan.
+cuBLASLt's kernels for Hopper take two thirds of the time of cuDNN's at the sizes of GPT-2
+(684 and 1,040 us for 48 products, H100). cuBLASLt's heuristics choose the algorithm when a
+plan is built, and the algorithm is part of the plan.
 https://docs.nvidia.com/cuda/cublas/#cublasltmatmul
 """
 
@@ -49,7 +49,7 @@ from cudnn_actor.protocol.types.numerics import Numerics
 __all__ = ["ACTIVATIONS", "Descriptors", "LtMatrix", "LtProduct", "Operands", "lt_product", "preference"]
 
 ACTIVATIONS = {PointwiseMode.RELU: Epilogue.RELU, PointwiseMode.GELU_TANH: Epilogue.GELU}
-"""The functions that it has, each as the last of all."""
+"""The functions that cuBLASLt has as epilogues; one of them comes last."""
 _A, _B, _Y, _C = range(4)
 _ALIGNMENTS = (
     Preference.MIN_ALIGNMENT_A_BYTES,
@@ -57,7 +57,7 @@ _ALIGNMENTS = (
     Preference.MIN_ALIGNMENT_D_BYTES,
     Preference.MIN_ALIGNMENT_C_BYTES,
 )
-"""The preferences for alignments, in the order of the matrices. If there is no c, d stands in its place."""
+"""The preferences for alignments, in the order of the matrices. Without a c, c's alignment is d's."""
 
 
 class Operands(NamedTuple):
@@ -71,7 +71,10 @@ class Operands(NamedTuple):
 
 
 class LtMatrix(msgspec.Struct, frozen=True):
-    """A matrix as it is stored, by columns: `leading` is the distance of two, `step` that of two matrices."""
+    """A matrix as it is stored, by columns.
+
+    `leading`: the distance of two columns. `step`: the distance of two matrices of the batch.
+    """
 
     dtype: DType
     rows: int
@@ -83,25 +86,26 @@ class LtMatrix(msgspec.Struct, frozen=True):
 class LtProduct(msgspec.Struct, frozen=True, kw_only=True):
     """A product for cuBLASLt, as data.
 
-    It takes the addresses of its operands, in the order of their letters; of the result, d; of c, if there
-    are four matrices; of the bias, if the epilogue has it; and of the workspace, if it needs one.
+    Its addresses are those of a, b and d; of c, if there are four matrices; of the bias, if the epilogue has
+    it; and of the workspace, if it needs one.
 
     Parameters
     ----------
     matrices
-        a, b and d, and c. cuBLASLt stores by columns: it computes yᵀ = bᵀ aᵀ for a y by rows.
+        a, b, d and, if there is one, c. cuBLASLt stores matrices by columns: for a y by rows, it computes
+        yᵀ = bᵀ aᵀ.
     transposed
         Whether a and b are to be transposed.
     batch
-        How many matrices each operand has.
+        The number of matrices of each operand.
     compute
         A cublasComputeType_t.
     epilogue
-        What follows the product.
+        A cublasLtEpilogue_t.
     alignments
-        What the addresses of the matrices are multiples of.
+        The alignments of the matrices' addresses, in bytes.
     bias_alignment
-        That of the bias; 0 if there is none.
+        The alignment of the bias; 0 if there is none.
     algorithm
         A cublasLtMatmulAlgo_t, from a library of the version that runs it; empty before one is chosen.
     workspace
@@ -124,7 +128,7 @@ class LtProduct(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The product's name in the tags of plans. Each algorithm has another name."""
+        """The product's name in the tags of plans. It differs for different algorithms."""
         return f"cublaslt-{hashlib.blake2b(self.algorithm, digest_size=4).hexdigest()}"
 
     @property
@@ -183,7 +187,7 @@ class Descriptors:
         for attribute, transposed in zip((Attribute.TRANSA, Attribute.TRANSB), of.transposed, strict=True):
             self.product.set(attribute, c_int32(transposed))
         self.product.set(Attribute.EPILOGUE, c_uint32(of.epilogue))
-        if of.bias_alignment:  # which the heuristics take from an address
+        if of.bias_alignment:  # the heuristics take the alignment from an address
             self.product.set(Attribute.BIAS_POINTER, c_void_p(of.bias_alignment))
         self._layouts = [_layout(matrix, of.batch) for matrix in of.matrices]
         pointers = [each.pointer for each in self._layouts]
@@ -191,7 +195,7 @@ class Descriptors:
 
 
 def preference(of: LtProduct, workspace_limit: int) -> Described:
-    """The descriptor of which algorithms may be chosen for a product."""
+    """The descriptor that says which algorithms may be chosen for a product."""
     found = Described("MatmulPreference")
     found.set(Preference.MAX_WORKSPACE_BYTES, c_uint64(workspace_limit))
     found.set(Preference.REDUCTION_SCHEME_MASK, c_uint32(SUMS_IN_FLOAT32))

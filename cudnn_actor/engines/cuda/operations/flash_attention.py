@@ -1,10 +1,10 @@
 """Attention and its gradients as kernels of our own: every floating-point type and layout.
 
-Sums are float32, float64 of float64. The kernels use no tensor cores. A block has
-a tile of queries, or of keys for their gradients, and goes over the tiles of the
-keys, or queries, that the masks leave. Scores are never written to memory: T. Dao
-et al., "FlashAttention", NeurIPS 2022. Sums are added up in an order that the dims
-alone decide.
+Sums are float32 (float64 of float64). The kernels use no tensor cores. A block has
+a tile of queries and goes over the tiles of keys that the masks leave; for gradients
+of keys, it has a tile of keys and goes over tiles of queries. Scores are never
+written to memory: T. Dao et al., "FlashAttention", NeurIPS 2022. Sums are added up
+in an order that depends on the dims alone.
 
 The C++ of the kernels is in `kernels.attention_code`. There, `Seen` says which scores the
 masks leave. The masks of cuDNN's kernels are in `operations.attention.attention_masks`.
@@ -43,15 +43,15 @@ class _Tile(NamedTuple):
     Parameters
     ----------
     rows
-        Of a tile, how many a thread has; a block has 8 times as many.
+        The rows of a tile that a thread has; a block has 8 times as many.
     columns
-        Of 16, how many columns a block has of each result.
+        The columns of each result that a block computes, in groups of 16.
     parts
-        How many blocks share a tile: each has some of the results' columns.
+        The number of blocks that share a tile: each has some of the results' columns.
     blocks
-        How many there are.
+        The number of blocks.
     together
-        How many blocks the registers of a multiprocessor are to hold.
+        The number of blocks that the registers of a multiprocessor are to hold.
     """
 
     rows: int
@@ -62,8 +62,8 @@ class _Tile(NamedTuple):
 
 
 def _tile(dtype: DType, positions: int, others: int, *features: int) -> _Tile:
-    """Tiles of so many positions of each of the others, for results of so many features."""
-    # Registers: twice as many for float64, and those of a tile's results.
+    """The tiles of `positions` positions, for each of `others` heads, with results of these features."""
+    # The registers limit the rows: float64 takes twice as many, and a tile's results stay in registers.
     rows = 4 if dtype is DType.FLOAT64 else 8
     parts = -(-max(features, default=1) * len(features) // (16 * rows)) or 1
     columns = tuple(-(-size // (16 * parts)) for size in features)
@@ -79,7 +79,7 @@ def _tile(dtype: DType, positions: int, others: int, *features: int) -> _Tile:
 
 
 def _tiles(operation: AnyAttention, given: Mapping[str, GraphTensor]) -> dict[str, _Tile]:
-    """The kernels by their names."""
+    """The tiles of each kernel, by the kernels' names."""
     q, k, v = given["q"], given["k"], given["v"]
     (batch, heads, rows, features), (_, groups, columns, _) = q.dims, k.dims
     if isinstance(operation, Attention):
@@ -161,7 +161,7 @@ def _source(operation: AnyAttention, given: Mapping[str, GraphTensor], tiles: Ma
     numbers = parameters_of(["count", *_numbers(operation, given)])
     arguments = ", ".join([*pointers, numbers, "Natural threshold", "T scale", "T lifted"])
     dtype = given["q"].dtype
-    # What fits into 48 KiB of shared memory.
+    # Deeper tiles, if they fit into 48 KiB of shared memory.
     deep = dtype is not DType.FLOAT64 and max(size for of in tiles.values() for size in (0, *of.columns)) <= 6
     code = [
         f"typedef {'double' if dtype is DType.FLOAT64 else 'float'} T;",
@@ -193,14 +193,14 @@ extern "C" __global__ void __launch_bounds__({_THREADS}, {tile.together}) {name}
 
 
 class _Code:
-    """C expressions of the operands there are."""
+    """Puts C expressions of the operands there are into a kernel's body."""
 
     def __init__(self, given: Mapping[str, GraphTensor], operation: AnyAttention) -> None:
         self._given = given
         self._lowered = "" if operation.slopes is None else " - slopes[h] * (T)llabs(i - j)"
 
     def fill(self, body: str) -> str:
-        """A kernel's body with its operands' expressions."""
+        """A kernel's body with the expressions in place of its words in capital letters."""
         bias = "0"
         if "bias" in self._given:
             dims = self._given["bias"].dims

@@ -44,11 +44,12 @@ __all__ = ["FUSED", "Normed", "alone", "beside", "elements", "norm_launches", "n
 _LOWERED: tuple[type[Node], ...] = (BatchNormTraining, BatchNormBackward, InstanceNorm, GenStats)
 """The norms of channels that cuDNN has, too."""
 _OWN: tuple[type[Node], ...] = (BatchNorm, InstanceNormBackward, GroupNorm, GroupNormBackward)
-"""The others. Of InstanceNormBackward, cuDNN 9.19 gives other results from run to run."""
+"""The other norms of channels. cuDNN 9.19 gives other results of InstanceNormBackward from run to run."""
 FUSED = frozenset((*_LOWERED, *_OWN))
-"""The norms that are fused with what is around them.
+"""The norms that are fused with the pointwise operations around them.
 
-Gradients of rows take three to eight times as long as cuDNN's (9.19, H200), more than what fusing gains.
+Norms of rows are not: their gradients take three to eight times as long as cuDNN's (9.19, H200), which is
+more than fusing gains.
 """
 
 
@@ -60,16 +61,16 @@ class Normed(msgspec.Struct, frozen=True, tag="normed"):
     operation
         The norm. Its operands are indices in `tensors`.
     tensors
-        Its operands: as they are stored, or as they would be.
+        The operands, as they are stored or, if they are not, as they would be.
     body
-        What is computed of each element, in this order; one is a `Normal`. `Earlier` is the index of one
-        before.
+        The values that are computed of each element, in this order; one is a `Normal`. `Earlier` has the
+        index of an earlier one.
     results
-        What is stored for each element.
+        The results that are stored for each element.
     operands
-        The element types of the leaves, by number. The first has x's dims.
+        The element types of the leaves, by number. The first leaf has x's dims.
     strides
-        Of the leaves, then the results, over x's dims; 0 where a leaf is broadcast.
+        The strides of the leaves, then of the results, over x's dims; 0 where a leaf is broadcast.
     in_place
         Whether a result may overwrite a leaf.
     """
@@ -118,7 +119,7 @@ class Normed(msgspec.Struct, frozen=True, tag="normed"):
 
 
 def elements(operation: Node) -> list[int]:
-    """The inputs of a norm that have all of x's elements."""
+    """The inputs of a norm that have an element for each of x's."""
     return [operand for name, operand in operation.named(operation.inputs) if name in ELEMENTS]
 
 

@@ -25,12 +25,12 @@ def grid_sample_launches(operation: GridSample[int], tensors: Sequence[GraphTens
     spatial = zip(x.dims[2:], x.strides[2:], strict=True)
     numbers = (grid.strides[-1], *(number for pair in spatial for number in pair), *walk.numbers.values())
     arguments = arguments_of(3, *numbers)
-    # Without `ROUNDING`, a contracted multiplication and addition would give another place.
+    # Without `ROUNDING`, a fused multiply-add would give another place.
     return [Launch("grid_sample", text, *grid_over(walk.total), arguments, ROUNDING)]
 
 
 def _walk(tensors: Sequence[GraphTensor]) -> Walk:
-    """The walk over the result: where the sample and the channel of x begin, and the numbers of the grid."""
+    """The walk over the result, with the offsets of x's sample and channel, and of the grid's numbers."""
     x, grid, y = tensors
     spatial = [0] * (len(x.dims) - 2)
     of_grid = (grid.strides[0], 0, *grid.strides[1:-1])
@@ -70,9 +70,9 @@ extern "C" __global__ void grid_sample(
 
 
 def _taps(operation: GridSample[int]) -> str:
-    """The C function that gives places and weights along one dim, as `GridSample._taps` does.
+    """The C function that returns places and weights along one dim, as `GridSample._taps` does.
 
-    It has a loop over taps. A trace of the definition would have a statement for each tap of each dim.
+    It is no trace of the definition, which would have a statement for each tap of each dim, but has a loop.
     """
     first, count = operation.reach
     corners, padding = operation.align_corners, operation.padding

@@ -1,9 +1,9 @@
 """Products of groups of rows on CUDA, by kernels of our own.
 
 The offsets are on the device, so a first kernel sorts them there, and counts
-the tiles of each expert's rows; the rows of no expert are a last group. Each
-block then finds its tile, which is of one group. Half types are multiplied by
-tensor cores, other types as in our kernel of single products.
+the tiles of each expert's rows. The rows of no expert are a last group. Each
+block then finds the group of its tile. Half types are multiplied by tensor
+cores, other types as in our kernel of single products.
 https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-fragment-mma-16816-float
 """
 
@@ -25,14 +25,14 @@ __all__ = ["INSTRUCTIONS", "grouped_launches", "grouped_workspace"]
 Grouped = GroupedMatMul[int] | GroupedMatMulBackwardWeights[int]
 
 _WIDE_TILE, _DEPTH, _VECTOR = 128, 32, 8
-"""Rows and columns of a tile on tensor cores, the steps of its sums at a time, and the elements that are read
-at a time."""
+"""The rows and columns of a tile on tensor cores, the steps of its sums at a time, and the elements that are
+read at a time."""
 _STAGES = 4
-"""Steps that are in shared memory: one is multiplied while the others are read."""
+"""The number of steps in shared memory: one is multiplied while the others are read."""
 
 
 class _Matrix(NamedTuple):
-    """Strides of a matrix."""
+    """The strides of a matrix."""
 
     row: int
     column: int
@@ -53,7 +53,7 @@ def grouped_launches(operation: Grouped, tensors: Sequence[GraphTensor]) -> list
 
 
 def grouped_workspace(operation: Grouped, tensors: Sequence[GraphTensor]) -> int:
-    """Bytes for the ends of the groups, and for how many tiles there are up to each end."""
+    """Bytes for the ends of the groups, and for the number of tiles up to each end."""
     del operation
     return 2 * (tensors[2].dims[0] + 1) * DType.INT64.itemsize
 
@@ -199,7 +199,7 @@ def _tile_source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:
 def _is_wide(tensor: GraphTensor) -> bool:
     """Whether eight neighbouring elements can be read or stored at once, from any row or expert on."""
     *others, contiguous = sorted(tensor.strides, reverse=True)
-    # Groups begin at any row: those of tokens must not be what is contiguous.
+    # A group begins at any row, so the tokens' rows must not be the contiguous dim.
     return contiguous == 1 != tensor.strides[0] and all(step % _VECTOR == 0 for step in others)
 
 
@@ -239,21 +239,21 @@ template <int COUNT> __device__ __forceinline__ void wait_for_groups() {
 _TENSOR_TILE = r"""
 typedef unsigned short Half;
 struct alignas(16) Eight { Half of[8]; };
-// In shared memory, an operand has its contiguous dim along the rows, which are longer by eight elements: so
-// eight rows begin in different banks. ALONG: it is the dim that is summed over.
+// In shared memory, an operand's contiguous dim lies along the rows. They are longer by eight elements, so
+// that eight rows begin in different banks. ALONG: the contiguous dim is the one that is summed over.
 template <bool ALONG> struct Form {
     static constexpr int row = (ALONG ? DEPTH : SIZE) + 8, packs = (ALONG ? DEPTH : SIZE) / 8;
     static constexpr int elements = (ALONG ? SIZE : DEPTH) * row;
 };
 constexpr int PARTS = SIZE * DEPTH / 8 / 256;
 
-// An operand, whose tile a block reads step by step. WIDE: eight neighbours can be read at once; they are
-// copied without waiting. Else a thread keeps them from `start` to `finish`.
+// An operand, whose tile a block reads step by step. WIDE: eight neighbours can be read at once, and are
+// copied asynchronously. Else a thread keeps them in registers from `start` to `finish`.
 template <bool ALONG, bool WIDE> struct Operand {
     typedef Form<ALONG> F;
     const Half* at[PARTS];
-    int there[PARTS];  // how many elements of each part exist, if the dim that is summed over does not end
-    long long left;    // of that dim, from the next step on
+    int there[PARTS];  // the elements of each part that exist, as far as the other dim says
+    long long left;    // the elements of the dim that is summed over, from the next step on
     const long long inner_step, step;
     Eight parts[WIDE ? 1 : PARTS];
 
@@ -331,7 +331,7 @@ __device__ __forceinline__ void multiply(
     }
     for (long long step = 0; step < steps; ++step) {
         wait_for_groups<STAGES - 2>();
-        __syncthreads();  // this step is there, and nobody still multiplies the one before: its stage is free
+        __syncthreads();  // this step is in shared memory, and no thread multiplies the one before any more
         start(step + STAGES - 1);
         const Half *tile_a = (const Half*)tile_of(step), *tile_b = tile_a + A::elements;
         #pragma unroll

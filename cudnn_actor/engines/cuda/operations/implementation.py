@@ -18,8 +18,9 @@ __all__ = ["IMPLEMENTATIONS", "Asked", "Computed", "Implementation", "Launcher",
 class Computed(NamedTuple):
     """A packed tensor that a kernel computes from an operation's operands before the operation runs.
 
-    `value`: elementwise, or an operation with names of operands, one of whose launchers is "kernel".
-    `operands`: the names of what the value's leaves read, in the order of their numbers, or of its inputs.
+    `value`: an elementwise expression, or an operation whose operands are names and that has the launcher
+    "kernel". `operands`: the names of the operands that the expression's leaves read, in the order of the
+    leaves' numbers, or of the operation's inputs.
     """
 
     value: Value | Operation[str]
@@ -29,14 +30,14 @@ class Computed(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The memory that a run needs, as a library says.
+    """The memory that a run needs, by a library's own answer.
 
     Parameters
     ----------
     workspace
         Bytes of the workspace.
     held
-        Bytes of the operands that hold what only the library understands, by name. They are in no graph.
+        Bytes of the operands whose contents only the library understands, by name. They are in no graph.
     """
 
     workspace: int
@@ -49,21 +50,22 @@ class Launcher(NamedTuple):
     Parameters
     ----------
     make
-        Makes the run of an operation, which has its graph's numerics, on tensors of these specs, in that
-        order, for a handle of cuDNN's. The run takes their addresses, and the workspace's if there is one;
-        there are no scalars. Raises `Refused` and `EngineFailure` if it cannot.
+        Makes the run of an operation, which has its graph's numerics, on tensors of these specs, in this
+        order, for a handle of cuDNN's. The run takes the tensors' addresses, and the workspace's if there is
+        one; there are no scalars. Raises `Refused` and `EngineFailure` if it cannot.
     packed
         Whether the tensors must be packed in the order of their dims.
     workspace
-        Gives the bytes of memory that the run needs besides, from what `make` gets; None if it needs none.
+        Returns the bytes of the run's workspace, from an operation and tensors; None if it has none, or if
+        `asked` says it.
     asked
-        What the library says of the memory that the run needs, from what `make` gets; None if `workspace`
-        says it.
+        Returns what the library says of the memory that the run needs, from the arguments of `make`; None if
+        the library is not asked.
     launches
-        Gives what the run launches, if that is kernels of our own.
+        Returns the run's launches, if they are of kernels of our own.
     first
-        Whether it is expected to be faster than the others for an operation on these tensors, though it does
-        not stand first.
+        Whether this launcher is expected to be the fastest for an operation on these tensors, though it is
+        not the first in the list.
     """
 
     make: Callable[[Any, Sequence[GraphTensor], Any], Run]
@@ -80,8 +82,8 @@ def kernels(
 ) -> Mapping[str, Launcher]:
     """The launcher "kernel", which launches kernels of our own.
 
-    `launches`: gives the launches of an operation on tensors of these specs, by the order of which it numbers
-    the kernels' tensors; the workspace is the last. There are none if there are no elements.
+    `launches`: returns the launches of an operation on tensors of these specs. The kernels' tensors are
+    numbered in this order, and the workspace comes last. There are no launches if there are no elements.
     """
 
     def make(operation: Any, tensors: Sequence[GraphTensor], handle: Any) -> Run:
@@ -97,18 +99,18 @@ class Implementation(NamedTuple):
     Parameters
     ----------
     lower
-        Adds it to a graph of cuDNN's frontend. Raises `Refused`.
+        Adds the operation to a graph of cuDNN's frontend. Raises `Refused`.
     computed
-        Operands that cuDNN's graph must get in the place of those given, by name, from the operation and its
-        tensors. If there are any, the operation runs in a graph of its own.
+        Returns the operands that cuDNN's graph must get instead of the given ones, by name, from the
+        operation and its tensors. If there are any, the operation runs in a graph of its own.
     launchers
-        By name, as in plan tags.
+        The launchers by their names, as in plan tags.
     exact
         Whether the operation rounds nothing.
     refused
-        Why CUDA does not run it; empty if it does.
+        Why CUDA does not run the operation; empty if it does.
     partly
-        What of it CUDA does not run as an operation by itself; empty if it runs all.
+        The part of it that CUDA does not run as an operation by itself; empty if it runs all.
     """
 
     lower: Callable[[FrontendGraph, Any], None] | None = None
@@ -120,7 +122,7 @@ class Implementation(NamedTuple):
 
     @property
     def ways(self) -> int:
-        """How many ways there are: a graph of cuDNN's on tensors as given or packed, and each launcher."""
+        """The number of ways: a graph of cuDNN's on the given tensors or packed ones, and each launcher."""
         return (self.lower is not None) * 2 + len(self.launchers)
 
     def launchers_in_order(self, operation: Operation[Any], tensors: Sequence[GraphTensor]) -> list[str]:

@@ -1,9 +1,9 @@
 """Operations on the lines of a tensor, in terms of pointwise operations and reductions.
 
-So described, an operation becomes part of a kernel that computes what stands
-around it as well: see `kernels.line_kernels`. The description is a trace of the
-operation's definition, `Operation.evaluate`, on values that note what is done
-with them in place of arrays.
+So described, an operation becomes part of a kernel that computes the operations
+around it, too: see `kernels.line_kernels`. The description is a trace of the
+operation's definition, `Operation.evaluate`: it runs on values that record the
+functions that are applied to them, instead of on arrays.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class _Lines(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Traced:
-    """A value of a kernel over lines, as the array that a definition computes with.
+    """A value of a kernel over lines, in the place of an array in a definition.
 
-    `alike`: whether all elements of a line have the same.
+    `alike`: whether all elements of a line have the same value.
     """
 
     value: Value
@@ -83,7 +83,7 @@ class _Traced:
         return self.lines.rank
 
     def of(self, mode: PointwiseMode, *operands: _Traced | float) -> _Traced:
-        """A function of values and numbers."""
+        """The value of a function of values and numbers."""
         alike = all(not isinstance(each, _Traced) or each.alike for each in operands)
         values = (each.value if isinstance(each, _Traced) else Constant(float(each)) for each in operands)
         return _Traced(self.lines.to.apply(mode, *values), self.lines, alike)
@@ -139,7 +139,7 @@ _FUNCTIONS = SimpleNamespace(
 
 
 IN_LINES = (Reduction, Softmax, SoftmaxBackward, LayerNorm, RMSNorm)
-"""The operations along lines, whose dims `reduced` gives. Another one needs a definition by what `_Traced`
-can do."""
+"""The operations along lines, whose dims `reduced` gives. A further one needs a definition that uses nothing
+but what `_Traced` has."""
 ALONE = (Softmax, SoftmaxBackward)
-"""The operations that run in this way also with nothing around them."""
+"""The operations that run in this way even with nothing around them."""

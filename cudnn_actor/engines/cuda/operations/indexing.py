@@ -4,12 +4,12 @@ A thread of a gather writes one element of the result, or up to 16 bytes of
 neighbours that have the same indices. Dims and strides are arguments, so few
 kernels serve many shapes.
 
-Scatters are the same each time. The indices of an element, or of a slice that is
-written as a whole, are a writer, and have a number. A first kernel finds out which
-writers each destination has: the last one, or a list of all. Lists are in no order
-at first; those of sums and products are then sorted. At last, a thread for each
-element of the result, or for up to 16 bytes of neighbours with the same writers, takes the writers' updates
-one after the other.
+A scatter gives the same result each time. The indices of an element, or of a slice
+that is written as a whole, are a writer, and have a number. A first kernel finds the
+writers of each destination: the last one, or a list of all. The lists are in no order
+at first; for sums and products, a second kernel sorts them. In the last kernel, a
+thread for each element of the result, or for up to 16 bytes of neighbours with the
+same writers, takes the writers' updates one after the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
+from cudnn_actor.engines.cuda.kernels.axes import largest_pack
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, WORD_TYPES
 from cudnn_actor.engines.cuda.kernels.index_code import PLACED, indexing, is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, stored_value, value_of
@@ -44,19 +45,17 @@ from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scatteri
 __all__ = ["describe_gather", "describe_scatter", "gather_launches", "scatter_launches", "scatter_workspace"]
 
 _UNROLLED = 4
-"""How often a gather's loop is unrolled: as many reads wait for their indices and for memory at once."""
-_MOVED = {
-    1: "unsigned char",
-    2: "unsigned short",
-    4: "unsigned int",
-    8: "unsigned long long",
-    16: "Sixteen",
-}
+"""How often a gather's loop is unrolled, so that as many reads are under way at once."""
+_MOVED = WORD_TYPES | {16: "Sixteen"}
 """The C type that moves an element, by its bytes."""
 
 
 class _Gather(NamedTuple):
-    """A gather as data: its loop, what selects, and how many bytes are moved at a time."""
+    """A gather as data.
+
+    `walk`: over the result. `selects`: the size and the stride of each axis that indices select along.
+    `component`: the distance of two components of an index. `nbytes`: the bytes that are moved at a time.
+    """
 
     walk: Walk
     selects: tuple[tuple[int, int], ...]
@@ -106,7 +105,7 @@ def selection_offset(count: int) -> str:
 
 
 def strides_of(places: Places, x: GraphTensor, indices: GraphTensor) -> tuple[list[int], list[int]]:
-    """The strides of x and of the indices along each dim of what is read or written."""
+    """The strides of x, and of the indices, along each dim of `places`."""
     of_x, of_indices = [0] * len(places.dims), [0] * len(places.dims)
     for own, stride in zip(places.own, x.strides, strict=True):
         if own is not None:
@@ -132,15 +131,12 @@ def _in_packs(gather: _Gather, alignment: int) -> _Gather:
     *slow, (size, steps) = gather.walk.axes
     if steps != (1, 1, 0):
         return gather
-    for nbytes in (16, 8, 4, 2):
-        count = nbytes // gather.nbytes
-        apart = [step for _, of in slow for step in of[:2]] + [step for _, step in gather.selects]
-        if count > 1 and size % count == 0 == alignment % nbytes and all(step % count == 0 for step in apart):
-            axes = [(n, (of[0] // count, of[1] // count, of[2])) for n, of in slow]
-            walk = gather.walk._replace(axes=(*axes, (size // count, steps)))
-            selects = tuple((n, step // count) for n, step in gather.selects)
-            return gather._replace(walk=walk, selects=selects, nbytes=nbytes)
-    return gather
+    apart = [step for _, of in slow for step in of[:2]] + [step for _, step in gather.selects]
+    count = largest_pack(size, apart, alignment, gather.nbytes)
+    axes = [(n, (of[0] // count, of[1] // count, of[2])) for n, of in slow]
+    walk = gather.walk._replace(axes=(*axes, (size // count, steps)))
+    selects = tuple((n, step // count) for n, step in gather.selects)
+    return gather._replace(walk=walk, selects=selects, nbytes=gather.nbytes * count)
 
 
 _SIXTEEN = """
@@ -154,20 +150,21 @@ class _Scatter(NamedTuple):
     Parameters
     ----------
     writers
-        Over the writers in their order: where their indices are, and the part of their destination's number
-        that follows from their own place.
+        The walk over the writers in their order: the offset of a writer's indices, and the part of its
+        destination's number that follows from its own place.
     updates
-        Over the same: where their updates are.
+        The walk over the writers: the offset of a writer's updates.
     elements
-        Over the elements of the result.
+        The walk over the elements of the result.
     selects
-        The size of each axis that is selected, and its step in destinations' numbers.
+        The size of each axis that indices select along, and its step in destinations' numbers.
     component
-        The step from index to index of a list.
+        The distance of two components of an index.
     destinations
-        How many there are.
+        The number of destinations.
     together
-        How many neighbours among the elements have the same destination and lie side by side everywhere.
+        The number of neighbouring elements that have the same destination and lie side by side in each
+        tensor, and that a thread takes at once.
     """
 
     writers: Walk
@@ -185,7 +182,7 @@ class _Scatter(NamedTuple):
 
     @property
     def list_length(self) -> int:
-        """How many numbers the workspace has: each destination's first writer, and each writer's next one."""
+        """The numbers in the workspace: the first writer of each destination, and the next of each writer."""
         return self.destinations + self.writers.total
 
 
@@ -211,16 +208,8 @@ def describe_scatter(operation: Scattering[int], tensors: Sequence[GraphTensor])
     apart = [step for _, (*of, _, u) in slow for step in (*of, u)] + [step for _, (step,) in written.axes]
     together = 1
     if last == (1, 1, 0, 1):
-        counts = (nbytes // x.dtype.itemsize for nbytes in (16, 8, 4, 2))
         alignment = math.gcd(x.alignment, updates.alignment, y.alignment)
-        fitting = (
-            count
-            for count in counts
-            if count > 1
-            and size % count == 0 == alignment % (count * x.dtype.itemsize)
-            and all(step % count == 0 for step in apart)
-        )
-        together = next(fitting, 1)
+        together = largest_pack(size, apart, alignment, x.dtype.itemsize)
         elements = elements._replace(
             axes=(*slow, (size // together, tuple(step * together for step in last)))
         )
@@ -274,13 +263,13 @@ def _takes_last(operation: Scattering[int]) -> bool:
 
 
 def _is_ordered(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> bool:
-    """Whether the order of updates makes a difference, but for the last one."""
+    """Whether the result depends on the order in which all of an element's updates are taken."""
     sums = operation.reduction in (ScatterReduction.ADD, ScatterReduction.MUL)
     return sums and tensors[0].dtype.is_floating
 
 
 def _scatter_source(scatter: _Scatter, operation: Scattering[int], tensors: Sequence[GraphTensor]) -> str:
-    """The kernels in CUDA C++, one behind the other."""
+    """The kernels in CUDA C++, in the order in which they are launched."""
     x, indices, updates, y = tensors
     count = len(scatter.selects)
     element = C_TYPES[x.dtype]

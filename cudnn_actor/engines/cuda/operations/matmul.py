@@ -1,9 +1,9 @@
 """Products of matrices on CUDA: cuDNN's, cuBLAS's, and a kernel of our own.
 
 cuDNN takes half types, int8, and float32 as TF32, with one dim as a batch, and
-fuses what follows. cuBLAS takes full float32 and float64 too. Both need an order
-of dims in memory in which the rows or the columns of each matrix are contiguous.
-Our kernel takes every type and all strides; it uses no tensor cores.
+fuses the operations behind. cuBLAS also takes full float32 and float64. Both need
+matrices whose rows or columns are contiguous. Our kernel takes every type and all
+strides; it uses no tensor cores.
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Matmul.html
 https://docs.nvidia.com/cuda/cublas/#cublasgemmex
 """
@@ -42,7 +42,7 @@ __all__ += ["matmul_launches", "tile_source"]
 
 _A, _B, _Y = range(3)
 _LONGEST_INTEGER_SUM = ((1 << 31) - 1) // 128**2
-"""More products of int8 may overflow int32."""
+"""The longest sum of products of int8 that cannot overflow int32."""
 
 
 class Matrix(NamedTuple):
@@ -55,9 +55,9 @@ class Matrix(NamedTuple):
 
     @property
     def leading(self) -> tuple[bool, int]:
-        """Whether rows are contiguous, else columns are, and the stride between them. Raises `Refused`.
+        """Whether rows are contiguous, and not columns; and the stride between them. Raises `Refused`.
 
-        In a dim of size 1, any stride will do.
+        A dim of size 1 counts as contiguous with any stride.
         """
         if self.column == 1 or self.columns == 1:
             return True, self.row if self.rows > 1 else self.columns
@@ -67,10 +67,10 @@ class Matrix(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A product with as few dims as possible: what is a batch for a and y only has become rows of both.
+    """A product with as few dims as possible: a dim of a batch that only a and y have counts as their rows.
 
-    `batch`: its axes, slowest first, with the strides of a, b, y and others; 0 where one is broadcast.
-    `matrices`: those of a, b, y and others.
+    `batch`: the axes of the batch, slowest first, with the strides of a, b, y and further tensors; 0 where
+    a tensor is broadcast. `matrices`: the matrices of a, b, y and further tensors.
     """
 
     batch: Sequence[Axis]
@@ -102,7 +102,7 @@ def _batch_strides(tensor: GraphTensor, rank: int) -> tuple[int, ...]:
 
 
 def check_for_libraries(tensors: Sequence[GraphTensor]) -> None:
-    """Raise `Refused` for products that no library is asked for."""
+    """Raise `Refused` for products that no library computes."""
     a = tensors[_A]
     if not a.dtype.is_floating and a.dims[-1] > _LONGEST_INTEGER_SUM:
         raise Refused(f"a sum of {a.dims[-1]:,} products of integers may overflow")
@@ -140,7 +140,7 @@ def lower_matmul(graph: FrontendGraph, operation: MatMul[int]) -> None:
 def _folded_axes(tensor: GraphTensor, dims: tuple[int, ...], rows: int) -> tuple[list[int], list[int]]:
     """The three dims and their strides of a tensor that is broadcast to the product's dims.
 
-    `rows`: the product of those dims that have become rows. Raises `Refused` if the tensor has no such form.
+    `rows`: the product of the dims that count as rows. Raises `Refused` if the tensor has no such form.
     """
     if len(tensor.dims) != len(dims):
         raise Refused("what follows a product has another number of dims")
@@ -153,7 +153,7 @@ def _folded_axes(tensor: GraphTensor, dims: tuple[int, ...], rows: int) -> tuple
 
 
 def _one_axis(sizes: tuple[int, ...], strides: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, int]:
-    """Dims as one, or as 1 if the tensor is broadcast in all of them: the size, and the stride or 0."""
+    """The size and the stride of dims as one dim; (1, 0) if the tensor is broadcast in all of them."""
     given = [(size, (stride,)) for size, stride in zip(sizes, strides, strict=True)]
     axes = merge_axes(given)
     if len(axes) > 1 or (axes and sizes != whole):
@@ -184,7 +184,7 @@ _ALIGNED = 4
 def cublas_product(operation: MatMul[int], tensors: Sequence[GraphTensor], handle: Any) -> Run:
     """The run of a product by cuBLAS; see `operations.Launcher`. Raises `Refused`, `EngineFailure`.
 
-    Of several dims as a batch, the largest is one for cuBLAS. It is called for each element of the others.
+    Of several dims of a batch, the largest is cuBLAS's batch. It is called for each place in the other dims.
     """
     del handle  # cuDNN's
     call = cublas_call(operation, tensors)
@@ -212,15 +212,15 @@ class CublasCall(NamedTuple):
     Parameters
     ----------
     order
-        Which of a, b and y are its operands and its result.
+        The numbers, among a, b and y, of cuBLAS's operands and of its result.
     head
-        Which operands it is to transpose, and m, n and k.
+        Whether each operand is to be transposed, and m, n and k.
     matrices
-        Of its operands and its result: dtype, leading dim and, if `batched`, stride.
+        For each operand and for the result: dtype, leading dim and, if `batched`, stride.
     tail
-        The size of the batch, if `batched`; how it computes; and its algorithm.
+        The size of the batch, if `batched`; the type that is computed in; and the algorithm.
     offsets
-        Of each call: the first elements of a, b and y.
+        For each call: the first elements of a, b and y.
     factor
         The type of alpha and beta.
     """
@@ -255,7 +255,7 @@ def cublas_call(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> Cubla
         raise Refused("cuBLAS takes int8 only in groups of four")
     by_rows = leading[_Y][0]
     order = (_B, _A, _Y) if by_rows else (_A, _B, _Y)
-    # A matrix by rows is its transpose by columns, and yᵀ is computed of transposes.
+    # A matrix by rows is its transpose by columns, and yᵀ is the product of transposes.
     transposed = (int(leading[of][0] != by_rows) for of in order[:_Y])
     rows, columns = product.matrices[_Y][:2]
     return CublasCall(
@@ -323,7 +323,7 @@ def _numbers(product: Product) -> Mapping[str, int]:
 
 
 def _source(operation: MatMul[int], tensors: Sequence[GraphTensor], names: Iterable[str]) -> str:
-    """The kernel in CUDA C++. It depends only on the dtypes. `names`: its numbers'."""
+    """The kernel in CUDA C++. It depends only on the dtypes. `names`: the names of its numbers."""
     a, b, y = (C_TYPES[tensor.dtype] for tensor in tensors)
     numbers = parameters_of(names)
     decode = " ".join(
@@ -352,9 +352,9 @@ extern "C" __global__ void __launch_bounds__({THREADS}) matmul(
 
 
 def tile_source(tensors: Sequence[GraphTensor], compute: DType) -> str:
-    """C++ before a kernel: the function by which a block computes a tile of a product.
+    """C++ before a kernel: the function `multiply`, by which a block computes a tile of a product.
 
-    `tensors`: a, b and y, of which the dtypes count. A block of 16 x 16 threads computes 64 x 64 elements, 16
+    `tensors`: a, b and y; only their dtypes matter. A block of 16 x 16 threads computes 64 x 64 elements, 16
     steps of the sums at a time.
     """
     a, b, y = (tensor.dtype for tensor in tensors)
@@ -374,7 +374,7 @@ __device__ __forceinline__ void multiply(
     for (long long first = 0; first < inner; first += {_DEPTH}) {{
         #pragma unroll
         for (int part = 0; part < 4; ++part) {{
-            // Neighbouring threads read what is contiguous.
+            // Neighbouring threads read contiguous elements.
             const int far = down + 16 * part, deep = t / 64 + 4 * part;
             const int i = by_rows ? far : t % 64, p = by_rows ? across : deep;
             const int j = by_columns ? t % 64 : far, q = by_columns ? deep : across;

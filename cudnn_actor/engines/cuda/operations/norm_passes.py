@@ -1,7 +1,7 @@
 """Norms and their gradients as passes over lines: see `kernels.norm_kernels`.
 
-They are no traces of the definitions, as those of `in_lines` are: these kernels find a line's mean and its
-squares in one pass, and may cut a line into parts, where a definition goes over it twice.
+Unlike the operations of `in_lines`, they are no traces of the definitions. A definition goes over a line
+twice, but these kernels find its mean and its squared distances in one pass, and may cut it into parts.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ CUDNN_NAMES: Mapping[str, str] = {
 }
 """The names of norms' inputs in cuDNN's frontend."""
 ELEMENTS = ("x", "y", "dy", "dx")
-"""The operands that have all of x's elements."""
+"""The operands that have an element for each of x's."""
 
 
 class Described(NamedTuple):
-    """A norm without what is around it, in terms of its kernels.
+    """A norm without the operations around it, in terms of its kernels.
 
     Parameters
     ----------
     dims, passes, numbers
         As in `Norm`.
     split
-        Makes strides over `dims` of those over x's dims.
+        Returns the strides over `dims` for strides over x's dims.
     beside
-        The strides over `dims` of the operands that are not of x's dims, by name.
+        The strides over `dims` of the operands that do not have x's dims, by name.
     """
 
     dims: tuple[int, ...]
@@ -50,14 +50,14 @@ class Described(NamedTuple):
 
 
 _NORMAL = "(({x} - {mean}) * {inverse_deviation})", "({x} * {inverse_rms})"
-"""A normalised element, of both kinds of norms."""
+"""The C expression of a normalised element: of norms with a mean, and of those without."""
 
 
 def forward(names: Collection[str], axes: tuple[int, ...], *, centred: bool, **results: str) -> Pass:
     """The pass of a norm of lines along some axes, with these operands; `n0` is its epsilon.
 
-    `centred`: less the mean, by the deviation from it; else by the root mean square. `results`: what else is
-    stored once for each line.
+    `centred`: whether elements are divided by the deviation, after the mean is subtracted, and not by the
+    root mean square. `results`: the expressions of further results that have one element for each line.
     """
     scale, bias = " * {scale}" * ("scale" in names), " + {bias}" * ("bias" in names)
     if not centred:
@@ -71,7 +71,7 @@ def forward(names: Collection[str], axes: tuple[int, ...], *, centred: bool, **r
 
 
 def backward(names: Collection[str], axes: tuple[int, ...], weights: tuple[int, ...]) -> tuple[Pass, ...]:
-    """The passes of such a norm's gradients. `weights`: the axes along which dscale and dbias are sums."""
+    """The passes of a norm's gradients; see `forward`. `weights`: the axes that dscale and dbias sum over."""
     centred = "mean" in names
     normal, inverse = _NORMAL[not centred], "{inverse_deviation}" if centred else "{inverse_rms}"
     sums, of_weights = ("{dy}", f"{{dy}} * {normal}"), {"dscale": "{state}.second", "dbias": "{state}.first"}

@@ -1,10 +1,11 @@
-"""Padding on CUDA: one kernel that reads each element of the result from where it comes from.
+"""Padding on CUDA: one kernel that reads each element of the result from its place in x.
 
-Some threads beside each other have a row of the result, and find out once where it
-comes from. Each then writes up to four units of it, which it reads first. If the row is
-as it is in x, a unit has up to 16 bytes. Else its elements are mapped and read one by one,
-and it has at most 4 bytes, so that threads beside each other read neighbours. A thread has
-the same columns of several rows, and so maps its columns once. Elements are moved as bits.
+Some neighbouring threads have a row of the result, and find out once where it lies in x.
+Each of them reads up to four units of it, and then writes them. If the innermost axis is
+not padded, a unit has up to 16 bytes. Else the place of each of its elements is found, the
+elements are read one by one, and a unit has at most 4 bytes, so that neighbouring threads
+read neighbours. A thread has the same columns of several rows, so it finds their places
+once. Elements are moved as bits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, store
+from cudnn_actor.engines.cuda.kernels.axes import largest_pack
+from cudnn_actor.engines.cuda.kernels.element_types import ACCESS_BYTES, C_TYPES, CONVERSIONS, PACK, store
 from cudnn_actor.engines.cuda.kernels.index_code import indexing, is_wide, split_index, with_divisors
 from cudnn_actor.engines.cuda.kernels.kernel import (
     BUSY_BLOCKS,
@@ -32,16 +34,17 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["describe_padding", "padding_launches"]
 
-_PACK_BYTES, _WORD = 16, 4
+_WORD = 4
+"""The most bytes of a unit whose elements are read one by one."""
 _UNITS, _LEAST_BESIDE = 4, 8
-"""The most units that a thread has, and the fewest threads beside each other if a row has as many."""
+"""The most units of a row that a thread has, and the fewest threads of a row, if it has as many units."""
 
 
 class _Axis(NamedTuple):
-    """An axis of the result, or several without padding that are one.
+    """An axis of the result, or several axes without padding as one.
 
-    `size`, `step`: the result's. `of`, `from_step`: x's, in the result's order. `before`: elements before
-    those of x. `gap`: the distance of two of them.
+    `size`, `step`: the result's size and stride. `of`, `from_step`: x's, in the order of the result.
+    `before`: the number of elements before x's. `gap`: the distance of two of x's elements in the result.
     """
 
     size: int
@@ -62,13 +65,13 @@ class _Padding(NamedTuple):
     Parameters
     ----------
     axes
-        The slowest first.
+        The axes, the slowest first.
     start
-        Where the first of x's elements lies.
+        The offset of the first of x's elements, in the order of the result.
     together
         The elements of a unit.
     alike
-        Whether units are read at once.
+        Whether a unit is read at once, and not element by element.
     wide
         Whether places need 64 bits.
     """
@@ -81,23 +84,23 @@ class _Padding(NamedTuple):
 
     @property
     def units(self) -> int:
-        """How many a row has."""
+        """The units of a row."""
         return self.axes[-1].size // self.together
 
     @property
     def beside(self) -> int:
-        """How many threads have a row, or a part of it."""
+        """The number of threads that have a row, or a part of it."""
         wanted = max(_LEAST_BESIDE, -(-self.units // _UNITS))
         return min(THREADS, power_of_two(min(wanted, self.units)))
 
     @property
     def each(self) -> int:
-        """How many units a thread has."""
+        """The units of a row, or of its part, that a thread has."""
         return min(_UNITS, -(-self.units // self.beside))
 
     @property
     def parts(self) -> int:
-        """How many a row is divided into."""
+        """The number of parts into which a row is divided."""
         return -(-self.units // (self.beside * self.each))
 
     @property
@@ -108,7 +111,7 @@ class _Padding(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many blocks of threads the kernel is launched with: as many for each part of the rows."""
+        """The number of blocks: the same number for each part of the rows."""
         needed = -(-self.walk.total * self.beside // THREADS)
         few = max(-(-needed // MOST_TURNS), BUSY_BLOCKS // self.parts)
         most = MOST_BLOCKS // self.parts if self.alike else few
@@ -167,7 +170,7 @@ extern "C" __global__ void pad(
 
 
 def _columns(mode: str, found: _Padding) -> str:
-    """The statements that map the columns of a thread's units, if these are not read at once."""
+    """The statements that find the places in x of the columns of a thread's units."""
     return f"""I columns[UNITS][{found.together}];
     #pragma unroll
     for (int k = 0; k < UNITS; ++k)
@@ -179,7 +182,7 @@ def _columns(mode: str, found: _Padding) -> str:
 
 
 def _row(mode: str, found: _Padding, *, fills: bool) -> str:
-    """The statements that find where a row comes from: `base`, and whether it is `inside` x."""
+    """The statements that find a row's offset in x, `base`, and whether it is `inside` x."""
     checked = "inside &= m >= 0; " if fills else ""
     return " ".join(
         f"{{ const I m = {_source_index(mode, found, n, f'i{n}')}; {checked}base += m * (I)from_step{n}; }}"
@@ -215,7 +218,7 @@ def _units(found: _Padding, *, fills: bool) -> str:
 
 
 def _source_index(mode: str, found: _Padding, n: int, place: str) -> str:
-    """The C expression of where a place along an axis comes from, as an index of x."""
+    """The C expression of the index in x of a place along an axis."""
     axis = found.axes[n]
     if not axis.is_padded:
         return place
@@ -223,7 +226,7 @@ def _source_index(mode: str, found: _Padding, n: int, place: str) -> str:
 
 
 def _map(mode: str, axis: _Axis) -> str:
-    """The name of the function in C that says where an element comes from."""
+    """The name of the C function that returns an element's index in x."""
     if mode == "constant":
         return mode if axis.gap == 1 else "spaced"
     around = max(axis.before, axis.size - axis.before - axis.of)
@@ -255,29 +258,26 @@ def describe_padding(operation: Pad[int] | BorderPad[int], x: GraphTensor, y: Gr
     if alike:
         apart += [start, *(axis.from_step for axis in axes[:-1])]
     alignment = math.gcd(x.alignment, y.alignment) if alike else y.alignment
-    most = _PACK_BYTES if alike else _WORD
-    together = max(most // y.dtype.itemsize, 1) if last.step == 1 else 1
-    while together > 1 and (
-        alignment % (together * y.dtype.itemsize) or any(step % together for step in (last.size, *apart))
-    ):
-        together //= 2
+    most = 0 if last.step != 1 else ACCESS_BYTES if alike else _WORD
+    together = largest_pack(last.size, apart, alignment, y.dtype.itemsize, most)
     spans = sum((axis.of - 1) * abs(axis.from_step) for axis in axes), sum(a.size * a.step for a in axes)
-    behind = THREADS * _UNITS * _PACK_BYTES  # the last of a row's parts may be shorter
+    behind = THREADS * _UNITS * ACCESS_BYTES  # the last of a row's parts may be shorter
     wide = is_wide(max(math.prod(y.dims), *spans) + behind)
     return _Padding(tuple(axes), start, together, alike, wide)
 
 
 _MAPS = """
-// Where an element comes from, by its place after the first of x's; -1 for one that is filled in.
+// Each returns the index in x of an element, by its distance from x's first element; -1 for one that is
+// filled.
 #define MAP template <class I> __device__ __forceinline__ I
 MAP constant(I i, I n, I) { return i < 0 || i >= n ? -1 : i; }
 MAP spaced(I i, I n, I gap) { return i < 0 || i % gap || i / gap >= n ? -1 : i / gap; }
 MAP edge(I i, I n, I) { return min(max(i, (I)0), n - 1); }
-// If x has as many elements as there are around it.
+// For an x with at least as many elements as are before it, and behind it.
 MAP near_wrap(I i, I n, I) { return i < 0 ? i + n : i < n ? i : i - n; }
 MAP near_symmetric(I i, I n, I) { return i < 0 ? -1 - i : i < n ? i : 2 * n - 1 - i; }
 MAP near_reflect(I i, I n, I) { return i < 0 ? -i : i < n ? i : 2 * n - 2 - i; }
-// If not.
+// For a shorter x.
 MAP wrap(I i, I n, I) {
     i %= n;
     return i < 0 ? i + n : i;

@@ -48,10 +48,10 @@ FRONTEND: Mapping[PointwiseMode, str] = {
     _M.GE: "cmp_ge",
     _M.SELECT: "binary_select",
 }
-"""The methods of cuDNN's frontend that compute what our functions do.
+"""The methods of cuDNN's frontend that compute the same as our functions.
 
-None for those that may compute something else: mod, pow, NaN in min and max, and log, sin, cos and tan near
-their zeros.
+Left out are those that may compute something else: mod, pow, min and max of NaN, and log, sin, cos and tan
+near their zeros.
 """
 _OPTIONS: Mapping[PointwiseMode, Mapping[str, str]] = {
     _M.LEAKY_RELU: {"parameter": "negative_slope"},
@@ -61,9 +61,9 @@ _OPTIONS: Mapping[PointwiseMode, Mapping[str, str]] = {
 
 
 def _bounds(graph: FrontendGraph, operation: Pointwise[int]) -> list[tuple[str, float]]:
-    """The numbers that an operation keeps its operand between, and what cuDNN compares it with them by.
+    """The bounds that an operation keeps its operand between, each with cuDNN's method of comparison.
 
-    None of another operation, and of one that is not behind a convolution: cuDNN has conditions only there.
+    Empty for other operations, and for one that is not behind a convolution: cuDNN has conditions only there.
     """
     replaced = {PointwiseMode.MAX: "cmp_lt", PointwiseMode.MIN: "cmp_gt"}
     given = operation.effective_parameters
@@ -79,7 +79,7 @@ def _bounds(graph: FrontendGraph, operation: Pointwise[int]) -> list[tuple[str, 
 def _lower_bounds(
     graph: FrontendGraph, operation: Pointwise[int], bounds: Sequence[tuple[str, float]]
 ) -> None:
-    """Add what compares and selects: NaN stays NaN, which cuDNN's min and max may replace."""
+    """Add a comparison and a selection for each bound: so NaN stays NaN, which cuDNN's min and max lose."""
     options = {"compute_data_type": graph.compute(operation)}
     value = graph.tensor(operation.operands[0])
     for compare, number in bounds:
@@ -95,7 +95,7 @@ def lower_pointwise(graph: FrontendGraph, operation: Pointwise[int]) -> None:
     method, optional = FRONTEND.get(mode), _OPTIONS.get(mode, {})
     tensors = [graph.spec(uid) for uid in operation.reads]
     if not operation.compute(tuple(tensor.dtype for tensor in tensors)).is_floating:
-        # It may where a convolution's sums are all that it reads, and where it only converts bytes.
+        # That is exact if it reads nothing but a convolution's sums, or only converts bytes.
         converts = mode is PointwiseMode.IDENTITY and graph.spec(operation.result).dtype.is_floating
         given = [tensor.dtype.itemsize for tensor in tensors if tensor.role is TensorRole.BOUND]
         if given and not (converts and max(given) == 1):

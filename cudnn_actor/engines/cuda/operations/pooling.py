@@ -2,8 +2,8 @@
 
 libcudnn's pooling has no dilation, no asymmetric padding and no flat index. It takes
 less time for a maximum of a half type, channels last (42 instead of 75 us, H200), and more
-for averages, float32, or channels first. Our kernel's source has the shapes in it, so that
-the compiler divides by constants. One or two spatial dims become three.
+for averages, float32, or channels first. The shapes are constants in our kernel's source,
+by which the compiler divides faster. One or two spatial dims become three.
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
-from cudnn_actor.engines.cuda.kernels.axes import in_five
+from cudnn_actor.engines.cuda.kernels.axes import in_five, prepend_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.index_code import indexing, is_wide, offset_of, split_all, thread_loop
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, grid_over
@@ -62,7 +62,7 @@ def library_pooling(operation: LibraryPooling, tensors: Sequence[GraphTensor], h
         raise Refused("libcudnn's pooling has no asymmetric padding and no dilation")
     rank = max(2, window.spatial_dims)
     fields = (window.size, 1), (window.pre_padding, 0), (window.stride, 1)
-    size, padding, stride = ([*[other] * (rank - len(values)), *values] for values, other in fields)
+    size, padding, stride = (prepend_dims(values, rank, other) for values, other in fields)
     if isinstance(operation, MaxPool):
         mode = _MAX
     else:
@@ -100,9 +100,9 @@ def library_pooling(operation: LibraryPooling, tensors: Sequence[GraphTensor], h
 
 
 def pooling_launches(operation: Pooling, tensors: Sequence[GraphTensor]) -> list[Launch]:
-    """The launch of a pooling. The elements of the first result have a thread each.
+    """The launch of a pooling. Each element of the first result has a thread.
 
-    The source does not depend on how many samples there are, if these are apart in memory.
+    The source does not depend on the number of samples, if the samples' axis is the slowest in memory.
     """
     looped = tensors[len(operation.reads)]
     text, count = _source(operation, tensors, looped), math.prod(looped.dims)
@@ -110,7 +110,7 @@ def pooling_launches(operation: Pooling, tensors: Sequence[GraphTensor]) -> list
 
 
 def _source(operation: Pooling, tensors: Sequence[GraphTensor], looped: GraphTensor) -> str:
-    """The kernel in CUDA C++. The last operand, or two if there is an index, are written."""
+    """The kernel in CUDA C++. `looped`: the first result, whose elements have a thread each."""
     read = len(operation.reads)
     arguments = ", ".join(
         f"{'const ' if number < read else ''}{C_TYPES[tensor.dtype]}* __restrict__ t{number}"
@@ -156,12 +156,12 @@ def _window(operation: Pooling) -> dict[str, int]:
     return {
         f"{name}{axis}": value
         for name, values in fields.items()
-        for axis, value in enumerate((*[int(name != "pre")] * (3 - len(values)), *values))
+        for axis, value in enumerate(prepend_dims(values, 3, int(name != "pre")))
     }
 
 
 def _products(operation: Pooling, x: GraphTensor, y: GraphTensor) -> tuple[int, ...]:
-    """The largest numbers that are computed beside offsets."""
+    """Bounds of the numbers that are computed besides offsets."""
     window = operation.window
     if isinstance(window, AdaptiveWindow):
         return tuple((n + 1) * (m + 1) for n, m in zip(x.dims[2:], y.dims[2:], strict=True))
@@ -199,7 +199,7 @@ _IN_WINDOW = """
                 }}
             }}
         }}"""
-"""Runs `body` for each element p of the input in the window i."""
+"""A C loop that runs `body` for each element p of the input in the window i."""
 _IN_WINDOWS = """
         for (I a = 0; a < size0; ++a) {{
             I q2 = i2 + pre0 - a * dilation0;
@@ -214,7 +214,7 @@ _IN_WINDOWS = """
                 }}
             }}
         }}"""
-"""Runs `body` for each window q that has the element i of the input."""
+"""A C loop that runs `body` for each window q that contains the element i of the input."""
 _IN_ADAPTIVE = """
         for (I p2 = i2 * x2 / y2; p2 * y2 < (i2 + 1) * x2; ++p2)
             for (I p3 = i3 * x3 / y3; p3 * y3 < (i3 + 1) * x3; ++p3)
@@ -227,7 +227,7 @@ _IN_ADAPTIVES = """
                 for (I q4 = i4 * y4 / x4; q4 * x4 < (i4 + 1) * y4; ++q4) {{
                     {body}
                 }}"""
-"""Run `body` for each adaptive window q, of 2 and of 3 dims, that has the element i of the input."""
+"""The same two loops, for adaptive windows."""
 
 
 def _loop_over_window(operation: Pooling, body: str) -> str:
@@ -248,8 +248,8 @@ _I, _P, _Q = ([f"{letter}{axis}" for axis in range(2, _RANK)] for letter in "ipq
 
 def _max(operation: MaxPool[int], tensors: Sequence[GraphTensor]) -> str:
     found = f"t0[{_place(0, 'i0', 'i1', *_P)}]"
-    # Elements come in the order of their places, so that the first of equal ones stays. What
-    # `accumulators.accumulator_of_place` gives would compare places, too.
+    # Elements come in the order of their places, so the first of equal ones stays. The accumulator of
+    # `accumulators.accumulator_of_place` compares places, too, which is not needed here.
     body = f"""const T value = (T){load(tensors[0].dtype, found)};
                     if (index < 0 || value > best || (value != value && best == best)) {{
                         best = value; element = {found}; index = {_NUMBER.format(*_P)};
@@ -276,7 +276,10 @@ def _max_backward(operation: MaxPoolBackward[int], tensors: Sequence[GraphTensor
 
 
 def _count_of_window(operation: AvgPool[int] | AvgPoolBackward[int], places: Sequence[str]) -> str:
-    """The C expression of how many elements a window counts; `places`: its place in each spatial dim."""
+    """The C expression of the number of elements that a window counts.
+
+    `places`: the window's place in each spatial dim.
+    """
     axes = range(2, _RANK)
     if isinstance(operation.window, AdaptiveWindow):
         counts = [f"covered({place}, x{axis}, y{axis})" for axis, place in zip(axes, places, strict=True)]
@@ -319,7 +322,7 @@ def _norm(operation: LpPool[int], tensors: Sequence[GraphTensor]) -> str:
     element = load(tensors[0].dtype, f"t0[{_place(0, 'i0', 'i1', *_P)}]")
     value = f"const T value = fabs((T){element});"
     most = f"{value} most = {ELEMENT_MAX.of('most', 'value')};"
-    # What equals the largest counts as 1: 0 and infinity too.
+    # An element that equals the largest one counts as 1, also if it is 0 or infinite.
     share = f"{value} const T part = value / most; sum += value == most ? (T)1 : {_power('part', p)};"
     root = {1.0: "sum", 2.0: "sqrt(sum)"}.get(p, f"pow(sum, (T)1 / (T){p!r})")
     return (

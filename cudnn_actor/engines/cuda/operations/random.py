@@ -1,8 +1,8 @@
 """Random numbers on CUDA: kernels of our own, which give the same bits as the definition.
 
-A thread computes the block that four neighbours share, and writes them at once
-where they lie side by side. Everything behind the random bits is computed in
-double, in the definition's order, by operations that are rounded exactly.
+A thread computes the block of random bits that four neighbours share, and writes
+the four at once where they lie side by side. Numbers are computed from the bits in
+double, in the definition's order, by operations that round to nearest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
+from cudnn_actor.engines.cuda.kernels.element_types import ACCESS_BYTES, C_TYPES, CONVERSIONS, PACK, store
 from cudnn_actor.engines.cuda.kernels.index_code import indexing, thread_loop
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.walks import Walk
@@ -36,7 +36,6 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["PHILOX", "random_launches"]
 
-_VECTOR = 16
 _SIGNED = 1 << 63
 _Numbers = tuple[int | float, ...]
 
@@ -65,12 +64,11 @@ def _source(operation: Randomness[int], y: GraphTensor, walk: Walk) -> str:
     if type(operation) in _UNITS:
         formula = f"const double unit = {_UNITS[type(operation)][wide]}; {formula}"
     element = C_TYPES[operation.dtype]
-    aligned = min(_VECTOR, 4 * operation.dtype.itemsize)
+    aligned = min(ACCESS_BYTES, 4 * operation.dtype.itemsize)
     packed = [steps for _, steps in walk.axes] == [(1,)] and y.alignment % aligned == 0
     body = _KERNEL.format(
         each_block=thread_loop("t", "blocks"),
         element=element,
-        aligned=aligned,
         parameters=f"{walk.parameters}, {parameters}",
         more="const Words second = philox(block, 1, seed);" if wide else "",
         words="const Natural word = first.of[v]" + (", more = second.of[v];" if wide else ";"),
@@ -80,7 +78,7 @@ def _source(operation: Randomness[int], y: GraphTensor, walk: Walk) -> str:
         at=walk.at("number"),
     )
     quantile = _QUANTILE if isinstance(operation, RandomNormal) else ""
-    return CONVERSIONS + indexing(wide=True) + PHILOX + quantile + body
+    return CONVERSIONS + PACK + indexing(wide=True) + PHILOX + quantile + body
 
 
 def _numbers(operation: Randomness[int]) -> _Numbers:
@@ -103,7 +101,7 @@ def _as_signed(number: int) -> int:
 
 
 def _horner(x: str, coefficients: Sequence[float]) -> str:
-    """A polynomial, lowest power first, in C."""
+    """The C expression of a polynomial in `x`. `coefficients`: the lowest power's first."""
     text = repr(coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         text = f"({text} * {x} + {coefficient!r})"
@@ -169,7 +167,7 @@ _UNITS: dict[type[Randomness[Any]], tuple[str, str]] = {
         "((double)(word << 20 | more >> 12) + 0.5) * 0x1p-52",
     ),
 }
-"""A number below 1 of 32 random bits, and of more."""
+"""The C expressions of a number from 0 to 1: from 32 random bits, and from more."""
 _FORMULAS: dict[type[Randomness[Any]], tuple[str, str]] = {
     RandomUniform: (
         "double width, double low, double least, double largest",
@@ -185,9 +183,9 @@ _FORMULAS: dict[type[Randomness[Any]], tuple[str, str]] = {
         "const Natural bits = word << 32 | more, value = low + (range ? __umul64hi(bits, range) : bits);",
     ),
 }
-"""The kernel's parameters, and its numbers from words."""
+"""The kernel's own parameters, and the C statement that computes a number from its random words."""
 _KERNEL = """
-struct alignas({aligned}) Pack {{ {element} of[4]; }};
+typedef Pack<{element}, 4> Four;
 extern "C" __global__ void numbers(
     const long long* state, {element}* y, long long state_step, {parameters}
 ) {{
@@ -198,7 +196,7 @@ extern "C" __global__ void numbers(
         const Natural block = (offset / 4 + (Natural)t) % (1ull << 62);
         const Words first = philox(block, 0, seed);
         {more}
-        Pack pack;
+        Four pack;
         #pragma unroll
         for (int v = 0; v < 4; ++v) {{
             {words}
@@ -207,7 +205,7 @@ extern "C" __global__ void numbers(
         }}
         const long long start = 4 * t - skipped;
         if ({packed} && !skipped && start + 4 <= t_count) {{
-            *(Pack*)(y + start) = pack;
+            *(Four*)(y + start) = pack;
             continue;
         }}
         #pragma unroll

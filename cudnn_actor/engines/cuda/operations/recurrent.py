@@ -1,10 +1,10 @@
 """Runs recurrent layers one above the other by libcudnn, which computes them together.
 
-libcudnn has all weights in one space. They are first copied into that space: weights that are neighbours in
-both places in one copy. That is a step of its own (`LayerWeights`), which a deployed model runs only once.
-Layers with gradients copy them themselves. libcudnn's reserve has no meaning to anything else. Within a plan,
-the gradients compute the layers again, unless an earlier step of the same plan has kept its reserve. Where a
-reserve lies in a buffer, as bytes, a layer and its two gradients are steps by themselves: `recurrent_passes`.
+libcudnn wants all weights in one space. They are first copied into that space; weights that are neighbours in
+both places take one copy. This is a step of its own (`LayerWeights`), which a deployed model runs only once.
+Layers with gradients copy the weights themselves. Only libcudnn understands its reserve. Within a plan, the
+gradients compute the layers again, unless an earlier step of the same plan has kept its reserve. Where a
+reserve lies in a buffer, as bytes, a layer and its two gradients are steps of their own: `recurrent_passes`.
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html
 """
 
@@ -29,7 +29,7 @@ from cudnn_actor.engines.cuda.library.libcudnn import (
     sequences_descriptor,
     tensor_descriptor,
 )
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.library.libraries import ON_DEVICE, libraries
 from cudnn_actor.engines.cuda.operations.implementation import Asked, Launcher, implement
 from cudnn_actor.engines.cuda.operations.recurrent_calls import (
     LayerBackwardData,
@@ -68,16 +68,15 @@ _DEFAULT_MATH, _TENSOR_CORES, _FULL = 0, 1, 3
 _INFERENCE, _TRAINING = 0, 1
 """cudnnForwardMode_t."""
 _ADDED = 0
-"""cudnnWgradMode_t: libcudnn adds to what is there."""
+"""cudnnWgradMode_t: libcudnn adds the gradients to the numbers that are there."""
 _PROJECTION = 8
 """The number that cudnnGetRNNWeightParams has for the weights of a projection."""
 _BFLOAT16_SINCE = 91300
 _LINE = 256
 """The bytes at whose multiples parts of the workspace begin."""
 _BASE = 1 << 32
-"""An address that stands for the space of the weights: what is asked for is where they lie in it."""
-_ON_DEVICE = 3
-"""cudaMemcpyKind."""
+"""An address that stands for the space of the weights when libcudnn is asked for their offsets in it."""
+
 V = TypeVar("V")
 _STATES = ("h0", "c0", "h_n", "c_n")
 _STATES_BACKWARD = ("h0", "c0", "dh_n", "dc_n", "dh0", "dc0")
@@ -98,7 +97,7 @@ class Span(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Sizes of the weights of a network. `features`: those that its first layer reads."""
+    """The sizes of the weights of a network. `features`: the features that its first layer reads."""
 
     features: int
     directions: int
@@ -154,7 +153,7 @@ class _Weights:
         return _TENSOR_CORES if numerics is not None and numerics.tf32 else _FULL
 
     def spans(self, *, gradients: bool) -> list[Span]:
-        """The places in the space of the weights of those weights, or gradients, that are operands."""
+        """The places in the space of the weights of the weights, or gradients, that are operands."""
         found: list[Span] = []
         for layer, way in itertools.product(range(self.layers), range(self.sizes.directions)):
             for number in range(2 * self._operation.mode.gates + (self.sizes.state < self.sizes.hidden)):
@@ -277,10 +276,10 @@ def _sizes_of(function: str, *arguments: Any, count: int = 1) -> list[int]:
 def spans_of(
     mode: RecurrentMode, sizes: Any, way: int, number: int, places: tuple[int, int]
 ) -> Iterator[Span]:
-    """The spans of one gate's weights and bias, with starts and sizes in elements, places in bytes.
+    """Yields the spans of one gate's weights and bias, with starts and sizes in elements, places in bytes.
 
-    `number`: a gate's of the input, then of the state, then the projection. `places`: of the matrix and of
-    the bias in the space of the weights, in bytes.
+    `number`: first count the gates of the input, then those of the state, then the projection. `places`: of
+    the matrix and of the bias in the space of the weights, in bytes.
     """
     gates, hidden = mode.gates, sizes.hidden
     if number == 2 * gates:
@@ -323,11 +322,11 @@ class _Device:
 
     def copy(self, into: int, source: int, nbytes: int) -> None:
         """Enqueue a copy."""
-        self._runtime.memcpyAsync(into, source, nbytes, _ON_DEVICE, self._stream)
+        self._runtime.memcpyAsync(into, source, nbytes, ON_DEVICE, self._stream)
 
     def gather(self, weights: _Weights, spans: Sequence[Span], at: Mapping[str, int], space: int) -> None:
         """Enqueue copies of weights into their space. `at`: the addresses of the operands."""
-        if "bias[0]" not in at:  # what no operand gives is 0
+        if "bias[0]" not in at:  # libcudnn has biases all the same: they are 0
             self.clear(space, weights.nbytes)
         for span in spans:
             self.copy(space + span.place, at[span.name] + span.start, span.nbytes)
@@ -356,9 +355,9 @@ class Call:
 
     @functools.cached_property
     def weights(self) -> int:
-        """The address of the space of the weights: in the operand `reserve`, if the layers have one.
+        """The address of the space of the weights: the operand `space`, if there is one.
 
-        There the step of the gradients finds them, too. Not if they have an operand of their own.
+        Else it is in the operand `reserve`, where the step of the gradients finds the weights, too.
         """
         space = self.at("space")
         return self._at["reserve"] + self.network.kept_weights if space is None else space
@@ -376,7 +375,7 @@ class Call:
     def _apart(self, name: str) -> list[tuple[int, int, int]]:
         """The address of each layer's state, its place in the workspace, and its bytes.
 
-        Empty if the states of all layers lie one behind the other, as the library takes them.
+        Empty if the states of all layers lie one behind the other already, as the library wants them.
         """
         found, place = [], self.part(name)
         for each in self.network.of_layers(name):
@@ -431,7 +430,7 @@ class Call:
         if dy is None:
             dy = self.part("dy")
             self.device.clear(dy, network.bytes_of_y)
-        if network.operation.lengths is not None:  # libcudnn may leave what is behind the end of a sequence
+        if network.operation.lengths is not None:  # libcudnn may not write behind the end of a sequence
             self.device.clear(self._at["dx"], network.bytes_of_x)
         self._library.cudnnRNNBackwardData_v8(
             *(network.handle, network.rnn.pointer, network.lengths.data.ptr),
@@ -442,9 +441,9 @@ class Call:
         )
 
     def by_weights(self, y: int, reserve: Sequence[Any], gradients: Sequence[Span]) -> None:
-        """cudnnRNNBackwardWeights_v8, which adds to what is in the space of the weights.
+        """cudnnRNNBackwardWeights_v8, on a space of weights that is cleared, since the library adds to it.
 
-        `gradients`: where they lie in that space, for copies out of it.
+        `gradients`: their places in that space, from which they are copied.
         """
         network = self.network
         self.device.clear(self.part("weights"), network.weights.nbytes)
@@ -520,9 +519,9 @@ def _ask_for_memory(operation: AnyLayers, tensors: Sequence[GraphTensor], handle
 
 
 def room_for_reserve(network: Network, *names: str) -> dict[str, int]:
-    """Bytes of what the library keeps, for those of these operands that are in no buffer.
+    """Bytes of a reserve, for each of these operands that is in no buffer, by name.
 
-    Raises `Refused` if a buffer has fewer.
+    Raises `Refused` if the buffer of one has fewer bytes.
     """
     held = dict[str, int]()
     for name in names:

@@ -15,11 +15,11 @@ class _OfLayers(Operation[T]):
     Parameters
     ----------
     x
-        What the first layer reads.
+        The input of the first layer.
     w_ih, w_hh, bias, w_hr, h0, c0
         The operands of each layer; empty if they are left out.
     mode, lengths
-        As of `Recurrent`.
+        See `Recurrent`.
     """
 
     x: T
@@ -34,7 +34,7 @@ class _OfLayers(Operation[T]):
 
 
 class LayerWeights(Operation[T], tag="recurrent_layer_weights"):
-    """The weights of layers, as the library has them.
+    """Copies the weights of layers into the space that the library wants them in.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class LayerWeights(Operation[T], tag="recurrent_layer_weights"):
     space
         The space of the weights.
     mode
-        As of `Recurrent`.
+        See `Recurrent`.
     """
 
     kind = "recurrent_weights"
@@ -65,12 +65,12 @@ class Layers(_OfLayers[T], tag="recurrent_layers"):
     space
         The space of the weights; None if it lies behind the reserve.
     y
-        What the last layer writes.
+        The output of the last layer.
     h_n, c_n
         The last states of each layer; empty if they are left out.
     reserve
-        What the library keeps for the gradients; None if there are none. Without `space`, also the space of
-        the weights behind that, to which the run copies them.
+        The library's reserve for the gradients; None if there are none. Without `space`, the space of the
+        weights lies behind it, and the run copies the weights there.
     """
 
     kind = "recurrent"
@@ -89,11 +89,13 @@ class LayersBackward(_OfLayers[T], tag="recurrent_layers_backward"):
     Parameters
     ----------
     y
-        What the last layer wrote, for the gradients of the weights; None for what the layers compute again.
+        The output of the last layer, for the gradients of the weights; None for the one that is computed
+        again.
     dy, dh_n, dc_n
         Gradients of the results; None, or empty, for 0.
     reserve
-        What the library kept of the forward pass, and the space of the weights; with `again`, memory for it.
+        The library's reserve of the forward pass, and the space of the weights; with `again`, memory for
+        both.
     dx, dh0, dc0, dw_ih, dw_hh, dbias, dw_hr
         The gradients. Those of the weights are empty if they are not wanted.
     again
@@ -126,9 +128,9 @@ class LayerBackwardData(_OfLayers[T], tag="recurrent_layer_backward_data"):
     space
         The space of the weights.
     y
-        What the last layer wrote.
+        The output of the last layer.
     reserve
-        What the library kept of the forward pass, which stays as it is.
+        The library's reserve of the forward pass, which stays as it is.
     dy, dh_n, dc_n
         Gradients of the results; None, or empty, for 0.
     dx, dh0, dc0
@@ -161,13 +163,13 @@ class LayerBackwardWeights(Operation[T], tag="recurrent_layer_backward_weights")
     Parameters
     ----------
     x, y, h0
-        What the layers read and wrote.
+        Operands and the output of the layers.
     slopes
-        As `LayerBackwardData` wrote them.
+        The slopes that `LayerBackwardData` wrote.
     dw_ih, dw_hh, dbias, dw_hr
         The gradients; the last two are empty if they are not wanted.
     mode, lengths
-        As of `Recurrent`.
+        See `Recurrent`.
     """
 
     kind = "recurrent_bwd_weights"

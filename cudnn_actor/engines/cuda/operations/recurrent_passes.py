@@ -1,8 +1,8 @@
-"""Runs the gradients of recurrent layers from what libcudnn has kept in a buffer, each by itself.
+"""Runs the gradients of recurrent layers by data, and by weights, as steps of their own, from a reserve.
 
-libcudnn writes to its reserve when it computes the gradients by data, and reads what it wrote for those by
-weights. A request that is sent again after a crash must find its operands as they were. So the gradients by
-data work on a copy, which is the operand `slopes`.
+libcudnn changes its reserve when it computes the gradients by data, and reads the changed reserve for those
+by weights. A request that is sent again after a crash must find its operands as they were. So the gradients
+by data work on a copy of the reserve, which is the operand `slopes`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _by_data(operation: LayerBackwardData[int], tensors: Sequence[GraphTensor], 
 def _by_weights(operation: LayerBackwardWeights[int], tensors: Sequence[GraphTensor], handle: Any) -> Run:
     """The run of gradients by weights. Raises `Refused` and `EngineFailure`.
 
-    libcudnn has not been seen to write to the reserve here. The self-check would find it: it has the
-    gradients computed twice (`recurrent_passes.closed`).
+    libcudnn has not been seen to write to the reserve here. The self-check would find it: its plan computes
+    the gradients twice (`planning.recurrent_passes.close_graph`).
     """
     network = Network(operation, tensors, handle)
     gradients = network.weights.spans(gradients=True)
@@ -54,7 +54,7 @@ def _ask_for_memory(
     tensors: Sequence[GraphTensor],
     handle: Any,
 ) -> Asked:
-    """Bytes of the workspace, and of what is in no buffer. Raises `Refused` if a buffer has too few."""
+    """Bytes of the workspace, and of reserves in no buffer. Raises `Refused` if a buffer is too small."""
     network = Network(operation, tensors, handle)
     return Asked(network.room, room_for_reserve(network, "reserve", "slopes"))
 

@@ -1,16 +1,20 @@
 """The steps of recurrent layers on CUDA, by kernels of our own.
 
-In each step, the products of the state with the rows of the weights are added up, all gates of a unit at
-once, and its new state is computed. The state before a step and that behind it lie in the workspace, in the
+In each step, the products of the state with the rows of the weights are added up, for all gates of a unit at
+once, and the unit's new state is computed. The states before and behind a step lie in the workspace, in the
 type that is computed in.
 
-There are two ways to walk. In one launch, a block walks through all steps of its sequences, and waits for
-itself between them. A thread has a unit of a sequence. The weights lie turned in the workspace, so that
-threads side by side read neighbours. By step, each step is a launch on the whole device. A warp has a unit of
-a few sequences, and its lanes share the products: each adds up every 32nd of them, and then they add up their
-sums, in an order that does not change. The rows of the weights lie one after the other in the workspace. That
-comes first for a layer of so many units that their weights are more work than a block can do in the time of a
-launch. A GRU that resets first multiplies twice in each step.
+There are two ways to go through the steps:
+
+- In one launch. A block goes through all steps of its sequences, and its threads wait for each other between
+  steps. A thread has a unit of a sequence. The weights lie transposed in the workspace, so that neighbouring
+  threads read neighbours.
+- By step. Each step is a launch on the whole device. A warp has a unit of a few sequences, and its lanes
+  share the products: each adds up every 32nd of them, and then the lanes add up their sums, in a fixed order.
+  The rows of the weights lie one after the other in the workspace. This way comes first for a layer whose
+  weights are more work than a block can do in the time of a launch.
+
+A GRU that resets first multiplies twice in each step.
 """
 
 from __future__ import annotations
@@ -30,7 +34,13 @@ from cudnn_actor.engines.cuda.kernels.element_types import (
 )
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULAS, PREAMBLE
 from cudnn_actor.engines.cuda.kernels.index_code import indexing, split_all
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of, grid_over, parameters_of
+from cudnn_actor.engines.cuda.kernels.kernel import (
+    MULTIPROCESSORS,
+    Launch,
+    arguments_of,
+    grid_over,
+    parameters_of,
+)
 from cudnn_actor.engines.cuda.kernels.reduction_code import over_lanes
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import (
@@ -45,25 +55,26 @@ from cudnn_actor.protocol.operations import (
 __all__ = ["BY_STEP", "steps_launches", "steps_workspace"]
 
 BY_STEP = "kernel_by_step"
-"""The launcher that has a launch for each step."""
+"""The name of the launcher that has a launch for each step."""
 
 _MOST_THREADS, _MOST_ROWS = 1024, (1 << 16) - 1
 """The most threads of a block, and the most blocks of a grid along its second dim."""
 _MACROS = {"x": "IN", "bias": "BIAS", "peepholes": "PEEPHOLES", "h0": "FIRST_H", "c0": "FIRST_C"}
 """The names of the macros that read an operand."""
-_BUSY = 132
-"""Blocks with which each multiprocessor of an H200 has one."""
+
 _MOST_WEIGHTS = 128 << 10
-"""Bytes of a direction's weights that one block reads in each step, if it walks through all of them: as many
-as lie in a multiprocessor's cache. With as many, both ways take 4.3 to 5.3 microseconds a step, for one
-sequence and for 32; with four times as many, a block takes 30 and a launch 5.4 to 7.4 (H200, LSTM)."""
+"""The most bytes of a direction's weights for which one block goes through all steps and reads them in each:
+as many as lie in a multiprocessor's cache. With as many, both ways take 4.3 to 5.3 microseconds a step, for
+one sequence and for 32. With four times as many, a block takes 30 and a launch 5.4 to 7.4 (H200, LSTM)."""
 _MOST_SEQUENCES = 256
-"""The most sequences of both directions for which each step may be a launch. For 32 sequences, a launch takes
-2 microseconds more than for one, and a block takes 30 for any number: it is an estimate."""
+"""The most sequences of both directions for which each step may be a launch. It is an estimate: for 32
+sequences, a launch takes 2 microseconds more than for one, and a block takes 30 for any number."""
 _MOST_LAUNCHES = 1 << 14
 """The most launches of a plan. A layer of more steps is one launch, however long that takes."""
 _WARPS, _TOGETHER = 4, 8
-"""Units of a block that has a step, and sequences of a warp, which share what it reads of the weights."""
+"""Where each step is a launch: the units of a block, and the sequences of a warp, which share the weights
+that
+the warp reads."""
 
 
 class _Shape(NamedTuple):
@@ -72,15 +83,15 @@ class _Shape(NamedTuple):
     Parameters
     ----------
     grid, block
-        Of the launches that walk.
+        The grid and the block of the launches that go through the steps.
     steps
-        Of each launch.
+        The steps of each launch.
     kept
-        Numbers of the workspace for each unit of each sequence and direction.
+        The numbers that the workspace has for each unit of each sequence and direction.
     states
-        Units of all sequences and directions.
+        The units of all sequences and directions.
     weights
-        Elements of w.
+        The elements of w.
     """
 
     grid: tuple[int, int, int]
@@ -92,7 +103,7 @@ class _Shape(NamedTuple):
 
 
 def _comes_by_step(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> bool:
-    """Whether a launch for each step is expected to take less time than one for all."""
+    """Whether a launch for each step is expected to take less time than one launch for all."""
     directions, rows, hidden = tensors[1].dims
     weights, sequences = rows * hidden * tensors[0].dtype.itemsize, directions * tensors[0].dims[1]
     is_worth_it = weights > _MOST_WEIGHTS and sequences <= _MOST_SEQUENCES
@@ -100,7 +111,7 @@ def _comes_by_step(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor
 
 
 def _launches_by_step(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> int:
-    """How many launches walk, by step."""
+    """The number of launches that go through the steps, if each step is a launch."""
     return tensors[0].dims[0] * (1 + _resets_first(operation))
 
 
@@ -115,7 +126,7 @@ def _shape(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], *, by
         across, down = -(-hidden // _WARPS), -(-batch // _TOGETHER)
     else:
         units, at_once = min(_MOST_THREADS, -(-hidden // 32) * 32), max(1, steps)
-        together = max(1, min(_MOST_THREADS // max(1, units), -(-batch * directions // _BUSY)))
+        together = max(1, min(_MOST_THREADS // max(1, units), -(-batch * directions // MULTIPROCESSORS)))
         block, across, down = (units, together), 1, -(-batch // together)
     grid = (across, min(_MOST_ROWS, down), directions)
     return _Shape(
@@ -129,7 +140,7 @@ def _shape(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], *, by
 
 
 def steps_workspace(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> int:
-    """Bytes for the states before and behind a step, for cells, and for the weights."""
+    """Bytes of the workspace: for the states before and behind a step, for cells, and for the weights."""
     shape, dtype = _shape(operation, tensors, by_step=False), tensors[0].dtype
     return shape.kept * shape.states * value_dtype(dtype).itemsize + shape.weights * dtype.itemsize
 
@@ -137,9 +148,9 @@ def steps_workspace(operation: RecurrentSteps[int], tensors: Sequence[GraphTenso
 def steps_launches(
     operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], *, by_step: bool
 ) -> list[Launch]:
-    """The launches: one that fills the workspace, and those that walk. There are none without sequences.
+    """The launches: one that fills the workspace, and those that go through the steps.
 
-    Raises `Refused` if there are too many.
+    There are none if there are no sequences. Raises `Refused` if there are too many.
     """
     if by_step and _launches_by_step(operation, tensors) > _MOST_LAUNCHES:
         raise Refused(f"a launch for each step is more than {_MOST_LAUNCHES:,} of them")
@@ -172,7 +183,7 @@ def _numbers(operation: RecurrentSteps[int], tensors: Sequence[GraphTensor]) -> 
 def _source(
     operation: RecurrentSteps[int], tensors: Sequence[GraphTensor], kept: int, *, by_step: bool
 ) -> str:
-    """The kernels in CUDA C++: the same for all sizes of a layer."""
+    """The kernels in CUDA C++. They do not depend on the sizes of the layer."""
     dtype = tensors[0].dtype
     operands = dict(zip((name for name, _ in operation.named()), tensors, strict=True))
     pointers = [
@@ -209,7 +220,7 @@ def _source(
 
 
 def _accesses(operation: RecurrentSteps[int], operands: Mapping[str, GraphTensor]) -> Iterator[str]:
-    """Macros that read and write operands at a place: one that was left out reads as what it stands for."""
+    """Yields macros that read and write operands at a place. A missing operand reads as its default."""
 
     def at(name: str, *place: str) -> str:
         return f"{name}_of[{' + '.join(f'({each}) * {name}_{axis}' for axis, each in enumerate(place))}]"
@@ -238,7 +249,7 @@ def _accesses(operation: RecurrentSteps[int], operands: Mapping[str, GraphTensor
 
 
 def _functions(operation: RecurrentSteps[int], directions: int, kind: str) -> Iterator[str]:
-    """The functions of the gates, f, g and k, of each direction; those of gates behind their bounds."""
+    """Yields the C functions of the gates, f, g and k, for each direction. f and g clip their operand."""
     count, every = operation.cell.functions, operation.functions(directions)
     for number, name in zip(range(count), "fgk", strict=False):
         texts = [_text(each, kind) for each in every[number::count]]
@@ -254,9 +265,9 @@ def _clip_statement(clip: float, kind: str) -> str:
 
 
 def _text(activation: CellActivation, kind: str) -> str:
-    """The C expression of a function of x.
+    """The C expression of an activation of x.
 
-    Those that are no pointwise mode are written by hand, as formulas are (`kernels.formulas`): see
+    Activations that are no pointwise mode are written by hand, like the formulas of `kernels.formulas`. See
     `CellActivation.__call__` for their definitions.
     """
     a, b = literal(activation.alpha, kind), literal(activation.beta, kind)
@@ -321,7 +332,7 @@ _AT_ONCE = """
 template <int FROM, int TO> __device__ __forceinline__ void multiply(
     const E* state, const Element* weights, long long hidden, long long unit, E* sums
 ) {
-    // All of a few rows is read before the first of it is used: else each read would wait for the one before.
+    // A few rows are read before the first of them is used: else each read would wait for the one before.
     const int deep = 8;
     const long long apart = GATES * hidden;
     const Element* row = weights + unit;
@@ -366,7 +377,7 @@ THE_CELL
             }
 THE_RESULTS
         }
-        // All units of the block's sequences are written.
+        // The next step reads all units of the block's sequences.
         __syncthreads();
     }
 }
@@ -454,16 +465,16 @@ _FIRST_HALF_BY_STEP = """        if (halves & 1) {
 
 
 class _Cell(NamedTuple):
-    """A cell: the computation of a step.
+    """The computation of a step by one kind of cell.
 
     Parameters
     ----------
     first, stop
-        The gates of which products are added up.
+        The range of the gates whose products are added up.
     state
-        What the weights are multiplied with.
+        The C expression of the state with which the weights are multiplied.
     text
-        From the sums of these gates to h, in C.
+        The C statements that compute h from the sums of these gates.
     """
 
     first: int

@@ -1,11 +1,10 @@
 """Reductions, arg-reductions, running sums and products on CUDA: cuDNN's sums, and kernels of our own.
 
 cuDNN's graphs have reductions of matrices, over rows, columns or all, to float32
-(9.19, sm_90). Whether its largest and smallest propagate NaN is not documented,
-so only its sum is used. Our kernels take every mode, dtype, stride and axis:
-sums are float32 (float64 of float64), of integers int64. A few long lines are
-first cut into parts, which a second kernel combines. Nothing is added in an
-order that varies.
+(9.19, sm_90). It is not documented whether its largest and smallest propagate NaN,
+so only its sum is used. Our kernels take every mode, dtype, stride and axis: sums
+are float32 (float64 of float64, int64 of integers). A few long lines are first cut
+into parts, which a second kernel combines. The order of additions is fixed.
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Reduction.html
 """
 
@@ -44,7 +43,9 @@ AnyReduction = Reduction[int] | ArgReduction[int]
 _Mode = ReductionMode
 
 _MANY_LINES, _SHORT = 4096, 64
-"""A thread scans a line alone if at least `_MANY_LINES` lie side by side, or it is at most `_SHORT` long."""
+"""Of lines that lie side by side, a thread scans one alone if there are at least `_MANY_LINES`, or if they
+are
+at most `_SHORT` long."""
 
 
 # cuDNN's.
@@ -189,8 +190,8 @@ _FINISH = """{base}
         if (lane == 0) {{ {result} }}"""
 
 
-# Running sums and products. How two elements become one is a `Join`, as for reductions. The order is their
-# own: each element has a result, so lanes and warps combine what is before them, not all that there is.
+# Running sums and products. Two elements become one by a `Join`, as in reductions. The order differs from
+# reductions: each element has a result, so lanes and warps combine only the elements before them.
 
 
 def cumulative_launches(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
@@ -227,7 +228,7 @@ def _scan_source(operation: Cumulative[int], tensors: Sequence[GraphTensor], lin
 
 
 def _scan_lines(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> Lines:
-    """The lines, a block for each; or, as a form of columns, a thread for each."""
+    """The lines. Their form says if a block has each, or, of lines side by side, a thread (`COLUMN`)."""
     x, y = tensors
     axis = operation.axis % len(x.dims)
     lines = lines_of(x.dims, (x.strides, y.strides), (axis,), (x.dtype, y.dtype), vectors=())

@@ -1,12 +1,13 @@
-"""Resampling on CUDA: a kernel of our own, whose threads have up to 8 neighbours of the result each.
+"""Resampling on CUDA: a kernel of our own, in which a thread computes up to 8 neighbours of the result in a
+row.
 
-What an element is made of along each dim comes from tables, which the host computes
-once. Neighbours that are the same along all dims that change are read at once. Where
-the dim whose elements lie side by side changes, the tables mostly repeat themselves,
-as for images twice as large: then a thread knows what its neighbours are made of
-from its source, and reads each element of x once. If the tables of the dim before
-repeat themselves, too, it has neighbours in up to 4 rows. Sums have the same order
-in all cases. The gradient has the transposed lists.
+An element of the result is a sum of weighted elements of x. Their places and weights
+along each resized dim come from tables, which the host computes once. If the innermost
+dim is not resized, neighbours are read at once. If it is resized, its table mostly has
+a repeating pattern, as for images twice as large: then places and weights are constants
+in the source, and a thread reads each element of x once. If the resized dim before it has
+a pattern, too, a thread computes neighbours in up to 4 rows. Sums have the same order in
+all cases. The gradient has the transposed tables.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.axes import Axis, extent
-from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
+from cudnn_actor.engines.cuda.kernels.element_types import ACCESS_BYTES, C_TYPES
 from cudnn_actor.engines.cuda.kernels.index_code import is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, value_of
@@ -34,14 +35,14 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["describe_resampling", "resample_launches"]
 
 Resampling = Resample[int] | ResampleBackward[int]
-_PACK_BYTES, _MOST_TOGETHER = 16, 8
-"""The most bytes of one access, and the most neighbours in a row that a thread has."""
+_MOST_TOGETHER = 8
+"""The most neighbours in a row that a thread computes."""
 _ROWS = (4, 2)
-"""How many rows a thread has neighbours in: the first that the tables allow."""
+"""The numbers of rows in which a thread computes neighbours: the first one that the tables allow."""
 _MOST_WINDOW, _MOST_PRODUCTS = 48, 512
-"""The most elements of x that a thread reads for its neighbours' sake, and products in the source."""
+"""The most elements of x that a thread reads, and the most products in a source, if there are patterns."""
 _MOST_UNROLLED = 128
-"""The most steps of nested loops that are unrolled. The compiler takes minutes for thousands."""
+"""The most steps of nested loops for which they are unrolled. The compiler takes minutes for thousands."""
 
 
 class _Pattern(NamedTuple):
@@ -50,13 +51,13 @@ class _Pattern(NamedTuple):
     Parameters
     ----------
     groups
-        How many there are.
+        The number of groups.
     step
-        How many elements of x groups are apart.
+        The distance in x of two neighbouring groups, in elements.
     first
-        The first element of x that a group may be made of, from its number times the step on.
+        The first element of x that a group reads, counted from its number times the step.
     places
-        The places of each neighbour's taps, after the first one.
+        The places of each neighbour's taps, counted from `first`.
     weights
         The weights of these taps.
     """
@@ -69,7 +70,7 @@ class _Pattern(NamedTuple):
 
     @property
     def window(self) -> int:
-        """How many elements of x, from `first` on, a group is made of."""
+        """The number of elements of x, from `first` on, that a group reads."""
         return 1 + max(max(places) for places in self.places)
 
     @property
@@ -79,12 +80,12 @@ class _Pattern(NamedTuple):
 
     @property
     def products(self) -> int:
-        """How many a group adds up."""
+        """The number of products that a group adds up."""
         return sum(map(len, self.places))
 
 
 _ALONE = _Pattern(groups=0, step=0, first=0, places=((0,),), weights=((1.0,),))
-"""The pattern of groups of one neighbour, which is one element of x."""
+"""The pattern of groups of one neighbour that is one element of x, where there is no other pattern."""
 
 
 @dataclass(frozen=True)
@@ -94,23 +95,23 @@ class _Kernel:
     Parameters
     ----------
     operation, x, y
-        What is computed, and its tensors.
+        The operation, and its tensors.
     taps, lists
-        For each resized dimension: what its elements are made of, and the same as tables have it. The places
-        of elements outside x are negative in tables.
+        For each resized dimension: the taps of its elements, and its table. The places of elements outside x
+        are negative in tables.
     fastest
         The dimension along which the result's elements lie side by side; -1 if there is none.
     alike
         Whether neighbours in the result are neighbours in x, in the same order.
     together
-        How many neighbours in a row a thread has.
+        The number of neighbours in a row that a thread computes.
     columns, rows
         The repeating patterns along the innermost resized dimension and the second innermost one.
     piece
-        How many of the elements of x that a thread reads along a row it reads at once.
+        The number of elements of a row of x that a thread reads at once, where there is a pattern.
     walk
-        Over groups of neighbours: where they are, and x but for the resized dimensions, and coordinates in
-        these: x's along a dimension with a pattern.
+        The walk over groups of neighbours: their offset in the result, the offset in x along the dimensions
+        that are not resized, and a coordinate along each resized one: x's if that has a pattern.
     """
 
     operation: Resampling
@@ -128,7 +129,7 @@ class _Kernel:
 
     @property
     def forward(self) -> bool:
-        """Whether it is no gradient."""
+        """Whether the operation is no gradient."""
         return isinstance(self.operation, Resample)
 
     @property
@@ -138,7 +139,7 @@ class _Kernel:
 
     @property
     def neighbours(self) -> int:
-        """How many elements of the result a thread has."""
+        """The number of elements of the result that a thread computes."""
         return self.together * len(self.rows.places)
 
     @property
@@ -149,12 +150,12 @@ class _Kernel:
 
     @property
     def count(self) -> int:
-        """How many dimensions are resized."""
+        """The number of resized dimensions."""
         return len(self.taps)
 
     @property
     def steps(self) -> int:
-        """How many products a thread adds up."""
+        """The number of products that a thread adds up."""
         return self.neighbours * math.prod(int(of.places.shape[1]) for of in self.taps.values())
 
     @property
@@ -217,21 +218,22 @@ def _lists(taps: Taps, transposed: int | None) -> Lists:
 
 def _fits(tensor: GraphTensor, fastest: int, count: int) -> bool:
     """Whether a thread can access `count` elements along the fastest dim at once, wherever they begin."""
-    nbytes = min(count * tensor.dtype.itemsize, _PACK_BYTES)
+    nbytes = min(count * tensor.dtype.itemsize, ACCESS_BYTES)
     of = enumerate(zip(tensor.dims, tensor.strides, strict=True))
     apart = (step for axis, (size, step) in of if axis != fastest and size > 1)
     return tensor.alignment % nbytes == 0 and not any(step % count for step in apart)
 
 
 def _counts(x: GraphTensor, y: GraphTensor, fastest: int, *, alike: bool) -> list[int]:
-    """How many neighbours in a row a thread can have, the best first; none without a fastest dimension.
+    """The numbers of neighbours in a row that a thread can compute, the best first.
 
-    A warp whose threads write 16 bytes each writes whole sectors of memory at once. Twice as many may have a
-    pattern where these have none. Those that are alike need none, and share much arithmetic.
+    Empty without a fastest dimension. A warp whose threads write 16 bytes each writes whole sectors of memory
+    at once. Twice as many neighbours may have a pattern where these have none. Neighbours that are `alike`
+    need no pattern; the more a thread has, the more arithmetic they share.
     """
     if fastest < 0:
         return []
-    one = min(_MOST_TOGETHER, _PACK_BYTES // y.dtype.itemsize)
+    one = min(_MOST_TOGETHER, ACCESS_BYTES // y.dtype.itemsize)
     fewer = [one >> n for n in range(1, one.bit_length() - 1)]
     return [
         count
@@ -266,10 +268,10 @@ def _patterns(
 
 
 def _piece(x: GraphTensor, fastest: int, columns: _Pattern) -> int:
-    """How many of the elements of x that a thread reads along a row it reads at once."""
+    """The number of elements of a row of x that a thread reads at once."""
     if x.strides[fastest] != 1 or columns.step * columns.groups > x.dims[fastest]:
         return 1
-    counts = (_PACK_BYTES // x.dtype.itemsize >> n for n in range(_PACK_BYTES.bit_length()))
+    counts = (ACCESS_BYTES // x.dtype.itemsize >> n for n in range(ACCESS_BYTES.bit_length()))
     return next(c for c in counts if c == 1 or (columns.step % c == 0 and _fits(x, fastest, c)))
 
 
@@ -294,7 +296,7 @@ def _walk(
 
 
 def _in_groups(axis: Axis, count: int, pattern: _Pattern | None, own: int) -> Axis:
-    """An axis of the walk in groups of `count`. `own`: which of its steps is the coordinate's."""
+    """An axis of the walk in groups of `count`. `own`: the index of the coordinate's among its steps."""
     size, steps = axis
     ahead = [step * count for step in steps]
     if pattern is not None:
@@ -303,7 +305,7 @@ def _in_groups(axis: Axis, count: int, pattern: _Pattern | None, own: int) -> Ax
 
 
 def _pattern(taps: Taps, size: int, together: int, floats: Any) -> _Pattern | None:
-    """The pattern of all groups of neighbours, if they have the same but where places end at x's ends."""
+    """The pattern of all groups of neighbours; None if they differ otherwise than at x's ends."""
     if len(taps.places) % together:
         return None
     places = taps.places.reshape(-1, together, taps.places.shape[1])
@@ -311,7 +313,7 @@ def _pattern(taps: Taps, size: int, together: int, floats: Any) -> _Pattern | No
     groups, middle = len(places), len(places) // 2
     if taps.outside.any() or groups < 2 or (weights != weights[0]).any():
         return None
-    step = int((places[middle] - places[middle - 1]).max())  # less where places end
+    step = int((places[middle] - places[middle - 1]).max())  # at x's ends, places are closer
     ahead = places[middle] - step * middle
     found = np.clip(step * np.arange(groups)[:, None, None] + ahead, 0, size - 1)
     first = int(ahead.min())
@@ -355,7 +357,7 @@ def _source(made: _Kernel) -> str:
     packed = " ".join(f"*(Packed*)(y + y_at{ahead[row]}) = packs[{row}];" for row in rows)
     return f"""{beginning(number, wide=made.wide)}
 typedef {element} E;
-struct alignas({min(made.together * made.y.dtype.itemsize, _PACK_BYTES)}) Packed {{ E of[{made.together}]; }};
+typedef Pack<E, {made.together}> Packed;
 extern "C" __global__ void resample(
     const {element}* __restrict__ x, {element}* __restrict__ y, {tables}T extrapolation,
     {made.walk.parameters}
@@ -386,7 +388,7 @@ def _each(made: _Kernel, text: str) -> str:
 
 
 def _pack(made: _Kernel, v: int | str = "v") -> str:
-    """The C expression of a neighbour."""
+    """The C expression of the element of the result that is neighbour `v`."""
     return f"packs[{v} / {made.together}].of[{v} % {made.together}]"
 
 
@@ -404,7 +406,7 @@ def _places(made: _Kernel) -> str:
 
 
 def _window(made: _Kernel, columns: _Pattern, start: str) -> str:
-    """The statements that read the window: in pieces where it lies inside x for certain, else one by one."""
+    """The statements that read the window: in pieces where it is sure to lie inside x, else one by one."""
     last, piece = made.count - 1, made.piece
     inside = {t: t + columns.first for t in range(columns.window) if 0 <= t + columns.first < columns.step}
     pieces = {at // piece for at in inside.values()} if piece > 1 else ()
@@ -426,7 +428,7 @@ def _window(made: _Kernel, columns: _Pattern, start: str) -> str:
 
 
 def _copy_body(made: _Kernel) -> str:
-    """The body of a resampling to the nearest, which moves bits."""
+    """The C body of a resampling to the nearest, which moves bits."""
     places = [f"places{n}[{_number(made, n)}]" for n in range(made.count) if n not in made.repeating]
     at, outside, pack = " + ".join(["x_at", *places]), _outside(made), _pack(made)
     filled = f"if ({outside}) {pack} = {stored(made.y, 'extrapolation')}; else"
@@ -446,7 +448,7 @@ def _copy_body(made: _Kernel) -> str:
 
 
 def _sum_body(made: _Kernel) -> str:
-    """The body of a resampling that adds up weighted elements, the dimensions nested, the last innermost."""
+    """The C body of a resampling that adds up weighted elements: nested loops, the last dim innermost."""
     alike = made.together > 1 and made.alike
     weight, at = _before(made.count)
     if alike:
@@ -473,7 +475,10 @@ def _sum_body(made: _Kernel) -> str:
 
 
 def _before(n: int) -> tuple[str, str]:
-    """The C expressions of a weight, times, and of a place, from the loops around."""
+    """The C expressions of the weight and the place that the loops around loop `n` have found.
+
+    The weight's ends with "* ".
+    """
     return (f"weight{n - 1} * ", f"at{n - 1}") if n else ("", "x_at")
 
 
@@ -497,7 +502,7 @@ def _loop_over_table(made: _Kernel, n: int, inner: str) -> str:
 
 
 def _products(made: _Kernel, columns: _Pattern) -> Iterator[list[tuple[str, str]]]:
-    """Yields, for each neighbour, the window's elements and the weights that it is the sum of."""
+    """Yields, for each neighbour, the C expressions of the elements and the weights that it adds up."""
     kind = "" if made.floats is np.float64 else "f"
     for row, column in itertools.product(made.rows.taps, columns.taps):
         yield [
@@ -508,7 +513,7 @@ def _products(made: _Kernel, columns: _Pattern) -> Iterator[list[tuple[str, str]
 
 
 def _pattern_source(made: _Kernel, columns: _Pattern) -> str:
-    """The C++ of sums whose places and weights are part of the source."""
+    """The C++ of sums whose places and weights are constants in the source."""
     before, start = _before(made.count - len(made.repeating))
     sums = "".join(
         f"sums[{v}] += {before}{weight} * {value_of(made.x, element)}; "

@@ -1,7 +1,8 @@
 """Local response normalisation on CUDA: kernels of our own.
 
-Each element's window of channels is read anew, from caches. For the gradient,
-what the windows of the channels around share is computed first, in the workspace.
+Each element's window of channels is read anew, from caches. For the gradient, a
+first kernel computes the term that an element adds to each window that contains it,
+in the workspace.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def response_launches(operation: AnyResponse, tensors: Sequence[GraphTensor]) ->
 
 
 def response_workspace(operation: AnyResponse, tensors: Sequence[GraphTensor]) -> int:
-    """Bytes for what windows share: a number for each element of x, for the gradient."""
+    """Bytes of the workspace: for the gradient, a number for each element of x; else 0."""
     if isinstance(operation, LocalResponseNorm):
         return 0
     return math.prod(tensors[0].dims) * operation.compute((tensors[0].dtype,)).itemsize
@@ -90,7 +91,7 @@ def _sources(operation: AnyResponse, tensors: Sequence[GraphTensor], lines: Line
 def _lines(operation: AnyResponse, tensors: Sequence[GraphTensor]) -> Lines:
     dims = tensors[0].dims
     strides = [tensor.strides for tensor in tensors]
-    if isinstance(operation, LocalResponseNormBackward):  # what is shared lies as dy does, without gaps
+    if isinstance(operation, LocalResponseNormBackward):  # the workspace lies as dy does, without gaps
         order = sorted(range(len(dims)), key=lambda axis: -strides[0][axis])
         packed = TensorSpec.packed(tuple(dims[axis] for axis in order), DType.FLOAT32).strides
         strides.append(tuple(packed[order.index(axis)] for axis in range(len(dims))))

@@ -1,7 +1,7 @@
 """Softmax by libcudnn. Kernels of our own come first: see `in_lines`.
 
-Its accurate algorithm has no limit on the axis: the dims before and after it are
-three at most once merged.
+libcudnn's accurate algorithm takes an axis of any length, and at most three other
+dims, neighbours of which count as one where possible.
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html
 """
 

@@ -1,9 +1,10 @@
 """Top-k and sorting on CUDA: a kernel of our own, in which a block takes one line after the other.
 
-Elements are compared by keys: unsigned numbers of as many bits, the best the least.
-Of a longer line, those that are wanted are found first: bits of the last one's key
-are fixed eight at a time, by counting. They are then put in order, in the
-workspace: by counting who is better, or, if they are many, by a stable radix sort.
+Elements are compared by keys: unsigned numbers of as many bits, the best has the least.
+If a line is longer than a block, the wanted elements are found first: the key of the last
+wanted one is found eight bits at a time, by counting. They are then put in order in the
+workspace: by counting the better ones of each, or, if there are many, by a stable radix
+sort.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 from cudnn_actor.engines.cuda.kernels.axes import extent
+from cudnn_actor.engines.cuda.kernels.element_types import WORD_TYPES
 from cudnn_actor.engines.cuda.kernels.index_code import block_loop, indexing, is_wide
 from cudnn_actor.engines.cuda.kernels.kernel import (
     FEW_BLOCKS,
@@ -30,7 +32,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["top_k_launches", "top_k_workspace"]
 
 _LONG = 1 << 13
-_STORED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+
 _INFINITY = {
     DType.FLOAT64: 0x7FF0000000000000,
     DType.FLOAT32: 0x7F800000,
@@ -60,7 +62,7 @@ def top_k_workspace(operation: TopK[int], tensors: Sequence[GraphTensor]) -> int
 
 
 def _lines(operation: TopK[int], tensors: Sequence[GraphTensor]) -> Walk:
-    """The walk over the lines: where each begins."""
+    """The walk over the lines, with the offset of each in the tensors."""
     axis = operation.axis % len(tensors[0].dims)
     others = [n for n in range(len(tensors[0].dims)) if n != axis]
     names = ("x", "values", "indices")
@@ -71,7 +73,7 @@ def _lines(operation: TopK[int], tensors: Sequence[GraphTensor]) -> Walk:
 
 
 def _threads(length: int) -> int:
-    """How many threads a block has: a power of two."""
+    """The threads of a block: a power of two."""
     if length >= _LONG:
         return MOST_THREADS
     return min(THREADS, max(WARP, power_of_two(length)))
@@ -85,7 +87,7 @@ def _is_wide(tensors: Sequence[GraphTensor]) -> bool:
 def _source(operation: TopK[int], tensors: Sequence[GraphTensor], walk: Walk) -> str:
     """The kernel in CUDA C++."""
     x = tensors[0]
-    bits, stored = 8 * x.dtype.itemsize, _STORED[x.dtype.itemsize]
+    bits, stored = 8 * x.dtype.itemsize, WORD_TYPES[x.dtype.itemsize]
     with_indices = len(tensors) > 2
     return _SOURCE.format(
         indexing=indexing(wide=_is_wide(tensors)),
@@ -108,7 +110,7 @@ def _source(operation: TopK[int], tensors: Sequence[GraphTensor], walk: Walk) ->
 
 
 def _sort_key(dtype: DType, bits: int) -> str:
-    """The C expression of a number that is larger where the element of the bits `raw` is."""
+    """The C expression of a number from an element's bits, `raw`: it is larger for a larger element."""
     sign = f"{1 << bits - 1}ull"
     if dtype is DType.BOOL:
         return "raw != 0"
@@ -119,9 +121,9 @@ def _sort_key(dtype: DType, bits: int) -> str:
     return f"{magnitude} > {_INFINITY[dtype]}ull ? ~0ull : {number}"
 
 
-# It counts whole numbers, whose sums are the same in any order: a vote counts those of a warp at once,
-# threads add to the same place, and `scan` has a result for each bin. So it has none of the orders of
-# `reduction_code`.
+# The kernel adds up whole numbers, whose sums are the same in any order, so it uses none of the orders of
+# `reduction_code`: a vote counts the elements of a warp, threads add to the same place, and `scan` has a
+# result for each bin.
 _SOURCE = """{indexing}
 typedef {key} Key;
 typedef {stored} Stored;
@@ -132,7 +134,7 @@ __device__ __forceinline__ Key key_of(Stored raw_bits) {{
 }}
 __device__ __forceinline__ void add(int* place) {{ atomicAdd(place, 1); }}
 __device__ __forceinline__ void add(long long* place) {{ atomicAdd((unsigned long long*)place, 1ull); }}
-// The sum of what threads before this one have, and of all.
+// The number of threads before this one for which `mine` is true; `all` gets the number of all of them.
 __device__ I before(bool mine, I* all) {{
     __shared__ int counts[32];
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -148,7 +150,7 @@ __device__ I before(bool mine, I* all) {{
     __syncthreads();
     return sum;
 }}
-// Sums of all bins before each one, of 256; the result is in the first half.
+// Replaces each of 256 bins by the sum of all bins before it. The second half of `bins` is scratch memory.
 __device__ void scan(I* bins) {{
     for (int apart = 1, from = 0; apart < 256; apart *= 2, from ^= 256) {{
         __syncthreads();
@@ -176,7 +178,7 @@ extern "C" __global__ void __launch_bounds__({threads}) top_k(
         #define KEY(place) key_of(x[x_at + (place) * (I)x_step])
         const bool few = {in_order} && size <= (I)blockDim.x;
         if (!few && wanted < size) {{
-            // The key of the last one that is wanted, and how many of that key are.
+            // Find the key of the last wanted element, and how many elements with that key are wanted.
             Key known = 0, mask = 0;
             I left = wanted;
             for (int shift = {bits} - 8; shift >= 0; shift -= 8) {{

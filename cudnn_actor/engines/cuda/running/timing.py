@@ -16,7 +16,7 @@ import numpy as np
 from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.exact.evaluation import round_into
 from cudnn_actor.engines.cuda.library.failures import check
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.library.libraries import ON_DEVICE, TO_DEVICE, libraries
 from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.timing import medians, without_overhead
 from cudnn_actor.protocol.errors import OutOfMemory
@@ -26,7 +26,7 @@ from cudnn_actor.protocol.operations import GraphTensor
 
 __all__ = ["Once", "operands", "replay_of", "speed_of", "time_run"]
 
-_HOST_TO_DEVICE, _DEVICE_TO_DEVICE = 1, 3
+
 _CLOCK_KHZ = 13
 """`cudaDevAttrClockRate`: the highest clock."""
 _DRAWN = 1 << 20
@@ -119,11 +119,11 @@ def _fill(address: int, tensor: GraphTensor) -> None:
     count = min(_DRAWN, nbytes // tensor.dtype.itemsize)
     drawn = np.empty(count, tensor.dtype.numpy)
     round_into(np.random.default_rng(0).standard_normal(count), tensor.dtype, drawn)
-    runtime.memcpy(address, drawn.ctypes.data, drawn.nbytes, _HOST_TO_DEVICE)
+    runtime.memcpy(address, drawn.ctypes.data, drawn.nbytes, TO_DEVICE)
     filled = drawn.nbytes
     while filled < nbytes:
         part = min(filled, nbytes - filled)
-        runtime.memcpyAsync(address + filled, address, part, _DEVICE_TO_DEVICE, stream)
+        runtime.memcpyAsync(address + filled, address, part, ON_DEVICE, stream)
         filled += part
 
 
@@ -205,9 +205,7 @@ def _copy_speed(stream: Any) -> float:
 
         def copy() -> tuple[float]:
             begin.record(stream)
-            runtime.memcpyAsync(
-                int(memory.ptr) + nbytes, int(memory.ptr), nbytes, _DEVICE_TO_DEVICE, stream.ptr
-            )
+            runtime.memcpyAsync(int(memory.ptr) + nbytes, int(memory.ptr), nbytes, ON_DEVICE, stream.ptr)
             end.record(stream)
             end.synchronize()
             return (cupy.cuda.get_elapsed_time(begin, end) / 1e3,)
