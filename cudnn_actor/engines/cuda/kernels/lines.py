@@ -46,8 +46,7 @@ _LONG = 1 << 13
 _FEW_LINES = 2 * MULTIPROCESSORS
 _ENOUGH_BLOCKS, _LEAST_PACKS = 4 * MULTIPROCESSORS, 4
 """Lines are cut into parts if there are fewer blocks than this, four for each multiprocessor of an H200. A
-part
-has at least this many packs for each thread."""
+part has at least this many packs for each thread."""
 _PACKS_OF_A_WARP = 128
 """The most packs of a contiguous line that a warp takes."""
 

@@ -47,7 +47,7 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
     given = dict(operation.named())
 
     def shape(name: str) -> tuple[list[int], list[int]]:
-        """cuDNN's dims and strides: at least four; of statistics and weights, they are (1 or N, C, 1, ...)."""
+        """cuDNN's dims and strides: at least four. Statistics and weights have (1 or N, C, 1, ...)."""
         tensor = graph.spec(given[name])
         dims, strides = tensor.dims, tensor.strides
         if name in ELEMENTS:

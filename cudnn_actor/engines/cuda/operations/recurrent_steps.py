@@ -73,8 +73,7 @@ _MOST_LAUNCHES = 1 << 14
 """The most launches of a plan. A layer of more steps is one launch, however long that takes."""
 _WARPS, _TOGETHER = 4, 8
 """Where each step is a launch: the units of a block, and the sequences of a warp, which share the weights
-that
-the warp reads."""
+that the warp reads."""
 
 
 class _Shape(NamedTuple):

@@ -44,8 +44,7 @@ _Mode = ReductionMode
 
 _MANY_LINES, _SHORT = 4096, 64
 """Of lines that lie side by side, a thread scans one alone if there are at least `_MANY_LINES`, or if they
-are
-at most `_SHORT` long."""
+are at most `_SHORT` long."""
 
 
 # cuDNN's.
