@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
-import threading
-import weakref
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_longlong, c_size_t, c_void_p
-from typing import Any, TypeVar
+from ctypes import POINTER, c_int, c_int64, c_longlong, c_size_t, c_void_p
+from typing import Any
 
-from cudnn_actor.engines.base import EngineFailure
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.library.foreign_functions import (
+    Handle,
+    bind_functions,
+    load_library,
+    of_thread,
+    status_name,
+)
 
-__all__ = ["PROTOTYPES", "WORKSPACE_BYTES", "CublasHandle", "libcublas", "of_thread", "thread_handle"]
+__all__ = ["PROTOTYPES", "WORKSPACE_BYTES", "CublasHandle", "libcublas", "thread_handle"]
 
 _OPERANDS = (c_int, c_int, c_int64, c_int64, c_int64, c_void_p)
 """The C types of a product's first parameters: what is transposed, the sizes, and the factor."""
@@ -56,27 +58,13 @@ _DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 @functools.cache
 def libcublas() -> Any:
     """The library that CuPy uses too. Raises `EngineFailure` if there is none."""
-    pathfinder: Any = importlib.import_module("cuda.pathfinder")  # CuPy's own way to find it
-    try:
-        library = ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib("cublas").abs_path)
-    except (RuntimeError, OSError) as error:
-        raise EngineFailure("CUBLAS_STATUS_NOT_INITIALIZED", f"cuBLAS cannot be loaded: {error}") from error
-    library.cublasGetStatusName.restype = c_char_p
-    library.cublasGetStatusName.argtypes = (c_int,)
-
-    def check(status: int, function: Any, _: Any) -> int:
-        if status:
-            raise EngineFailure(library.cublasGetStatusName(status).decode(), function.__name__)
-        return status
-
-    for name, arguments in PROTOTYPES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype, function.errcheck = arguments, c_int, check
+    library = ctypes.CDLL(load_library("cublas", "cuBLAS"))
+    bind_functions(library, PROTOTYPES, status_name(library, "cublasGetStatusName"))
     return library
 
 
-class CublasHandle:
-    """A handle of cuBLAS for the current device, destroyed with this object. Used by one thread at a time.
+class CublasHandle(Handle):
+    """A handle of cuBLAS. Used by one thread at a time.
 
     With a workspace of its own, cuBLAS allocates nothing, so its work can be captured. It then gives the
     same bits each time, also while other streams are at work.
@@ -84,30 +72,13 @@ class CublasHandle:
     """
 
     def __init__(self) -> None:
-        self.library = libcublas()
-        self.pointer = c_void_p()
-        self.library.cublasCreate_v2(ctypes.byref(self.pointer))
-        destroy = ctypes.CFUNCTYPE(c_int, c_void_p)(("cublasDestroy_v2", self.library))
-        weakref.finalize(self, destroy, self.pointer).atexit = False  # it would wait for a device that hangs
+        super().__init__(libcublas(), "cublasCreate_v2", "cublasDestroy_v2")
         self.library.cublasSetMathMode(self.pointer, _DISALLOW_REDUCED_PRECISION_REDUCTION)
 
     def use(self, stream: int, workspace: int) -> None:
-        """Run what follows on a stream, with a workspace of `WORKSPACE_BYTES` at that address."""
+        """Run later work on a stream, with a workspace of `WORKSPACE_BYTES` at that address."""
         self.library.cublasSetStream_v2(self.pointer, stream)  # and forgets the workspace
         self.library.cublasSetWorkspace_v2(self.pointer, workspace, WORKSPACE_BYTES)
-
-
-_of_thread = threading.local()
-H = TypeVar("H")
-
-
-def of_thread(kind: type[H]) -> H:
-    """This thread's handle of a kind for the current device, made when it is first asked for."""
-    key = kind, int(libraries().runtime.getDevice())
-    handles: dict[tuple[type[H], int], H] = _of_thread.__dict__.setdefault("handles", {})
-    if key not in handles:
-        handles[key] = kind()
-    return handles[key]
 
 
 def thread_handle() -> CublasHandle:

@@ -1,4 +1,4 @@
-"""cuBLASLt's functions, by ctypes: products of matrices with what follows, each by a chosen algorithm.
+"""cuBLASLt's functions, by ctypes: products of matrices with epilogues, each by a chosen algorithm.
 
 `PROTOTYPES` has the functions that are used, with their arguments' types, and the enums
 the numbers that the headers give them; a test compares both with the headers. Each
@@ -11,13 +11,18 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-import importlib
 import weakref
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any
 
 from cudnn_actor.engines.base import EngineFailure
-from cudnn_actor.engines.cuda.library.libcublas import of_thread
+from cudnn_actor.engines.cuda.library.foreign_functions import (
+    Handle,
+    bind_functions,
+    load_library,
+    of_thread,
+    status_name,
+)
 
 __all__ = [
     "ALGORITHM_BYTES",
@@ -97,7 +102,8 @@ class Epilogue(enum.IntFlag):
 
 
 SUMS_IN_FLOAT32 = 2
-"""CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: parts of sums are not in the result's type, nor in its place."""
+"""CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: parts of sums have the type that is computed in, and their own
+memory."""
 
 
 class Found(ctypes.Structure):
@@ -115,25 +121,12 @@ class Found(ctypes.Structure):
 @functools.cache
 def libcublaslt() -> Any:
     """The library that cuBLAS is made of. Raises `EngineFailure` if there is none."""
-    try:
-        pathfinder: Any = importlib.import_module("cuda.pathfinder")  # CuPy's own way to find it
-        path = pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path
-        library, keeping_lock = ctypes.CDLL(path), ctypes.PyDLL(path)
-    except (ImportError, RuntimeError, OSError) as error:
-        raise EngineFailure("CUBLAS_STATUS_NOT_INITIALIZED", f"cuBLASLt cannot be loaded: {error}") from error
+    path = load_library("cublasLt", "cuBLASLt")
+    library, keeping_lock = ctypes.CDLL(path), ctypes.PyDLL(path)
     library.cublasLtGetVersion.restype = c_size_t
-    library.cublasLtGetStatusName.restype = c_char_p
-    library.cublasLtGetStatusName.argtypes = (c_int,)
-
-    def check(status: int, function: Any, _: Any) -> int:
-        if status:
-            raise EngineFailure(library.cublasLtGetStatusName(status).decode(), function.__name__)
-        return status
-
-    for name, arguments in PROTOTYPES.items():
-        function = getattr(keeping_lock if name in DESCRIBING else library, name)
-        function.argtypes, function.restype, function.errcheck = arguments, c_int, check
-        setattr(library, name, function)
+    for name in DESCRIBING:
+        setattr(library, name, getattr(keeping_lock, name))
+    bind_functions(library, PROTOTYPES, status_name(library, "cublasLtGetStatusName"))
     return library
 
 
@@ -161,15 +154,11 @@ class Described:
         self._set(self.pointer, attribute, ctypes.byref(value), ctypes.sizeof(value))
 
 
-class LtHandle:
-    """A handle of cuBLASLt for the current device, destroyed with this object. Used by one thread."""
+class LtHandle(Handle):
+    """A handle of cuBLASLt. Used by one thread."""
 
     def __init__(self) -> None:
-        self.library = libcublaslt()
-        self.pointer = c_void_p()
-        self.library.cublasLtCreate(ctypes.byref(self.pointer))
-        destroy = ctypes.CFUNCTYPE(c_int, c_void_p)(("cublasLtDestroy", self.library))
-        weakref.finalize(self, destroy, self.pointer).atexit = False  # it would wait for a device that hangs
+        super().__init__(libcublaslt(), "cublasLtCreate", "cublasLtDestroy")
 
 
 def thread_lt_handle() -> LtHandle:

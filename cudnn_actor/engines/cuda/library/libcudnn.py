@@ -17,6 +17,7 @@ from typing import Any
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.library.cudnn_files import MAIN, mapped_cudnn
+from cudnn_actor.engines.cuda.library.foreign_functions import bind_functions, status_name
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = [
@@ -88,23 +89,16 @@ def libcudnn() -> Any:
     if path is None:
         raise EngineFailure("CUDNN_STATUS_NOT_INITIALIZED", "libcudnn is not loaded")
     library = ctypes.CDLL(path)
-    library.cudnnGetErrorString.restype = c_char_p
-    library.cudnnGetErrorString.argtypes = (c_int,)
     library.cudnnGetLastErrorString.restype = None
     library.cudnnGetLastErrorString.argtypes = (c_char_p, c_size_t)
     library.cudnnGetVersion.restype = c_size_t
 
-    def check(status: int, function: Any, _: Any) -> int:
-        if status:
-            name = library.cudnnGetErrorString(status).decode()
-            message = ctypes.create_string_buffer(_LONGEST_MESSAGE)
-            library.cudnnGetLastErrorString(message, _LONGEST_MESSAGE)
-            raise EngineFailure(name, f"{function.__name__}: {message.value.decode(errors='replace')}")
-        return status
+    def message() -> str:
+        text = ctypes.create_string_buffer(_LONGEST_MESSAGE)
+        library.cudnnGetLastErrorString(text, _LONGEST_MESSAGE)
+        return text.value.decode(errors="replace")
 
-    for name, arguments in PROTOTYPES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype, function.errcheck = arguments, c_int, check
+    bind_functions(library, PROTOTYPES, status_name(library, "cudnnGetErrorString"), message)
     return library
 
 
