@@ -122,7 +122,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
     )
     for module in (program, full_edges):
         monkeypatch.setattr(module, "libraries", lambda: loaded)
-    monkeypatch.setattr(full_edges, "driver", lambda: found)
+    monkeypatch.setattr(full_edges, "libcuda", lambda: found)
     monkeypatch.setattr(program, "barrier", lambda: found)
     return found
 

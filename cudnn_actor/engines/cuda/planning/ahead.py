@@ -44,9 +44,9 @@ def compiling_ahead(
     *,
     soon: bool = False,
 ) -> Iterator[None]:
-    """Compile what the pieces need on other threads, during the `with` block. Its end waits for them.
+    """Compile the kernels that the pieces need on other threads, during the `with` block.
 
-    `evaluator`: as of `BuildContext`. `soon`: as of `compile_plan`.
+    The end of the block waits for the threads. `evaluator`: see `BuildContext`. `soon`: see `compile_plan`.
     """
     missing = AHEAD.missing(
         launch for piece in pieces for launch in launches_ahead(piece, limit, evaluator, soon=soon)
@@ -68,9 +68,9 @@ def launches_ahead(
     *,
     soon: bool = False,
 ) -> Iterator[Launch]:
-    """Yields launches of the kernels of our own that the first plan of a piece has, and its self-check.
+    """Yields the launches of our own kernels that the first plan of a piece, or its self-check, has.
 
-    `evaluator`: as of `BuildContext`. `soon`: as of `compile_plan`.
+    `evaluator`: see `BuildContext`. `soon`: see `compile_plan`.
     """
     if (alone := _as_a_step(piece, soon=soon)) is not None:
         named = dict(alone.named())
@@ -90,9 +90,9 @@ def launches_ahead(
 
 
 def _as_a_step(piece: OperationGraph, *, soon: bool) -> Node | None:
-    """The operation that is all of a piece, if a kernel of ours is expected to run it as a step of its own.
+    """The only operation of a piece, if a kernel of ours is expected to run it as a step of its own.
 
-    Of reductions, cuDNN is used for some sums in float32 alone.
+    Of the reductions, cuDNN may run sums in float32.
     """
     match piece.operations:
         case [Reduction(mode=mode, y=y) as reduction]:

@@ -1,9 +1,9 @@
 """Computes a large product of half types by products whose rows are vectors of 16 bytes.
 
 Kernels for tensor cores move such vectors. Where rows have another length, as GPT-2's logits of 50,257
-columns, cuBLASLt and cuDNN take kernels that reach 12 and 20 % of what the device can do (H100). To store
-each row at a multiple of 16 bytes does not help, since they choose by the sizes. So here the product gets
-other sizes:
+columns, cuBLASLt and cuDNN choose kernels that reach 12 and 20 % of what the device can do (H100). Rows that
+begin at multiples of 16 bytes do not help, since both choose by the sizes. So here the product gets other
+sizes:
 
 - The columns of the result that fill whole vectors are one product, and the last 8 columns another one, if
   each column of b is contiguous. Else b is copied, with more columns.
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from cudnn_actor.engines.cuda.planning.changed_graphs import graph_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Concat,
@@ -38,9 +39,9 @@ __all__ = ["aligned_product"]
 _VECTOR = 8
 """Elements of a half type in 16 bytes."""
 _LEAST_WORK = 2 << 30
-"""Floating-point operations. At a tenth of what the device can do, these take 20 us."""
+"""The least floating-point operations of a product. At a tenth of what the device can do, they take 20 us."""
 _WORK_PER_BYTE = 150
-"""Floating-point operations for each byte that is copied.
+"""The least floating-point operations of a product for each byte that is copied.
 
 A copy reads and writes a byte in 0.7 ps, at 2.8 TB/s. At 12 % instead of 60 % of 990 TFLOP/s, 106
 operations take 0.7 ps longer.
@@ -48,9 +49,10 @@ operations take 0.7 ps longer.
 
 
 def aligned_product(graph: OperationGraph, *, every: bool = False) -> OperationGraph | None:
-    """A graph of such products, with the bound tensors of `graph`; None if it is no product with other rows.
+    """The graph by products of whole vectors, with the same bound tensors.
 
-    None, too, where the copies are expected to take longer than they save, unless `every` is set.
+    None if it is no product, or one whose rows are whole vectors already. Unless `every`, None, too, if the
+    copies are expected to take longer than they save.
     """
     operation = graph.operations[0] if graph.operations else None
     if not isinstance(operation, MatMul) or len(graph.results) != 1:
@@ -60,7 +62,7 @@ def aligned_product(graph: OperationGraph, *, every: bool = False) -> OperationG
 
 
 class _Aligning:
-    """Replaces the operations of one graph: a product, and functions of each element behind it."""
+    """Replaces the operations of one graph: a product, and pointwise operations behind it."""
 
     def __init__(self, graph: OperationGraph, operation: MatMul[int]) -> None:
         self._graph = graph
@@ -76,7 +78,7 @@ class _Aligning:
 
     @property
     def is_possible(self) -> bool:
-        """Whether it is a product with other rows, and what follows can be computed for some columns."""
+        """Whether rows are no whole vectors, and the operations behind can be computed for some columns."""
         functions = self._graph.operations[1:]
         computed = self._graph.written
         read = {uid for each in functions for uid in each.reads} - computed
@@ -138,12 +140,7 @@ class _Aligning:
         else:
             wide = self._compute(self._b, 0, self._b.dims[-1])
             self._slice(wide, 0, self._columns, self._result)
-        touched = dict.fromkeys(uid for each in self._operations for uid in (*each.reads, *each.writes))
-        return OperationGraph(
-            tensors=tuple(self._tensors[uid] for uid in touched),
-            operations=tuple(self._operations),
-            numerics=self._graph.numerics,
-        )
+        return graph_of(self._operations, self._tensors, self._graph.numerics)
 
     def _compute_in_parts(self, most: int, last: int) -> None:
         """Add the operations that compute the first columns, and a whole vector of the last ones."""
@@ -159,9 +156,10 @@ class _Aligning:
     def _compute(
         self, b: GraphTensor, start: int, size: int, result: GraphTensor | None = None
     ) -> GraphTensor:
-        """Add the operations that compute `columns` columns, from these columns of b. Returns the result.
+        """Add the operations that compute `size` columns from `start` on, from these columns of b.
 
-        What they read comes before all of them, so that they can be one piece.
+        Returns the result. Operations that make their operands come before all of them, so that they can be
+        one piece.
         """
         seen = {self._operation.a: self._a, self._operation.b: b}
         touched = (uid for each in self._graph.operations for uid in (*each.reads, *each.writes))

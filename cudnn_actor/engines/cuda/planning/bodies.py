@@ -1,4 +1,4 @@
-"""The body of a kernel from a graph's pointwise operations: expressions of what it reads of memory."""
+"""The body of a kernel for pointwise operations of a graph: expressions of the tensors that it reads."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Body:
     operations
         The operations that the kernel computes.
     dims
-        The places that it goes over.
+        The dims of the places that it goes over.
     form
-        Gives a tensor as it is stored, by uid.
+        Returns a tensor as it is stored, by uid.
     first
         The number of the first leaf.
     """
@@ -140,7 +140,7 @@ class Body:
         selects: tuple[Selection, ...] = (),
         filling: float | int | None = None,
     ) -> Leaf:
-        """The leaf for a tensor, one for equal parameters: see `Leaf`."""
+        """The leaf for a tensor, the same one for equal parameters: see `Leaf`."""
         steps = tuple(0 if size == 1 else step for size, step in zip(self._dims, steps, strict=True))
         leaf = Leaf(self._first + len(self._leaves), tensor.dtype, offset, selects, filling)
         return self._leaves.setdefault((tensor, steps, offset, selects, repr(filling)), leaf)

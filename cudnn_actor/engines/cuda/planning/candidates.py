@@ -32,19 +32,16 @@ __all__ = [
     "names_of",
     "serialise",
     "takes_bytes",
+    "why_never_built",
 ]
 
 
 OnRefusal = Callable[[str], object]
-"""Called with the reason why a plan cannot be built, which may have taken half a second to find out."""
-
-
+"""Called with the reason why a plan cannot be built. To find the reason may have taken half a second."""
 COMPILES = "cuDNN would compile its kernel first: left for later"
 """The reason why a candidate is not built where there is no time to compile kernels."""
 TAKES_LONGER = "cuDNN takes longer to give its plan: left for later"
-"""The reason why cuDNN is not asked where a plan is there sooner."""
-
-
+"""The reason why cuDNN is not asked if another plan is available sooner."""
 DYNAMIC = "-dynamic"
 """The end of the names of plans that share their kernels with graphs of other sizes."""
 
@@ -54,7 +51,7 @@ def ignore_refusal(reason: str) -> None:
 
 
 class AbsentDevice(NamedTuple):
-    """Takes the place of a handle where there is no device: cuDNN builds plans from its properties alone."""
+    """Takes the place of a handle without a device: cuDNN builds plans from a device's properties alone."""
 
     device_property: Any
     sm_version: int
@@ -95,7 +92,7 @@ def candidates(
 class CandidateNames:
     """The names of the candidates, in order. cuDNN is asked for a name when it is needed.
 
-    It takes about as long for the names of all candidates of a convolution as for the candidates themselves.
+    To ask for the names of all candidates of a convolution takes about as long as to ask for the candidates.
     """
 
     def __init__(self, lowered: Any) -> None:
@@ -155,7 +152,7 @@ def _notes_to_avoid(graph: OperationGraph) -> list[Any]:
 
 
 def _multiplies_float32(graph: OperationGraph, operation: Node) -> bool:
-    """Whether an operation has a choice of TF32."""
+    """Whether an operation may be computed in TF32."""
     return not isinstance(operation, Pointwise) and graph.tensor(operation.reads[0]).dtype is DType.FLOAT32
 
 
@@ -163,8 +160,9 @@ def check_whole(graph: OperationGraph) -> None:
     """Raise `Refused` for a graph that must not run as a single graph of cuDNN's, even where it accepts it.
 
     cuDNN computes wrong results or reads out of bounds for a convolution of bytes in a layout that it does
-    not document as supported, for operands that must be computed first, or that are overwritten. Behind a
-    convolution it is wrong for operands that differ between samples but not between pixels (9.19, bfloat16).
+    not document as supported, for operands that must be computed first (`Implementation.computed`), and for
+    operands that are overwritten. Behind a convolution, it computes wrong results for operands that differ
+    between samples but not between pixels (9.19, bfloat16).
     Its frontend's attention changes the shape of the tensor of keys, so that queries of the same tensor are
     read wrongly.
     """
@@ -194,14 +192,14 @@ def _has_operand_of_samples(graph: OperationGraph, result: int) -> bool:
 
 
 def _statistics_in_place(graph: OperationGraph, operation: Node) -> set[int]:
-    """The running statistics that a norm overwrites: it may, each number depends on the old one alone."""
+    """The running statistics that a norm overwrites. It may: a new number depends on the old one alone."""
     named = dict(operation.named())
     pairs = ((uid, named.get(f"new_{name}")) for name, uid in named.items())
     return {uid for uid, new in pairs if new is not None and graph.tensor(new).overwrites == uid}
 
 
 def computed_first(graph: OperationGraph, operation: Node) -> Mapping[str, Computed]:
-    """The tensors that cuDNN must get in place of some operands, by name: see `Implementation.computed`."""
+    """The tensors that cuDNN must get instead of some operands, by name: see `Implementation.computed`."""
     compute = IMPLEMENTATIONS[type(operation)].computed
     if compute is None:
         return {}
@@ -210,7 +208,7 @@ def computed_first(graph: OperationGraph, operation: Node) -> Mapping[str, Compu
 
 
 def takes_bytes(tensors: Sequence[GraphTensor]) -> bool:
-    """Whether cuDNN supports a convolution's operands and result (last). False only for some of bytes.
+    """Whether cuDNN supports a convolution's operands and, the last, its result. False only for bytes.
 
     https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-cnn-library.html
     """
@@ -236,6 +234,19 @@ def is_compiled_first(lowered: Any, index: int) -> bool:
     return libraries().cudnn.behavior_note.RUNTIME_COMPILATION in notes
 
 
+def why_never_built(
+    graph: OperationGraph, lowered: Any, index: int, name: str, *, subject: str = "it"
+) -> str | None:
+    """Why a candidate of this name is never built; None if it may be. `subject`: begins the reason."""
+    cudnn = libraries().cudnn
+    # The frontend has engines of its own, kernels written in Python, and ranks some before cuDNN's.
+    if cudnn.engines.is_python_engine(lowered.plans[index].engine_id):
+        return f"{subject} is an engine of the frontend, not of cuDNN"
+    if graph.numerics.excludes(name):
+        return f"{subject} is excluded by the graph's numerics"
+    return erratum(graph, name, cudnn.backend_version())
+
+
 def build_candidate(graph: OperationGraph, lowered: Any, index: int, *, precompiled: bool = False) -> None:
     """Build one of the candidates. Blocks for milliseconds to a second.
 
@@ -246,13 +257,8 @@ def build_candidate(graph: OperationGraph, lowered: Any, index: int, *, precompi
     cudnn = libraries().cudnn
     try:
         name = lowered.get_plan_name_at_index(index)
-        # The frontend has engines of its own, kernels written in Python, and ranks some before cuDNN's.
-        if cudnn.engines.is_python_engine(lowered.plans[index].engine_id):
-            raise Refused(f"{name} is an engine of the frontend, not of cuDNN")
-        if graph.numerics.excludes(name):
-            raise Refused(f"{name} is excluded by the graph's numerics")
-        if (known := erratum(graph, name, cudnn.backend_version())) is not None:
-            raise Refused(known)
+        if (reason := why_never_built(graph, lowered, index, name, subject=name)) is not None:
+            raise Refused(reason)
         if precompiled and is_compiled_first(lowered, index):
             raise Refused(COMPILES)
         lowered.build_plan_at_index(index)

@@ -52,7 +52,7 @@ from cudnn_actor.engines.cuda.planning.rearranging import (
 )
 from cudnn_actor.engines.cuda.planning.recurrent_passes import close_graph
 from cudnn_actor.engines.cuda.planning.splitting import MOST_FORMS, compile_split, is_elementwise, ways
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, place_step
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, place_part
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
 from cudnn_actor.engines.cuda.running.loading import load, load_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
@@ -101,7 +101,7 @@ def compile_plan(
 def compile_piece(
     graph: OperationGraph, context: BuildContext, limit: int, *, soon: bool = False
 ) -> CudaPlan:
-    """`compile_plan` of a graph that `check_graph` accepts and `cut` leaves whole, as it does each piece."""
+    """`compile_plan` for a graph that `check_graph` accepts and `cut` does not cut, such as a piece."""
     if soon and may_wait(graph) and not graph.numerics.prefer:
         with contextlib.suppress(Refused):
             return _first_good(graph, context, limit, precompiled=True)
@@ -109,9 +109,8 @@ def compile_piece(
         return _first_good(graph, context, limit)
     except Refused as refusal:
         reason = refusal
-    if (
-        parts := cut(graph, layers_apart=True)
-    ) is not None:  # together they round too often, or take too much
+    # Layers that are computed together may round too often, or take too much memory.
+    if (parts := cut(graph, layers_apart=True)) is not None:
         return in_pieces(graph, parts, limit, lambda piece: compile_piece(piece, context, limit, soon=soon))
     try:
         unlimited = next(possible_plans(graph, context.handle, None, on_refusal=context.trying))
@@ -143,10 +142,10 @@ def in_pieces(
 
 
 def may_wait(graph: OperationGraph) -> bool:
-    """Whether a graph may have a plan without kernels that cuDNN compiles now.
+    """Whether a graph may have a plan for which cuDNN need not compile a kernel now.
 
-    That is one of convolutions and products apart from pointwise operations, a norm alone, and attention for
-    which cuDNN has compiled a kernel already.
+    That is a graph of convolutions, products and pointwise operations, a norm alone, or attention for which
+    cuDNN has compiled a kernel already.
     """
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     of_products = bool(others) and all(isinstance(operation, Convolution | MatMul) for operation in others)
@@ -159,7 +158,7 @@ def _first_good(
     """Returns the first plan that passes its self-check. Raises `Refused` if none does.
 
     If the device has no room for the self-check, it is the first plan, unchecked. With `precompiled`, it is
-    provisional if a plan before it was left out for the time that it takes.
+    provisional if a preferred plan was left out because it takes too long to build.
     """
     left_out = False
 
@@ -169,7 +168,7 @@ def _first_good(
         context.trying(reason)
 
     check: SelfCheck | None = None
-    checked = close_graph(graph)  # in its place
+    checked = close_graph(graph)  # the graph whose plan is checked instead, if there is one
     in_passes: CudaPlan | None = None
     last = "cuDNN has no plan for it"
     reasons: list[str] = []
@@ -208,11 +207,11 @@ def _first_good(
 
 
 def _checked_plan(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
-    """Returns a plan as it was checked, and its fault, None if it has none.
+    """Returns a plan in the form that was checked, and its fault; None if it has none.
 
-    A plan with the kernel of another size is loaded from its bytes before, so that what is checked is what
-    the plan store and other processes get: the bytes have the arguments of the graph that the kernel was
-    compiled for, which cuDNN has to update when it runs the plan.
+    A plan with the kernel of another size is loaded from its bytes first, because the plan store and other
+    processes get these bytes. They have the arguments of the graph that the kernel was compiled for, and
+    cuDNN has to update those when it runs the plan.
     """
     if not _shares_kernels(plan):
         return plan, check.fault(plan)
@@ -247,16 +246,19 @@ def possible_plans(
 ) -> Iterator[CudaPlan]:
     """Every plan for a graph, each built when the iterator reaches it: in one piece first, then in steps.
 
-    Pointwise operations, perhaps with gathers and the like before them, reductions and the like with such
-    around them, and depthwise convolutions with such behind them are one kernel of our own, which comes
-    first; so do products by cuBLASLt, and convolutions of few channels on rearranged copies, or with channels
-    of zeros. cuDNN's candidates come before these if the graph's numerics prefer some of them. With
-    `kernels`, cuDNN's first candidate for dynamic shapes comes before the others. Appends the
-    reasons why there are no others to `refusals`, and calls `on_refusal` whenever one cannot be built. With
-    `precompiled`, plans whose kernels cuDNN compiles are left out (the reason is `COMPILES`), and so are its
-    fallbacks. What cuBLASLt computes in one step comes before cuDNN's candidates then (the reason is
-    `TAKES_LONGER`), and a product by it with a kernel for what is behind that before the ways in steps.
-    Raises `Refused`, with cuDNN's reason, if there is no plan.
+    One kernel of our own comes first, if there is one: for pointwise operations, perhaps with gathers before
+    them; for reductions, norms and softmaxes with pointwise operations around them; and for depthwise
+    convolutions with pointwise operations behind them. So do products by cuBLASLt, and convolutions of few
+    channels on rearranged copies or with channels of zeros. If the graph's numerics prefer some of cuDNN's
+    candidates, all of cuDNN's come before these. With `kernels`, cuDNN's first candidate for dynamic shapes
+    comes before its other ones.
+
+    With `precompiled`, plans whose kernels cuDNN would compile are left out (the reason is `COMPILES`), and
+    so are cuDNN's fallbacks. A single step of cuBLASLt's then comes before cuDNN's candidates (the reason is
+    `TAKES_LONGER`), and a product by cuBLASLt with a kernel behind it comes before the ways in steps.
+
+    Appends the reasons why plans are missing to `refusals`, and calls `on_refusal` for each plan that cannot
+    be built. Raises `Refused`, with cuDNN's reason, if there is no plan.
     """
     refusals = [] if refusals is None else refusals
     found, telling = False, ""
@@ -293,7 +295,8 @@ _Make = Callable[[], CudaPlan]
 def _of_our_own(
     graph: OperationGraph, handle: Any, limit: int | None, on_refusal: OnRefusal, *, precompiled: bool
 ) -> Iterator[_Make]:
-    """Yields what makes the graph one kernel of our own, or a convolution on other forms of its operands."""
+    """Yields functions that build the graph as one kernel of our own, or a convolution on other forms of its
+    operands."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     if (aligned := aligned_product(graph)) is not None:
         for choice in range(_CHOICES):
@@ -326,9 +329,9 @@ def compile_rearranged(
     on_refusal: OnRefusal = ignore_refusal,
     precompiled: bool = False,
 ) -> CudaPlan:
-    """The graph on rearranged copies of operands, by the plan of that index of the rearranged graph.
+    """The graph on rearranged copies of operands, by plan number `choice` of the rearranged graph.
 
-    Calls `on_refusal` for plans of the rearranged graph, too. Raises `Refused`. `precompiled`: as for
+    Calls `on_refusal` for plans of the rearranged graph, too. Raises `Refused`. `precompiled`: see
     `possible_plans`.
     """
     plans = possible_plans(rearranged.graph, handle, limit, on_refusal=on_refusal, precompiled=precompiled)
@@ -347,9 +350,9 @@ def compile_aligned(
     *,
     on_refusal: OnRefusal = ignore_refusal,
 ) -> CudaPlan:
-    """A product as those of whole vectors (`aligned_product`), each by its plan of that index.
+    """A product by products of whole vectors (`aligned_product`), each by its plan number `choice`.
 
-    Calls `on_refusal` for plans of these, too. Raises `Refused`.
+    Calls `on_refusal` for plans of these products, too. Raises `Refused`.
     """
 
     def build(piece: OperationGraph) -> CudaPlan:
@@ -363,20 +366,18 @@ def compile_aligned(
     parts = cut(aligned)
     assert parts is not None, "copies are pieces of their own"
     plan = compose(aligned, parts, build)
-    sources = bound_sources(graph)
-    buffers = [sources[uid] for uid in aligned.bound]
-    numbers = [graph.scalars.index(uid) for uid in aligned.scalars]
-    steps = [place_step(step, buffers, numbers, 0) for step in plan.recipe.steps]
+    steps = place_part(graph, aligned, plan, bound_sources(graph), 0)
     return finish(graph, steps, plan.graphs, plan.recipe.scratch, limit)
 
 
 def _in_one_piece(
     graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], kernels: KernelCaches | None
 ) -> Iterator[_Make]:
-    """The graph as a single cuDNN graph: each of cuDNN's candidates, its fallbacks last.
+    """Yields functions that build the graph as a single cuDNN graph: by each candidate, the fallbacks last.
 
-    They come in cuDNN's order, but for what `rank` puts first. Asking for fallbacks takes most of the time,
-    and they are seldom needed. A kernel for dynamic shapes comes first if cuDNN would compile another.
+    Candidates come in cuDNN's order, except for those that `rank` puts first. Asking for fallbacks takes most
+    of the time, and they are seldom needed, so they are asked for last. A kernel for dynamic shapes comes
+    first if cuDNN would compile one for the first candidate.
     """
     cache = None if kernels is None or graph.numerics.prefer else kernels.cache(graph)
     done, refusal = 0, ""
@@ -405,11 +406,11 @@ def _in_one_piece(
 def _without_compiling(
     graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], on_refusal: OnRefusal
 ) -> Iterator[_Make]:
-    """The graph as a single cuDNN graph, by those of cuDNN's candidates whose kernels need not be compiled.
+    """Yields functions that build the graph by those of cuDNN's candidates that need no compilation.
 
-    A convolution that is one step of cuBLASLt's is that first: to ask cuDNN takes longer. Other convolutions
-    are a product by cuBLASLt after that, if they can be one, and products are one by cuBLASLt and a kernel of
-    our own.
+    Before them comes a convolution as one step of cuBLASLt's, if it can be one, because asking cuDNN takes
+    longer. Behind them come another convolution as a product by cuBLASLt, and a product by cuBLASLt with a
+    kernel of our own.
     """
     if (product := product_in_one_step(graph)) is not None:
         yield partial(_in_place_of_cudnn, graph, product, handle, limit, on_refusal)
@@ -431,7 +432,7 @@ def _in_place_of_cudnn(
 ) -> CudaPlan:
     """A convolution as one step of cuBLASLt's, although cuDNN may have a better plan. Raises `Refused`."""
     of = product_of(product.graph)
-    assert of is not None, "that is what `product_in_one_step` looks for"
+    assert of is not None, "`product_in_one_step` has found it"
     plan = compile_product(product.graph, of, handle, limit)
     on_refusal(TAKES_LONGER)
     return plan_of_rearranged(graph, product, plan, limit)
@@ -442,7 +443,7 @@ def _with_kernels(
 ) -> tuple[Any, Iterator[int]]:
     """cuDNN's candidates, and the indices of those whose kernels it need not compile, in order.
 
-    It is asked if it may have any, and of each candidate when that is reached.
+    cuDNN is asked only if it may have such candidates, and about each one when the iterator reaches it.
     """
     if compiles(graph):
         on_refusal(COMPILES)
@@ -469,7 +470,8 @@ def _with_kernels(
 def _in_steps(
     graph: OperationGraph, handle: Any, limit: int | None, on_refusal: OnRefusal, *, precompiled: bool
 ) -> Iterator[_Make]:
-    """Yields what makes the graph steps: a few choices for each form of a convolution's tensors, or way."""
+    """Yields functions that build the graph in steps: a few choices for each form of a convolution's tensors,
+    or each way to run another operation."""
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
     for form in range(MOST_FORMS if convolves else 1):
         for choice in range(_CHOICES if convolves else ways(graph)):
@@ -480,9 +482,9 @@ def _in_steps(
 def compile_whole(
     graph: OperationGraph, handle: Any, limit: int | None, candidate: int, *, fallbacks: bool = True
 ) -> CudaPlan:
-    """The graph as a single cuDNN graph, built with the candidate of that index. Raises `Refused`.
+    """The graph as a single cuDNN graph, built with candidate number `candidate`. Raises `Refused`.
 
-    `fallbacks`: whether that may be one of cuDNN's fallbacks.
+    `fallbacks`: whether the candidate may be one of cuDNN's fallbacks.
     """
     return _whole(graph, candidates(graph, handle, limit, fallbacks=fallbacks), limit, candidate)
 
@@ -490,7 +492,7 @@ def compile_whole(
 def _dynamic(graph: OperationGraph, handle: Any, limit: int | None, cache: Any) -> CudaPlan:
     """The graph as a single cuDNN graph with cuDNN's first candidate for dynamic shapes. Raises `Refused`.
 
-    Its step has the plan's bytes, too, and a name that says what it is.
+    The plan's step also has the plan's bytes, and a name that ends with `DYNAMIC`.
     """
     check_whole(graph)
     lowered = candidates(graph, handle, limit, fallbacks=False, cache=cache)

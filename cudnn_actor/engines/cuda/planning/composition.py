@@ -72,7 +72,7 @@ def _steps(
     in_order: Sequence[tuple[Piece, CudaPlan]],
     laid: tuple[Mapping[int, int], int],
 ) -> list[list[Step]]:
-    """The steps of each piece, with their memory and numbers in the whole graph. `laid`: from `places`."""
+    """The steps of each piece, with their memory and numbers in the whole graph. `laid`: see `places`."""
     offsets, nbytes = laid
     roots: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
     roots |= {tensor.uid: Scratch(offsets[tensor.uid], tensor.spec.nbytes) for tensor in parts.between}
@@ -140,7 +140,7 @@ def _of_whole(piece: Piece, operations: Sequence[int]) -> tuple[int, ...]:
 
 
 def _parts_of(in_order: Sequence[tuple[Piece, CudaPlan]], handed: Sequence[Handing]) -> Iterator[list[Part]]:
-    """The parts of each piece's plan. Gradients to which a reserve is handed on do not run the layers."""
+    """Yields the parts of each piece's plan. Gradients that get a reserve handed on do not run the layers."""
     not_run = {each.kept.gradients: in_order[each.kept.layers][0].numbers for each in handed}
     for place, (piece, plan) in enumerate(in_order):
         without = set(not_run.get(place, ()))

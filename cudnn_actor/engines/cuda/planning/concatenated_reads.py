@@ -1,4 +1,4 @@
-"""Graphs in which functions of each element read the parts of a concatenation where these lie.
+"""Graphs in which pointwise operations read the parts of a concatenation where these lie.
 
 Rotary embedding swaps the two halves of the features and negates one of them. That is a concatenation which
 only the pointwise operations behind it read, and their kernel can pad what it reads. So here a concatenation
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from cudnn_actor.engines.cuda.planning.changed_graphs import Changed, replace_operations
 from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
-from cudnn_actor.engines.cuda.planning.reshaped_products import Reshaped
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Concat,
@@ -31,11 +31,11 @@ from cudnn_actor.protocol.types.tensor import packed_strides
 __all__ = ["read_in_parts"]
 
 _MOST_PARTS = 3
-"""More are not read in parts: a kernel reads each part for each element."""
+"""The most parts of a concatenation that is read in parts: a kernel reads each part for each element."""
 
 
-def read_in_parts(graph: OperationGraph) -> Reshaped | None:
-    """Returns such a graph; None if no concatenation is to be changed. Bound tensors keep their uids."""
+def read_in_parts(graph: OperationGraph) -> Changed | None:
+    """Returns a graph whose concatenations are read in parts; None if none of them is to be."""
     if not any(isinstance(operation, Concat) for operation in graph.operations):
         return None
     return _Reading(graph).rewrite()
@@ -55,7 +55,7 @@ class _Reading:
         self._overwritten = {tensor.overwrites for tensor in graph.tensors}
         self._writers = {uid: number for number, each in enumerate(graph.operations) for uid in each.writes}
 
-    def rewrite(self) -> Reshaped | None:
+    def rewrite(self) -> Changed | None:
         """See `read_in_parts`."""
         instead: dict[int, list[Node]] = {}
         for number, operation in enumerate(self._graph.operations):
@@ -64,23 +64,10 @@ class _Reading:
                 if self._may_be_padded(operation, negated):
                     instead[number] = self._sum(operation, negated)
                     instead |= {at: [] for at in negated.values() if at is not None}
-        if not instead:
-            return None
-        found = [
-            (number, each)
-            for number, operation in enumerate(self._graph.operations)
-            for each in instead.get(number, [operation])
-        ]
-        touched = dict.fromkeys(uid for _, each in found for uid in (*each.reads, *each.writes))
-        graph = OperationGraph(
-            tensors=tuple(self._tensors[uid] for uid in touched),
-            operations=tuple(each for _, each in found),
-            numerics=self._graph.numerics,
-        )
-        return Reshaped(graph, tuple(number for number, _ in found))
+        return replace_operations(self._graph, instead, self._tensors) if instead else None
 
     def _is_read_by_functions(self, operation: Concat[int]) -> bool:
-        """Whether functions of each element, of the same dims, are all that read a concatenation."""
+        """Whether only pointwise operations of the same dims read a concatenation."""
         y, readers = self._tensors[operation.y], self._readers.get(operation.y, ())
         return (
             y.role is TensorRole.VIRTUAL
@@ -95,7 +82,7 @@ class _Reading:
         )
 
     def _negation(self, uid: int) -> int | None:
-        """The number of the operation that negates a part, for this concatenation alone."""
+        """The number of the operation that negates a part for this concatenation alone; None if none does."""
         number = self._writers.get(uid)
         if (
             number is None
@@ -107,11 +94,11 @@ class _Reading:
         return number if isinstance(operation, Pointwise) and operation.mode is PointwiseMode.NEG else None
 
     def _source(self, uid: int, negation: int | None) -> GraphTensor:
-        """The tensor that is padded in the place of a part."""
+        """The tensor that is padded in place of a part: the part itself, or the one that is negated."""
         return self._tensors[uid if negation is None else self._graph.operations[negation].reads[0]]
 
     def _may_be_padded(self, operation: Concat[int], negated: dict[int, int | None]) -> bool:
-        """Whether a kernel of functions can pad each part as it reads it, and none is overwritten."""
+        """Whether an elementwise kernel can pad each part as it reads it, and no part is overwritten."""
         y = self._tensors[operation.y]
         parts = [self._source(uid, negated[uid]) for uid in operation.operands]
         pads = (self._pad(part, y, operation.axis, start) for part, start in self._starts(parts, operation))
@@ -128,7 +115,7 @@ class _Reading:
         return [*zip(parts, starts, strict=True)]
 
     def _pad(self, part: GraphTensor, y: GraphTensor, axis: int, start: int, value: float = -0.0) -> Pad[int]:
-        """A part as large as the whole. `axis`: also counted from the last one, below 0."""
+        """The padding that makes a part as large as the whole. `axis` may be below 0, from the last on."""
         before = tuple(start if at == axis % len(y.dims) else 0 for at in range(len(y.dims)))
         after = tuple(
             whole - size - first for whole, size, first in zip(y.dims, part.dims, before, strict=True)
@@ -136,7 +123,7 @@ class _Reading:
         return Pad(x=part.uid, y=y.uid, before=before, after=after, steps=(1,) * len(before), value=value)
 
     def _sum(self, operation: Concat[int], negated: dict[int, int | None]) -> list[Node]:
-        """The operations in the place of a concatenation."""
+        """The operations in place of a concatenation."""
         y, found, summands = self._tensors[operation.y], list[Node](), list[GraphTensor]()
         parts = [self._source(uid, negated[uid]) for uid in operation.operands]
         for (part, start), uid in zip(self._starts(parts, operation), operation.operands, strict=True):

@@ -20,7 +20,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, REFUSED
 from cudnn_actor.engines.cuda.planning.ahead import compiling_ahead
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_piece, in_pieces
-from cudnn_actor.engines.cuda.planning.loading_ahead import loading_ahead
+from cudnn_actor.engines.cuda.planning.loading_ahead import NOWHERE_BYTES, loading_ahead
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.tuning import tune
 from cudnn_actor.engines.cuda.running.loading import load, load_plan
@@ -33,14 +33,12 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 __all__ = ["CudaBuilder"]
 
 _FORMAT = 20
-"""Version of the format of exported plans. Increase it when a recipe, what runs it or an erratum changes."""
-
-
+"""Version of the format of exported plans. Increase it when recipes, the code that runs them, or errata
+change."""
 _MOST_PIECES = 512
 """The most plans of pieces that a builder keeps."""
 _MOST_LOADED = 512
-"""The most of cuDNN's plans of pieces that are kept for a whole that may follow."""
-_NOWHERE_BYTES = 4096
+"""The most of cuDNN's plans of pieces that are kept for the whole that may follow."""
 
 
 class CudaBuilder(PieceByPiece):
@@ -67,7 +65,7 @@ class CudaBuilder(PieceByPiece):
         self._loaded: dict[bytes, Any] = {}
         """cuDNN's plans that `load_piece` has loaded, by their bytes, until `restore` or `forget_pieces`."""
         self._nowhere: Any = None
-        """Device memory that kernels which are only loaded are given, once there are some."""
+        """Device memory of `NOWHERE_BYTES`, once kernels have been loaded."""
         self._rehearsals = Rehearsals(self._apart)
         self.fingerprint = ""
 
@@ -251,8 +249,8 @@ class CudaBuilder(PieceByPiece):
 
         A process has each kernel once, whichever of its threads has loaded it.
         """
-        with contextlib.suppress(Exception):  # the engine meets it again
+        with contextlib.suppress(Exception):  # the engine meets the same error, and reports it
             if self._nowhere is None:
-                self._nowhere = libraries().cupy.cuda.alloc(_NOWHERE_BYTES)
+                self._nowhere = libraries().cupy.cuda.alloc(NOWHERE_BYTES)
             program = Program(plan, self.context.handle, self.context.stream)
             program.load(self._nowhere.ptr)

@@ -33,11 +33,12 @@ _PASSES: dict[type[Node], Pass] = {
 }
 _DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 _SPATIAL, _MOST_TAPS, _MOST_STRIDE, _LARGEST = 2, 11, 4, 1 << 30
-"""Dims; the most taps of a row; the largest stride of backward data; the largest of all other numbers."""
+"""The spatial dims, the most taps of a row, the largest stride of backward data, and the largest padding,
+dilation and stride."""
 
 
 def is_depthwise(operation: Node, form: Callable[[int], GraphTensor]) -> bool:
-    """Whether our depthwise kernels can run an operation. `form` gives a tensor as it is stored, by uid."""
+    """Whether our depthwise kernels can run an operation. `form` returns a tensor as it is stored, by uid."""
     if not isinstance(operation, Convolution):
         return False
     conv, (x, w, y) = operation.conv, map(form, operation.of_shape)
@@ -94,7 +95,7 @@ class _Description:
         self.tensors: list[GraphTensor] = []
 
     def kernel(self) -> Depthwise:
-        """The kernel, but for its tile; sets `tensors`. Raises `Refused`."""
+        """The kernel with a placeholder as its tile. Sets `tensors`. Raises `Refused`."""
         graph, operation = self._graph, self._operation
         given = [graph.tensor(uid) for uid in operation.reads]
         results = [graph.tensor(uid) for uid in graph.results]

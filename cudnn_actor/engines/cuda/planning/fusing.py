@@ -41,7 +41,7 @@ _NORMS = LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward
 def lines_of_operation(
     graph: OperationGraph, operation: Node
 ) -> tuple[tuple[int, ...], tuple[int, ...], DType] | None:
-    """The dims of what an operation reduces or normalises, the axes of a line, and the dtype of its sums.
+    """The dims of the tensor that an operation reduces or normalises, a line's axes, and the dtype of sums.
 
     None for other operations, and for integers, which are reduced exactly.
     """
@@ -63,7 +63,7 @@ def norm_alone(graph: OperationGraph) -> Node | None:
 def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
     """Compile a graph to one kernel over the lines of its tensors, or to the kernels of its norm.
 
-    Raises `Refused` if there are none, or for a single operation that is better run otherwise.
+    Raises `Refused` if there is no such kernel, or if a single operation is better run in another way.
     """
     if len(graph.operations) == 1 and not isinstance(graph.operations[0], (Pointwise, *ALONE)):
         raise Inapplicable("it has no neighbours to be fused")
@@ -194,7 +194,7 @@ class _Fuser:
         return (0,) * (len(self._dims) - len(strides)) + strides
 
     def _strides_of_result(self, tensor: GraphTensor) -> tuple[int, ...]:
-        """The strides of a result over all dims: 0 along a line if it has one element for each."""
+        """The strides of a result over all dims: 0 along a line if it has one element for each line."""
         writer = next(op for op in self._graph.operations if tensor.uid in op.writes)
         if isinstance(writer, Reduction) and not writer.keep_dims:
             steps = iter(tensor.strides)

@@ -20,23 +20,23 @@ from cudnn_actor.protocol.operations import Convolution, MatMul, Node, Pointwise
 __all__ = ["EPILOGUE_RULES", "GROUP_RULES", "RULES", "SLOW_EPILOGUES", "Candidate", "fusion_of"]
 
 _WITH_EPILOGUE = (Convolution, MatMul)
-"""Operations whose graphs of cuDNN's take pointwise operations behind them.
+"""Operations with which cuDNN's graphs take pointwise operations behind them.
 
-What stands before them has kernels of its own: with a scale and a relu before a convolution, plans of
-cuDNN took as long as both kernels, or twice as long (9.19, H200, bfloat16, NHWC).
+Pointwise operations before them have kernels of their own: with a scale and a relu before a convolution,
+plans of cuDNN took as long as both kernels, or twice as long (9.19, H200, bfloat16, NHWC).
 """
 SLOW_EPILOGUES = frozenset({PointwiseMode.SIGMOID})
 """The modes that take longer in cuDNN's graph, behind a product or a convolution, than in a kernel behind it.
 
-It took twice as long as both kernels. Of the others, erf and GELU took as long or a little longer, and all
-others less (9.19, H200, bfloat16; `benchmarks.epilogues`).
+The sigmoid took twice as long as both kernels, erf and GELU as long or a little longer, and all other modes
+less (9.19, H200, bfloat16; `benchmarks.epilogues`).
 """
 
 
 class Candidate(NamedTuple):
     """An operation that is to become part of a piece; `lines` are None for a pointwise one.
 
-    `dims`: of its result, or of what it reduces along lines.
+    `dims`: the dims of its result, or of the tensor that it reduces along lines.
     """
 
     operation: Node
@@ -45,9 +45,9 @@ class Candidate(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """The piece that an operation becomes part of, and groups that become part of it as well.
+    """The piece that an operation becomes part of, and groups that become part of that piece, too.
 
-    `into`: None for a group that begins.
+    `into`: None if a new group begins.
     """
 
     into: Draft | None = None
@@ -77,7 +77,7 @@ class Epilogue:
 
     @cached_property
     def trees(self) -> Sequence[Group]:
-        """Groups without lines that compute other operands and nothing else that is read: they come along."""
+        """The groups without lines that compute only other operands: they become part of the piece, too."""
         pieces = ((uid, self.view.piece_of(uid)) for uid in self.operation.reads)
         groups = {
             group.number: group
@@ -89,7 +89,7 @@ class Epilogue:
 
     @property
     def parts(self) -> tuple[Draft, ...]:
-        """The piece and the groups that come along."""
+        """The piece and `trees`."""
         return (self.piece, *self.trees)
 
 
@@ -99,7 +99,7 @@ def anchor_takes_epilogues(epilogue: Epilogue) -> bool:
 
 
 def result_has_the_dims_of_the_operand(epilogue: Epilogue) -> bool:
-    """The result has the dims of what the piece computes."""
+    """The result has the dims of the operand that the piece computes."""
     tensor = epilogue.view.tensor
     return tensor(epilogue.operation.result).dims == tensor(epilogue.operand).dims
 
@@ -110,12 +110,12 @@ def function_is_fast_in_cudnn(epilogue: Epilogue) -> bool:
 
 
 def operand_is_read_by_nothing_else(epilogue: Epilogue) -> bool:
-    """The operand is the piece's only result, or the piece has a kernel of our own, for any number."""
+    """The operand is the piece's only result, or the piece's kernel is our own, which may have several."""
     return epilogue.piece.own or epilogue.view.is_only_exit(epilogue.operand, epilogue.piece)
 
 
 def piece_stays_small(epilogue: Epilogue) -> bool:
-    """The piece has at most 64 operations and 24 tensors with it."""
+    """With the operation, the piece has at most 64 operations and 24 tensors."""
     return not epilogue.view.exceeds(epilogue.operation, epilogue.parts)
 
 
@@ -127,7 +127,7 @@ def other_operands_are_computed_before(epilogue: Epilogue) -> bool:
 
 
 def overwritten_input_is_read_by_no_other_piece(epilogue: Epilogue) -> bool:
-    """If the result is stored over an input, then no other piece reads that."""
+    """If the result is stored over an input, then no other piece reads that input."""
     before = epilogue.view.tensor(epilogue.operation.result).overwrites
     view, operation = epilogue.view, epilogue.operation
     return before is None or view.is_read_only_by(before, operation, epilogue.parts)
@@ -146,7 +146,7 @@ EPILOGUE_RULES: tuple[Callable[[Epilogue], bool], ...] = (
 
 
 def epilogue(view: View, candidate: Candidate) -> Fusion | None:
-    """The latest piece with an anchor that takes a pointwise operation, and the trees that come along."""
+    """The latest piece with an anchor that takes a pointwise operation, and the trees that it needs."""
     operation = candidate.operation
     if not isinstance(operation, Pointwise):
         return None
@@ -215,7 +215,7 @@ def groups_of_the_operands(view: View, candidate: Candidate) -> Fusion | None:
 
 
 def group_that_reads_the_same(view: View, candidate: Candidate) -> Fusion | None:
-    """The last group to begin that reads an operand of the operation; all three have the same dims."""
+    """The group that began last of those that read an operand of the operation; all have the same dims."""
     groups = (
         group
         for uid in dict.fromkeys(candidate.operation.reads)
@@ -228,7 +228,7 @@ def group_that_reads_the_same(view: View, candidate: Candidate) -> Fusion | None
 
 
 def _of_common_lines(candidate: Candidate, groups: Sequence[Group]) -> Sequence[Group]:
-    """The groups that may be one. Of groups with lines, all have the lines of the latest one."""
+    """The groups that can become one: those without lines, and those with the lines of the latest group."""
     lined = [group for group in groups if group.lines is not None]
     if not lined:
         return groups
@@ -239,7 +239,7 @@ def _of_common_lines(candidate: Candidate, groups: Sequence[Group]) -> Sequence[
 
 
 def _join_groups(view: View, candidate: Candidate, groups: Sequence[Group]) -> Fusion | None:
-    """An operation and groups as one; None if there are none. If that is too large, a group begins."""
+    """The fusion of an operation with groups; None without groups. If it is too large, a group begins."""
     if not groups:
         return None
     if view.exceeds(candidate.operation, groups):

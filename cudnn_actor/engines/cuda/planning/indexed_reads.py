@@ -1,6 +1,6 @@
 """Operations whose results consist of elements of x and of a number: gathers, paddings and the like.
 
-A kernel of pointwise operations computes such an operation, too, as it reads x where this file says.
+A kernel of pointwise operations computes such an operation, too, by reading x at the places given here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class Read(NamedTuple):
     Parameters
     ----------
     steps
-        The strides of x over the dims of the result, but for the axes along which something selects.
+        The strides of x over the dims of the result, 0 along the axes that indices select along.
     axes
-        Those: each axis of x, and the indices along it, or None for those that are an operand.
+        The axes of x that indices select along, each with the indices; None if they are an operand.
     of_indices
-        The strides of that operand over the dims of the result, and the one from index to index of a list.
+        The strides of that operand over the dims of the result, and the distance of two components of an
+        index.
     filling
-        The number where an index is below 0; None if none is.
+        The number where an index is below 0; None if no index is.
     """
 
     steps: tuple[int, ...]
@@ -50,7 +51,7 @@ def is_indexed_read(operation: Node, x: GraphTensor, y: GraphTensor) -> bool:
 
 
 def indices_of(operation: Node, x: tuple[int, ...], y: tuple[int, ...]) -> dict[int, tuple[int, ...]] | None:
-    """The indices along each axis of x that a result does not have unchanged, if they are known beforehand.
+    """The indices along each axis of x that an operation changes, if the operation alone decides them.
 
     `x`, `y`: dims. None for other operations, and if the indices are too many or too large.
     """
@@ -69,7 +70,7 @@ def indices_of(operation: Node, x: tuple[int, ...], y: tuple[int, ...]) -> dict[
             along = {axis: partial(of.places.__getitem__, (slice(None), 0)) for axis, of in taps.items()}
         case _:
             return None
-    if not 0 < sum(y[axis] for axis in along) <= _MOST_INDICES:  # so none of a long axis is computed
+    if not 0 < sum(y[axis] for axis in along) <= _MOST_INDICES:  # before any index is computed
         return None
     found = {axis: indices() for axis, indices in along.items()}
     if max(map(np.max, found.values())) > _LARGEST:
@@ -93,7 +94,7 @@ def read_of(operation: Node, x: GraphTensor, dims: tuple[int, ...], *given: Grap
 
 
 def _between(size: int, before: int, after: int, step: int) -> np.ndarray:
-    """The indices along an axis of a `Pad`; -1 where its number stands."""
+    """The indices along an axis of a `Pad`; -1 for places with the number that it fills in."""
     length = (size - 1) * abs(step) + 1 if size else 0
     found = np.full(before + length + after, -1)
     found[before : before + length : abs(step)] = np.arange(size)[:: 1 if step > 0 else -1]

@@ -2,8 +2,8 @@
 
 Each of the two pieces has been checked by itself. In the check, the piece of the gradients computed the
 layers again, by the same function with the same arguments. In a plan of both pieces, the step of the layers
-writes its reserve to memory that is held until the gradients have read it. The gradients do not compute the
-layers then.
+writes its reserve to memory that is held until the gradients have read it. Then the gradients need not
+compute the layers again.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Handing(NamedTuple):
 
 
 def handings(kept: Sequence[Kept], steps: Sequence[Sequence[Step]]) -> Iterator[Handing]:
-    """Yields the reserves that can be handed on. `steps`: those of each piece's own plan."""
+    """Yields the reserves that can be handed on. `steps`: the steps of each piece's own plan."""
     for number, each in enumerate(kept):
         layers, gradients = _find(steps[each.layers], Layers), _find(steps[each.gradients], LayersBackward)
         if layers is None or gradients is None:
-            continue  # one of the two pieces, or both, runs its layers in several steps
+            continue  # a piece runs its layers in several steps
         if "y" in _names(steps[each.gradients][gradients]):
             continue  # the gradients by weights read another y than the layers write
         step = steps[each.layers][layers]

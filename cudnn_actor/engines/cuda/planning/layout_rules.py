@@ -1,6 +1,6 @@
-"""Rules that lay results of pieces into the memory of other tensors, so that nothing is copied.
+"""Rules that lay results of pieces into the memory of other tensors, so that they need no copy.
 
-A rule returns the tensor's form in that memory, and the place; None if a copy is needed.
+A rule returns a tensor's form in that memory, and perhaps its place there; None if a copy is needed.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _LEAST_ALIGNMENT = 16
 """Bytes to which cuDNN wants addresses aligned."""
 _RUNNING = ("running_mean", "running_variance")
 _WRITE_ROWS_ANYWHERE = (Attention, AttentionBackward, MatMul)
-"""Operations that write rows of a result anywhere, but not their vectors of 16 bytes where there are none."""
+"""Operations that write the rows of a result at any places at which vectors of 16 bytes can be written."""
 
 
 # A result of a norm.
 
 
 def form_over_statistic(view: View, operation: Pointwise[int]) -> GraphTensor | None:
-    """A norm's new statistic, if the operation only stores it over the old one: the norm writes it there.
+    """The form of a norm's new statistic over the old one, if the operation only stores it there.
 
-    Its kernels read each number before they write it.
+    Then the norm writes it there itself: its kernels read each number before they write it.
     """
     uid, result = operation.operands[0], view.tensor(operation.result)
     if operation.mode is not PointwiseMode.IDENTITY or result.overwrites is None:
@@ -72,7 +72,7 @@ def form_over_statistic(view: View, operation: Pointwise[int]) -> GraphTensor | 
 
 
 def form_in_result(view: View, operation: Movement[int]) -> GraphTensor | None:
-    """The operand of a movement as its piece stores it so that it lies in memory as the result does."""
+    """The form of a movement's operand with which it lies in memory as the movement's result does."""
     form, result = view.forms[operation.x], view.tensor(operation.y)
     wanted = _strides_in_result(operation, form, result)
     if wanted is None or result.dtype is not form.dtype or result.overwrites is not None:
@@ -81,7 +81,7 @@ def form_in_result(view: View, operation: Movement[int]) -> GraphTensor | None:
     piece = view.piece_of(operation.x)
     if piece is None or not view.is_movable(operation.x) or not _can_write(piece, form, strides):
         return None
-    # What others read as well, they may want as it is.
+    # Other operations that read the operand may want it as it is.
     attention = isinstance(piece, Anchored) and isinstance(piece.anchor, Attention)
     if not (attention or view.readers(operation.x) == 1 or _has_strides(form, strides)):
         return None
@@ -91,7 +91,7 @@ def form_in_result(view: View, operation: Movement[int]) -> GraphTensor | None:
 def _strides_in_result(
     operation: Movement[int], form: GraphTensor, result: GraphTensor
 ) -> tuple[int, ...] | None:
-    """The strides of an operand that lies in memory as the result does; None if no strides are right."""
+    """The strides with which an operand lies in memory as the result does; None if there are none."""
     if isinstance(operation, Transpose):
         steps = dict(zip(operation.axes, result.strides, strict=True))
         return tuple(steps[axis] for axis in range(len(form.dims)))
@@ -112,7 +112,7 @@ def _can_write(piece: Draft, form: GraphTensor, strides: tuple[int, ...]) -> boo
 
 
 def _has_vectors(form: GraphTensor, strides: tuple[int, ...]) -> bool:
-    """Whether rows with these strides begin where kernels for tensor cores can write them."""
+    """Whether rows with these strides begin at places where kernels for tensor cores can write them."""
     others = [step for size, step in zip(form.dims[:-1], strides[:-1], strict=True) if size > 1]
     return not any(step * form.dtype.itemsize % _LEAST_ALIGNMENT for step in others)
 
@@ -127,7 +127,7 @@ def _has_strides(form: GraphTensor, strides: tuple[int, ...]) -> bool:
 class Seen(NamedTuple):
     """The result of a movement as a part of the operand's memory.
 
-    `everywhere`: whether each operation can read it there; else only a concatenation can.
+    `everywhere`: whether every operation can read it there, and not only a concatenation.
     """
 
     form: GraphTensor
@@ -136,7 +136,7 @@ class Seen(NamedTuple):
 
 
 def view_of_operand(view: View, operation: Movement[int]) -> Seen | None:
-    """How the result of a movement lies in the operand's memory."""
+    """The form and the place of a movement's result in the operand's memory; None if it needs a copy."""
     result, form = view.tensor(operation.y), view.forms[operation.x]
     if result.role is not TensorRole.VIRTUAL or result.dtype is not form.dtype:
         return None
@@ -160,7 +160,7 @@ def view_of_operand(view: View, operation: Movement[int]) -> Seen | None:
 class Run(NamedTuple):
     """Neighbouring operands of a concatenation, and the byte of the result at which each begins.
 
-    `written`: whether their pieces write them there; else one copy does for all.
+    `written`: whether the operands' pieces write them there; if not, one kernel copies all of the run.
     """
 
     written: bool
@@ -168,7 +168,7 @@ class Run(NamedTuple):
 
 
 def runs_of(view: View, operation: Concat[int]) -> list[Run] | None:
-    """The operands in runs that are alike; None if all are best copied by one kernel."""
+    """The operands as runs; None if one kernel had better copy all of them."""
     result, operands = view.forms[operation.y], operation.operands
     starts = operation.starts([view.forms[uid].dims for uid in operands])
     step = result.strides[operation.axis] * result.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Lists the plans that may run each piece of a graph, for its explanation. Nothing is built for that."""
+"""Lists the plans that may run each piece of a graph, for its explanation. No plan is built for the list."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.base import no_progress
-from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.planning.candidates import DYNAMIC, candidates, check_whole, names_of
+from cudnn_actor.engines.cuda.planning.candidates import (
+    DYNAMIC,
+    candidates,
+    check_whole,
+    names_of,
+    why_never_built,
+)
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.rivals import OF_CUDNN, other_candidates
@@ -35,15 +39,15 @@ def with_candidates(
 ) -> Explanation:
     """The explanation of a recipe, with the plans that may run each piece. Blocks for up to 0.1 s a piece.
 
-    cuDNN's fallbacks are listed where it has no others. A candidate that tuning has tried has what tuning
-    found out about it. `handle` may be an `AbsentDevice`. `on_progress` is called after each piece.
+    cuDNN's fallbacks are listed only if it has no other candidates. A candidate that tuning has tried has the
+    measurements of tuning. `handle` may be an `AbsentDevice`. `on_progress` is called after each piece.
     """
     known: dict[str, _Candidates] = {}
     limit = WORKSPACE_BYTES if limit is None else limit
     tunings = _tunings(recipe)
     pieces = list(explanation.pieces)
     for single, places in singles(graph, explanation.pieces):
-        if not places:  # it launches nothing
+        if not places:  # the piece launches nothing
             continue
         digest = single.digest()
         if digest not in known:
@@ -63,10 +67,11 @@ def _tunings(recipe: Recipe) -> list[Tuning | None]:
 
 
 def singles(graph: OperationGraph, pieces: Sequence[PieceOfPlan]) -> Iterator[tuple[OperationGraph, range]]:
-    """Yields the pieces of a graph that are cut no further, and which of an explanation's pieces run each.
+    """Yields the pieces of a graph that are cut no further, each with the places of the explanation's pieces
+    that run it.
 
-    Both are in the order in which they run. The explanation has one piece for such a one, with its digest in
-    the plan's tag, unless its plan was composed of others. It may have none.
+    Both are in the order in which they run. One piece of the explanation, whose plan has the digest in its
+    tag, runs a piece of the graph, or several do if the plan was composed of others', or none does.
     """
     start = 0
     for single, numbers in _uncut(graph, range(len(graph.operations))):
@@ -113,7 +118,7 @@ def _of_cudnn(graph: OperationGraph, handle: Any, limit: int) -> Iterator[PlanCa
                 heuristic=mode,
                 notes=tuple(note.name for note in lowered.get_behavior_notes_for_plan_at_index(index)),
                 deterministic=True if graph.numerics.deterministic else None,  # the others are left out
-                refused=_why_not(graph, lowered, index, name),
+                refused=why_never_built(graph, lowered, index, name) or "",
             )
         return
 
@@ -126,16 +131,6 @@ def _parts_of(name: str) -> tuple[int | None, dict[str, int]]:
     return int(number) if number.isdigit() else None, {
         knob: int(value) for knob, _, value in pairs if value.lstrip("-").isdigit()
     }
-
-
-def _why_not(graph: OperationGraph, lowered: Any, index: int, name: str) -> str:
-    """Why a candidate of cuDNN's is never built; empty if it may be."""
-    cudnn = libraries().cudnn
-    if cudnn.engines.is_python_engine(lowered.plans[index].engine_id):
-        return "it is an engine of the frontend, not of cuDNN"
-    if graph.numerics.excludes(name):
-        return "it is excluded by the graph's numerics"
-    return erratum(graph, name, cudnn.backend_version()) or ""
 
 
 def _with_measured(found: _Candidates, tuning: Tuning | None) -> _Candidates:
@@ -157,9 +152,9 @@ def _with_measurement(candidate: PlanCandidate, own: Timed) -> PlanCandidate:
 
 
 def _with_chosen(found: _Candidates, piece: PieceOfPlan, *, alone: bool) -> _Candidates:
-    """The candidates with a mark at the one that runs, which is added if it is none of cuDNN's.
+    """The candidates with a mark at the one that runs, which is added if it is not among them.
 
-    `alone`: whether the piece runs all of what the candidates would.
+    `alone`: whether the explanation's piece runs all that the candidates would run.
     """
     name = piece.plan.split("/", 3)[-1].removesuffix(DYNAMIC) if alone else "in pieces"
     is_chosen: Callable[[PlanCandidate], bool] = lambda each: each.name == name  # noqa: E731

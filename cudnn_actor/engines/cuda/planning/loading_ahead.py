@@ -15,22 +15,24 @@ from typing import Any
 
 from cudnn_actor.actors.threads import ThreadRefused, start_thread
 from cudnn_actor.engines.cuda.library.failures import mind_own_captures
+from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
-from cudnn_actor.engines.cuda.planning.products import WORKSPACE_BYTES, product_of
+from cudnn_actor.engines.cuda.planning.products import product_of
 from cudnn_actor.engines.cuda.planning.rearranging import as_product
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
-__all__ = ["loading_ahead"]
+__all__ = ["NOWHERE_BYTES", "loading_ahead"]
 
-_NOWHERE_BYTES = 4096
+NOWHERE_BYTES = 4096
+"""The device memory whose address kernels get that are only loaded: nothing is read or written there."""
 
 
 @contextlib.contextmanager
 def loading_ahead(pieces: Iterable[OperationGraph], limit: int) -> Iterator[None]:
-    """Load what the products among the pieces launch on another thread, during the `with` block.
+    """Load the kernels of the products among the pieces on another thread, during the `with` block.
 
-    Its end waits for the kernel that is being loaded. `limit`: bytes of workspace.
+    The end of the block waits for the kernel that is being loaded. `limit`: bytes of workspace.
     """
     left = deque(dict.fromkeys(product for piece in pieces if (product := _product_in(piece)) is not None))
     if not left:
@@ -51,7 +53,7 @@ def loading_ahead(pieces: Iterable[OperationGraph], limit: int) -> Iterator[None
 
 
 def _product_in(piece: OperationGraph) -> LtProduct | None:
-    """The product that cuBLASLt computes of a piece, if it does."""
+    """The product by which cuBLASLt computes a piece; None if it does not."""
     found = product_of(piece)
     if found is None and (seen := as_product(piece)) is not None:
         found = product_of(seen.graph)
@@ -59,11 +61,11 @@ def _product_in(piece: OperationGraph) -> LtProduct | None:
 
 
 def _load_all(left: deque[LtProduct], limit: int, device: Any) -> None:
-    with contextlib.suppress(Exception):  # the self-check itself meets what is wrong, and tells
+    with contextlib.suppress(Exception):  # the self-check itself meets the same error, and reports it
         device.use()
         mind_own_captures()
         cupy = libraries().cupy
-        stream, nowhere = cupy.cuda.Stream(non_blocking=True), cupy.cuda.alloc(_NOWHERE_BYTES)
+        stream, nowhere = cupy.cuda.Stream(non_blocking=True), cupy.cuda.alloc(NOWHERE_BYTES)
         while True:
             product = left.popleft()  # raises when there is none: the builder's thread may empty it
             with contextlib.suppress(Exception):

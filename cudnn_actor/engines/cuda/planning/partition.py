@@ -1,21 +1,22 @@
 """Cuts an operation graph into pieces, each of which becomes a plan of its own.
 
-A piece is either an operation that is not pointwise with the pointwise operations behind it, its epilogue,
-or a group: operations that one kernel of our own computes. `fusion_rules` says which piece an operation
-becomes part of, `layout_rules` which results are views or are written where their reader wants them. What
-lies between pieces is stored in its declared dtype, so where a graph is cut changes no result.
+There are two kinds of pieces. One has an anchor, an operation that is not pointwise, and its epilogue, the
+pointwise operations behind it. The other is a group: operations that one kernel of our own computes.
+`fusion_rules` says which piece an operation becomes part of, and `layout_rules` which results are views or
+are written where their reader wants them. Tensors between pieces are stored in their declared dtypes, so it
+makes no difference to a result where a graph is cut.
 
 A piece with an anchor has one result, unless the anchor has kernels of our own. A group has any number of
 results. Its pointwise operations have results of the same dims, and so have its gathers, paddings and
-resamplings to the nearest, which only a group without lines has. Its reductions, norms and softmaxes are of
-these dims and along the same axes; then results may also have one element for each line. A norm with
-kernels of its own is the only one in its group. Pointwise operations of smaller dims may be part of a piece
-that broadcasts their result, if nothing else reads it.
+resamplings to the nearest, which only a group without lines may have. Its reductions, norms and softmaxes
+have operands of these dims and the same axes; then results may also have one element for each line. A norm
+with kernels of its own is the only one in its group. Pointwise operations of smaller dims may be part of a
+piece that broadcasts their result, if nothing else reads it.
 
-A group grows until an operation outside reads one of its results, or overwrites what it reads. So all that
-reads its results comes behind all of its operations, and it runs in the place of its last one. Pieces run in
-the order of their places: that of an operation is its number in the graph, and that of a piece is its
-anchor's, or its last operation's. All that a piece reads has an earlier place.
+A group grows until an operation outside reads one of its results, or overwrites a tensor that it reads. So
+the readers of its results come behind all of its operations, and it runs in the place of its last one. Pieces
+run in the order of their places: the place of an operation is its number in the graph, and the place of a
+piece is its anchor's, or its last operation's. All tensors that a piece reads have earlier places.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ __all__ = ["Cut", "Piece", "Stored", "cut"]
 class Piece(NamedTuple):
     """A piece, and the tensor of the whole graph for each of its bound tensors, in its canonical order.
 
-    `numbers`: those that its operations have in the whole graph.
+    `numbers`: the numbers of its operations in the whole graph.
     """
 
     graph: OperationGraph
@@ -69,7 +70,7 @@ class Piece(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A graph's pieces in order, where each tensor lies that they use, and what is stored between them.
+    """A graph's pieces in order, the place of each tensor that they use, and the tensors between pieces.
 
     `kept`: the pieces of recurrent layers, each with the piece of the gradients that can read its reserve.
     """
@@ -85,7 +86,7 @@ def cut(graph: OperationGraph, *, layers_apart: bool = False) -> Cut | None:
 
     `layers_apart`: whether recurrent layers one above the other are pieces of their own.
 
-    There are none for operations without elements in their results: see `empty_tensors`. Products may have
+    There are no pieces for operations whose results have no elements: see `empty_tensors`. Products may have
     other dims than in the graph: see `reshaped_products`.
     """
     whole, numbers = graph, tuple(range(len(graph.operations)))
@@ -169,8 +170,10 @@ class _Partition:
         return True
 
     def _update(self, operation: Pointwise[int]) -> bool:
-        """Make a norm write its new statistic over the old one, if the operation does nothing else. Returns
-        whether it does."""
+        """Make a norm write its new statistic over the old one, if that is all that an operation does.
+
+        Returns whether it is.
+        """
         form = form_over_statistic(self._pieces, operation)
         if form is not None:
             self._pieces.lay_into(form, Stored(operation.result))
@@ -193,8 +196,7 @@ class _Partition:
     def _run_together(self, group: range) -> None:
         """Make a group of recurrent layers, or of their gradients, one piece.
 
-        A reserve that no operation reads is stored nowhere: it says that the library keeps what gradients
-        need.
+        A reserve that no operation reads is not stored. It only says that the library keeps its own reserve.
         """
         operations, pieces = self._graph.operations[group.start : group.stop], self._pieces
         written = {uid for each in operations for uid in each.writes}
@@ -206,12 +208,13 @@ class _Partition:
             if isinstance(each, Recurrent) and each.reserve is not None:
                 pieces.leave_out(each.reserve)
 
-    # Other operations: what they read is stored.
+    # Other operations, whose operands are stored.
 
     def _begin_with_read(self, number: int, operation: Node) -> bool:
         """Begin a group with a gather or the like, if a pointwise operation behind it can be part of it.
 
-        Not if something overwrites what it reads: the kernel would read it at other places than it writes.
+        Returns False if not, or if a result overwrites a tensor that it reads: the kernel would write to
+        places that it has not read yet.
         """
         result, *others = operation.writes
         x, y = self._graph.tensor(operation.reads[0]), self._graph.tensor(result)
@@ -239,10 +242,10 @@ class _Partition:
                 return False
 
     def _write_in_result(self, operation: Movement[int]) -> bool:
-        """Make the operand's piece write the result of a movement in place of the operand. Returns whether it
-        does.
+        """Make the operand's piece write the result of a movement in place of the operand.
 
-        Of a transposed value that is not bound, the operand is only laid out as its reader wants it.
+        Returns whether it does. If the result is not bound, this only lays the operand out as the reader of
+        the result wants it, and returns False.
         """
         form = form_in_result(self._pieces, operation)
         if form is None:
@@ -255,8 +258,10 @@ class _Partition:
         return True
 
     def _view(self, number: int, operation: Movement[int]) -> bool:
-        """Make the result of a movement a view, or let the concatenation that reads it compute it. Returns
-        whether it is either."""
+        """Make the result of a movement a view, or let the concatenation that reads it compute it.
+
+        Returns whether either is possible.
+        """
         seen = view_of_operand(self._pieces, operation)
         if seen is None or not (seen.everywhere or operation.y in self._parts_only_joined):
             return False
@@ -296,7 +301,7 @@ class _Partition:
     # The result.
 
     def _as_graph(self, draft: Draft) -> Piece:
-        """A piece as a graph, in which what is stored is bound, perhaps over an input of the piece."""
+        """A piece as a graph, in which stored tensors are bound, perhaps over an input of the piece."""
         numbers = tuple(sorted(draft.operations))
         operations = tuple(draft.operations[number] for number in numbers)
         tensors = []

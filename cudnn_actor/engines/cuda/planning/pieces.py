@@ -1,7 +1,7 @@
 """The pieces into which a graph is being cut: what rules may ask about them, and how they grow.
 
-Rules see a `View`, which changes nothing, and pieces that are records: one that grows becomes another record
-of the same number. Only `partition` has `Pieces`, the view with its changes.
+Rules see a `View`, which has no methods that change anything, and pieces, which are immutable records: a
+piece that grows becomes another record with the same number. Only `partition` has `Pieces`, which can change.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Lines(NamedTuple):
 
 
 class Draft(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """A piece as far as it is known: its operations by their numbers in the graph, and what they read.
+    """A piece so far: its operations by their numbers in the graph, and the uids that they read.
 
-    `number`: of the piece, in the order in which they begin. `place`: see `partition`.
+    `number`: the piece's, in the order in which pieces begin. `place`: see `partition`.
     """
 
     number: int
@@ -56,9 +56,9 @@ class Draft(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 class Anchored(Draft, frozen=True, eq=False, kw_only=True):
-    """An operation that is not pointwise, its anchor, and what is behind it.
+    """A piece of an operation that is not pointwise, its anchor, and the operations behind it.
 
-    `own`: whether there are kernels of our own for it, with any number of results.
+    `own`: whether its kernels are our own, which may have any number of results.
     """
 
     anchor: Node
@@ -77,7 +77,7 @@ class Group(Draft, frozen=True, eq=False, kw_only=True):
 
     @property
     def norm(self) -> int | None:
-        """The number of its norm, if that has kernels of its own."""
+        """The number of its norm with kernels of its own; None if it has none."""
         return None if self.lines is None else self.lines.norm
 
     @property
@@ -106,19 +106,19 @@ class View:
     def __init__(self, graph: OperationGraph) -> None:
         self.tensor = graph.tensor
         self.overwritten = {tensor.overwrites for tensor in graph.tensors} - {None}
-        """Inputs whose memory a result overwrites: what is moved of them is copied, before that."""
+        """The inputs that a result overwrites. A movement of one of them copies it before, and is no view."""
         self._readers = dict(Counter(uid for op in graph.operations for uid in set(op.reads)))
         self._numbers: dict[int, int] = {}
-        """Results → the number of the piece that computes them; not for views."""
+        """The number of the piece that computes a tensor, by uid; views have none."""
         self._pieces: dict[int, Draft] = {}
         self._open: set[int] = set()
         """The numbers of the groups that may grow."""
         self._reading: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        """Tensors → the numbers of the open groups that read them, in the order in which they began to."""
+        """The numbers of the open groups that read a tensor, by uid, in the order in which they began to."""
         self._settled: set[int] = set()
-        """Tensors that others are views of, or that lie where another one does."""
+        """The tensors that must not move: they have views, or lie in the memory of another tensor."""
         self._places: dict[int, int] = {}
-        """Views → the place of the piece that computes what they are views of."""
+        """The place of the piece that computes a view's tensor, by the view's uid."""
 
     def readers(self, uid: int) -> int:
         """How many operations read a tensor."""
@@ -130,7 +130,7 @@ class View:
         return None if number is None else self._pieces[number]
 
     def place_of(self, uid: int) -> int:
-        """The place of the piece that computes a tensor, or what it is a view of; -1 for an input."""
+        """The place of the piece that computes a tensor, or the tensor of a view; -1 for an input."""
         piece = self.piece_of(uid)
         return self._places.get(uid, -1) if piece is None else piece.place
 
@@ -139,7 +139,7 @@ class View:
         return piece.number in self._open or isinstance(piece, Anchored)
 
     def groups_reading(self, uid: int) -> list[Group]:
-        """The open groups that read a tensor, up to 64, the last one that began to read it first."""
+        """Up to 64 open groups that read a tensor. The one that was the last to begin with it comes first."""
         numbers = itertools.islice(reversed(self._reading.get(uid, {})), _MOST_LOOKED_AT)
         return [group for number in numbers if isinstance(group := self._pieces[number], Group)]
 
@@ -153,9 +153,9 @@ class View:
         )
 
     def exceeds(self, operation: Node, pieces: Iterable[Draft]) -> bool:
-        """Whether a piece of these pieces and an operation would exceed 64 operations or 24 tensors."""
+        """Whether these pieces and an operation, as one piece, would exceed 64 operations or 24 tensors."""
         operations = _all_operations(operation, pieces)
-        if sum(len(op.reads) + len(op.writes) for op in operations) <= _MOST_TENSORS:  # as of most pieces
+        if sum(len(op.reads) + len(op.writes) for op in operations) <= _MOST_TENSORS:  # true for most pieces
             return False
         computed = {uid for op in operations for uid in op.writes}
         inputs = {uid for op in operations for uid in op.reads} - computed
@@ -189,7 +189,7 @@ def _all_operations(operation: Node, pieces: Iterable[Draft]) -> list[Node]:
 
 
 class Pieces(View):
-    """The view, and what `partition` changes."""
+    """The view with the methods by which `partition` changes it."""
 
     forms: dict[int, GraphTensor]
     stored: dict[int, Stored]
@@ -200,7 +200,7 @@ class Pieces(View):
         self.stored = {uid: Stored(uid) for uid in graph.bound}
         self._begun = itertools.count()
         self._moved: dict[int, tuple[int, Movement[int]]] = {}
-        """Results of movements that the concatenation behind them computes → their numbers, and they."""
+        """The movements that the concatenation behind them computes, with their numbers, by their results."""
 
     def in_order(self) -> list[Draft]:
         """The pieces in the order in which they run."""
@@ -303,7 +303,10 @@ class Pieces(View):
         return piece
 
     def _note_writes(self, piece: Draft, operation: Node) -> None:
-        """Note who writes results. Groups that read what they overwrite run before: they grow no more."""
+        """Note that a piece computes an operation's results, and store those that nothing reads.
+
+        Other groups that read a tensor which a result overwrites must run before, so they grow no more.
+        """
         for uid in operation.writes:
             self._numbers[uid] = piece.number
             if uid not in self._readers:

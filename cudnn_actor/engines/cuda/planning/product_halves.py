@@ -1,9 +1,9 @@
-"""Runs a product by cuBLASLt, and what that has no epilogue for as a kernel of our own.
+"""Runs a product by cuBLASLt, and the operations that cuBLASLt has no epilogue for as a kernel of our own.
 
-What lies between them has the type that the graph gives it, mostly float32. That costs its
-way through memory, so it is left to autotuning, but for functions that are known to take
-long in cuDNN's graph: the gates of products have them, and products with GELU by erf behind
-them, where the graph rounds to a half type in between.
+The tensor between them has the type that the graph gives it, mostly float32, and goes through
+memory. That takes time, so only autotuning tries it, except for functions that are known to
+take long in cuDNN's graph: those of gates, and GELU by erf where the graph rounds to a half
+type before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from cudnn_actor.engines.cuda.planning.fusion_rules import SLOW_EPILOGUES
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, place_step
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, place_part
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import Scratch, Step, align
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -47,7 +47,7 @@ _SHORTEST_ROWS = 192
 
 
 class Halves(NamedTuple):
-    """A product with the epilogues that cuBLASLt has, what else there is, and the tensor between them."""
+    """A product with epilogues that cuBLASLt has, the other operations, and the tensor between the two."""
 
     first: OperationGraph
     rest: OperationGraph
@@ -55,7 +55,7 @@ class Halves(NamedTuple):
 
 
 def halves_of(graph: OperationGraph) -> Halves | None:
-    """A product in two parts, the first as large as can be; None if there is no first part, or no second."""
+    """A product in two parts, the first as large as possible; None if one of them would be empty."""
     products = [each for each in graph.operations if not isinstance(each, Pointwise)]
     if len(products) != 1 or not isinstance(products[0], MatMul):
         return None
@@ -68,13 +68,13 @@ def halves_of(graph: OperationGraph) -> Halves | None:
             between = msgspec.structs.replace(graph.tensor(uid), role=TensorRole.BOUND)
             head, tail = (_part(graph, part, between) for part in (first, rest))
             found = None if head is None or tail is None else product_of(head)
-            if head and tail and found and found.bias is None:  # else the other kernel had better add it
+            if head and tail and found and found.bias is None:  # a bias in need of a copy goes to the second
                 return Halves(head, tail, between)
     return None
 
 
 def is_split_by_default(halves: Halves) -> bool:
-    """Whether cuBLASLt's kernel and another one take less time than one of cuDNN's, as far as is known."""
+    """Whether the two halves are known to take less time than one kernel of cuDNN's."""
     modes = {operation.mode for operation in halves.rest.operations if isinstance(operation, Pointwise)}
     between = halves.between
     (product,) = (each for each in halves.first.operations if isinstance(each, MatMul))
@@ -86,7 +86,7 @@ def is_split_by_default(halves: Halves) -> bool:
 
 
 def _chain(graph: OperationGraph, product: Node) -> list[Node]:
-    """A product, and the operations behind it of which each alone reads what the one before it writes."""
+    """A product, and the operations behind it, as long as each is the only reader of the one before it."""
     chain = [product]
     while True:
         readers = [each for each in graph.operations if chain[-1].writes[0] in each.reads]
@@ -129,7 +129,5 @@ def compile_halves(
         (halves.rest, compile_split(halves.rest, handle, limit)),
     ]
     for part, plan in plans:
-        buffers = [sources[uid] for uid in part.bound]
-        numbers = [graph.scalars.index(uid) for uid in part.scalars]
-        steps += [place_step(step, buffers, numbers, nbytes) for step in plan.recipe.steps]
+        steps += place_part(graph, part, plan, sources, nbytes)
     return finish(graph, steps, [], nbytes + max(plan.recipe.scratch for _, plan in plans), limit)

@@ -1,9 +1,10 @@
-"""Runs a product with what follows it as one step of cuBLASLt's, where that has an epilogue for it.
+"""Runs a product with the operations behind it as one step of cuBLASLt's, if it has epilogues for them.
 
-Rounding is part of a graph's meaning. So what follows must be computed on values that are
-not rounded before: a residual that is added to a product in bfloat16 is not what cuBLASLt
-adds to its sums. GELU is fused only in the form with tanh, which is cuBLASLt's. A bias of
-a narrower type than the result is converted before, by a kernel of our own.
+Rounding is part of a graph's meaning, and cuBLASLt does not round before its epilogues. So
+the graph must not round a value between the product and its result: a product that is
+rounded to bfloat16 before a residual is added is not fused with the sum. GELU is fused only
+in the form with tanh, as cuBLASLt's is. A bias of a narrower type than the result is
+converted first, by a kernel of our own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.operations.cublaslt import ACTIVATIONS, LtProduct, Operands, lt_product
 from cudnn_actor.engines.cuda.planning.candidates import AbsentDevice
 from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel
@@ -34,18 +36,16 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["WORKSPACE_BYTES", "GraphProduct", "compile_product", "product_of"]
+__all__ = ["GraphProduct", "compile_product", "product_of"]
 
 _MOST_KNOWN = 256
 """The most graphs whose products are remembered: a build asks for each several times."""
-WORKSPACE_BYTES = 32 << 20
-"""The bytes of workspace that NVIDIA recommends for Hopper and later."""
 
 
 class GraphProduct(NamedTuple):
     """A graph as a product for cuBLASLt, without an algorithm.
 
-    `uids`: of the tensors whose addresses it takes. `bias`: as the product takes it, if that is a copy.
+    `uids`: the tensors whose addresses it takes. `bias`: the bias as the product takes it, if it is a copy.
     """
 
     product: LtProduct
@@ -61,9 +61,10 @@ class _Meaning(NamedTuple):
 
 
 def product_of(graph: OperationGraph) -> GraphProduct | None:
-    """A graph as a product for cuBLASLt; None if it is something else.
+    """A graph as a product for cuBLASLt; None if it is none.
 
-    It is none where cuBLASLt has no epilogue for what follows, or does not take what lies as the tensors do.
+    None, too, if cuBLASLt has no epilogue for an operation behind the product, or does not take the tensors'
+    layouts.
     """
     return _product_of(graph) if isinstance(graph.operations[0], MatMul) else None
 
@@ -83,7 +84,7 @@ def _product_of(graph: OperationGraph) -> GraphProduct | None:
 
 
 def _meaning(graph: OperationGraph) -> _Meaning | None:
-    """The product that a graph computes, if cuBLASLt's epilogues are all that follows."""
+    """The product that a graph computes; None if cuBLASLt lacks an epilogue for an operation behind it."""
     operation, *behind = graph.operations
     if not isinstance(operation, MatMul) or len(graph.results) != 1:
         return None
@@ -125,7 +126,7 @@ def _with_epilogue(
 
 
 def _overwrites_early(operands: Operands) -> bool:
-    """Whether the result is stored over an operand that may still be read, as a residual of it may not."""
+    """Whether the result is stored over an operand that may still be read. A residual may be overwritten."""
     a, b, y, _, bias = operands
     read = [tensor.uid for tensor in (a, b, bias) if tensor is not None]
     return y.overwrites is not None and y.overwrites in read

@@ -21,10 +21,10 @@ from cudnn_actor.protocol.operations import Attention, LayerNorm
 __all__ = ["Names", "rank"]
 
 _TILE, _MOST_TILES = 128, 32
-"""How many queries a tile of cuDNN's first candidate for attention has, and how many such tiles are few."""
+"""The queries of a tile of cuDNN's first candidate for attention, and the most such tiles that are few."""
 _MOST_KEYS, _WIDEST_HEAD = 256, 64
 _ROWS = range(128, 257)
-"""How many rows a layer norm of few rows has."""
+"""The numbers of rows that are few for a layer norm."""
 
 
 class Names(Protocol):
@@ -54,7 +54,7 @@ def rank(graph: OperationGraph, names: Names, first: int = 0) -> list[int]:
 
 
 def _first(graph: OperationGraph) -> str | None:
-    """The part of the names of the candidates that go first: an engine or a knob. None: none does."""
+    """The engine or knob in the names of the candidates that go first; None if none goes first."""
     match graph.operations:
         case [Attention() as attention] if _is_small_attention(graph, attention):
             return "k24=3"
@@ -64,7 +64,7 @@ def _first(graph: OperationGraph) -> str | None:
 
 
 def _is_small_attention(graph: OperationGraph, operation: Attention[int]) -> bool:
-    """Whether it has few queries and keys, of heads no wider than was measured.
+    """Whether attention has few queries and keys, and heads no wider than those that were measured.
 
     It has neither lengths nor dropout, and stores nothing for a backward pass.
     """
@@ -77,7 +77,7 @@ def _is_small_attention(graph: OperationGraph, operation: Attention[int]) -> boo
 
 
 def _is_small_norm(graph: OperationGraph, operation: LayerNorm[int]) -> bool:
-    """Whether it has few rows, and stores nothing for a backward pass."""
+    """Whether a norm has few rows, and stores nothing for a backward pass."""
     x = graph.tensor(operation.x)
     few = math.prod(x.dims[: operation.axis]) in _ROWS
     return x.dtype.is_half and few and len(operation.writes) == 1

@@ -20,11 +20,11 @@ one image                             4.8, 4.5, 4.6, 6.4          4.2, 3.5, 3.7,
 
 With a float32 result for one image, and mostly with fewer output channels, cuDNN took less.
 
-Else a copy has each block of as many pixels as the stride as one pixel, with the
-channels of all of them ("space to depth"). On it the convolution has no strides, a
-filter of as many blocks, and channels enough for fast engines: ResNet's first, 7x7
-with a stride of 2, of 3 channels, becomes 4x4 of 16. That is two thirds of the work
-that it is with 8 channels (see `widening`).
+For other filters, a copy of x has each block of pixels, as large as the stride, as one pixel
+with the channels of all of them ("space to depth"). On this copy the convolution has no
+strides, a filter of a few blocks, and enough channels for fast engines: ResNet's first one,
+7x7 with a stride of 2 and 3 channels, becomes 4x4 with 16 channels. That is two thirds of
+the work that it takes with 8 channels (see `widening`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.axes import merge_axes
 from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel
 from cudnn_actor.engines.cuda.planning.products import product_of
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, place_step
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, place_part
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import KernelStep, OperationStep, Scratch, Source, Step, align
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -71,9 +71,9 @@ __all__ = [
 _MOST_KNOWN = 256
 """The most convolutions whose products are remembered: a build asks for each several times."""
 _VECTOR = 8
-"""Channels, or elements of a row: of a half type, fast kernels read 16 bytes at once."""
+"""Channels, or elements of a row, of a half type that fast kernels read at once: 16 bytes."""
 _LONGEST_STRIDE = 8
-"""The longest that the tensor memory accelerator takes."""
+"""The longest stride that the tensor memory accelerator takes."""
 _LEAST_BYTES = 1 << 20
 """The least bytes of x for a convolution with nothing behind it: copies take launches."""
 _MOST_RESULTS = 1 << 20
@@ -88,13 +88,14 @@ class Copy(NamedTuple):
     Parameters
     ----------
     uid
-        The operand's.
+        The operand's uid.
     seen
-        Its elements where they lie, or where the copy before lies, as a tensor with the copy's axes.
+        The elements to copy, as a tensor with the copy's axes: in the operand's memory, or in that of the
+        copy of it before.
     form
-        The copy. Where it has more elements than `seen`, those are zeros.
+        The copy. If it has more elements than `seen`, the others are zeros.
     before
-        How many zeros stand before the others, of each axis.
+        The number of zeros before the copied elements, along each axis.
     """
 
     uid: int
@@ -104,7 +105,7 @@ class Copy(NamedTuple):
 
 
 class Rearranged(NamedTuple):
-    """A graph that computes what another does, on copies of some operands; uids are the same in both."""
+    """A graph that computes the same as another one, on copies of some operands. Both have the same uids."""
 
     what: str
     graph: OperationGraph
@@ -112,10 +113,10 @@ class Rearranged(NamedTuple):
 
 
 def rearrangements(graph: OperationGraph, *, every: bool = False) -> Iterator[Rearranged]:
-    """Yields the ways to run a graph on rearranged copies: those that pay, or every one.
+    """Yields the ways to run a graph on rearranged copies that are expected to be faster, or every way.
 
-    They are expected to pay for few channels, for strides that cuDNN's fast engines do not take, and for
-    products of single pixels that make more channels of fewer.
+    That is expected for few channels, for strides that cuDNN's fast engines do not take, and for products of
+    single pixels with more output channels than input channels.
     """
     found = _convolution(graph)
     if found is None:
@@ -152,9 +153,7 @@ def plan_of_rearranged(
         else:
             steps.append(_padding(copy, both[::-1]))
         sources[copy.uid] = place
-    buffers = [sources[uid] for uid in rearranged.graph.bound]
-    numbers = range(len(graph.scalars))
-    steps += [place_step(step, buffers, numbers, scratch) for step in plan.recipe.steps]
+    steps += place_part(graph, rearranged.graph, plan, sources, scratch)
     return finish(graph, steps, plan.graphs, scratch + plan.recipe.scratch, limit)
 
 
@@ -193,8 +192,9 @@ def _convolution(graph: OperationGraph) -> tuple[ConvolutionForward[int], GraphT
 def as_product(graph: OperationGraph) -> Rearranged | None:
     """The convolution as a product of its windows and its filters: (N, P Q, C R S) and (C R S, K).
 
-    Rows have the order that the filters have in memory, so that those need no copy. Windows of one pixel may
-    need none either. None if windows share elements, or if pixels of a result do not lie as rows of a matrix.
+    The elements of a row are ordered as those of a filter lie in memory, so that filters need no copy.
+    Windows of one pixel may need none, either. None if windows share elements, or if the pixels of a result
+    do not lie as the rows of a matrix.
     """
     return None if _convolution(graph) is None else _as_product(graph)
 
@@ -230,8 +230,9 @@ def _as_product(graph: OperationGraph) -> Rearranged | None:
 def _is_fast_product(graph: OperationGraph, operation: ConvolutionForward[int], product: Rearranged) -> bool:
     """Whether a 1x1 convolution is one that takes less time as a product.
 
-    It has more filters than channels, or, if it is small, as many; with a float32 result it is large.
-    cuBLASLt computes all that follows with it, and no operand is copied, except perhaps the bias.
+    It does with more filters than channels, or with as many if it is small; with a float32 result, only if it
+    is large. cuBLASLt must have epilogues for all operations behind it, and no operand may need a copy,
+    except the bias.
     """
     filters, channels, *_ = graph.tensor(operation.w).dims
     if len(graph.operations) == 1 or filters % _VECTOR or filters < channels or not _is_one_step(product):
@@ -244,18 +245,18 @@ def _is_fast_product(graph: OperationGraph, operation: ConvolutionForward[int], 
 
 
 def product_in_one_step(graph: OperationGraph) -> Rearranged | None:
-    """A convolution as a product that cuBLASLt computes with all that follows, without copies, if it can."""
+    """A convolution as a product that is one step of cuBLASLt's; None if that is not possible."""
     product = as_product(graph)
     return product if product is not None and _is_one_step(product) else None
 
 
 def _is_one_step(product: Rearranged) -> bool:
-    """Whether cuBLASLt computes all of it, and no operand is copied, except perhaps the bias."""
+    """Whether cuBLASLt computes all of a product's graph, and no operand but the bias is copied."""
     return not product.copies and product_of(product.graph) is not None
 
 
 def _rows(tensor: GraphTensor, sizes: tuple[int, ...]) -> tuple[GraphTensor, tuple[Copy, ...]]:
-    """A tensor as rows of its last axes, which get these sizes, and the copy that this takes, if any."""
+    """A tensor as rows of its last axes, padded to these sizes, and the copy that this takes, if any."""
     if tensor.dims[-len(sizes) :] == sizes:
         with contextlib.suppress(Refused):
             seen = _as_rows(tensor, len(sizes))
@@ -266,9 +267,9 @@ def _rows(tensor: GraphTensor, sizes: tuple[int, ...]) -> tuple[GraphTensor, tup
 
 
 def _as_rows(tensor: GraphTensor, columns: int) -> GraphTensor:
-    """A tensor with its last axes as one, and those between them and the first as one if there are any.
+    """A tensor with its last axes as one axis, and the axes between them and the first as another one.
 
-    Raises `Refused` if axes do not lie so.
+    Raises `Refused` if that is not possible in the same memory.
     """
     first, *between = _axes(tensor)[:-columns]
     axes = [first, *([_one(between)] if between else []), _one(_axes(tensor)[-columns:])]
@@ -276,7 +277,7 @@ def _as_rows(tensor: GraphTensor, columns: int) -> GraphTensor:
 
 
 def _one(axes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Axes as one: its size and stride. Raises `Refused` if they do not lie so."""
+    """The size and the stride of axes as one. Raises `Refused` if that is not possible."""
     merged = merge_axes((size, (step,)) for size, step in axes)
     if len(merged) > 1:
         raise Refused("axes do not lie as one")
@@ -304,9 +305,9 @@ def _as_rows_of_pixels(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTenso
 
 
 def without_strides(graph: OperationGraph) -> Rearranged | None:
-    """The convolution on a copy of x in which each block, of as many pixels as the stride, is one pixel.
+    """The convolution on a copy of x in which each block of pixels, as large as the stride, is one pixel.
 
-    Zeros before the filter make what is padded before x whole blocks. None if x is not of whole blocks.
+    Zeros before the filter round the padding before x up to whole blocks. None if x has no whole blocks.
     """
     found = _convolution(graph)
     if found is None or max(found[0].conv.stride) == 1:
@@ -356,7 +357,7 @@ def _blocks(tensor: GraphTensor, stride: Sequence[int]) -> GraphTensor:
 def _with_operation(
     graph: OperationGraph, tensors: dict[int, GraphTensor], operation: Node, instead: Node
 ) -> OperationGraph:
-    """The graph with other tensors of the same uids, and with another operation in the place of one."""
+    """The graph with other tensors of the same uids, and with `instead` in place of an operation."""
     return OperationGraph(
         tensors=tuple(tensors.get(tensor.uid, tensor) for tensor in graph.tensors),
         operations=tuple(instead if each is operation else each for each in graph.operations),
@@ -365,12 +366,12 @@ def _with_operation(
 
 
 def _channels(channels: int, pixels: int) -> int:
-    """The fewest channels, at least these, of which those of so many pixels are whole vectors."""
+    """The fewest channels, at least `channels`, with which those of `pixels` pixels are whole vectors."""
     return next(n for n in itertools.count(channels) if n * pixels % _VECTOR == 0)
 
 
 def _of(values: tuple[int, ...], axes: Sequence[int]) -> tuple[int, ...]:
-    """The first of some values, and those of the axes."""
+    """The first of some values, and then the values of these axes."""
     return (values[0], *(values[axis] for axis in axes))
 
 
@@ -385,12 +386,12 @@ def _with_dims(tensor: GraphTensor, dims: tuple[int, ...], strides: tuple[int, .
 
 
 def _packed_like(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
-    """A packed tensor of these dims, in the place of another."""
+    """A packed tensor of these dims, otherwise like another one."""
     spec = TensorSpec.packed(dims, tensor.dtype)
     return msgspec.structs.replace(tensor, dims=dims, strides=spec.strides, alignment=spec.alignment)
 
 
 def _channels_last(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
-    """A packed tensor of these dims, channels last, in the place of another."""
+    """A packed tensor of these dims, channels last, otherwise like another one."""
     spec = TensorSpec.packed(dims, tensor.dtype, Layout.NHWC)
     return msgspec.structs.replace(tensor, dims=dims, strides=spec.strides, alignment=spec.alignment)

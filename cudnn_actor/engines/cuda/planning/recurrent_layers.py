@@ -4,10 +4,10 @@ In a graph, a layer is an operation (`Recurrent`), and its gradients are two ope
 neighbours if only the next layer and their gradients read their results. The gradients of such layers become
 neighbours, too. Each group of neighbours is a piece, which is one step of a plan.
 
-What libcudnn keeps for the gradients, its reserve, has no meaning to anything else. So no piece hands a
-reserve to another: the piece of the gradients contains the layers, too, and each piece can be checked by
-itself. A plan of both pieces then computes the layers only once: see `Together.kept`. A reserve of bytes is
-what libcudnn keeps: then each operation is a step by itself, see `recurrent_passes`.
+Only libcudnn understands its reserve, which it keeps for the gradients. So no piece hands a reserve to
+another: the piece of the gradients contains the layers, too, and each piece can be checked by itself. A plan
+of both pieces then computes the layers only once: see `Together.kept`. If a graph has a reserve as bytes,
+each operation is a step of its own: see `recurrent_passes`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.operations.recurrent_calls import Layers, LayersBackward, LayerWeights
+from cudnn_actor.engines.cuda.planning.changed_graphs import graph_of
 from cudnn_actor.engines.cuda.planning.recurrent_passes import has_bytes, passes, refusal_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -51,7 +52,7 @@ class Kept(NamedTuple):
     layers, gradients
         The number of the first operation of each group; in a `Cut`, the number of each piece.
     y
-        The uid of what the last layer writes: the gradients read it, too.
+        The uid of the last layer's output, which the gradients read, too.
     """
 
     layers: int
@@ -100,11 +101,12 @@ class _Block(NamedTuple):
     Parameters
     ----------
     operations
-        Each with the number that it had.
+        The operations, each with the number that it had.
     of
-        The number of the first layer, if these are gradients that can read the reserve of another block.
+        The number of the first layer of the block whose reserve these gradients can read; None if there is
+        none.
     y
-        The uid of what the last layer of that block writes.
+        The uid of the output of that block's last layer.
     """
 
     operations: tuple[tuple[int, Any], ...]
@@ -216,9 +218,9 @@ class _Grouping:
         return stacks
 
     def _divide(self, stack: Sequence[_Layer]) -> Iterator[list[_Layer]]:
-        """The parts of a stack in which a layer reads nothing of another but what the library hands on.
+        """Yields the parts of a stack in which layers share no operands but those that the library hands on.
 
-        A layer may begin with the last state of the one below. In one call, that operand would be a result.
+        A layer may begin with the last state of the layer below. In one call, that operand would be a result.
         """
         part, read, written = list[_Layer](), set[int](), set[int]()
         for layer in stack:
@@ -281,7 +283,7 @@ class _Grouping:
     # Groups.
 
     def _blocks(self, stack: Sequence[_Layer]) -> Iterator[_Block]:
-        """Yields the groups of a stack: the layers, if they are needed by themselves, and the gradients."""
+        """Yields the groups of a stack: the layers, if the graph needs their results, and the gradients."""
         forward = [
             (each.forward, self._operations[each.forward]) for each in stack if each.forward is not None
         ]
@@ -313,7 +315,7 @@ class _Grouping:
         return not self._is_read_as(y, dict.fromkeys(gradients, "y"))
 
     def _without_reserve(self, numbered: tuple[int, Any]) -> tuple[int, Any]:
-        """A layer with its number; without its reserve, if only gradients read it that compute the layer."""
+        """A layer with its number, without a reserve that only gradients read which compute it again."""
         number, layer = numbered
         uid = layer.reserve
         if uid is None or self._is_bound(uid) or not self._readers[uid]:
@@ -367,9 +369,9 @@ class _Grouping:
     # The graph with its groups.
 
     def _in_order(self, blocks: Sequence[_Block]) -> list[_Block] | None:
-        """These blocks, and a block for each other operation, each behind all that it reads.
+        """These blocks, and a block for each other operation, each behind the blocks that it reads from.
 
-        The order is as near to the graph's as that allows. None if there is no such order.
+        The order is as near to the graph's as possible. None if there is no such order.
         """
         inside = {number for block in blocks for number, _ in block.operations}
         others = [(n, each) for n, each in enumerate(self._operations) if n not in inside]
@@ -417,9 +419,7 @@ class _Grouping:
         )
         graph = self._graph
         if operations != graph.operations:
-            touched = dict.fromkeys(uid for each in operations for uid in (*each.reads, *each.writes))
-            tensors = tuple(self._tensors[uid] for uid in touched)
-            graph = OperationGraph(tensors=tensors, operations=operations, numerics=graph.numerics)
+            graph = graph_of(operations, self._tensors, graph.numerics)
         return Together(graph, tuple(number for number, _ in numbered), groups, kept)
 
 
@@ -469,10 +469,10 @@ def _read_copies(operation: Any, of: Mapping[int, int]) -> Any:
 
 
 def replace_layers(graph: OperationGraph) -> Sequence[Node]:
-    """Returns the operations of a graph; for a group of recurrent layers, those that stand for the group.
+    """Returns the operations of a graph, with libcudnn's calls in place of a group of recurrent layers.
 
-    They have an operand that the graph does not have, with a new uid: the library's reserve, or the space of
-    the weights.
+    The calls have an operand that the graph does not have, with a new uid: the library's reserve, or the
+    space of the weights.
 
     Raises `Refused` if a buffer would hold a reserve or slopes as numbers.
     """
@@ -497,7 +497,8 @@ def replace_layers(graph: OperationGraph) -> Sequence[Node]:
 
 
 def _forward(layers: Sequence[Any], new: int) -> Sequence[Any]:
-    """Layers, the lowest first, as one operation; before it their weights, unless it keeps a reserve."""
+    """The call for layers, the lowest first; before it the call that copies their weights, unless it keeps a
+    reserve."""
     first, mode = layers[0], layers[0].mode
     given: dict[str, Any] = {name: _all(layers, name) for name in (*_OF_LAYERS, "h_n", "c_n")}
     whole: Any = Layers(x=first.x, y=layers[-1].y, mode=mode, lengths=first.lengths, **given)
@@ -508,7 +509,7 @@ def _forward(layers: Sequence[Any], new: int) -> Sequence[Any]:
 
 
 def _backward(layers: Sequence[Any], data: Sequence[Any], weights: Sequence[Any], reserve: int) -> Node:
-    """The gradients of layers, those of the lowest first, as one operation."""
+    """The call for the gradients of layers, those of the lowest first."""
     given: dict[str, Any] = {name: _all(layers, name) for name in _OF_LAYERS}
     given |= {name: _all(data, name) for name in ("dh_n", "dc_n", "dh0", "dc0")}
     given |= {name: _all(weights, name) for name in RecurrentBackwardWeights.outputs}

@@ -1,9 +1,9 @@
 """Layers of recurrent networks and their gradients as steps by themselves, which hand on reserves as bytes.
 
-A reserve of bytes holds what libcudnn keeps. So it may lie in a buffer, and the forward pass and the two
-gradients may be requests of their own. A plan with such operands can not be checked by itself: nobody but
-libcudnn knows what they should hold. What is checked instead is a plan of the same steps in which the layers
-come first (`close_graph`), and whose other results are compared.
+A reserve of bytes has libcudnn's own contents. So it may lie in a buffer, and the forward pass and the two
+gradients may be requests of their own. A plan with such operands cannot be checked by itself: only libcudnn
+knows the right contents. A plan of the same steps in which the layers come first (`close_graph`) is checked
+instead, by its other results.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from cudnn_actor.engines.cuda.operations.recurrent_calls import (
     Layers,
     LayerWeights,
 )
+from cudnn_actor.engines.cuda.planning.changed_graphs import graph_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     GraphTensor,
@@ -58,8 +59,8 @@ def _kept_specs(graph: OperationGraph, operation: Any) -> Mapping[str, TensorSpe
 def passes(graph: OperationGraph) -> Sequence[Node]:
     """Returns the calls of libcudnn that compute a graph of recurrent operations, each of one layer.
 
-    Those reserves and slopes that are not bound have new uids, and so have the spaces of weights: only the
-    library knows how large they are.
+    Reserves and slopes that are not bound have new uids, and so have the spaces of weights: only the library
+    knows their sizes.
 
     Raises `Refused` if a bound reserve is not bytes, or if there are other operations.
     """
@@ -73,7 +74,7 @@ class _Passes:
         self._graph = graph
         self._uids = itertools.count(1 + max(tensor.uid for tensor in graph.tensors))
         self._kept: dict[int, int] = {}
-        """The reserves and slopes that are not bound, by their uids in the graph."""
+        """The new uids of reserves and slopes that are not bound, by their uids in the graph."""
         self._spaces: dict[Any, int] = {}
         self._calls: list[Any] = []
 
@@ -116,7 +117,7 @@ class _Passes:
         return self._spaces[key]
 
     def _place_of_written(self, operation: Any, name: str) -> int:
-        """The uid at which a reserve, or slopes, that an operation writes are stored."""
+        """The uid of the tensor that takes a reserve, or slopes, that an operation writes."""
         uid: int = getattr(operation, name)
         if self._is_bound(operation, name):
             return uid
@@ -124,7 +125,7 @@ class _Passes:
         return self._kept[uid]
 
     def _place_of_read(self, operation: Any, name: str) -> int:
-        """The uid at which a reserve, or slopes, that an operation reads are stored."""
+        """The uid of the tensor that has a reserve, or slopes, that an operation reads."""
         uid = getattr(operation, name)
         if uid in self._kept:
             return self._kept[uid]
@@ -134,7 +135,7 @@ class _Passes:
         return bound
 
     def _is_bound(self, operation: Any, name: str) -> bool:
-        """Whether a reserve, or slopes, lie in a buffer. Raises `Refused` if they do and are not bytes."""
+        """Whether a reserve, or slopes, lie in a buffer. Raises `Refused` if they are then not bytes."""
         if self._graph.tensor(getattr(operation, name)).role is not TensorRole.BOUND:
             return False
         if name not in _kept_specs(self._graph, operation):
@@ -143,7 +144,7 @@ class _Passes:
 
 
 def refusal_of(name: str) -> Refused:
-    """The refusal of a reserve, or of slopes, in a buffer that is to hold numbers."""
+    """The refusal of a reserve, or of slopes, in a buffer of numbers."""
     return Refused(
         f"{name} of cuDNN's are bytes that have a meaning to it alone: give a buffer of uint8 with as many "
         "as gpu.reserve_nbytes(layer) says, or ask for the gradients of a graph, by g.grad"
@@ -154,11 +155,11 @@ def refusal_of(name: str) -> Refused:
 
 
 def close_graph(graph: OperationGraph) -> OperationGraph | None:
-    """Returns a graph whose plan is checked in place of that of a graph with bytes; None without bytes.
+    """Returns the graph whose plan is checked in place of the plan of a graph with bytes; None without bytes.
 
-    Where an operation reads bytes that nothing before it writes, the layer comes first, and its gradients by
-    data; and the operation comes twice, since what the library keeps must be as good after it as before it.
-    All that is kept lies within the plan, and is a tensor of numbers, so that the graph can be evaluated.
+    Where an operation reads bytes that no operation before it writes, the layer comes first, and perhaps its
+    gradients by data. The operation then comes twice, because a reserve must be as good after it as before.
+    All reserves lie within the plan, as tensors of numbers, so that the graph can be evaluated.
     """
     return _Closing(graph).close() if has_bytes(graph) else None
 
@@ -179,15 +180,10 @@ class _Closing:
             if own is not operation:
                 self._add_twin(own)
             self._operations.append(own)
-        touched = dict.fromkeys(uid for each in self._operations for uid in (*each.reads, *each.writes))
-        return OperationGraph(
-            tensors=tuple(self._tensors[uid] for uid in touched),
-            operations=tuple(self._operations),
-            numerics=self._graph.numerics,
-        )
+        return graph_of(self._operations, self._tensors, self._graph.numerics)
 
     def _with_written_operands(self, operation: Any) -> Any:
-        """The operation, on a reserve or slopes that one before it writes. Adds that one if needed."""
+        """The operation, on a reserve or slopes that one before it writes, which is added if it is absent."""
         match operation:
             case RecurrentBackwardData(reserve=int(uid)) if uid not in self._graph.written:
                 return msgspec.structs.replace(operation, **self._layer_of(operation))

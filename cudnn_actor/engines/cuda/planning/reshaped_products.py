@@ -1,38 +1,28 @@
-"""Graphs in which products have the dims that their rows get behind them.
+"""Graphs in which products have the dims to which their rows are reshaped behind them.
 
 Files of models multiply rows of all tokens, as (tokens, channels), and reshape the result to (batch, tokens,
-channels) for what follows. Pieces have results of the same dims, so nothing behind the reshape would be part
-of the product's piece, and its sums would be stored before. A reshape of an operand is a view. So here a
-product, and the functions before the reshape, get the dims that those behind it have.
+channels) for the operations behind it. The results of a piece have the same dims, so no operation behind the
+reshape would be part of the product's piece, and the product's sums would be stored. But a reshape of an
+operand is a view. So here a product, and the pointwise operations before the reshape, get the dims behind it.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import NamedTuple
 
 import msgspec
 
+from cudnn_actor.engines.cuda.planning.changed_graphs import Changed, replace_operations
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, MatMul, Node, Pointwise, Reshape, TensorRole
 from cudnn_actor.protocol.types.tensor import packed_strides
 
-__all__ = ["Reshaped", "reshape_products"]
+__all__ = ["reshape_products"]
 
 
-class Reshaped(NamedTuple):
-    """A graph with reshaped products, and the number that each of its operations had before.
-
-    Tensors that are bound keep their uids. Further reshapes have the number of that in whose place they are.
-    """
-
-    graph: OperationGraph
-    numbers: tuple[int, ...]
-
-
-def reshape_products(graph: OperationGraph) -> Reshaped | None:
-    """Returns such a graph; None if it is that already."""
+def reshape_products(graph: OperationGraph) -> Changed | None:
+    """Returns the graph with reshaped products; None if no product is to be reshaped."""
     if not any(isinstance(operation, MatMul) for operation in graph.operations):
         return None
     return _Reshaping(graph).rewrite()
@@ -53,33 +43,22 @@ class _Reshaping:
         """The uids that pointwise operations read."""
         self._writers = {uid: number for number, each in enumerate(graph.operations) for uid in each.writes}
         self._instead: dict[int, list[Node]] = {}
-        """The operations in the place of one, by its number."""
+        """The operations that take the place of one, by its number."""
 
-    def rewrite(self) -> Reshaped | None:
+    def rewrite(self) -> Changed | None:
         """See `reshape_products`."""
         for number, operation in enumerate(self._graph.operations):
             if isinstance(operation, Reshape) and operation.y in self._computed:
                 chain = self._chain(operation)
                 if chain:
                     self._rewrite(number, operation, chain)
-        if not self._instead:
-            return None
-        found = [
-            (number, each)
-            for number, operation in enumerate(self._graph.operations)
-            for each in self._instead.get(number, [operation])
-        ]
-        operations = tuple(each for _, each in found)
-        touched = dict.fromkeys(uid for each in operations for uid in (*each.reads, *each.writes))
-        graph = OperationGraph(
-            tensors=tuple(self._tensors[uid] for uid in touched),
-            operations=operations,
-            numerics=self._graph.numerics,
-        )
-        return Reshaped(graph, tuple(number for number, _ in found))
+        return replace_operations(self._graph, self._instead, self._tensors) if self._instead else None
 
     def _chain(self, reshape: Reshape[int]) -> list[int]:
-        """The numbers of a product and what follows it up to a reshape of its rows; none if it is no such."""
+        """The numbers of a product and the operations behind it, up to a reshape of its rows.
+
+        Empty if there is no product, or if the reshape does more than divide rows.
+        """
         x, y = (self._graph.tensor(uid) for uid in (reshape.x, reshape.y))
         rows = len(x.dims) == 2 < len(y.dims) and x.dims[-1] == y.dims[-1] and 0 not in x.dims
         if not rows or y.overwrites is not None or y.strides != packed_strides(y.dims):
@@ -99,11 +78,11 @@ class _Reshaping:
         return []
 
     def _is_passed_on(self, uid: int) -> bool:
-        """Whether a tensor is there for one operation, and is no result."""
+        """Whether one operation reads a tensor, which is not bound."""
         return self._graph.tensor(uid).role is TensorRole.VIRTUAL and self._readers[uid] == 1
 
     def _within(self, operation: Node, dims: tuple[int, ...]) -> int | None:
-        """The operand of a pointwise operation that a chain goes on with; None if it ends with it."""
+        """The operand of a pointwise operation with which a chain goes on; None if there is none."""
         if not isinstance(operation, Pointwise):
             return None
         computed = [uid for uid in operation.operands if self._is_link(uid, dims)]
@@ -117,7 +96,7 @@ class _Reshaping:
         return isinstance(writer, MatMul | Pointwise) and tensor.dims == dims and self._is_passed_on(uid)
 
     def _is_view(self, uid: int) -> bool:
-        """Whether a tensor with other dims of rows is a view of an input, or another constant."""
+        """Whether a tensor can be had with other dims of rows: a view of an input, or a constant."""
         tensor = self._graph.tensor(uid)
         if tensor.role is TensorRole.CONSTANT:
             return True
@@ -128,7 +107,7 @@ class _Reshaping:
         return tensor.role is TensorRole.BOUND and packed
 
     def _rewrite(self, at: int, reshape: Reshape[int], chain: list[int]) -> None:
-        """Give the operations of a chain the dims behind a reshape, which is left out."""
+        """Give the operations of a chain the dims behind a reshape, and leave out the reshape."""
         x, y = (self._graph.tensor(uid) for uid in (reshape.x, reshape.y))
         inside = {uid for number in chain for uid in self._graph.operations[number].writes}
         self._instead[at] = []
@@ -136,7 +115,7 @@ class _Reshaping:
             operation = self._graph.operations[number]
             (result,) = operation.writes
             if isinstance(operation, MatMul):
-                others = {operation.a: x.uid}  # as one of the graph's, since it may be stored
+                others = {operation.a: x.uid}  # the view has a uid of the graph's, since it may be stored
             else:
                 outside = [uid for uid in operation.reads if uid not in inside]
                 others = {uid: next(self._new_uids) for uid in dict.fromkeys(outside)}
@@ -151,7 +130,7 @@ class _Reshaping:
     def _view(self, uid: int, new: int, rows: tuple[int, ...]) -> Node | None:
         """The reshape of a tensor of rows, or of one that is broadcast to rows, to these dims of rows.
 
-        None for a constant, which just has other dims.
+        None for a constant: it gets other dims.
         """
         tensor = self._graph.tensor(uid)
         first, last = tensor.dims

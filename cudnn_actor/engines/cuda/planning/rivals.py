@@ -1,4 +1,4 @@
-"""The candidates that tuning measures: whatever may run a graph that is a single piece."""
+"""The candidates that tuning measures: all plans that may run a graph that is a single piece."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ OF_CUDNN = "cuDNN's"
 """The kind of cuDNN's plans for the whole graph."""
 
 _WIDENED, _REARRANGED, _PRODUCTS, _ALIGNED = 8, 4, 8, 4
-"""How many plans of a kind are candidates: with channels of zeros, on rearranged copies, by cuBLASLt, and as
+"""The number of candidates of each kind: with channels of zeros, on rearranged copies, by cuBLASLt, and by
 products of whole vectors."""
 
 
 class Candidate(NamedTuple):
-    """A plan that may be built: its kind, its number within that kind, and what builds it.
+    """A plan that may be built: its kind, its number within that kind, and the function that builds it.
 
     `configuration`: cuDNN's name for it, if it is one of cuDNN's plans for the whole graph; else empty.
     """
@@ -43,12 +43,12 @@ class Candidate(NamedTuple):
 
     @property
     def name(self) -> str:
-        """cuDNN's name for it, or what it is."""
+        """cuDNN's name for the candidate, or else its kind and number."""
         return self.configuration or self.what
 
     @property
     def what(self) -> str:
-        """The candidate's kind, in words."""
+        """The candidate's kind and number."""
         return f"{self.kind}, {self.number}"
 
 
@@ -78,7 +78,8 @@ def other_candidates(graph: OperationGraph, handle: Any, limit: int) -> list[Can
 def _other_kinds(
     graph: OperationGraph, handle: Any, limit: int
 ) -> Iterator[tuple[str, list[Callable[[], CudaPlan]]]]:
-    """Yields the kinds of candidates that are not cuDNN's for the whole graph, each with what builds them."""
+    """Yields the kinds of candidates that are not cuDNN's for the whole graph, each with functions that build
+    them."""
     given = graph, handle, limit
     if (product := product_of(graph)) is not None:
         yield (

@@ -69,7 +69,7 @@ MOST_FORMS = 9
 
 
 def ways(graph: OperationGraph) -> int:
-    """How many choices a graph without convolutions has: as many as its operation with the most ways."""
+    """The number of choices of a graph without convolutions: its operation with the most ways decides."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     most = max((IMPLEMENTATIONS[type(operation)].ways for operation in others), default=1) or 1
     return most + any(_is_fused(graph, operation) for operation in others)
@@ -93,10 +93,10 @@ def compile_split(
 ) -> CudaPlan:
     """Compile a graph in steps: each operation alone, and a kernel for pointwise results of the same dims.
 
-    `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of the
-    candidate to use for a convolution, of those that can be built, and of the way to run another operation:
-    its last way, if it has fewer. Calls `on_refusal` for each candidate that cannot be built. `precompiled`:
-    as for `build_candidate`. `in_passes`: whether each recurrent operation is a step by itself.
+    `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of a
+    convolution's candidate among those that can be built, and of the way to run another operation; if that
+    has fewer ways, its last one is taken. Calls `on_refusal` for each candidate that cannot be built.
+    `precompiled`: see `build_candidate`. `in_passes`: whether each recurrent operation is a step of its own.
 
     Raises `Refused` if there is no such form or candidate.
     """
@@ -134,7 +134,7 @@ class _Splitter:
         self._sources = bound_sources(graph)
         self._of_graph = frozenset(tensor.uid for tensor in graph.tensors)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
-        """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
+        """Each tensor as it is stored at its place in `_sources`."""
         self._waiting: dict[int, Node] = {}
         """Pointwise operations, and gathers and the like, that are in no step yet, by their results."""
         self._steps: list[Step] = []
@@ -214,7 +214,7 @@ class _Splitter:
         return alone, self._candidate(alone, self._choice)
 
     def _candidate(self, alone: OperationGraph, choice: int) -> Any:
-        """cuDNN's graph, built with the candidate of that index among those that can be. Raises `Refused`."""
+        """cuDNN's graph, built with number `choice` of the candidates that can be. Raises `Refused`."""
         lowered = candidates(alone, self._handle, self._limit, fallbacks=not self._precompiled)
         left = choice
         for index in range(lowered.get_execution_plan_count()):
@@ -328,7 +328,7 @@ class _Splitter:
         return asked.workspace
 
     def _workspace(self, nbytes: int) -> tuple[Scratch, ...]:
-        """The workspace of a step, if it needs any. Steps that need equally much share it."""
+        """The workspace of a step, if it needs any. Steps that need the same number of bytes share one."""
         if nbytes and nbytes not in self._workspaces:
             self._workspaces[nbytes] = self._reserve(nbytes)
         return (self._workspaces[nbytes],) if nbytes else ()
@@ -337,9 +337,10 @@ class _Splitter:
     def _operands_in_form(
         self, operation: Node, *, packed: bool
     ) -> Iterator[dict[str, tuple[GraphTensor, Source]]]:
-        """An operation's operands by name, each in the wanted form and where it is stored.
+        """An operation's operands by name, each in the wanted form and with its source.
 
-        Inputs are copied before where they must be packed, and results afterwards.
+        If they must be packed, the steps that copy inputs are added before the `with` block, and those that
+        copy results behind it.
         """
         placed: dict[str, tuple[GraphTensor, Source]] = {}
         written = frozenset(operation.writes)
@@ -355,9 +356,9 @@ class _Splitter:
                 self._copy(form, source, self._forms[uid], self._sources[uid])
 
     def _move(self, operation: Movement[int]) -> None:
-        """Add the step that moves elements: a copy of the operand as the result sees it.
+        """Add the step that moves elements: a copy of the operand, seen as the result.
 
-        Add none if the result is not bound: then what reads it sees the operand so, too.
+        A result that is not bound needs no step if it can be seen in the operand's memory.
         """
         tensor, result = self._forms[operation.x], self._graph.tensor(operation.y)
         source = self._sources[operation.x]
@@ -400,7 +401,7 @@ class _Splitter:
         self._launch_together(copies)
 
     def _launch_together(self, copies: Sequence[tuple[Elementwise, tuple[Source, ...]]]) -> None:
-        """Add the steps of kernels, each with its places, in as few launches as they fit into."""
+        """Add the steps of kernels, each with its places, in as few launches as possible."""
         for numbers in shared_launches([kernel for kernel, _ in copies]) if copies else ():
             kernels, places = zip(*(copies[number] for number in numbers), strict=True)
             self._steps.append(KernelStep(Joined(kernels), tuple(itertools.chain(*places))))
@@ -456,7 +457,7 @@ class _Splitter:
         return body
 
     def _waiting_for(self, uids: Sequence[int]) -> list[Node]:
-        """The operations in no step yet that these results are computed with, in order."""
+        """The waiting operations by which these results are computed, in order."""
         wanted, operations = set(uids), list[Node]()
         for uid, operation in reversed(self._waiting.items()):
             if uid in wanted:
@@ -465,9 +466,9 @@ class _Splitter:
         return operations[::-1]
 
     def _copied_tensor(self, operations: Sequence[Node], result: GraphTensor) -> GraphTensor | None:
-        """The tensor that operations only bring into another layout, or broadcast, as the result sees it.
+        """The tensor that operations only broadcast or bring into another layout, with the result's dims.
 
-        None if they do something else.
+        None if they do anything else.
         """
         uid, dtypes = result.uid, {result.dtype}
         for operation in reversed(operations):
@@ -485,7 +486,7 @@ class _Splitter:
         return msgspec.structs.replace(copied, dims=result.dims, strides=broadcast(copied, result.dims))
 
     def _copied_operand(self, operation: Node) -> int | None:
-        """The operand whose elements an operation gives as they are: of an identity, or a product with 1."""
+        """The operand whose elements are the operation's result: of an identity, or of a product with 1."""
         if not isinstance(operation, Pointwise):
             return None
         x, *others = operation.operands
@@ -516,7 +517,7 @@ def _opaque(uid: int, nbytes: int) -> GraphTensor:
 def _part_of(
     tensor: GraphTensor, source: Source, dims: tuple[int, ...], placed: Placed
 ) -> tuple[GraphTensor, Source]:
-    """A part of a tensor, as a tensor of these dims, and where it begins."""
+    """A part of a tensor, as a tensor of these dims, and its source."""
     start = placed.offset * tensor.dtype.itemsize
     part = msgspec.structs.replace(
         tensor, dims=dims, strides=placed.strides, alignment=math.gcd(tensor.alignment, start)
@@ -545,7 +546,7 @@ def _serves(tensor: GraphTensor, form: GraphTensor) -> bool:
 def _forms(tensors: Sequence[GraphTensor]) -> Iterator[list[GraphTensor]]:
     """Forms to try for a convolution's tensors, the result last.
 
-    In order: as given; packed; packed with a wider result; packed with all tensors wider.
+    They come in this order: as they are; packed; packed with a wider result; packed with all tensors wider.
     """
     bound = [_as_bound(tensor) for tensor in tensors]
     narrow = tensors[0].dtype not in (DType.FLOAT32, DType.FLOAT64)

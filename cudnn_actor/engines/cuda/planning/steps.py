@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,11 +30,12 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, Pointwise
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["bound_sources", "finish", "graph_step", "kernel_plan", "place_step", "source_behind"]
+__all__ = ["bound_sources", "finish", "graph_step", "kernel_plan", "place_part", "place_step"]
+__all__ += ["source_behind"]
 
 _AWAITED = frozenset(("a", "b", "w", "x", "y", "dy", "q", "k", "v"))
-"""The main operands of a convolution, a product, attention or a norm: cuDNN's kernels wait before they read
-these."""
+"""The main operands of a convolution, a product, attention or a norm: cuDNN's kernels wait for the kernels
+before them before they read these."""
 
 
 def bound_sources(graph: OperationGraph) -> dict[int, Source]:
@@ -64,7 +65,10 @@ def graph_step(graph: OperationGraph, lowered: Any, sources: dict[int, Source]) 
 
 
 def _beside(operation: Node) -> Iterator[int]:
-    """The operands that cuDNN's kernel may read before those before it have ended: see `barriers`."""
+    """Yields the operands that cuDNN's kernel may read before the kernels before it have ended.
+
+    See `barriers`.
+    """
     for name, uid in operation.named():
         if uid in operation.reads and (isinstance(operation, Pointwise) or name not in _AWAITED):
             yield uid
@@ -111,7 +115,11 @@ def source_behind(source: Source, offset: int) -> Source:
 
 
 def place_step(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scratch: int) -> Step:
-    """A step of a part as one of the whole plan: on these buffers and scalars, scratch behind `scratch`."""
+    """A step of a part as a step of the whole plan.
+
+    `buffers`, `numbers`: the sources and the numbers of the part's buffers and scalars in the whole.
+    `scratch`: the bytes of scratch memory before the part's.
+    """
 
     def place(source: Source) -> Source:
         match source:
@@ -127,6 +135,18 @@ def place_step(step: Step, buffers: Sequence[Source], numbers: Sequence[int], sc
         changes["kernel"] = renumber(step.kernel, numbers)
     placed: Step = msgspec.structs.replace(step, **changes)
     return placed
+
+
+def place_part(
+    whole: OperationGraph, part: OperationGraph, plan: CudaPlan, sources: Mapping[int, Source], scratch: int
+) -> list[Step]:
+    """The steps of a part's plan as steps of the whole graph's. Bound tensors and scalars have the same uids.
+
+    `sources`: where the part's bound tensors lie, by uid. `scratch`: see `place_step`.
+    """
+    buffers = [sources[uid] for uid in part.bound]
+    numbers = [whole.scalars.index(uid) for uid in part.scalars]
+    return [place_step(step, buffers, numbers, scratch) for step in plan.recipe.steps]
 
 
 def _name(step: Step) -> str:

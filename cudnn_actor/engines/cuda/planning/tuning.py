@@ -1,10 +1,10 @@
 """Tuning: measures candidates for each piece of a graph on the device, and keeps the fastest.
 
-A piece's candidates must pass their self-check. Those that alone are about as fast as the
-first choice are then timed where they will run: in the captured CUDA graph of the whole,
-in turns with the plan so far, so that neither the clock nor warm caches favour one of
-them. `tuning_rules` decides what is faster. Pieces that are equal are tuned once, those
-that take most of a run first.
+A piece's candidates must pass their self-check. Those that are, by themselves, about as
+fast as the first choice are then timed where they will run: in the captured CUDA graph of
+the whole, in turns with the plan so far, so that neither the clock nor warm caches favour
+one of them. `tuning_rules` decides which is faster. Equal pieces are tuned once, and the
+pieces that take the most time of a run come first.
 
 The number of candidates is bounded for each piece, and no further piece is begun after a
 few minutes.
@@ -49,11 +49,11 @@ log = Log("cudnn_actor")
 
 _WARM_UPS, _ROUGH_RUNS = 5, 5
 _CANDIDATES, _FINALISTS = 16, 4
-"""How many candidates of a piece are built, and how many of them are tried in the whole."""
+"""The most candidates of a piece that are built, and the most of them that are tried in the whole."""
 _OF_ENGINE, _OF_CUDNN = 3, 6
 """The most candidates of cuDNN's: of one engine, and of all engines."""
 _LONGEST_S = 240.0
-"""After so long, no further piece is begun."""
+"""The seconds after which no further piece is begun."""
 _NOTHING = Tuning(heuristic_us=0.0, tuned_us=0.0, timed=0, discarded=())
 _OWN_FAULTS = (Refused, EngineFailure, MemoryError, OutOfMemory)
 """Errors for which a candidate is left out, unless the context is dead."""
@@ -83,9 +83,9 @@ class _Tuner:
         self._graph, self._context, self._limit, self._progress = graph, context, limit, progress
         self._began = time.monotonic()
         self._cuts: dict[str, Cut | None] = {}
-        """The pieces of a graph, or of a piece, by its digest; None if it is a single piece."""
+        """The cut of a graph, or of a piece, by its digest; None if it is cut no further."""
         self._singles: dict[str, OperationGraph] = {}
-        """The different pieces that are cut no further, by digest: the keys of their plans."""
+        """The different pieces that are cut no further, by digest."""
         self._chosen: dict[str, CudaPlan] = {}
         """The plan so far of each of `_singles`, by digest."""
         self._timed = 0
@@ -136,7 +136,7 @@ class _Tuner:
 
     @property
     def _of_single(self) -> Tuning:
-        """The times of the whole's candidates, if it is a single piece."""
+        """The tuning of the whole, if it is a single piece; else `_NOTHING`."""
         plan = self._chosen.get(self._graph.digest())
         return _NOTHING if plan is None or plan.tuning is None else plan.tuning
 
@@ -150,7 +150,7 @@ class _Tuner:
     def _tune_piece(
         self, contest: Contest, digest: str, each_us: Sequence[float], place: tuple[int, int]
     ) -> None:
-        """Choose a piece's plan. `each_us`: its times in the run, once for each of the equal pieces."""
+        """Choose a piece's plan. `each_us`: the time of each of the equal pieces in the run."""
         first, piece_us = self._chosen[digest], sum(each_us) / len(each_us)
         candidates, rivals = self._finalists(digest, place)
         entered = [
@@ -178,12 +178,12 @@ class _Tuner:
         with self._context.journal.trying(rival.tag):
             try:
                 return contest.enter(self._whole({**self._chosen, digest: rival}))
-            except Exception as error:  # noqa: BLE001 - it is raised again unless it is the plan's
+            except Exception as error:  # noqa: BLE001 - raised again unless it is the plan's own fault
                 log.info("plan.not_timed", plan=rival.tag, reason=_excuse(error))
                 return None
 
     def _finalists(self, digest: str, place: tuple[int, int]) -> tuple[list[Timed], list[CudaPlan]]:
-        """The times of a piece's plans alone, and the plans that may be faster than the present one."""
+        """The times of a piece's plans by themselves, and the plans that may be faster than the present."""
         piece, first = self._singles[digest], self._chosen[digest]
         found: list[tuple[CudaPlan, float]] = []
         candidates: list[Timed] = []
@@ -214,10 +214,9 @@ class _Tuner:
     def _build_candidates(
         self, piece: OperationGraph, first: CudaPlan, place: tuple[int, int]
     ) -> Iterator[tuple[str, CudaPlan]]:
-        """Yields the candidates for a piece that can be built, with their names, each once, without the
-        present plan.
+        """Yields the candidates for a piece that can be built, each once, with its name.
 
-        `place`: which piece it is, and of how many.
+        The present plan is left out. `place`: the piece's number, and the number of pieces.
         """
         every = all_candidates(piece, self._context.handle, self._limit, fallbacks=False)
         if piece.numerics.prefer and (wanted := [each for each in every if _is_preferred(piece, each)]):
@@ -257,7 +256,7 @@ class _Tuner:
     # The whole.
 
     def _in_order(self, graph: OperationGraph) -> Iterator[OperationGraph]:
-        """Yields the pieces of a graph, and those that they are cut into themselves, in order."""
+        """Yields the pieces of a graph that are cut no further, in order."""
         parts = self._cut_of(graph)
         if parts is None:
             yield graph
@@ -299,7 +298,7 @@ def _is_preferred(graph: OperationGraph, candidate: Candidate) -> bool:
 
 
 def _configuration(plan: CudaPlan) -> str | None:
-    """cuDNN's name for a plan that is one of cuDNN's graphs; None for others."""
+    """cuDNN's name for a plan that is a single graph of cuDNN's; None for other plans."""
     match plan.recipe.steps:
         case (GraphStep(engine=name),):
             return name
@@ -316,7 +315,7 @@ def _plan_of(candidate: Candidate) -> CudaPlan | None:
 
 
 def _excuse(error: Exception) -> str:
-    """Why a candidate is left out. Raises what is not the candidate's own fault."""
+    """Why a candidate is left out. Raises an error that is not the candidate's own fault."""
     known = translate(error)
     if isinstance(known, StickyError) or not isinstance(known, _OWN_FAULTS):
         raise known from error
@@ -324,12 +323,12 @@ def _excuse(error: Exception) -> str:
 
 
 def _with_tuning(plan: CudaPlan, found: Tuning) -> CudaPlan:
-    """A plan that says how it was chosen."""
+    """A plan with the measurements by which it was chosen."""
     return CudaPlan(msgspec.structs.replace(plan.recipe, tuning=found), plan.graphs)
 
 
 def _with_first(plan: CudaPlan, first: CudaPlan) -> CudaPlan:
-    """The first choice, with what was measured for the plan that was to take its place."""
+    """The first choice, with the measurements of the plan that was to take its place."""
     found = plan.tuning
     if found is None:
         return first

@@ -1,8 +1,8 @@
-"""How tuning decides: which pieces and candidates it measures, and what counts as faster.
+"""How tuning decides which pieces and candidates it measures, and which of two plans is faster.
 
-A time that is measured differs a little from run to run, so a difference is compared with what two runs of
-the same plan differ by. A candidate that is not clearly faster leaves the first choice as it is: then plans
-do not change from one tuning to the next without a reason.
+A measured time differs a little from run to run, so a difference is compared with the differences of runs of
+the same plan. A candidate that is not clearly faster does not replace the first choice: so plans do not
+change from one tuning to the next without a reason.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ TIE = 0.02
 _LEAST_SHARE = 0.005
 """The share of a run that a piece must take to be tuned: a gain on a smaller one could not be measured."""
 _SURE = 3.0
-"""How many standard errors a gain must be away from nothing."""
+"""The number of standard errors that a gain must be away from 0."""
 _LEAST_US = 0.5
-"""A smaller gain, in microseconds, is none: the device's events count in such steps."""
+"""The least gain in microseconds that counts: the device's events count in such steps."""
 _NEAR = 1.5
-"""The most times as long as the first choice that a candidate may take alone, to be tried in the whole."""
+"""A candidate that takes more times as long as the first choice, by itself, is not tried in the whole."""
 _NORMAL = 1.4826
 """Standard deviations in a median absolute deviation, of normally distributed numbers."""
 
 
 def worth_tuning(times: Iterable[tuple[str, float]]) -> list[str]:
-    """The keys of the pieces that are worth tuning, first those that take the most time in a run.
+    """The keys of the pieces that are worth tuning. Pieces that take the most time in a run come first.
 
     `times`: the key and the microseconds of each piece of a run. Equal pieces have one key.
     """
@@ -48,7 +48,7 @@ def shortlist(candidates: Iterable[tuple[Hashable, T]], most: int) -> list[T]:
     """At most `most` candidates: the first ones of each kind, as many of each kind if there are enough.
 
     `candidates`: each with its kind. Those of one kind come in the order in which they are expected to be
-    fast.
+    fast, the fastest first.
     """
     kinds: defaultdict[Hashable, list[tuple[int, T]]] = defaultdict(list)
     for number, (kind, candidate) in enumerate(candidates):
@@ -70,7 +70,7 @@ class Few:
     configurations
         cuDNN's name of each candidate: its engine, and perhaps knobs.
     of_each, most
-        How many of an engine may be built, if there are others, and how many in all.
+        The most of one engine that may be built, if there are other engines, and the most in all.
     """
 
     def __init__(self, configurations: Iterable[str], of_each: int, most: int) -> None:
@@ -92,24 +92,25 @@ def _engine(configuration: str) -> str:
 
 
 def finalists(first_us: float, others_us: Sequence[float], most: int) -> list[int]:
-    """The indices of the candidates that are tried in the whole run: at most `most`, the fastest alone.
+    """The indices of the candidates that are tried in the whole run: at most `most`, the fastest by
+    themselves.
 
-    Alone, a plan finds its operands in the caches. So a slower one may be the faster in the whole run, but
-    not one that is much slower.
+    By itself, a plan finds its operands in the caches. So a plan that is a little slower by itself may be the
+    faster one in the whole run.
     """
     near = [number for number, us in enumerate(others_us) if us <= _NEAR * first_us]
     return sorted(sorted(near, key=others_us.__getitem__)[:most])
 
 
 class Gain(NamedTuple):
-    """How many microseconds a run is shorter, and the standard error of the difference."""
+    """The microseconds by which a run is shorter, and their standard error."""
 
     us: float
     error_us: float
 
 
 def gain_of(runs: Sequence[tuple[float, float]]) -> Gain:
-    """The gain of a plan on another one. `runs`: microseconds of both in each turn, first of the other plan.
+    """The gain of a plan over another one. `runs`: the microseconds of the other plan and of this, by turns.
 
     The two runs of a turn have the same clock and temperature, so they are compared with each other.
     """

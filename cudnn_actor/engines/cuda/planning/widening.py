@@ -1,8 +1,8 @@
-"""Runs a convolution of fewer than 8 channels as one of 8, the others of which are zeros.
+"""Runs a convolution of fewer than 8 channels as one of 8 channels, of which the further ones are zeros.
 
-cuDNN's fast engines for half types read vectors of 8 channels, and only those compute
-what is behind a convolution with it. So the first layer of a network for images, which
-have 3 channels, takes less time on copies of its operands than without them.
+cuDNN's fast engines for half types read vectors of 8 channels, and only these engines
+compute pointwise operations behind a convolution with it. So the first layer of a network
+for images, which have 3 channels, takes less time on copies of its operands.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["compile_widened", "is_widened"]
 
 _CHANNELS = 8
 _LEAST_BYTES = 1 << 20
-"""The least bytes of the copy of x for a convolution with nothing behind it: copies take two launches."""
+"""The least bytes of the copy of x for a convolution alone: the copies take two launches."""
 
 
 def is_widened(graph: OperationGraph) -> bool:
-    """Whether a graph is a convolution of so few channels, perhaps with pointwise operations behind it."""
+    """Whether a graph is a convolution of few channels, perhaps with operations behind it, that gains."""
     return bool(_widened_tensors(graph))
 
 
 def compile_widened(
     graph: OperationGraph, handle: Any, limit: int | None, candidate: int = 0, *, precompiled: bool = False
 ) -> CudaPlan:
-    """Returns the graph with copies of operands, or of a result, that have 8 channels: see `is_widened`.
+    """Returns the plan on copies of operands, or of a result, with 8 channels: see `is_widened`.
 
-    Raises `Refused`. `precompiled`: as for `build_candidate`.
+    Raises `Refused`. `precompiled`: see `build_candidate`.
     """
     forms = _widened_tensors(graph)
     wide = OperationGraph(
@@ -104,7 +104,7 @@ def _has_channels_last(tensor: GraphTensor) -> bool:
 
 
 def _widening(tensor: GraphTensor, source: Source, form: GraphTensor, place: Scratch) -> OperationStep:
-    """The step that copies an operand, with channels of zeros."""
+    """The step that copies an operand, and adds channels of zeros."""
     none = (0,) * len(tensor.dims)
     missing = (0, _CHANNELS - tensor.dims[1], *none[2:])
     return OperationStep(

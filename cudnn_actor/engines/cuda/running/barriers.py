@@ -4,10 +4,10 @@ cuDNN launches kernels so that they may begin before the one in front of them on
 (programmatic dependent launch), and has them wait before they read the operands of a convolution or a
 product. Operands of the pointwise operations behind it are read without waiting: a residual that the kernel
 in front had just written was partly an old one, in most runs of ResNet-50 in bfloat16 for one image (cuDNN
-9.19, H200), and in some of a transformer's block (9.19 and 9.28, H100: `benchmarks.library_faults`).
-Scales, biases, masks and lengths of norms and of attention are treated alike; those were not seen wrong.
-A kernel that is launched in the ordinary way begins when all work before it has ended, and its results are
-there when it has ended itself. So an empty one in between is a barrier.
+9.19, H200), and in some of a transformer's block (9.19 and 9.28, H100: `benchmarks.library_faults`). Scales,
+biases, masks and lengths of norms and of attention are treated in the same way, though they were never seen
+to be wrong. A kernel that is launched in the ordinary way begins when all work before it has ended, and the
+next one begins when it has ended itself. So an empty kernel in between is a barrier.
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#programmatic-dependent-launch-and-synchronization
 """
 
@@ -32,7 +32,7 @@ from cudnn_actor.engines.cuda.running.recipe import (
 __all__ = ["barrier", "waits", "waits_at_start"]
 
 _SCRATCH = -1
-"""Stands for all scratch memory, where others stand for buffers by their numbers."""
+"""The number that stands for all scratch memory, beside the numbers of buffers."""
 
 
 def waits(steps: Sequence[Step]) -> list[bool]:
@@ -81,7 +81,7 @@ def _overlaps(step: Step) -> bool:
 
 
 def _beside(step: GraphStep) -> Iterable[Source]:
-    """The locations that the step's kernel may read too early."""
+    """The sources that the step's kernel may read too early."""
     return (step.sources[place] for place in step.beside)
 
 

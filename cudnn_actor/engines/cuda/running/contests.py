@@ -32,7 +32,7 @@ class Contest:
     Parameters
     ----------
     graph
-        What the plans compute.
+        The graph that the plans compute.
     handle, stream
         A cuDNN handle, and the CuPy stream set on it.
 
@@ -77,8 +77,10 @@ class Contest:
 
     @staticmethod
     def turns(entered: Sequence[Entered]) -> list[tuple[float, ...]]:
-        """Microseconds of runs of plans, one after the other, and again. Blocks for half a second or less for
-        each, or for as long as some ten runs take. Raises whatever the libraries raise.
+        """Microseconds of the plans' runs, by turns: in each turn, each plan runs once.
+
+        Blocks for at most half a second for each plan, or for as long as nine turns take. Raises whatever the
+        libraries raise.
         """
         began, longest_s = time.monotonic(), _LONGEST_S * len(entered)
         found: list[tuple[float, ...]] = []

@@ -1,16 +1,16 @@
 """Divides a plan for a deployed model: what is computed from weights alone is computed once for all runs.
 
-A step runs once if all that it reads are weights, or what other such steps have written, and if it writes
-scratch memory alone. It brings a filter into another form, lays the weights of recurrent layers into one
-space, widens or adds up biases. What the steps of each run read of that lies in memory of its own. That
-memory is one more buffer of both recipes: of the steps that run once, and of the steps of each run.
+A step runs once if it reads only weights, or results of other such steps, and if it writes only scratch
+memory. Such a step brings a filter into another form, copies the weights of recurrent layers into one space,
+or converts or adds up biases. Those of its results that the steps of each run read lie in memory of their
+own, which is one more buffer of both recipes: that of the steps that run once, and that of the steps of each
+run.
 
-The same scratch memory has different tensors, one after the other. What a step writes can be moved only if
-the steps that may read it are known, and nothing else is written there meanwhile. Memory that no other part
-reads (`Part.own`) is used by the step's own part. Other memory is used by the parts from the first to the
-last that use the tensor (`Between`). The bytes of a `Scratch` are at least those that are read or written
-there, and what a step does not only read counts as written (`reads`). So where either says too much, less is
-kept.
+The same scratch memory has different tensors, one after the other. A step's result can be moved only if the
+steps that may read it are known, and no other result is written there meanwhile. Memory behind `Part.own` is
+used by the step's own part alone. Other memory is used by the parts from the first to the last that use the
+tensor (`Between`). The bytes of a `Scratch` may be more than those that are read or written there, and a
+source that a step does not only read counts as written (`reads`). Where either is too much, less is kept.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Kept(NamedTuple):
     Parameters
     ----------
     value
-        What is computed: equal for two plans only if they compute the same numbers from the same weights.
-        The weights are numbers of `reads`.
+        A key that is equal for two plans only if they compute the same numbers from the same weights. It
+        names weights by their places in `reads`.
     reads
         The places of the buffers that it is computed from.
     nbytes
@@ -63,10 +63,10 @@ class Divided(NamedTuple):
     Parameters
     ----------
     kept
-        What is kept between runs. Both recipes have a buffer for each of these, in this order, behind the
-        buffers of the undivided one.
+        The values that are kept between runs. Both recipes have a buffer for each of them, in this order,
+        behind the buffers of the undivided recipe.
     once
-        The steps to run before the first run, and again after a write to what they read.
+        The steps to run before the first run, and again after a write to a buffer that they read.
     each
         The steps of each run.
     numbers
@@ -104,20 +104,20 @@ def divide(recipe: Recipe, constant: Collection[int]) -> Divided | None:
 
 
 class _Value:
-    """A value: what a step that runs once writes to one place.
+    """A value that a step which runs once writes to one place.
 
     Parameters
     ----------
     writer
-        The number of the step, and by which of its sources it writes this.
+        The number of the step, and the number of the source that it writes.
     place
-        Where.
+        The place to which it is written.
     parts
-        The parts in which that place has it.
+        The parts during which the place has the value.
     does
-        What the step does.
+        A key of the step's computation: see `_computation`.
     reads
-        What it reads: each a buffer, or another value, and the bytes before the part of it that is read.
+        The buffers and values that the step reads.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class _Value:
 
 
 _Read = tuple[int | _Value, int]
-"""A buffer's number, or a value, and the bytes before the part of it that is read."""
+"""A buffer's number, or a value, and the offset at which it is read, in bytes."""
 
 
 class _At(NamedTuple):
@@ -161,9 +161,9 @@ class _At(NamedTuple):
 
 
 class _Use(NamedTuple):
-    """A step's use of a place in the scratch memory: its number, and by which of its sources.
+    """A step's use of a place in the scratch memory: the numbers of the step and of its source.
 
-    `reads` is whether it only reads there.
+    `reads`: whether the step only reads there.
     """
 
     number: int
@@ -191,13 +191,12 @@ class _Constants:
         self.steps: set[int] = set()
         self._shared = Overlaps[_Value]()
         self._own = [Overlaps[_Value]() for _ in recipe.parts]
-        """The values that steps that run once have written: those whose places are the same in several parts,
-        and those of each part alone."""
+        """The values so far of steps that run once: those that several parts use, and those of each part."""
         for number in range(len(self._steps)):
             self._add(number)
 
     def _add(self, number: int) -> None:
-        """Add a step: those before it have been."""
+        """Add a step. The steps before it have been added."""
         step, part = self._steps[number]
         made = self._values_of(number)
         runs_once = made is not None and all(map(self._can_move, made))
@@ -253,7 +252,7 @@ class _Constants:
         return next((each for each in known if part in each.parts and _is_within(source, each.place)), None)
 
     def _parts(self, place: Scratch, part: int) -> range | None:
-        """The parts that may use what a step of this part writes to a place; None if that is not known."""
+        """The parts that may use a result that a step of this part writes to a place; None if not known."""
         if place.offset >= self._recipe.parts[part].own:
             return range(part, part + 1)
         for each in self._between.of(place):
@@ -263,10 +262,10 @@ class _Constants:
         return None
 
     def _can_move(self, value: _Value) -> bool:
-        """Whether what a step writes can lie elsewhere.
+        """Whether a value can lie elsewhere.
 
-        If nothing reads it, it need not. Else nothing else may be written to its place while it is there, and
-        each step that reads there must come later, and read nothing beside it.
+        It can if no step reads it. Else no other step may write to its place during its parts, and each step
+        that reads there must come later, and read only bytes of the value.
         """
         is_read, stays = False, False
         first, stop = self._ends[value.parts.start], self._ends[value.parts.stop]
@@ -299,7 +298,7 @@ class _Constants:
 
 
 def _is_known(step: Step) -> bool:
-    """Whether what a step computes is known, and depends on what it reads, not on the plan's scalars."""
+    """Whether a step's computation is known, and depends on its operands alone, not on the plan's scalars."""
     if isinstance(step, GraphStep):
         return bool(step.digest)
     return not (isinstance(step, KernelStep) and takes_scalars(step.kernel))

@@ -1,4 +1,4 @@
-"""Explains a plan: from its recipe, which has all that is needed, also when it comes from a store."""
+"""Explains a plan, by its recipe alone, which may come from a plan store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAUNCHERS = {
     "cublas": StepKind.CUBLAS,
     "cublas_packed": StepKind.CUBLAS_PACKED,
 }
-"""The kinds of steps that the launchers of operations are, by the launchers' names."""
+"""The kinds of the steps that run operations, by the launchers' names."""
 
 
 def explanation(recipe: Recipe, graph: OperationGraph) -> Explanation:
@@ -60,17 +60,17 @@ def explanation(recipe: Recipe, graph: OperationGraph) -> Explanation:
 
 
 def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
-    """Yields what each piece of a plan runs."""
+    """Yields the explanation of each piece of a plan."""
     steps = iter(recipe.steps)
     parts = recipe.parts
-    if len(parts) == 1:  # what has become of it is noted on the whole
+    if len(parts) == 1:  # the recipe says whether it was checked and tuned
         parts = (msgspec.structs.replace(parts[0], checked=recipe.checked, tuning=recipe.tuning),)
     for part in parts:
         own = [*itertools.islice(steps, part.steps)]
         yield PieceOfPlan(
             operations=part.operations,
             labels=tuple(graph.label(number) for number in part.operations),
-            steps=tuple(map(_runs, own)),
+            steps=tuple(map(_step_name, own)),
             plan=part.tag,
             why=part.refused,
             workspace=part.workspace,
@@ -81,14 +81,14 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
 
 
 def _reserve_bytes(step: Step) -> int:
-    """The bytes of a layer's reserve, if it is only that: without the space of the weights behind it."""
+    """The bytes of a layer's reserve, if the space of the weights does not lie behind it; else 0."""
     match step:
         case OperationStep(operation=Layers(space=int(), reserve=int(place))):
             return step.tensors[place].spec.nbytes
     return 0
 
 
-def _runs(step: Step) -> str:
+def _step_name(step: Step) -> str:
     """The name of a step in an explanation."""
     match step:
         case GraphStep():

@@ -15,13 +15,13 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#programmatic-de
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.library.failures import check_status
+from cudnn_actor.engines.cuda.library.libcuda import libcuda
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
-__all__ = ["LEAST_REPLAYS", "PROVED", "Versions", "are_proved", "driver", "versions", "wait_by_edge"]
+__all__ = ["LEAST_REPLAYS", "PROVED", "Versions", "are_proved", "versions", "wait_by_edge"]
 
 LEAST_REPLAYS = 10_000
 """The fewest replays that were compared for each of `PROVED`."""
@@ -37,7 +37,7 @@ class Versions(NamedTuple):
 
 
 PROVED: frozenset[Versions] = frozenset((Versions(91900, 13000, "90"),))
-"""Each has a record in `benchmarks/results`."""
+"""The versions for which `LEAST_REPLAYS` replays were compared. Each has a record in `benchmarks/results`."""
 
 _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 
@@ -62,7 +62,7 @@ def wait_by_edge(stream: Any) -> None:
 
     Raises `EngineFailure`.
     """
-    library = driver()
+    library = libcuda()
     status, number, graph, nodes, data, count = (
         *(ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()),
         *(ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()),
@@ -79,9 +79,3 @@ def wait_by_edge(stream: Any) -> None:
     check_status(library.cuGraphAddEmptyNode(ctypes.byref(node), graph, nodes, count))
     one = ctypes.c_size_t(1)
     check_status(library.cuStreamUpdateCaptureDependencies_v2(of_stream, ctypes.byref(node), None, one, _SET))
-
-
-@functools.cache
-def driver() -> Any:
-    """The driver's library. Its calls keep the interpreter's lock, because each is short."""
-    return ctypes.PyDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""Memory for what divided plans keep between runs, and runs that prepare it before the first."""
+"""Memory for the values that divided plans keep between runs, and runs that prepare it before the first."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class _Memory(NamedTuple):
 
 
 class KeptValues:
-    """Memory that is there as long as the buffers are whose values it has, and a plan that reads it. Used by
-    one thread only.
+    """Memory for kept values. It lives as long as the buffers they are computed from, and a plan that reads
+    it.
 
-    Plans that prepare the same buffers in the same way share it: the plans of a model for several batch
-    sizes. Each of them writes it before its own first run, all on one stream. So a run reads what an earlier
-    step on the stream has written. A step writes other values there only after a write to the buffers, and
-    behind such a write each plan prepares its runs anew. The memory of a plan that has been replaced by
-    another is dropped at the next call of `of`.
+    Used by one thread only. Plans that compute the same values from the same buffers share the memory, such
+    as the plans of a model for several batch sizes. Each of them writes it before its own first run, all on
+    one stream, so each run reads values that an earlier step on the stream has written. The values there
+    change only after a write to the buffers, and then each plan prepares its runs anew. The memory of a plan
+    that has been replaced by another is dropped at the next call of `of`.
 
     Parameters
     ----------
     allocate
-        Gives device memory of so many bytes, which is free when it is dropped. Raises `MemoryError`.
+        Returns device memory of a number of bytes, which is freed when it is dropped. Raises `MemoryError`.
     """
 
     def __init__(self, allocate: Callable[[int], Any]) -> None:
@@ -42,9 +42,9 @@ class KeptValues:
         self._of: WeakKeyDictionary[Place, dict[Hashable, _Memory]] = WeakKeyDictionary()
 
     def of(self, plan: CudaPlan, kept: Sequence[Kept], buffers: Sequence[Place]) -> list[Any] | None:
-        """The memory for each of these, on these buffers; None if there is no room for all of them.
+        """The memory for each of these values of these buffers; None if there is no room for all of them.
 
-        It is kept for as long as `plan` is there, which reads it.
+        It is kept for as long as `plan`, which reads it, exists.
         """
         self._drop_unused()
         found = list[_Memory]()
@@ -56,7 +56,7 @@ class KeptValues:
                 try:
                     known[key] = _Memory(self._allocate(each.nbytes), each.nbytes, WeakSet())
                 except MemoryError:
-                    self._drop_unused()  # those of this plan that no other has
+                    self._drop_unused()  # memory that was allocated here for this plan alone
                     return None
             found.append(known[key])
         for memory in found:
@@ -70,11 +70,11 @@ class KeptValues:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept."""
+        """Bytes of all this memory."""
         return sum(memory.nbytes for known in self._of.values() for memory in known.values())
 
     def clear(self) -> None:
-        """Drop all of it."""
+        """Drop all memory."""
         self._of.clear()
 
 
@@ -84,9 +84,9 @@ class PreparedRun:
     Parameters
     ----------
     once
-        Enqueues the steps that are run once.
+        Enqueues the steps that run once.
     each
-        Enqueues the others.
+        Enqueues the steps of each run.
     """
 
     def __init__(self, once: Callable[[], None], each: Callable[[], None]) -> None:

@@ -24,21 +24,20 @@ class _Entry(NamedTuple, Generic[T]):
 
 
 class Overlaps(Generic[T]):
-    """Things, each at a place of its own or of others.
+    """Things at places, which may overlap.
 
-    Things whose places are of about the same size are in one list, in the order of their offsets. So only
-    those of a short part of each list can reach a place: a search looks at few of many places that lie beside
-    each other.
+    Things whose places have about the same size are in one list, in the order of their offsets. Only a short
+    part of each list can reach a given place, so a search looks at few of many things that lie side by side.
     """
 
     def __init__(self, things: Iterable[tuple[Scratch, T]] = ()) -> None:
         self._of_size: dict[int, list[_Entry[T]]] = {}
-        """Bits in the length of a place → the things whose places have such a length."""
+        """The things, by the number of bits in the size of their places."""
         for place, thing in sorted(things, key=lambda each: each[0].offset):
             self._like(place).append(_Entry(place.offset, place.offset + place.nbytes, thing))
 
     def add(self, place: Scratch, thing: T) -> None:
-        """Add one more."""
+        """Add a thing at a place."""
         entry = _Entry(place.offset, place.offset + place.nbytes, thing)
         bisect.insort(self._like(place), entry, key=_OFFSET)
 

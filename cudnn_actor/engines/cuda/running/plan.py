@@ -24,11 +24,11 @@ class CudaPlan:
     Parameters
     ----------
     recipe
-        What to run.
+        The steps to run.
     graphs
         The frontend's graphs of the `GraphStep`s, in order; built, or restored from bytes.
     runs
-        Those of a plan with the same steps: see `runs`.
+        The `runs` of a plan with the same steps, to share them.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CudaPlan:
         self._divided: dict[frozenset[int], DividedPlan | None] = {}
 
     def instead_of(self, refused: Sequence[str], *, provisional: bool = False) -> CudaPlan:
-        """The same plan, with the reasons why the candidates that were preferred to it do not run."""
+        """The same plan, with the reasons why preferred candidates do not run."""
         reasons = tuple(dict.fromkeys(refused))[:_MOST_REASONS]
         parts = tuple(msgspec.structs.replace(part, refused=reasons) for part in self.recipe.parts)
         recipe = msgspec.structs.replace(self.recipe, parts=parts, provisional=provisional)

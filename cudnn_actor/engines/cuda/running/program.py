@@ -20,6 +20,7 @@ from typing import Any
 from cudnn_actor.engines.base import blame
 from cudnn_actor.engines.cuda.kernels.kernel import Run, compile_run
 from cudnn_actor.engines.cuda.library.failures import check_status
+from cudnn_actor.engines.cuda.library.libcuda import libcuda
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.running.barriers import barrier, waits, waits_at_start
@@ -39,14 +40,15 @@ from cudnn_actor.engines.cuda.running.recipe import (
 __all__ = ["Program", "fast_launch", "public_launch"]
 
 Launch = Callable[[Sequence[int], int], None]
-"""Enqueues one of cuDNN's graphs: takes addresses in the order of its uids, and the workspace's address."""
+"""Enqueues one of cuDNN's graphs, from the addresses in the order of its uids, and the workspace's."""
 
 _CAPTURE_AT = 4
-"""The run with the same addresses at which a graph is captured. A capture costs as much as six runs save."""
+"""The fourth run with the same addresses is captured. A capture costs as much as six replays save."""
 _MOST_KEYS = 256
 """The most sets of addresses and scalars remembered for a plan."""
 _FAR_BEHIND = 256
-"""A stream queues 1,024 launches before the next launch blocks; one run makes a few launches."""
+"""The unfinished launches at which a replay releases the interpreter's lock: a stream queues 1,024 launches
+before the next one blocks, and a run makes a few."""
 
 
 def public_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch:
@@ -96,12 +98,12 @@ class Replay:
 
     def __init__(self, graph: Any, stream: Any) -> None:
         self.graph = graph
-        """CuPy's."""
+        """CuPy's graph."""
         self._stream = stream
         self._arguments = ctypes.c_void_p(int(graph.graphExec)), ctypes.c_void_p(stream.ptr)
 
     def launch(self, behind: int) -> None:
-        """Enqueue it. `behind` is an upper bound on the launches that the device has not finished."""
+        """Enqueue the graph. `behind` is an upper bound on the launches that the device has not finished."""
         if behind > _FAR_BEHIND:
             self.graph.launch(self._stream)
         else:
@@ -111,9 +113,9 @@ class Replay:
 @functools.cache
 def _launch_graph() -> Callable[..., int]:
     """The driver's `cuGraphLaunch`, which keeps the interpreter's lock."""
-    launch = ctypes.PyDLL("libcuda.so.1").cuGraphLaunch
+    launch = libcuda().cuGraphLaunch
     launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    return launch
+    return launch  # type: ignore[no-any-return]
 
 
 _NUMBERS, _WORKSPACE = -2, -1
@@ -123,11 +125,11 @@ _Step = Callable[[Sequence[int], Sequence[float]], None]
 
 
 class _Waiting:
-    """How a program's steps wait that need a barrier before them. It is changed between two runs."""
+    """How those steps of a program wait that need a barrier before them. It changes only between two runs."""
 
     def __init__(self) -> None:
         self.by_edge = False
-        """Whether they are captured, with an edge in the place of the barrier: see `full_edges`."""
+        """Whether a run is being captured with an edge in the place of each barrier: see `full_edges`."""
 
 
 def _behind_barrier(run: _Step, stream: Any, waiting: _Waiting) -> _Step:
@@ -137,19 +139,23 @@ def _behind_barrier(run: _Step, stream: Any, waiting: _Waiting) -> _Step:
         if waiting.by_edge:
             wait_by_edge(stream)
         else:
-            with stream:
-                barrier()((1,), (1,), ())
+            _enqueue_barrier(stream)
         run(bases, scalars)
 
     return both
 
 
+def _enqueue_barrier(stream: Any) -> None:
+    with stream:
+        barrier()((1,), (1,), ())
+
+
 class _Shared:
     """The functions that enqueue steps. One thread makes them for one handle, once for equal steps.
 
-    Products are compared by value. Kernels and operations are the same only if they are one object: of two
-    that compare equal, one may have 0.0 where the other has -0.0. Each function is kept with the handle, so
-    that no other object gets the handle's `id`; steps and graphs live as long as their plan.
+    Products are compared by value, kernels by identity: two kernels that compare equal may differ in the sign
+    of a zero. Each function is kept with the handle, so that no other object gets the handle's `id`. Steps
+    and graphs live as long as their plan.
     """
 
     def __init__(self, known: dict[Hashable, tuple[Any, Any]], handle: Any) -> None:
@@ -180,8 +186,9 @@ class _Shared:
                 found = launcher.make(step.operation, step.tensors, self._handle)
         return found
 
-    def _once(self, what: Hashable, make: Callable[[], Any]) -> Any:
-        key = (*self._of, what)
+    def _once(self, step: Hashable, make: Callable[[], Any]) -> Any:
+        """The function for a step, by the key that equal steps share. `make` makes it."""
+        key = (*self._of, step)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._handle, make()
@@ -194,7 +201,7 @@ class Program:
     Parameters
     ----------
     plan
-        Built or restored.
+        A plan that was built or restored.
     handle
         The engine's cuDNN handle, set to `stream`.
     stream
@@ -272,7 +279,7 @@ class Program:
         return run_on_stream
 
     def _finder(self, sources: Sequence[Source], scratch: int) -> Callable[[Sequence[int]], Sequence[int]]:
-        """A function that gives a step's addresses, from those that its sources are counted from."""
+        """A function that returns a step's addresses, for those that its sources are counted from."""
         # The steps must not refer to the program. In a reference cycle, its captured and built graphs would
         # be destroyed by the garbage collector, on whatever thread that runs.
         places = [self._find(source, scratch) for source in sources]
@@ -282,8 +289,8 @@ class Program:
 
     @staticmethod
     def _find(source: Source, scratch: int) -> tuple[int, int]:
-        """The place of the address from which a source is counted (a buffer's, `_NUMBERS` or `_WORKSPACE`),
-        and its distance from that in bytes."""
+        """The place of the address that a source is counted from (a buffer's, `_NUMBERS` or `_WORKSPACE`),
+        and the source's distance from it in bytes."""
         match source:
             case Buffer(number=number, offset=offset):
                 return number, offset
@@ -295,7 +302,7 @@ class Program:
     def run(
         self, key: tuple[float, ...], pointers: Sequence[int], scalars: Sequence[float], workspace: int
     ) -> None:
-        """Enqueue a run that has no replay yet. Count it, and capture it at its `_CAPTURE_AT`th time."""
+        """Enqueue a run that has no replay yet. Count it, and capture it at run number `_CAPTURE_AT`."""
         self._store_scalars(scalars)
         times = self._times.get(key, 0) + 1
         if key in self._expected and (times > 1 or self.is_loaded):
@@ -334,8 +341,7 @@ class Program:
         self._store_scalars(scalars)
         bases = (*pointers, self._number_address, workspace)
         if self._waits_at_start:
-            with self.stream:
-                barrier()((1,), (1,), ())
+            _enqueue_barrier(self.stream)
         steps = iter(self._steps)
         for part in self.recipe.parts:
             for step in itertools.islice(steps, part.steps):
@@ -356,8 +362,7 @@ class Program:
     ) -> None:
         """Enqueue the steps, behind a barrier if they need one before them."""
         if self._waits_at_start:
-            with self.stream:
-                barrier()((1,), (1,), ())
+            _enqueue_barrier(self.stream)
         self._launch(pointers, scalars, workspace)
 
     def _launch(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
@@ -366,7 +371,7 @@ class Program:
         # Once for all steps: there may be thousands of each.
         bases = (*pointers, self._number_address, workspace)
         try:
-            for number, step in enumerate(self._steps):  # noqa: B007 - which one fails is told
+            for number, step in enumerate(self._steps):  # noqa: B007 - the error names the step that fails
                 step(bases, scalars)
         except Exception as error:
             blame(error, self._operations_of(number))
@@ -408,7 +413,7 @@ class Program:
         return graph if whole else None
 
     def load(self, address: int) -> None:
-        """Load the kernels of all steps, and run none. The next run that many others follow is captured.
+        """Load the kernels of all steps, and run none. The next run of those that are expected is captured.
 
         A kernel is loaded when it is first launched, or captured: cuBLASLt's first one takes some 80 ms.
         cuDNN's frontend loads its own in the same way. `address` stands for all buffers and the workspace:

@@ -70,14 +70,14 @@ class Number(msgspec.Struct, frozen=True, tag="number"):
 
 
 class Scratch(msgspec.Struct, frozen=True, tag="scratch"):
-    """A place in the workspace, in bytes after the part that cuDNN's own steps use.
+    """A place in the workspace, in bytes behind the part that cuDNN's own steps use.
 
     Parameters
     ----------
     offset
-        Where it begins.
+        The byte at which it begins.
     nbytes
-        How many bytes from there on may be read or written there.
+        The most bytes that are read or written there.
     """
 
     offset: int
@@ -93,20 +93,20 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
     Parameters
     ----------
     engine
-        cuDNN's name for what runs: "eng45_k2=5".
+        cuDNN's name for the plan: "eng45_k2=5".
     workspace
-        Bytes that it needs.
+        Bytes of workspace that it needs.
     uids, sources
         Its tensors' uids in cuDNN's graph, ascending, and the location of each.
     plan
         The plan as serialised by cuDNN. Empty if it has just been built, unless its kernels come from a
         kernel cache: the compiler then loads it from these bytes before its self-check.
     beside
-        Which sources its kernel may read too early; see `barriers.waits`.
+        The numbers of the sources that its kernel may read too early; see `barriers.waits`.
     reads
-        Which sources it only reads. It may write all others.
+        The numbers of the sources that it only reads. It may write all others.
     digest
-        That of the graph; empty if it is not known.
+        The digest of the operation graph; empty if it is not known.
     """
 
     engine: str
@@ -142,12 +142,12 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     Parameters
     ----------
     operation
-        Its operands are indices in `tensors`. It has its graph's numerics.
+        The operation. Its operands are indices in `tensors`, and it has its graph's numerics.
     tensors, sources
-        Its operands as they are stored, in the order of its fields, and the location of each. One more
-        location, if there is one, is that of the launcher's workspace.
+        Its operands as they are stored, in the order of its fields, and the location of each. If there is
+        one more location, it is that of the launcher's workspace.
     launcher
-        Which of the operation's launchers runs it.
+        The name of the launcher that runs it.
     """
 
     operation: (
@@ -172,7 +172,7 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
 
 
 class ProductStep(msgspec.Struct, frozen=True, tag="product"):
-    """A step that runs a product by cuBLASLt. `sources`: the locations of what it takes: see `LtProduct`."""
+    """A step that runs a product by cuBLASLt. `sources`: the locations of its tensors: see `LtProduct`."""
 
     product: LtProduct
     sources: tuple[Source, ...]
@@ -221,9 +221,9 @@ class Tuning(msgspec.Struct, frozen=True):
     took_s
         Seconds that it took; 0 for a piece.
     instead_of
-        What the first choice would have launched, if another plan was taken; else empty.
+        The name of the first choice, if another plan was taken; else empty.
     candidates
-        What was found out about each candidate, of a piece and of a whole that is one.
+        The measurements of each candidate, for a piece or for a whole that is a single piece.
     """
 
     heuristic_us: float
@@ -245,11 +245,11 @@ class Part(msgspec.Struct, frozen=True):
     steps
         How many of the recipe's steps run it.
     tag, workspace, checked, tuning
-        The piece's own plan has these.
+        Those of the piece's own plan.
     refused
-        Why what would have been preferred to this plan does not run.
+        The reasons why plans that were preferred to this one do not run.
     own
-        Where the scratch memory begins that no other part reads.
+        The offset from which on no other part uses the scratch memory.
     """
 
     operations: tuple[int, ...]
@@ -280,21 +280,21 @@ class Recipe(msgspec.Struct, frozen=True):
     tag
         The plan's tag, as in receipts.
     steps
-        In the order in which they run.
+        The steps, in the order in which they run.
     scratch
         Bytes for tensors between the steps.
     buffers, scalars
-        How many of each a run takes.
+        The number of each that a run takes.
     tuning
         The measurements, if the plan was chosen by tuning.
     checked
         Whether it has passed its self-check.
     provisional
-        Whether another plan would have been preferred, whose kernels take long to compile.
+        Whether another plan was preferred, but takes long to compile.
     parts
         The pieces of the graph, in the order in which they run.
     between
-        The tensors between them.
+        The tensors between the pieces.
     """
 
     tag: str
@@ -315,5 +315,5 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def workspace(self) -> int:
-        """Bytes in total."""
+        """Bytes of workspace in total."""
         return self.own_workspace + self.scratch

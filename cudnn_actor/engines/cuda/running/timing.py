@@ -2,7 +2,8 @@
 
 The whole run is captured once as a CUDA graph with an event behind each piece, and replayed: so the times are
 those of the device, and no piece waits for its launch. An event takes time, too, 2.7 us on an H100, and keeps
-kernels from overlapping. So the run is also captured without events between, and the difference is taken off.
+kernels from overlapping. So the run is also captured without events in between, and the difference is
+subtracted.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ __all__ = ["Once", "operands", "replay_of", "speed_of", "time_run"]
 _CLOCK_KHZ = 13
 """`cudaDevAttrClockRate`: the highest clock."""
 _DRAWN = 1 << 20
-"""Numbers that are drawn; memory is filled with repetitions of them."""
+"""The numbers that are drawn; memory is filled with repetitions of them."""
 _COPIED_BYTES, _LEAST_COPIED = 256 << 20, 4 << 20
-"""Several times the second-level cache, where there is room."""
+"""The bytes that are copied to measure the speed of copies: several times the second-level cache if there is
+room, and the least."""
 _PER_CLOCK = {
     (8, 0): {"float16": 2048, "bfloat16": 2048, "tf32": 1024, "float64": 128, "float32": 128, "int8": 4096},
     (9, 0): {"float16": 4096, "bfloat16": 4096, "tf32": 2048, "float64": 256, "float32": 256, "int8": 8192},
     (10, 0): {"float16": 8192, "bfloat16": 8192, "tf32": 4096, "float32": 256, "int8": 16384},
 }
-"""Compute capability → operations a clock of a multiprocessor: NVIDIA's white papers of A100, H100, B200."""
+"""A multiprocessor's operations in a clock, by compute capability: from NVIDIA's white papers of A100, H100,
+B200."""
 
 
 class Once(NamedTuple):
     """A program that runs once before the timed one: the other half of a divided plan.
 
-    `nbytes`: of each buffer that it writes, which both programs take behind those of the graph.
+    `nbytes`: the bytes of each buffer that it writes, which both programs take behind the graph's buffers.
     """
 
     program: Program
@@ -60,9 +63,10 @@ def time_run(
     *,
     once: Once | None = None,
 ) -> PlanTimes:
-    """Run a program on numbers of its own: see `engines.base.Engine.measure`. `once` is not timed.
+    """Time a program on buffers with random numbers: see `engines.base.Engine.measure`. `once` is not timed.
 
-    `workspace` is the address of the plan's. Raises `OutOfMemory`, and whatever the libraries raise.
+    `workspace` is the address of the plan's workspace. Raises `OutOfMemory`, and whatever the libraries
+    raise.
     """
     pool = libraries().cupy.cuda.MemoryPool()
     held: dict[int, Any] = {}
@@ -83,14 +87,14 @@ def time_run(
 
             run_us, *pieces_us = medians(run)
     finally:
-        program.stream.synchronize()  # what was enqueued must not write to memory that is given back
+        program.stream.synchronize()  # enqueued work must not write to memory that is given back
         held.clear()
         pool.free_all_blocks()
     return PlanTimes(run_us=run_us, pieces_us=without_overhead(run_us, pieces_us), device=device)
 
 
 def operands(graph: OperationGraph, pool: Any, held: dict[int, Any]) -> list[int]:
-    """Addresses of new memory for a graph's buffers, in order; `held` is what holds it, by tensor."""
+    """Addresses of new memory for a graph's buffers, in order. Adds the memory to `held`, by uid."""
     for uid in graph.bound:
         tensor = graph.tensor(uid)
         if tensor.overwrites in held:
@@ -110,7 +114,7 @@ def _memory(pool: Any, nbytes: int) -> Any:
 
 
 def _fill(address: int, tensor: GraphTensor) -> None:
-    """Fill a tensor's memory, gaps too: floats normally distributed, integers 0."""
+    """Fill a tensor's memory, also its gaps: floats are normally distributed, integers are 0."""
     runtime, stream = libraries().runtime, libraries().cupy.cuda.get_current_stream().ptr
     nbytes = tensor.spec.nbytes
     if not tensor.dtype.is_floating:
@@ -130,7 +134,7 @@ def _fill(address: int, tensor: GraphTensor) -> None:
 def replay_of(
     program: Program, pointers: Sequence[int], scalars: Sequence[float], workspace: int, *, pieces: bool
 ) -> Callable[[], Sequence[float]]:
-    """A function that runs the program once and waits. It returns microseconds: of each piece or the run."""
+    """A function that runs the program once, waits, and returns microseconds: of each piece, or the run."""
     cupy, stream = libraries().cupy, program.stream
     events = [cupy.cuda.Event() for _ in range(1 + (len(program.recipe.parts) if pieces else 1))]
 
@@ -171,7 +175,7 @@ def _capture(stream: Any, enqueue: Callable[[Callable[[Any], object]], None]) ->
             enqueue(record)
         finally:
             graph = stream.end_capture()
-    except Exception:  # noqa: BLE001 - a plan may do anything that a capture forbids; a dead context shows again
+    except Exception:  # noqa: BLE001 - a plan may do anything that a capture forbids
         return None
     return graph
 
