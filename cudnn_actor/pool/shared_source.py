@@ -12,14 +12,12 @@ import numpy as np
 
 from cudnn_actor.attached.client.shared_segments import ToShare, shared_copies
 from cudnn_actor.models import Feature
+from cudnn_actor.models.keeping import MOST_KEPT
 from cudnn_actor.models.rounding import round_to
 from cudnn_actor.models.source import Source, Specialised, Weight, values_of
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["SharedSource", "share_source"]
-
-_MOST_KEPT = 64
-"""The most imports that are kept for members that start later."""
 
 
 def share_source(source: Source) -> Source:
@@ -42,6 +40,7 @@ class SharedSource:
         self._lock = threading.Lock()
         """A lock that is held while the model is imported: other members wait for the first one's import."""
         self._made: OrderedDict[Hashable, Specialised] = OrderedDict()
+        """The latest imports, for members that start later: as many as a model of one service keeps."""
         self._weights: dict[tuple[str, TensorSpec], np.ndarray] = {}
         """The shared weights, read-only, by key and by the spec of the graphs' inputs."""
 
@@ -76,8 +75,9 @@ class SharedSource:
             if made is None:
                 made = self._with_shared_weights(self._source.specialise(specs, values, *limits))
                 self._made[(*known, limits)] = made
-                if len(self._made) > _MOST_KEPT:
+                if len(self._made) > MOST_KEPT:
                     self._made.popitem(last=False)
+                    self._forget_unused()
             return made
 
     def release(self) -> None:
@@ -88,18 +88,26 @@ class SharedSource:
         """
         self._made, self._weights = OrderedDict(), {}
 
+    def _forget_unused(self) -> None:
+        """Forget the weights that only forgotten imports had. A weight that is computed from the dims is
+        another one for each size of the inputs."""
+        used = {each for made in self._made.values() for each in _weights_of(made)}
+        self._weights = {each: array for each, array in self._weights.items() if each in used}
+
     def _with_shared_weights(self, made: Specialised) -> Specialised:
-        specs = made.ports
-        missing: dict[tuple[str, TensorSpec], Weight] = {
-            (name, specs[port]): weight
-            for port, (name, weight) in made.weights.items()
-            if (name, specs[port]) not in self._weights
-        }
+        specs, known = made.ports, self._weights  # `release` may replace it meanwhile
+        missing = {each: weight for each, weight in _weights_of(made).items() if each not in known}
         if missing:
             copies = shared_copies([_to_share(spec, weight) for (_, spec), weight in missing.items()])
-            self._weights.update(zip(missing, copies, strict=True))
-        weights = {port: (name, self._weights[name, specs[port]]) for port, (name, _) in made.weights.items()}
+            known.update(zip(missing, copies, strict=True))
+        weights = {port: (name, known[name, specs[port]]) for port, (name, _) in made.weights.items()}
         return replace(made, weights=weights)
+
+
+def _weights_of(made: Specialised) -> dict[tuple[str, TensorSpec], Weight]:
+    """The weights of an import, by key and by the spec of their graph's input."""
+    specs = made.ports
+    return {(name, specs[port]): weight for port, (name, weight) in made.weights.items()}
 
 
 def _to_share(spec: TensorSpec, weight: Weight) -> ToShare:

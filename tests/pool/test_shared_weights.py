@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,12 @@ import numpy as np
 import onnx
 import pytest
 
+from cudnn_actor import GraphBuilder
+from cudnn_actor.models.keeping import MOST_KEPT
+from cudnn_actor.models.source import Specialised
 from cudnn_actor.pool import Pool
+from cudnn_actor.pool.shared_source import SharedSource, share_source
+from cudnn_actor.protocol.types.tensor import TensorSpec
 from tests.onnx.small_models import FLOAT, model_of, node
 
 from ..inside import service_behind
@@ -54,6 +61,77 @@ async def test_weights_are_read_once_and_again_by_nobody(pool: Pool, tmp_path: P
     await is_back(pool, 0, 2)
     for member in (0, 1):
         np.testing.assert_array_equal((await pool.on(member).run(model.at[member], x=x))["y"], 3 * x)
+
+
+SIZES = MOST_KEPT + 6
+"""More sizes of the inputs than the imports that a pool keeps."""
+
+
+class Added:
+    """A source of a model y = x + table + one, whose table has as many rows as x: another for each size."""
+
+    inputs = defaults = outputs = ()
+
+    def specialise(
+        self, specs: Mapping[str, TensorSpec], _values: Mapping[str, np.ndarray], *_limits: int
+    ) -> Specialised:
+        """The model for inputs of these specs."""
+        dims = specs["x"].dims
+        g = GraphBuilder()
+        x, table, one = g.input("x", dims), g.input("table", dims), g.input("one", (1,))
+        graph = g.build(y=g.add(g.add(x, table), one))
+        return Specialised(
+            graph=graph,
+            inputs={"x": "x"},
+            outputs={"y": "y"},
+            weights={
+                "table": (f"table of {dims[0]}", lambda: self.table(dims[0])),
+                "one": ("one", np.ones(1, np.float32)),
+            },
+            constants={},
+        )
+
+    def table(self, rows: int) -> np.ndarray:
+        """The values of the table for inputs of this many rows."""
+        return np.arange(rows, dtype=np.float32)
+
+
+def shared_segments() -> int:
+    """How many segments of shared arrays this process has open."""
+    paths = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return len({os.stat(path).st_ino for path in paths if "cudnn-actor-shared" in os.readlink(path)})
+
+
+def specs_of(rows: int) -> dict[str, TensorSpec]:
+    return {"x": TensorSpec.packed((rows,))}
+
+
+def test_weights_of_forgotten_sizes_are_not_kept() -> None:
+    source, before = share_source(Added()), shared_segments()
+    for rows in range(1, SIZES + 1):
+        made = source.specialise(specs_of(rows), {})
+    assert shared_segments() - before <= MOST_KEPT + 1  # and one with the weight that all sizes share
+    again = source.specialise(specs_of(SIZES), {})
+    assert again is made
+    first = source.specialise(specs_of(1), {})  # made again
+    np.testing.assert_array_equal(first.weights["table"][1], [0])
+    assert first.weights["one"][1] is made.weights["one"][1]
+
+
+def test_an_import_goes_on_while_its_model_is_unloaded() -> None:
+    class Unloaded(Added):
+        def table(self, rows: int) -> np.ndarray:
+            if rows == 2:
+                source.release()
+            return super().table(rows)
+
+    source = SharedSource(Unloaded())
+    source.specialise(specs_of(1), {})
+    made = source.specialise(specs_of(2), {})
+    assert {port: np.asarray(values).tolist() for port, (_, values) in made.weights.items()} == {
+        "table": [0, 1],
+        "one": [1],
+    }
 
 
 def _own() -> int:
