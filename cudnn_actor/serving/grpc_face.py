@@ -228,6 +228,8 @@ class _GrpcFace:
         finally:  # also if the client has gone: requests that have not started are withdrawn
             for each in (reading, *running):
                 each.cancel()
+            while not under_way.empty():  # so that `read`, which ends by a `put`, has room for it
+                under_way.get_nowait()
             await asyncio.gather(reading, *running, return_exceptions=True)
 
     async def _answer_in_stream(self, data: bytes, call: Any) -> bytes:

@@ -17,6 +17,8 @@ from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve_wit
 from ..service.rigs import Gate, in_thread, spawn_gated
 from .servers import until, write_square
 
+AHEAD = 64
+"""How many requests of a stream wait for their turn to be answered."""
 ROWS = np.ones((2, 3), np.float32)
 DATA = [1.0] * ROWS.size
 BODY = msgspec.json.encode(
@@ -93,3 +95,29 @@ async def test_a_run_that_has_not_started_is_withdrawn_when_its_client_goes(
         np.testing.assert_array_equal((await first)["y"], ROWS)
         await gpu.drain()
         assert (gpu.metrics().withdrawn, gate.passed) == (1, 1)
+
+
+async def test_a_full_stream_ends_when_its_client_goes(tmp_path: Path) -> None:
+    """It has more requests than run at a time. Its end leaves room for other calls."""
+    gate = Gate()
+    options = ServerOptions(models={"square": write_square(tmp_path)}, http=None, grpc=0, most_running=1000)
+    async with spawn_gated(gate) as gpu, serve_with(gpu, options) as server:
+
+        async def requests() -> AsyncIterator[dict[str, object]]:
+            for _ in range(2 * AHEAD):
+                yield {"model_name": "square", "inputs": asked()}
+            await asyncio.Event().wait()
+
+        def streams() -> list[asyncio.Task[object]]:
+            return [each for each in asyncio.all_tasks() if "_GrpcFace._stream" in repr(each.get_coro())]
+
+        async with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+            with gate.closed():
+                answers = client.stream_infer(requests())
+                first = asyncio.ensure_future(anext(answers))
+                # One is to be answered, `AHEAD` wait for that, and one waits for room among them.
+                await until(lambda: server.host.running == AHEAD + 2)
+                assert streams()
+                answers.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+                await until(lambda: not streams())
