@@ -14,7 +14,7 @@ from typing import Any
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.models import Model
 from cudnn_actor.protocol.errors import CudnnActorError
-from cudnn_actor.serving.failures import require_known, require_version
+from cudnn_actor.serving.failures import NotServed, require_known, require_version
 from cudnn_actor.serving.served import Served
 from cudnn_actor.serving.statistics import ModelCounts
 
@@ -129,11 +129,12 @@ class Catalog:
     async def load(self, name: str, origin: Origin | None = None) -> None:
         """Load a model, again if it is loaded already, and switch to the new version once it is warm.
 
-        `origin`: the file; None for the entry's own. Raises `NotServed`, and as `CudnnRef.load`: then the old
-        version goes on serving.
+        `origin`: the file; None for the entry's own. Raises `NotServed`, also if the model is removed
+        meanwhile, and as `CudnnRef.load`: then the old version goes on serving.
         """
         entry = self.entry(name)
         async with entry.lock:
+            self._require_there(entry)
             entry.wanted, entry.loading = True, True
             entry.origin = origin or entry.origin
             self._changed()
@@ -146,6 +147,11 @@ class Catalog:
             finally:
                 entry.loading = False
                 self._changed()
+            try:
+                self._require_there(entry)
+            except NotServed:
+                self._end(served)
+                raise
             served.count_in(entry.counts)
             before, entry.served, entry.reason = entry.served, served, ""
             self._lend(name, served.model)
@@ -157,6 +163,7 @@ class Catalog:
         """Stop serving a model. Its runs finish first. Raises `NotServed` for an unknown name."""
         entry = self.entry(name)
         async with entry.lock:
+            self._require_there(entry)
             entry.wanted = False
             before, entry.served, entry.reason = entry.served, None, "unloaded"
             self._lend(name, None)
@@ -171,6 +178,12 @@ class Catalog:
             self._lend(name, None)
             self._changed()
             self._end(before)
+
+    def _require_there(self, entry: Entry) -> None:
+        """Raise `NotServed` if a model was removed while something was awaited. Another model may have its
+        name by now."""
+        if self._entries.get(entry.name) is not entry:
+            raise NotServed(model=entry.name, version="", problem="was removed")
 
     def _end(self, served: Served | None) -> None:
         """Close a version in a task, once its runs have finished."""

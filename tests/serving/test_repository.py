@@ -151,3 +151,40 @@ async def test_the_watch_goes_on_after_an_error_that_nobody_foresaw(tmp_path: Pa
         assert not watching.done()
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_model_that_is_removed_while_it_is_loaded_is_freed(tmp_path: Path) -> None:
+    place = put(tmp_path, 1)
+    origin, lent = Origin(place / "model.onnx", "1"), list[tuple[str, bool]]()
+    loading, goes_on = asyncio.Event(), asyncio.Event()
+    goes_on.set()
+    async with spawn(device="cpu") as gpu:
+
+        async def load_origin(name: str, origin: Origin) -> Served:
+            served = await load(gpu, name, origin.path, origin.version, Settings(), if_possible=False)
+            versions.append(served)
+            loading.set()
+            await goes_on.wait()
+            return served
+
+        versions = list[Served]()
+        catalog = Catalog(load_origin, lambda name, model: lent.append((name, model is not None)))
+        catalog.add("square", origin)
+        await catalog.load("square")
+        loading.clear()
+        goes_on.clear()
+        again = asyncio.ensure_future(catalog.load("square"))
+        after_it = asyncio.ensure_future(catalog.unload("square"))
+        await loading.wait()
+        catalog.remove("square")
+        added = catalog.add("square", origin)
+        goes_on.set()
+        for each in (again, after_it):
+            with pytest.raises(NotServed, match="was removed"):
+                await each
+        assert (added.wanted, added.served) == (True, None)
+        assert lent == [("square", True), ("square", False)]
+        await catalog.close()
+        for served in versions:
+            with pytest.raises(InvalidRequest, match="closed"):
+                await served.run({"x": ROWS}, None)
