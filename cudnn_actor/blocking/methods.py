@@ -37,7 +37,8 @@ def blocking(
         target, undo = self._for_a_call()
         # The method is looked up by its name: the target's class may override it.
         work = functools.partial(getattr(target, method.__name__), *args, **kwargs)
-        # Here, and not in the portal: a signal handler may raise as late as that has returned.
+        # `undo` is called here, and not in the portal: a signal handler may raise after the portal's `call`
+        # has returned.
         try:
             result: T = self._portal.call(work)
         except BaseException:
@@ -49,4 +50,4 @@ def blocking(
 
 
 def nothing() -> None:
-    """Free nothing: the result needs it not."""
+    """Do nothing: a result of these calls needs no freeing."""

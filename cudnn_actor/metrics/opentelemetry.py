@@ -87,10 +87,9 @@ class ServiceMetrics(Services):
         def observations(_: CallbackOptions) -> Iterator[Observation]:
             for metrics in self._readings(name):
                 for labels, value in family.rows(metrics):
-                    for others, number in numbers(value):
-                        yield Observation(
-                            number, dict(zip(keys, (metrics.service, *labels, *others), strict=True))
-                        )
+                    for suffix_labels, number in numbers(value):
+                        attributes = (metrics.service, *labels, *suffix_labels)
+                        yield Observation(number, dict(zip(keys, attributes, strict=True)))
 
         counts = family.kind not in (Kind.GAUGE, Kind.STATES)
         create = meter.create_observable_counter if counts else meter.create_observable_gauge

@@ -62,12 +62,12 @@ class _Samples:
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Note a sample."""
-        others = frozenset((key, each) for key, each in labels.items() if key != "service")
+        without_service = frozenset((key, each) for key, each in labels.items() if key != "service")
         bound = labels.get("le")
         if bound is None:
-            self._by_name[name][others] = value
+            self._by_name[name][without_service] = value
         else:
-            kept = others - {("le", bound)}
+            kept = without_service - {("le", bound)}
             self._buckets[name].setdefault(kept, []).append((float(bound), int(value)))
 
     @property

@@ -318,7 +318,7 @@ def _span_of(context: contexts.Context) -> trace.SpanContext:
 
 
 def _offset_ns() -> int:
-    """Nanoseconds from the clock of requests to that of spans."""
+    """Nanoseconds to add to a time on the clock of requests, for the same time on the clock of spans."""
     return time.time_ns() - time.perf_counter_ns()
 
 

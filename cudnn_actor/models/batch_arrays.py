@@ -16,7 +16,7 @@ Gather = Callable[[Sequence[np.ndarray], np.ndarray], object]
 """A function that copies arrays, one after another along the leading dim, into one array, and fills it."""
 
 _LOCKED_ELEMENTS = 500
-"""NumPy keeps the interpreter's lock while it copies so many elements."""
+"""NumPy keeps the interpreter's lock while it copies an array of up to this many elements."""
 
 
 def batch_specs(part: Mapping[str, np.ndarray], size: int) -> dict[str, TensorSpec]:

@@ -392,7 +392,7 @@ class BatchedModel:
         return given  # type: ignore[return-value]  # checked above
 
     def _require_size(self, group: Hashable, samples: int) -> None:
-        """Raise why batches of so many samples are refused, if they are."""
+        """Raise the group's refusal if a batch cannot have this many samples."""
         sizes = self._forming.sizes(group)
         if not sizes or samples > sizes[-1]:
             raise self._refusals[group].again()

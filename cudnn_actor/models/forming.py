@@ -16,9 +16,9 @@ __all__ = ["FormingBatches"]
 R = TypeVar("R", bound=Hashable)
 
 _LONGEST_WAIT = 2
-"""The first request of a batch waits for expected ones at most so many times `expected_within`."""
+"""The first request of a batch waits for expected ones at most this number of times `expected_within`."""
 _RECENT = 100
-"""The requests of before are no longer recent once none has been under way for so many times
+"""Earlier requests are no longer recent once none has been under way for this number of times
 `expected_within`."""
 
 
@@ -125,7 +125,7 @@ class FormingBatches(Generic[R]):
         """Requests of one sample that came while nothing could start because of them: each with its group and
         its time. They are counted all at once, before anything else is done or asked."""
         self._enough: float = 0
-        """While `in_flight` batches run: with so many in `_arrived`, a batch may be full, and start."""
+        """While `in_flight` batches run: the length of `_arrived` at which a batch may be full, and start."""
         self._latest = -math.inf
         """When the latest request came."""
         self._latest_end = -math.inf

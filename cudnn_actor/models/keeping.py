@@ -234,7 +234,7 @@ class Keeping:
         with self.lock:
             kept.runs += 1
 
-    def found_all(self) -> tuple[Kept, ...]:
+    def hold_all(self) -> tuple[Kept, ...]:
         """All graphs. One more run uses each of them until `release`."""
         with self.lock:
             kept = tuple(self.kept.values())
@@ -282,7 +282,7 @@ class Keeping:
             return self.find(key)
 
     def release(self, kept: Kept) -> None:
-        """End one use of a graph that `find`, `found_all`, `hold` or `keep` has begun."""
+        """End one use of a graph that `find`, `hold`, `hold_all` or `keep` has begun."""
         with self.lock:
             kept.runs -= 1
             evicted, unused = self._evict()
@@ -370,7 +370,7 @@ class Keeping:
         return True
 
     def end(self) -> None:
-        """Give back the graphs and weights that no run uses, and the others when their runs end. Any thread
+        """Give back the graphs and weights that no run uses, and each other one when its runs end. Any thread
         may call this, also within a finalizer."""
         with self.lock:
             self.closed = True

@@ -104,7 +104,7 @@ class KeptGraphs:
             return False
         limit, dropped = self._deployed_limit(), False
         if limit is None or self._total() <= limit:
-            # Looked at before the total was: if a change came later, another object says so.
+            # `noted` was read before the total: after a later change, `_noted` is another object.
             self._within = noted
         while at_least > 0 or (limit is not None and self._total() > limit):
             freed = self._drop_oldest()
@@ -140,13 +140,13 @@ class KeptGraphs:
         """
         if not graphs and not plans:  # after almost every run
             return
-        others = [
+        still_kept = [
             graph
             for kept in tuple(self._of_models.values())
             for each in tuple(kept.values())
             for graph in each.graphs
         ]
-        identities = {graph.identity for graph in graphs} - {graph.identity for graph in others}
-        digests = set(plans) - {graph.body.digest() for graph in others} if plans else set()
+        identities = {graph.identity for graph in graphs} - {graph.identity for graph in still_kept}
+        digests = set(plans) - {graph.body.digest() for graph in still_kept} if plans else set()
         if identities or digests:
             self._forget(frozenset(identities), frozenset(digests))

@@ -390,7 +390,7 @@ class Model:
     ) -> Explanation:
         """How the service runs the model, and with `measure` how long each piece takes: `CudnnRef.explain`.
 
-        A loop's pieces, and their times, are those of one turn; `run_us` is the time of all turns.
+        A loop has the pieces of one turn, with their times; `run_us` is the time of all turns.
 
         Parameters
         ----------

@@ -39,8 +39,8 @@ class Preparing:
     A graph is in use from `Keeping.find` or `keep` until `release`. Every `await` between them is in a
     `try`, so the graph is released however the run ends. A weight is in `made` from when `upload` returns it
     until `keep` takes it out; if `keep` never does, it is discarded. If `upload` cannot return a buffer, it
-    frees it itself. While one task awaits, others may change what is kept, so `find` and `keep` look again,
-    under the lock.
+    frees it itself. While one task awaits, other tasks may change which graphs are kept, so `find` and `keep`
+    look again, under the lock.
 
     Parameters
     ----------

@@ -125,7 +125,8 @@ class Running:
         tries = 0
         while True:
             tries += 1
-            # Looked at once: what this run finds forgotten is that, not what another loop deploys by now.
+            # Read once: another loop may deploy the graph again meanwhile, and this run's error is about the
+            # graph that this run has sent.
             deployed = kept.deployed
             if deployed is None:  # a run waits neither for tuning nor for kernels that it can do without
                 await self._preparing.deploy(kept, deadline, "cached", soon=True)

@@ -98,10 +98,10 @@ def require_sizes_or_inputs(features: Sequence[Feature], method: str) -> None:
     if not names or any(each.dims is None or None in each.dims for each in features):
         return
     keywords = [name for name in names if _is_keyword(name)]
-    others = [name for name in names if name not in keywords]
+    quoted = [name for name in names if name not in keywords]
     sizes = ", ".join(f"{name}=8" for name in keywords)
-    mapping = ", ".join(f'"{name}": 8' for name in others)
-    given = ", ".join([*filter(None, [sizes]), *([f"**{{{mapping}}}"] if others else [])])
+    mapping = ", ".join(f'"{name}": 8' for name in quoted)
+    given = ", ".join([*filter(None, [sizes]), *([f"**{{{mapping}}}"] if quoted else [])])
     raise InvalidRequest(
         field=names[0],
         value=None,

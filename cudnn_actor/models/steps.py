@@ -154,7 +154,7 @@ class StepsRun:
 
 
 def explained_steps(steps: Sequence[Step], found: Sequence[Explanation]) -> Explanation:
-    """The explanations of all steps as one. A loop's pieces are those of one turn; its time is that of all
+    """The explanations of all steps as one. It has the pieces of one turn of a loop, and the time of all
     turns."""
     pieces = []
     operations, us = 0, 0.0

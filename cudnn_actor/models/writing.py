@@ -141,7 +141,7 @@ class Writing:
     async def _write_kept(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
         """Write to all weights that are kept, including the values in `_unsure`. No other task writes
         meanwhile."""
-        kept = self._keeping.found_all()  # these graphs, and their weights, are not given back meanwhile
+        kept = self._keeping.hold_all()  # these graphs, and their weights, are not given back meanwhile
         try:
             await self._write_all({**self._unsure, **given}, deadline)
         except StaleBufferError as error:  # an earlier write, whose outcome is unknown, tore them

@@ -61,9 +61,9 @@ class PartImport:
         return self.imports.ports.name(name or "value")
 
     def _lies_in(self, value: Value, cell: Callable[[], str]) -> None:
-        self._cells[id(value)] = value, cell  # with the value, so that its id stays its own
+        self._cells[id(value)] = value, cell  # with the value, so that no other object gets its id
 
-    # What it reads.
+    # Values of earlier graphs, which this one reads.
 
     def take(self, names: Iterable[str], of: PartImport) -> None:
         """Let these names stand for the values that they have in an earlier graph."""
@@ -118,7 +118,7 @@ class PartImport:
         )
         return port, made
 
-    # What others read.
+    # Values of this graph, which later graphs read.
 
     def cell(self, value: Value, name: str) -> str:
         """The cell in which later graphs find a value of this one that is no constant."""

@@ -46,8 +46,8 @@ class Constants:
     def __init__(self, ports: Ports, budget: Budget) -> None:
         self._ports, self._budget = ports, budget
         self._of_half: dict[tuple[int, np.dtype[Any]], tuple[Value, Value]] = {}
-        """Float32 constants that were converted to half types, with their originals, so that the originals'
-        ids stay theirs."""
+        """Float32 constants that were converted to half types, with their originals, so that no other object
+        gets the id of an original."""
         self._once: dict[int, tuple[Any, Any]] = {}
         """Large parts of the file that each turn of a loop or call of a function would read again, by id,
         with the results."""

@@ -241,7 +241,7 @@ class _Joining:
     # Joining them.
 
     def _instead(self, group: Sequence[_Part]) -> list[Node]:
-        """The operations that replace those of a group."""
+        """The operations that replace a group's operations."""
         first = self._body.operations[group[0].number]
         assert isinstance(first, MatMul), "that is what parts are"
         y, result = self._tensors[first.y], self._tensors[group[0].result]
@@ -283,7 +283,7 @@ class _Joining:
         return operations
 
     def _side_by_side(self, factors: Sequence[_Factor], axis: int) -> GraphTensor:
-        """A weight that consists of several others, as an input of the graph."""
+        """A weight that consists of several weights, as an input of the graph."""
         first, parts = self._tensors[factors[0].uid], [self._weights[each.port] for each in factors]
         size = sum(self._tensors[each.uid].dims[axis] for each in factors)
         dims = tuple(size if at == axis % len(first.dims) else n for at, n in enumerate(first.dims))

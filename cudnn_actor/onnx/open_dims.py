@@ -130,11 +130,11 @@ class _Check:
             same = same and trial.problem == failed[0].problem
             if not problem and not (same and trial.telling) and len(failed) >= _ENOUGH:
                 return None  # it may be that another size fits
-        first, others, where = failed[0], failed[1:], label_of(node)
+        first, later, where = failed[0], failed[1:], label_of(node)
         if problem and not same:
             dims = ", ".join(_text_of_dims(each.dims) for each in inputs if each is not None)
             raise InvalidModel(where=where, problem=f"has inputs of dims {dims}: {problem}")
-        if problem or (same and (first.telling or not others)):
+        if problem or (same and (first.telling or not later)):
             if problem or first.unfit:
                 raise InvalidModel(where=where, problem=first.problem)
             self.problems.append(f"{where}: {first.problem}")
@@ -249,7 +249,7 @@ def _problem_of_dims(node: onnx.NodeProto, inputs: Sequence[_Known]) -> str:
 
 
 def _differ(wide: _Dims, narrow: _Dims) -> bool:
-    """Whether known dims prevent a tensor from being broadcast to others."""
+    """Whether two dims that are known prevent a tensor of dims `narrow` from being broadcast to `wide`."""
     pairs = zip(reversed(wide), reversed(narrow), strict=False)
     return any(None not in (a, b) and b not in (1, a) for a, b in pairs)
 

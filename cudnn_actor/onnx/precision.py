@@ -97,7 +97,7 @@ class Precision:
         self._summed = frozenset(name for node in nodes if node.op_type in _SUMS for name in node.input)
         """The names of values that are summed: their squares may exceed float16's limits."""
         self._made: dict[tuple[int, DType], tuple[Value, Value]] = {}
-        """Converted values, with their originals, so that the originals' ids stay theirs."""
+        """Converted values, with their originals, so that no other object gets the id of an original."""
         self._sources: dict[int, tuple[Value, Value]] = {}
         """Rounded results, by their ids, with the values before the rounding."""
 

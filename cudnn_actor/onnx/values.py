@@ -54,7 +54,7 @@ class Unfit(Refused):
 
 @contextlib.contextmanager
 def fitting(field: str) -> Iterator[None]:
-    """Turn the error of a graph's function that this argument does not fit the others into `Unfit`."""
+    """Raise `Unfit` in place of a graph's error that the argument `field` does not fit the other ones."""
     try:
         yield
     except InvalidRequest as error:

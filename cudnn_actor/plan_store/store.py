@@ -13,11 +13,11 @@ plan_store.unusable         warning  the directory is writable by others, or can
                                      logged again only when the reason changes: path, reason
 ==========================  =======  =============================================================
 
-Why processes may share it without a lock: a file is written under a unique name and then renamed to its final
-name, which is atomic. So a process that opens the final name gets one complete file, old or new, and can read
-it even if it is replaced or deleted meanwhile. If two processes save one key, the last rename wins, and
-either plan is right. If two processes make room, both may delete files, and so delete too many: those plans
-are built again.
+Why processes may share a directory without a lock: a file is written under a unique name and then renamed to
+its final name, which is atomic. So a process that opens the final name gets one complete file, old or new,
+and can read it even if it is replaced or deleted meanwhile. If two processes save one key, the last rename
+wins, and either plan is right. If two processes make room, both may delete files, and so delete too many:
+those plans are built again.
 
 Why nothing is fsynced: after a power cut the renamed file may be short or empty. Its checksum shows that, and
 the plan is built again. Waiting for the disk after each of hundreds of builds would cost more than that.
@@ -117,7 +117,7 @@ class PlanStore:
     def _directory(self, *, create: bool) -> Iterator[int | None]:
         """A descriptor of the directory; None if it is unusable.
 
-        A path could name another directory later; the descriptor stays that of the directory checked here.
+        A path could name another directory later; the descriptor is still of the directory checked here.
         """
         with contextlib.ExitStack() as closing:
             yield self._open(closing, create=create)

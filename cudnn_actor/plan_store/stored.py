@@ -125,9 +125,7 @@ class StoredPlans:
             return self._builder.restore(graph, stored.data)
         except EngineFailure as error:
             self._store.reject(key, f"the library refuses it: {error}")
-            if isinstance(
-                error, StickyError
-            ):  # the plan may have caused it: it has been rejected, so the next start does not load it
+            if isinstance(error, StickyError):  # the plan may have caused it: the next start does not load it
                 raise
             return None
 

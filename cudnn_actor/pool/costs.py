@@ -24,7 +24,7 @@ class Cost:
         self.is_used = False
         """Whether it was used again since it was made, or since it was last spared."""
         self.average_us: float | None = None
-        """The same before it is rounded; None before the first answer."""
+        """The average of which `us` is the rounded value; None before the first answer."""
 
     def observe(self, took_us: float) -> None:
         """Note how long a request of this kind has taken."""
@@ -68,7 +68,7 @@ class Costs:
             oldest, cost = self.known.popitem(last=False)
             if cost.is_used:
                 cost.is_used = False
-                self.known[oldest] = cost  # spared, as the newest: it is looked at again after all others
+                self.known[oldest] = cost  # spared: it is now the newest, and is looked at again last
         cost = self.known[kind] = Cost()
         return cost
 

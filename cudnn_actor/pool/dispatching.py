@@ -190,7 +190,7 @@ class Dispatching:
         if cost is None or task is None or not up or max_losses is not None:
             return self._begin_unusual(kind, max_losses)
         request = OpenRequest(cost, task, task.cancelling(), self._clock())
-        # What `Routing.submit` does, inlined: the first of those with the least to do.
+        # The same as `Routing.submit`, inlined: the first of the members with the least to do.
         device_us, member = self._device_us, up[0]
         if least_us := device_us[member]:
             for other in up:
@@ -224,7 +224,7 @@ class Dispatching:
         if cost_us is None:
             self._end_unusual(request, member)
             return
-        # What `Routing.answered` and `Costs.answered` do, inlined.
+        # The same as `Routing.answered` and `Costs.answered`, inlined.
         self._device_us[member] -= cost_us
         self.finished[member] += 1
         now_s, given_s, last_s = self._clock(), request.given_s, self._last_s[member]
@@ -303,7 +303,7 @@ class Dispatching:
                 request.error = ServiceStopped(reason=reason)
                 request.move(None)
 
-    # What happens to members.
+    # Changes of members.
 
     def up(self, member: int) -> None:
         """Let a member get requests, if it was not removed."""
@@ -315,8 +315,8 @@ class Dispatching:
         self._arrange()
 
     def pause(self, member: int) -> None:
-        """Note that a member's worker restarts: the member gets no new requests, and others get those that
-        they will run sooner."""
+        """Note that a member's worker restarts: the member gets no new requests, and other members get those
+        of its requests that they will run sooner."""
         if member in self._down:
             return
         back_us = round(1e6 * self.restart_times.worker_s(member))
@@ -377,7 +377,7 @@ class Dispatching:
     def _carry_out(self, moved: Sequence[Given[OpenRequest] | Ended[OpenRequest]]) -> None:
         for each in moved:
             request = each.request
-            if request.member is not None:  # by a living member, which would answer, too
+            if request.member is not None:  # it was taken from a living member, which would answer, too
                 self.moved += 1
                 request.recall()
             if isinstance(each, Given):

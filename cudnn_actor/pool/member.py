@@ -2,7 +2,7 @@
 
 `supervision.core` decides what to do and when. This is the shell around it; only the pool's event loop calls
 it. Each member has a supervisor of its own, so that a member which has used up its restarts does not affect
-the others.
+another one.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Member:
     def _emit(self, event: LifecycleEvent) -> None:
         if isinstance(event, Restarted):
             self.restarts += 1
-        if not (isinstance(event, Stopped) and event.child is None):  # the supervisor's own
+        if not (isinstance(event, Stopped) and event.child is None):  # that one is the end of the supervisor
             self._listener.happened(event)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -236,13 +236,13 @@ class Member:
 
     async def _launch(self, one: _Incarnation) -> None:
         """Start the process, and wait until its service serves. Raises `OSError`, `CudnnActorError`."""
-        one.control, theirs = socket.socketpair()
+        one.control, end_of_child = socket.socketpair()
         one.control.setblocking(False)
         launcher = Launcher.of_process(preloaded_for(self._options["device"]), self._executable)
 
         def launch() -> Child:
-            with theirs:
-                return launcher.launch(MAIN, (theirs.fileno(),), lambda: one.unwanted)
+            with end_of_child:
+                return launcher.launch(MAIN, (end_of_child.fileno(),), lambda: one.unwanted)
 
         one.child = await in_own_thread(launch)
         begin = msgspec.json.encode(Begin(self._options, str(self.path), os.getpid())) + b"\n"

@@ -48,8 +48,8 @@ Said = Ready | Failed
 def preloaded_for(device: str) -> tuple[str, ...]:
     """The modules that members' processes on a device need, which their forkserver imports for all of them.
 
-    Those of the CPU engine are most of what a member's start would take. Those of CUDA are left to the
-    member: where they cannot be imported, its own error says why.
+    To import the modules of the CPU engine would take most of the time of a member's start. The modules of
+    CUDA are left to the member: where they cannot be imported, its own error says why.
     """
     return (__name__, *(CPU_PRELOAD if device == "cpu" else ()))
 

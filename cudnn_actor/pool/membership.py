@@ -36,7 +36,7 @@ class Membership(Generic[M]):
         A function that makes the pool's models and buffers on a member that has just started. It raises
         `CudnnActorError`.
     on_lost
-        This is called with a member that was lost, before others get its requests.
+        This is called with a member that was lost, before other members get its requests.
     on_given_up
         This is called with a member that is not started again, and with the number of members that remain.
     """
@@ -97,7 +97,7 @@ class Membership(Generic[M]):
         self._dispatching.pause(member.number)
 
     def lost(self, member: M) -> None:
-        """Give the requests of a lost member to others."""
+        """Give the requests of a lost member to other members."""
         if self._on_lost is not None:
             self._on_lost(member)
         self._dispatching.lost(member.number)

@@ -110,7 +110,7 @@ async def _copy(buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadline:
     except CudnnActorError as error:  # no descriptor is left, for example
         raise _Refused(for_good=False) from error
     try:
-        theirs: BufferRef = await reader.import_buffer(memory, buffer.spec, deadline.left_s)
+        mapped: BufferRef = await reader.import_buffer(memory, buffer.spec, deadline.left_s)
     except (ServiceStopped, DeadlineExceeded):
         raise
     except CudnnActorError as error:
@@ -118,18 +118,18 @@ async def _copy(buffer: BufferRef, source: CudnnRef, target: CudnnRef, deadline:
     finally:
         memory.close()  # the mapping keeps the memory
     try:
-        return await _copied_here(theirs, buffer.spec, target, deadline)
+        return await _copied_here(mapped, buffer.spec, target, deadline)
     finally:
-        target._discard(theirs)
+        target._discard(mapped)
 
 
 async def _copied_here(
-    theirs: BufferRef, spec: TensorSpec, target: CudnnRef, deadline: Deadline
+    mapped: BufferRef, spec: TensorSpec, target: CudnnRef, deadline: Deadline
 ) -> BufferRef:
     """Copy a buffer that was imported. Raises as `_copy`: the worker may end, and its mapping with it."""
     own: BufferRef = await target.ask(Allocate(spec=spec), timeout=deadline.left_s)
     try:
-        await target.ask(Copy(src=theirs, dst=own), timeout=deadline.left_s)
+        await target.ask(Copy(src=mapped, dst=own), timeout=deadline.left_s)
     except BaseException as error:
         target._discard(own)
         if isinstance(error, CudnnActorError) and not isinstance(error, ServiceStopped | DeadlineExceeded):

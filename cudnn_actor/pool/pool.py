@@ -120,7 +120,7 @@ class Pool(PoolRequests):
     intensity
         How often each member may be replaced.
     min_ready
-        The pool stops when fewer members than this are left, because the others were given up.
+        The pool stops when fewer members than this are left, because the rest were given up.
     ready_within_s
         Seconds within which a member must start.
     """
@@ -175,7 +175,7 @@ class Pool(PoolRequests):
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} of {len(self._members)} members{'' if self.alive else ': stopped'}>"
 
-    # What it is.
+    # Its state.
 
     @property
     def ready(self) -> bool:
@@ -210,7 +210,7 @@ class Pool(PoolRequests):
     def events(self) -> AsyncGenerator[LifecycleEvent, None]:
         """All events of the members since the pool's start, then each new one, until the pool stops.
 
-        `child` is a member's name. `Escalated` says that a member was given up; the others go on.
+        `child` is a member's name. `Escalated` says that a member was given up; the other members go on.
         """
         return self._membership.events.follow()
 

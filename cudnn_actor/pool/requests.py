@@ -352,7 +352,7 @@ class PoolRequests:
         max_batch, max_delay_us, sizes, dims, max_waiting, timeout
             See `CudnnRef.batched`.
         in_flight
-            How many batches may be sent at a time; None for two for each member.
+            How many batches may be sent at a time; None for twice the number of members.
 
         Raises
         ------
@@ -381,7 +381,7 @@ class PoolRequests:
             gather=_gather(len(self)),
         )
 
-    # What all members have.
+    # Copies on all members.
 
     async def upload(
         self, array: Any, *, layout: LayoutLike = Layout.NCHW, dtype: DTypeLike | None = None

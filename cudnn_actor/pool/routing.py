@@ -5,9 +5,9 @@ A member is up, restarting or removed:
 
 | | from | to | its requests |
 | --- | --- | --- | --- |
-| `pause` | up | restarting | stay with it, except those that others will have run sooner |
-| `lost` | up, restarting | restarting | are given to others, or wait if none is up |
-| `back` | restarting | up | those that wait are given to members |
+| `pause` | up | restarting | stay with it, except those that another member will have run sooner |
+| `lost` | up, restarting | restarting | are given to other members, or wait if none is up |
+| `back` | restarting | up | waiting requests are given to members |
 | `remove` | up, restarting | removed | as `lost`; once all are removed, they end |
 
 A member gets requests only while it is up. Every request is pure, so that it may run again elsewhere. It
@@ -210,8 +210,8 @@ class Routing(Generic[R]):
         return [] if back_us is None else self._sooner_elsewhere(member, back_us)
 
     def _sooner_elsewhere(self, member: int, free_us: int) -> list[Given[R] | Ended[R]]:
-        """Move the requests that other members will have run sooner. The member begins with its requests in
-        `free_us` microseconds."""
+        """Move the requests that other members will have run sooner. The member will begin to run its
+        requests in `free_us` microseconds."""
         moved: list[Given[R] | Ended[R]] = []
         for request, cost_us in tuple(self._has[member].items()):
             if self._up and self._device_us[self._choose(self._loads, self._random)] < free_us:
@@ -221,8 +221,8 @@ class Routing(Generic[R]):
         return moved
 
     def lost(self, member: int) -> list[Given[R] | Ended[R]]:
-        """Note that a member has ended and restarts. Returns its requests that were given to others or have
-        ended."""
+        """Note that a member has ended and restarts. Returns its requests that were given to other members
+        or have ended."""
         self._require(member, MemberState.UP, MemberState.RESTARTING)
         return self._leave(member, MemberState.RESTARTING)
 
@@ -240,8 +240,8 @@ class Routing(Generic[R]):
         return given
 
     def remove(self, member: int) -> list[Given[R] | Ended[R]]:
-        """Give a member up for good. Returns its requests that were given to others or have ended. If no
-        member is left, all requests end."""
+        """Give a member up for good. Returns its requests that were given to other members or have ended. If
+        no member is left, all requests end."""
         if self._states[member] is MemberState.REMOVED:
             return []
         moved = self._leave(member, MemberState.REMOVED)
@@ -261,7 +261,7 @@ class Routing(Generic[R]):
         return self._give_to_others(member, self.of(member))
 
     def _give_to_others(self, member: int, requests: Sequence[R]) -> list[Given[R] | Ended[R]]:
-        """Take requests from the member that has lost them, and give them to others."""
+        """Take requests from the member that has lost them, and give them to other members."""
         costs_us = {request: self._take_from(member, request) for request in requests}
         spent = [request for request in requests if self._is_spent(request)]
         moved: list[Given[R] | Ended[R]] = list(self._end_all(spent))

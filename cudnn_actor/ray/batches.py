@@ -35,7 +35,7 @@ class RayBatches(Batches):
     dispatching
         The dispatching, which sends each batch to a replica.
     values
-        What copies large arrays to where replicas find them.
+        The object that copies large arrays to where replicas find them.
     """
 
     def __init__(

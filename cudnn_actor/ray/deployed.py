@@ -90,7 +90,7 @@ def replica_of(options: ServerOptions) -> type[Deployed]:
     """The class of replicas with these options, so that `bind()` needs no arguments."""
 
     class Replica(Deployed):
-        """A replica that knows its models."""
+        """A replica that has its options already."""
 
         async def __init__(self) -> None:  # type: ignore[misc]  # as above
             await super().__init__(options)

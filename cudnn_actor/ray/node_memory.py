@@ -34,19 +34,19 @@ __all__ = ["ArrayPlace", "MappedMemory", "MemoryName", "NodeMemory", "Piece", "R
 _BYTES = 64 << 20
 """The size of the memory. Linux takes it page by page, as pieces are written to."""
 _ALIGNMENT = 64
-"""Results begin at multiples of so many bytes within a piece."""
+"""Results begin at multiples of this many bytes within a piece."""
 
 
 @dataclass(frozen=True)
 class MemoryName:
-    """What a process of the same node needs to map a `NodeMemory`.
+    """The facts by which a process of the same node maps a `NodeMemory`.
 
     Parameters
     ----------
     pid, descriptor
         The id of the process that has the memory, and its descriptor of the memory's file.
     file
-        The file's name, which no other has.
+        The file's name, which no other file has.
     nbytes
         The memory's size.
     """

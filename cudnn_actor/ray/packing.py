@@ -43,7 +43,7 @@ INLINE_BYTES = 100 * 1024
 """The most bytes of an argument or a result that Ray sends with its call (Ray's
 `max_direct_call_object_size`). Larger ones go by its object store."""
 _ROOM = 4096
-"""Bytes of an argument or a result that are left for what there is beside arrays and bytes."""
+"""Bytes of an argument or a result that are left for the pickle of everything but arrays and bytes."""
 _KEPT = 256
 _APART = (np.ndarray, ray.ObjectRef)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -177,7 +177,7 @@ def pack_results(found: Any, memory: MappedMemory | None = None, room: Room | No
 
 
 def unpack_results(data: bytes, piece: Piece | None = None) -> Any:
-    """The results that `pack_results` packed. `piece` is the one whose place the replica was told."""
+    """The results that `pack_results` packed. `piece`: the piece whose place the replica was told."""
     found = pickle.loads(data)
     if isinstance(found, _InPiece):
         assert piece is not None, "a replica copies results only to a place that it was told"

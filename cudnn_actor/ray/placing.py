@@ -54,13 +54,13 @@ def place(settings: Settings) -> Placed:
 
 
 def _start(settings: Settings, group: PlacementGroup, number: int) -> Any:
-    others = dict(settings.resources)
+    resources = dict(settings.resources)
     return (
         ray.remote(Replica)
         .options(
-            num_cpus=others.pop("CPU"),
-            num_gpus=others.pop("GPU"),
-            resources=others,
+            num_cpus=resources.pop("CPU"),
+            num_gpus=resources.pop("GPU"),
+            resources=resources,  # without the two
             max_restarts=settings.max_restarts,
             max_task_retries=0,  # the pool decides which requests run again, and where
             max_concurrency=settings.mailbox + _CONTROL,

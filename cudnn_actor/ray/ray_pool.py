@@ -134,7 +134,7 @@ class RayPool(RayRequests):
         state = "" if self.ready else ": no replica is up" if self.alive else ": stopped"
         return f"<RayPool {self.name!r} of {len(self)} replicas{state}>"
 
-    # What it is.
+    # Its state.
 
     @property
     def alive(self) -> bool:
@@ -174,7 +174,7 @@ class RayPool(RayRequests):
     def events(self) -> AsyncGenerator[LifecycleEvent, None]:
         """All events of the replicas since the pool's start, then each new one, until the pool stops.
 
-        `child` is a replica's name. `Escalated` says that a replica was given up; the others go on.
+        `child` is a replica's name. `Escalated` says that a replica was given up; the other replicas go on.
         """
         return self._membership.events.follow()
 

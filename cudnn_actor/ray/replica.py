@@ -3,7 +3,7 @@
 Whenever Ray starts the actor again, it calls the constructor, and nothing else. So the constructor starts the
 service. The pool gives a replica its models and buffers. It first asks each incarnation of the actor for its
 name, and names it in each request. An incarnation refuses requests for another one, because it does not have
-the other's buffers.
+the buffers of that one.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ class RayRequests:
             devices=len(self),
         )
 
-    # What all replicas have.
+    # Copies on all replicas.
 
     async def upload(
         self, array: Any, *, layout: LayoutLike = Layout.NCHW, dtype: DTypeLike | None = None

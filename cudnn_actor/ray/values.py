@@ -29,7 +29,7 @@ _THREADS = 4
 _ON_LOOP_BYTES = 1 << 20
 """An array of up to this many bytes is copied on the event loop: that takes less than waking a thread."""
 _STRIDED_BYTES = 256 << 10
-"""The same for one that is not in C order. To copy it takes several times as long."""
+"""The same limit for an array that is not in C order. To copy one takes several times as long."""
 _KINDS = 256
 """For how many kinds of requests the size of their results is kept."""
 
@@ -221,7 +221,7 @@ class RequestValues:
     Parameters
     ----------
     values
-        What makes them ready.
+        The object that makes them ready.
     kind
         The kind of the request.
     given

@@ -1,9 +1,9 @@
 """A replica as the pool sees it: its actor, which Ray starts again, and whether it can be reached.
 
 A replica sends a sign of life every quarter of `lost_after_s` (`Replica.beat`). If it sends none within
-`lost_after_s`, its requests run on others, whatever Ray knows by then. Ray notices the end of a process, but
-a node that does not answer is only given up after Ray's own health check. A replica that answers again gets
-requests again.
+`lost_after_s`, its requests run on other replicas, whatever Ray knows by then. Ray notices the end of a
+process, but gives up a node that does not answer only after its own health check. A replica that answers
+again gets requests again.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ _STATUSES: tuple[tuple[type[CudnnActorError], Status], ...] = (
 
 
 def status_of(error: CudnnActorError) -> Status:
-    """The status of an error: 4xx if the sender can mend it, 503 if it will pass by itself, 500 for all
-    others."""
+    """The status of an error: 4xx if the sender can mend it, 503 if it will pass by itself, 500 for any other
+    error."""
     if isinstance(error, NotServed) and error.passing:
         return _AWAY
     if isinstance(error, OutOfMemory):  # more than the service can ever hold, or than it can now

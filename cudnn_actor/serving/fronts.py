@@ -186,7 +186,7 @@ class Fronts:
         How many processes serve.
     begin
         The first frame for each process; `row` is replaced in it.
-    socket
+    served
         The socket by which the processes attach to the service.
     """
 
@@ -244,7 +244,7 @@ class Fronts:
             else:
                 self._fronts.add(front)
                 self._send_or_end(front, functools.partial(self._greet, front))
-                if self._draining.is_set():  # this process did not exist when the others were told
+                if self._draining.is_set():  # this process did not exist when `drain` told all processes
                     front.kill()
                 late = asyncio.get_running_loop().call_later(_START_S, front.kill_unless_it_listens)
                 ended = await front.ended
@@ -272,16 +272,16 @@ class Fronts:
 
     async def _start(self, row: int, listening: asyncio.Future[None]) -> _Front:
         """Start a process. Raises `OSError`, `ThreadRefused`, and `InvalidRequest` if there is no Python."""
-        ours, theirs = socket.socketpair()
-        channel = Channel(ours, FROM_FRONT)  # at once: then a forked child closes its copy
+        end_here, end_of_child = socket.socketpair()
+        channel = Channel(end_here, FROM_FRONT)  # at once: then a forked child closes its copy
         try:
-            with theirs:
+            with end_of_child:
                 start = functools.partial(
                     start_module,
                     "cudnn_actor.serving.front",
-                    str(theirs.fileno()),
+                    str(end_of_child.fileno()),
                     str(self._table),
-                    descriptors=(theirs.fileno(), self._table),
+                    descriptors=(end_of_child.fileno(), self._table),
                     executable=None,
                 )
                 process = await in_own_thread(start)
@@ -338,7 +338,7 @@ class Fronts:
         """The process ids of the processes that listen."""
         return sorted(front.pid for front in self._fronts if front.listens)
 
-    # What they say.
+    # Frames from processes.
 
     def _take(self, front: _Front, frame: Any) -> None:
         if isinstance(frame, Ask):
@@ -394,15 +394,15 @@ class Fronts:
         """Add the counts of all processes so far to the catalog's counts."""
         await self._tell(lambda front, number: front.link.send(GiveCounts(number)))
 
-    # What they are told.
+    # Frames to processes.
 
     @staticmethod
     def _send_or_end(front: _Front, send: Callable[[], None]) -> None:
         """Send a process a frame by `send`. If that cannot be sent, kill the process.
 
         A region that waits for room in the socket needs a descriptor of its own, which the system may refuse.
-        Without the region, the process would answer differently from the others. The process that replaces it
-        is told everything again.
+        Without the region, the process would answer differently from the other processes. The process that
+        replaces it is told everything again.
         """
         try:
             send()
@@ -549,7 +549,8 @@ async def serving_processes(
     folder = await in_own_thread(OwnFolder, "serving")
     try:
         path = folder.path / "service.sock"
-        # One is there twice for a moment, if its connection is noticed to have ended after its process.
+        # A process may count twice for a moment: the owner may notice the end of its connection only after
+        # another process has taken its place.
         socket_of = serve_own_processes(service, path, clients=2 * count, requests=limits.most_running)
         async with socket_of as served:
             begin = Begin(

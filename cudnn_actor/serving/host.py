@@ -154,7 +154,7 @@ class Host:
             return False
         return not self.draining
 
-    # What there is.
+    # Requests that read.
 
     def metadata(self) -> dict[str, Any]:
         """The protocol's record of the server."""
@@ -170,7 +170,7 @@ class Host:
         entry, served = self.catalog.find(name, version)
         return served.config(entry.name)
 
-    # What changes it.
+    # Requests that change something.
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Load a model again from its file. Raises `NotServed`, `Refused` for parameters, and as

@@ -146,7 +146,7 @@ class _HttpFace:
     async def model_ready(self, request: Request) -> Response:
         return Response(status_code=200 if self._host.model_ready(**_model(request)) else 503)
 
-    # What there is.
+    # Requests that read.
 
     async def page(self, _: Request) -> Response:
         return Response(_PAGE, headers=_PAGE_HEADERS, media_type="text/html")
@@ -173,7 +173,7 @@ class _HttpFace:
     async def not_offered(self, request: Request) -> Response:
         raise NotOffered(what=request.url.path[:100])
 
-    # What changes it.
+    # Requests that change something.
 
     async def load(self, request: Request) -> Response:
         asked = await self._control(request)

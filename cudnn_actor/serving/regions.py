@@ -27,7 +27,7 @@ _FOLDER = "/dev/shm"
 _MOST = 1024
 """The most regions that may be registered at a time: each has a descriptor."""
 _SHARE = 4
-"""Regions may take so small a part of the descriptors that a process may have. If there are serving
+"""Regions may take one part in this many of the descriptors that a process may have. If there are serving
 processes, each has one of every region, and the owner has another one of each that is on its way to a new
 process."""
 

@@ -31,7 +31,7 @@ class Batching(
     sizes
         How many samples batches have; None for powers of two up to `max`.
     max_delay_us
-        Microseconds that a request waits for others at most, unless `in_flight` batches run.
+        Microseconds that a request waits for other requests at most, unless `in_flight` batches run.
     """
 
     max: int | None = None

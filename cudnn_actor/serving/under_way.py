@@ -1,4 +1,4 @@
-"""How many of something are under way, and a wait until none is."""
+"""A count of requests under way, and a wait until none is."""
 
 from __future__ import annotations
 

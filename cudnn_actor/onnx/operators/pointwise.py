@@ -188,7 +188,7 @@ def erf(node: Node, g: GraphBuilder) -> Result:
     if x.dtype.is_floating:
         return g.erf(x)
     below = x * 0 if x.dtype.numpy.kind == "u" else g.where(g.less(x, -3), -1, x * 0)
-    return g.where(g.greater(x, 3), 1, below)  # that of float32, truncated
+    return g.where(g.greater(x, 3), 1, below)  # float32's result, truncated
 
 
 @operator("Elu", since=6)

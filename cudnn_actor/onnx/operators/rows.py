@@ -1,4 +1,4 @@
-"""Tensors seen as rows, or along one axis of others."""
+"""Tensors seen as rows, or along one axis of another tensor."""
 
 from __future__ import annotations
 

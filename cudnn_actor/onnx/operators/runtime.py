@@ -211,7 +211,7 @@ def multi_head_attention(node: Node, g: GraphBuilder) -> Result:
 def attend_with_packed_past(
     node: Node, g: GraphBuilder, operands: tuple[Tensor, Tensor, Tensor], *, mask: int, past: int, added: int
 ) -> Result:
-    """Attention of operands of dims (B, S, heads * size), with keys and values of before in one tensor."""
+    """Attention of operands of dims (B, S, heads * size), with the earlier keys and values in one tensor."""
     before = (node.tensor(past)[0], node.tensor(past)[1]) if node.has(past) else None
     y, keys, values = _attend(node, g, operands, before, mask=mask, added=added)
     return y, g.stack([keys, values]) if node.wants(1) else None
