@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.engines import check_device, visible_gpus
 from cudnn_actor.options import make_options
+from cudnn_actor.pool.member_options import plain_options
 from cudnn_actor.pool.pool import Pool
 from cudnn_actor.processes.own_folder import OwnFolder
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -22,9 +22,8 @@ from cudnn_actor.supervision import RestartIntensity
 __all__ = ["SpawningPool", "spawn_pool"]
 
 _NAME = "pool"
-_OWN = ("device", "faults", "graph_limits", "name", "on_give_up")
-"""The options of `spawn` that a member does not take, because the pool has its own, or because they are no
-plain data."""
+_REFUSED = ("device", "faults", "graph_limits", "name", "on_give_up")
+"""The options of `spawn` that a member does not take: see `plain_options`."""
 
 
 def spawn_pool(
@@ -75,18 +74,10 @@ def spawn_pool(
     named = None if devices == "all" else _check(devices)
     if named is not None:
         require_whole("min_ready", min_ready, 1, len(named) * replicas)
-    for option in _OWN:
-        if option in options:
-            raise InvalidRequest(
-                field=option,
-                value=options[option],
-                problem="is no option of a pool's members",
-                fix="leave it out",
-            )
+    plain = plain_options(options, _REFUSED, "members")
     require_seconds("ready_within_s", ready_within_s, positive=True)
     intensity = RestartIntensity(max_restarts=max_restarts, period_s=period_s)
     make_options({"name": name, **options})  # raises if an option is out of its range
-    plain = {key: os.fspath(each) if isinstance(each, os.PathLike) else each for key, each in options.items()}
     policy = {"intensity": intensity, "min_ready": min_ready, "ready_within_s": ready_within_s}
     return SpawningPool(name, named, replicas, plain, policy)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from cudnn_actor.engines import check_device
 from cudnn_actor.options import make_options
+from cudnn_actor.pool.member_options import plain_options
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import is_finite, require_seconds, require_whole
 
@@ -16,9 +16,8 @@ __all__ = ["Settings", "Spread", "check_settings"]
 
 Spread = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 """How Ray places the bundles of a placement group: apart or together; with "STRICT", always so."""
-_OWN = ("faults", "graph_limits", "on_give_up")
-"""The options of `spawn` that a replica does not take, because the pool has its own, or because they are no
-plain data."""
+_REFUSED = ("faults", "graph_limits", "on_give_up")
+"""The options of `spawn` that a replica does not take: see `plain_options`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +74,7 @@ def check_settings(settings: Settings) -> Settings:
             problem="is no strategy of Ray's placement groups",
             fix=f"use {', '.join(map(repr, get_args(Spread)))}",
         )
-    for option in _OWN:
-        if option in settings.options:
-            raise InvalidRequest(
-                field=option,
-                value=settings.options[option],
-                problem="is no option of a pool's replicas",
-                fix="leave it out",
-            )
-    given = {
-        key: os.fspath(each) if isinstance(each, os.PathLike) else each
-        for key, each in settings.options.items()
-    }
+    given = plain_options(settings.options, _REFUSED, "replicas")
     options = {"device": "cuda:0" if settings.resources["GPU"] else "cpu", **given}
     check_device(options["device"])
     make_options({**options, "name": settings.name})  # raises if an option is out of its range

@@ -51,7 +51,7 @@ from cudnn_actor.serving.host import Host
 from cudnn_actor.serving.limits import SharedLimits, shared_table
 from cudnn_actor.serving.listening import listen
 from cudnn_actor.serving.regions import Region, SharedMemory
-from cudnn_actor.serving.statistics import ModelCounts
+from cudnn_actor.serving.statistics import ModelCounts, count_samples
 from cudnn_actor.serving.tokens import Tokens
 from cudnn_actor.serving.under_way import UnderWay
 
@@ -82,8 +82,7 @@ class _VersionHere:
         return await self._model.run(inputs, timeout=timeout_s)
 
     def samples(self, inputs: Mapping[str, np.ndarray]) -> int:
-        first = next(iter(inputs.values()), None)
-        return len(first) if self._record.batched and first is not None and first.ndim else 1
+        return count_samples(inputs, batched=self._record.batched)
 
     def metadata(self, _name: str) -> dict[str, Any]:
         return self._record.metadata

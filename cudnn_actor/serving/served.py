@@ -15,7 +15,7 @@ from cudnn_actor.models.source import Feature
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.serving.settings import Batching, Settings
-from cudnn_actor.serving.statistics import ModelCounts
+from cudnn_actor.serving.statistics import ModelCounts, count_samples
 from cudnn_actor.serving.tensors import NAMES
 from cudnn_actor.serving.under_way import UnderWay
 
@@ -126,10 +126,8 @@ class Served:
         return 0 if self._endpoint is None else self._endpoint.statistics().waiting
 
     def samples(self, inputs: Mapping[str, np.ndarray]) -> int:
-        """How many samples a request has: the size of the leading dim if requests are put into batches; else
-        1."""
-        first = next(iter(inputs.values()), None)
-        return len(first) if self._endpoint is not None and first is not None and first.ndim else 1
+        """How many samples a request has."""
+        return count_samples(inputs, batched=self.batched)
 
     def metadata(self, name: str) -> dict[str, Any]:
         """The protocol's record of the model: its inputs and outputs."""
@@ -144,7 +142,7 @@ class Served:
     def config(self, name: str) -> dict[str, Any]:
         """The model's configuration, in Triton's form. If requests are put into batches, its dims leave out
         the batch's."""
-        batched = self._endpoint is not None
+        batched = self.batched
         config: dict[str, Any] = {
             "name": name,
             "platform": PLATFORM,

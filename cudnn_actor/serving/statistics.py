@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.models.batch_records import BatchTimes
 
-__all__ = ["BatchCounts", "Duration", "ModelCounts"]
+__all__ = ["BatchCounts", "Duration", "ModelCounts", "count_samples"]
+
+
+def count_samples(inputs: Mapping[str, np.ndarray], *, batched: bool) -> int:
+    """How many samples a request has: the size of the leading dim if requests are put into batches; else
+    1."""
+    first = next(iter(inputs.values()), None)
+    return len(first) if batched and first is not None and first.ndim else 1
 
 
 @dataclass

@@ -27,8 +27,9 @@ __all__ = ["OwnWeights"]
 class OwnWeights:
     """Shares the weights that a process uploads to its own service from now on, until `end`.
 
-    Only weights that are uploaded on this loop, which owns the table, are shared. Others get buffers of their
-    own, as do weights of a service whose weights another socket shares already.
+    Only weights that are uploaded on this loop, which owns the table, are shared. Weights that are uploaded
+    on another loop get buffers of their own, and so do all weights of a service whose weights another socket
+    shares already.
 
     Parameters
     ----------
