@@ -15,7 +15,7 @@ import onnx
 
 from cudnn_actor.onnx.axes import from_front
 from cudnn_actor.onnx.lists import LISTS, Computing
-from cudnn_actor.onnx.loops import scan_inputs
+from cudnn_actor.onnx.loops import Scanned, scan_inputs, scan_of
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.schemas import domain_of
 from cudnn_actor.onnx.values import Declined, Value
@@ -40,23 +40,15 @@ def _if(node: Node, inline: Inliner) -> list[Value]:
 def _scan(node: Node, inline: Inliner) -> list[Value]:
     if node.version < 9:
         return _batches(node, inline)
-    scanned = scan_inputs(node)
-    states = [node.value(number) for number in range(len(node.inputs) - scanned)]
-    inputs = [node.value(number) for number in range(len(states), len(node.inputs))]
-    outputs = len(node.proto.output) - len(states)
-    axes = [
-        from_front(axis, value.rank)
-        for axis, value in zip(node.attribute("scan_input_axes") or (0,) * scanned, inputs, strict=True)
+    scan = scan_of(node)
+    states, found = _scan_steps(node, inline, scan.states, scan.inputs)
+    if not scan.inputs[0].value.dims[scan.inputs[0].axis]:
+        steps = [_one_step(inline, each.value, each.axis) for each in scan.inputs]
+        return states + _of_no_turn(node, inline, [*states, *steps], [each.axis for each in scan.outputs])
+    return states + [
+        _stack(inline, parts[::-1] if of.backwards else parts, of.axis)
+        for of, parts in zip(scan.outputs, found, strict=True)
     ]
-    backwards = node.attribute("scan_input_directions") or (0,) * scanned
-    states, found = _scan_steps(node, inline, states, list(zip(inputs, axes, backwards, strict=True)))
-    towards = node.attribute("scan_output_directions") or (0,) * outputs
-    behind = node.attribute("scan_output_axes") or (0,) * outputs
-    if not inputs[0].dims[axes[0]]:
-        steps = [_one_step(inline, value, axis) for value, axis in zip(inputs, axes, strict=True)]
-        return states + _of_no_turn(node, inline, [*states, *steps], behind)
-    ordered = (each[::-1] if back else each for each, back in zip(found, towards, strict=True))
-    return states + [_stack(inline, each, axis) for each, axis in zip(ordered, behind, strict=True)]
 
 
 def _batches(node: Node, inline: Inliner) -> list[Value]:
@@ -72,26 +64,23 @@ def _batches(node: Node, inline: Inliner) -> list[Value]:
     samples: list[list[Value]] = []
     for sample in range(batch):
         own = [_part(inline, value, 0, sample) for value in values]
-        along = [(value, 0, back) for value, back in zip(own[-scanned:], backwards, strict=True)]
+        along = [Scanned(value, 0, back) for value, back in zip(own[-scanned:], backwards, strict=True)]
         states, found = _scan_steps(node, inline, own[:-scanned], along)
         samples.append(states + [_stack(inline, each, 0) for each in found])
     return [_stack(inline, each, 0) for each in zip(*samples, strict=True)]
 
 
 def _scan_steps(
-    node: Node, inline: Inliner, states: list[Value], inputs: Sequence[tuple[Value, int, int]]
+    node: Node, inline: Inliner, states: list[Value], inputs: Sequence[Scanned]
 ) -> tuple[list[Value], list[list[Value]]]:
-    """The last states of a scan, and each output of each step.
-
-    `inputs`: for each scanned input the value, the axis, and whether it is scanned backwards.
-    """
-    first, of, _ = inputs[0]
-    length = first.dims[of]
+    """The last states of a scan, and each output of each step."""
+    length = inputs[0].value.dims[inputs[0].axis]
     unrolling = node.unrolling(length, len(node.proto.output) - len(states))
     found: list[list[Value]] = [[] for _ in range(len(node.proto.output) - len(states))]
     for step in range(length):
         parts = [
-            _part(inline, value, axis, length - 1 - step if back else step) for value, axis, back in inputs
+            _part(inline, each.value, each.axis, length - 1 - step if each.backwards else step)
+            for each in inputs
         ]
         made = inline.inline_graph(node.attribute("body"), [*states, *parts])
         unrolling.note_turn()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -19,7 +20,7 @@ from cudnn_actor.onnx.schemas import domain_of
 from cudnn_actor.onnx.values import Refused, Value
 from cudnn_actor.protocol.messages.run_loop import MOST_TURNS
 
-__all__ = ["NotALoop", "Turns", "is_loop", "scan_inputs", "turns_of"]
+__all__ = ["NotALoop", "Scanned", "Turns", "is_loop", "scan_inputs", "scan_of", "turns_of"]
 
 
 class NotALoop(Refused):
@@ -96,15 +97,10 @@ def _of_loop(node: Node) -> Turns:
 def _of_scan(node: Node, computing: Computing) -> Turns:
     if node.version < 9:
         raise NotALoop("is of version 8, in which each sample has a sequence of its own")
-    scanned = scan_inputs(node)
-    states = [node.value(number) for number in range(len(node.inputs) - scanned)]
-    inputs = [node.value(number) for number in range(len(states), len(node.inputs))]
-    stacked = len(node.proto.output) - len(states)
-    axes = node.attribute("scan_input_axes") or (0,) * scanned
-    backwards = node.attribute("scan_input_directions") or (0,) * scanned
+    scan = scan_of(node)
     rows = [
-        _rows_in_order(computing, _with_axis_at(computing, value, from_front(axis, value.rank), 0), back)
-        for value, axis, back in zip(inputs, axes, backwards, strict=True)
+        _rows_in_order(computing, _with_axis_at(computing, each.value, each.axis, 0), each.backwards)
+        for each in scan.inputs
     ]
     counts = {value.dims[0] for value in rows}
     if len(counts) > 1:
@@ -112,17 +108,60 @@ def _of_scan(node: Node, computing: Computing) -> Turns:
     (count,) = counts
     if count > MOST_TURNS:
         raise NotALoop(f"has {count:,} turns, of which a loop has {MOST_TURNS:,} at most")
-    towards = node.attribute("scan_output_directions") or (0,) * stacked
-    behind = node.attribute("scan_output_axes") or (0,) * stacked
     return Turns(
         body=node.attribute("body"),
         count=count,
         bounded=True,
         numbered=False,
         condition=None,
-        states=states,
+        states=scan.states,
         rows=rows,
-        finish=[_finish(axis, back) for axis, back in zip(behind, towards, strict=True)],
+        finish=[_finish(each.axis, each.backwards) for each in scan.outputs],
+    )
+
+
+class Scanned(NamedTuple):
+    """An input of a `Scan` that is scanned: its value, the axis, counted from the front, and whether the last
+    part comes first."""
+
+    value: Value
+    axis: int
+    backwards: int
+
+
+class Stacked(NamedTuple):
+    """An output of a `Scan` that has a part for each turn: the axis, and whether the last turn's part comes
+    first."""
+
+    axis: int
+    backwards: int
+
+
+class Scan(NamedTuple):
+    """The states of a `Scan` for the first turn, its scanned inputs, and its stacked outputs."""
+
+    states: list[Value]
+    inputs: list[Scanned]
+    outputs: list[Stacked]
+
+
+def scan_of(node: Node) -> Scan:
+    """The parts of a `Scan` of version 9 or later. Raises `Refused`, and `Contradiction` for an axis."""
+    count = scan_inputs(node)
+    states = [node.value(number) for number in range(len(node.inputs) - count)]
+    values = [node.value(number) for number in range(len(states), len(node.inputs))]
+    stacked = len(node.proto.output) - len(states)
+    axes = node.attribute("scan_input_axes") or (0,) * count
+    backwards = node.attribute("scan_input_directions") or (0,) * count
+    output_axes = node.attribute("scan_output_axes") or (0,) * stacked
+    outputs_backwards = node.attribute("scan_output_directions") or (0,) * stacked
+    return Scan(
+        states,
+        [
+            Scanned(value, from_front(axis, value.rank), back)
+            for value, axis, back in zip(values, axes, backwards, strict=True)
+        ],
+        [Stacked(*each) for each in zip(output_axes, outputs_backwards, strict=True)],
     )
 
 
