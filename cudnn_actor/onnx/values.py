@@ -238,7 +238,7 @@ class Value:
             elif callable(found):
                 value._array = found()
         elements = needed[-1]._array
-        assert isinstance(elements, np.ndarray), "the last of those that are needed is it itself"
+        assert isinstance(elements, np.ndarray), "this value is the last of the needed ones"
         return elements
 
     def _sources_in_order(self) -> list[Value]:

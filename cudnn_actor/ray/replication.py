@@ -114,9 +114,11 @@ class Replication:
     async def _prove(self, held: Held, stored: object) -> None:
         """Wait until a replica has followed a recipe.
 
-        Raises the error of the first replica that has tried, and `DeadlineExceeded` if none has tried in
-        time.
+        Raises the error of the first replica that has tried, `DeadlineExceeded` if none has tried in time,
+        and `InvalidRequest` if `held` is dropped first.
         """
+        # It may have been dropped while a replica followed the recipe: then nothing settles the proof.
+        require_held("replace", held, self.held)
         if any(each.has.get(held.number) is stored for each in self.members):
             return
         self._require_alive()

@@ -29,3 +29,44 @@ async def test_what_is_dropped_is_waited_for_no_more(monkeypatch: pytest.MonkeyP
     await replication.drop(held)
     with pytest.raises(InvalidRequest, match="is nothing that this pool has"):
         await asyncio.wait_for(swapping, PATIENCE_S)
+
+
+class Life:
+    """The life of a replica whose copies are made once `goes_on` is set."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.makes, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def request(self, method: str, *_: object) -> None:
+        """Take a request of the pool."""
+        self.asked.append(method)
+        if method != "drop":
+            self.makes.set()
+            await self.goes_on.wait()
+
+
+class Replica:
+    """A replica that is up."""
+
+    number, name, reachable = 0, "pool-0", True
+
+    def __init__(self) -> None:
+        self.life, self.has, self.preparing = Life(), dict[int, object](), asyncio.Lock()
+
+
+async def test_what_is_dropped_while_its_first_copy_is_made_is_waited_for_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray, "put", lambda _: object())
+    replication = Replication(lambda _: contextlib.nullcontext(), lambda: None, within_s=PATIENCE_S)
+    replica, held = Replica(), Held(pool="pool", number=1)
+    replication.members = cast("Any", (replica,))
+    adding = asyncio.ensure_future(replication.add(held, cast("Recipe", object())))
+    async with asyncio.timeout(PATIENCE_S):
+        await replica.life.makes.wait()
+    await replication.drop(held)
+    replica.life.goes_on.set()
+    with pytest.raises(InvalidRequest, match="is nothing that this pool has"):
+        await asyncio.wait_for(adding, PATIENCE_S)
+    assert (replica.life.asked, replica.has) == (["make", "drop"], {})
