@@ -48,7 +48,7 @@ from cudnn_actor.protocol.types.tune import Tune
 from cudnn_actor.service.arrays import as_values, packed_like
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.computing import Computable
-from cudnn_actor.service.model_sources import name_of, read_before, read_model
+from cudnn_actor.service.model_sources import name_of, source_of
 
 __all__ = ["PoolRequests"]
 
@@ -444,16 +444,13 @@ class PoolRequests:
             See `CudnnRef.load`.
         """
         self._require_alive()
-        options: dict[str, Any] = {}
+        options: Mapping[str, Any] = {}
         if replace is not None:
             self._replication.require(replace, "replace")
             earlier = replace.version
             dims, tune = dims or earlier.dims, earlier.tune if tune is None else tune
-            options |= getattr(earlier.source, "options", {})
-        source = read_before(model, dtype=dtype)
-        if source is None:
-            options |= {} if dtype is None else {"dtype": dtype}
-            source = await in_own_thread(read_model, model, options)
+            options = getattr(earlier.source, "options", {})
+        source = await source_of(model, {"dtype": dtype}, options)
         version = Version(source=share_source(source), dims=dims, tune=tune)
         if replace is not None:
             await self._replication.swap(replace, version)

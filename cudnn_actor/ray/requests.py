@@ -12,7 +12,6 @@ import numpy as np
 
 from cudnn_actor.actors import within
 from cudnn_actor.actors.event_loop import running_loop
-from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models import BatchedModel
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.inputs import named_once
@@ -34,7 +33,7 @@ from cudnn_actor.ray.settings import Settings
 from cudnn_actor.ray.values import Values, require_held, require_pure
 from cudnn_actor.ray.watching import Watched
 from cudnn_actor.service.computing import Computable
-from cudnn_actor.service.model_sources import name_of, read_before, read_model
+from cudnn_actor.service.model_sources import name_of, source_of
 
 __all__ = ["RayRequests"]
 
@@ -335,16 +334,13 @@ class RayRequests:
             See `CudnnRef.load`.
         """
         self._require_alive()
-        options: dict[str, Any] = {}
+        options: Mapping[str, Any] = {}
         if replace is not None:
             require_held("replace", replace, self._loaded)
             earlier = self._loaded[replace]
             dims, tune = dims or earlier.dims, earlier.tune if tune is None else tune
-            options |= earlier.options
-        source = read_before(model, dtype=dtype)
-        if source is None:
-            options |= {} if dtype is None else {"dtype": dtype}
-            source = await in_own_thread(read_model, model, options)
+            options = earlier.options
+        source = await source_of(model, {"dtype": dtype}, options)
         found = ModelOptions(dims, tune, getattr(source, "options", {}))
         if replace is not None:
             await self._replication.swap(replace, ModelRecipe(source, replace.name, dims, tune))

@@ -16,7 +16,6 @@ import numpy as np
 
 from cudnn_actor.actors import ask, submit, tell, within
 from cudnn_actor.actors.deadline import Deadline
-from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.models import BatchedModel, Feature, Model
@@ -74,7 +73,7 @@ from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.protocol.types.tune import Tune, require_tune
 from cudnn_actor.service.arrays import about_array, packed_like
 from cudnn_actor.service.convolution_arguments import convolution_of, require_operands
-from cudnn_actor.service.model_sources import name_of, read_before, read_model
+from cudnn_actor.service.model_sources import name_of, source_of
 from cudnn_actor.service.outputs import INSTEAD, missing_outputs, missing_ports, outputs_of
 from cudnn_actor.service.reserves import keeping
 from cudnn_actor.service.service import CudnnService
@@ -705,11 +704,7 @@ class Requests:
             tune = replace.tune if tune is None else tune
         with within(timeout) as deadline:
             async with deadline.limiting():
-                source = read_before(model, **options)
-                if source is None:
-                    earlier = {} if replace is None else replace.options
-                    chosen = {name: earlier.get(name) if it is None else it for name, it in options.items()}
-                    source = await in_own_thread(read_model, model, chosen)
+                source = await source_of(model, options, None if replace is None else replace.options)
             loaded = Model(
                 self._without_scope,  # the model owns its buffers and its name; a scope owns the model
                 await self._without_scope.ask(
