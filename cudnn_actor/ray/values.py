@@ -27,9 +27,10 @@ __all__ = ["RequestValues", "Sending", "Values", "not_held", "require_held", "re
 _THREADS = 4
 """How many threads of a pool put arrays into Ray's object store. Each copies one array, or waits."""
 _ON_LOOP_BYTES = 1 << 20
-"""An array of up to this many bytes is copied on the event loop: that takes less than waking a thread."""
-_STRIDED_BYTES = 256 << 10
-"""The same limit for an array that is not in C order. To copy one takes several times as long."""
+"""Arrays of a request that have up to this many bytes together are copied on the event loop: that takes less
+than waking a thread."""
+_STRIDED = 4
+"""How often the bytes of an array count that is not in C order. To copy it takes several times as long."""
 _KINDS = 256
 """For how many kinds of requests the size of their results is kept."""
 
@@ -157,16 +158,19 @@ class Values:
         """The values of a request of this kind. Copies nothing yet."""
         return RequestValues(self, kind, given)
 
-    async def copy(self, array: np.ndarray) -> tuple[ArrayPlace, Piece] | None:
-        """Copy an array to the memory that replicas of this machine map. Returns None if it has no room."""
-        if (piece := self._take(array.nbytes)) is None:
-            return None
-        most = _ON_LOOP_BYTES if array.flags.c_contiguous else _STRIDED_BYTES
-        if array.nbytes <= most or self._threads is None:
-            piece.write(array)
+    async def copy(self, arrays: Sequence[np.ndarray]) -> list[tuple[ArrayPlace, Piece] | None]:
+        """Copy arrays to the memory that replicas of this machine map. Returns None for those that have no
+        room."""
+        pieces = [self._take(each.nbytes) for each in arrays]
+        found = [(piece, each) for piece, each in zip(pieces, arrays, strict=True) if piece is not None]
+        if self._threads is None or sum(_weight(each) for _, each in found) <= _ON_LOOP_BYTES:
+            _write(found)
         else:
-            await self._threads.run(piece.write, array)
-        return ArrayPlace(piece.offset, array.shape, array.dtype), piece
+            await self._threads.run(_write, found)
+        return [
+            None if piece is None else (ArrayPlace(piece.offset, each.shape, each.dtype), piece)
+            for piece, each in zip(pieces, arrays, strict=True)
+        ]
 
     async def put(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
         """Put arrays into Ray's object store, and return the references. After `end`, it returns the arrays.
@@ -247,9 +251,11 @@ class RequestValues:
         are in Ray's store.
         """
         args, pieces = [*self._given], list[Piece]()
+        if near:
+            await self._copy()
         left = list[int]()
         for k in self._large:
-            copied = await self._copy(k) if near else None
+            copied = self._copies.get(k) if near else None
             if copied is None:
                 left.append(k)
             else:
@@ -266,18 +272,32 @@ class RequestValues:
         first = Given(self._names, None if results is None else results.room)
         return Sending((first, *args), pieces, results, self._values.kept)
 
-    async def _copy(self, k: int) -> tuple[ArrayPlace, Piece] | None:
-        array = self._given[k]
-        if k not in self._copies and type(array) is np.ndarray and not array.dtype.hasobject:
-            copied = await self._values.copy(array)
-            if copied is not None:
-                self._copies[k] = copied
-        return self._copies.get(k)
+    async def _copy(self) -> None:
+        """Copy to the pool's memory what fits there, and is not there yet."""
+        missing = [k for k in self._large if k not in self._copies and _is_copied(self._given[k])]
+        if missing:
+            copied = await self._values.copy([self._given[k] for k in missing])
+            self._copies |= {k: each for k, each in zip(missing, copied, strict=True) if each is not None}
 
     def note(self, found: Any) -> Any:
         """Note how large the results are, and return them."""
         self._values.note_results(self._kind, found)
         return found
+
+
+def _is_copied(array: np.ndarray) -> bool:
+    """Whether a copy of the values has all that a replica needs of an array. A subclass would be lost."""
+    return type(array) is np.ndarray and not array.dtype.hasobject
+
+
+def _weight(array: np.ndarray) -> int:
+    """How many bytes in C order take as long to copy as this array."""
+    return array.nbytes if array.flags.c_contiguous else _STRIDED * array.nbytes
+
+
+def _write(found: Sequence[tuple[Piece, np.ndarray]]) -> None:
+    for piece, array in found:
+        piece.write(array)
 
 
 def _put(arrays: Sequence[np.ndarray]) -> list[ray.ObjectRef[np.ndarray]]:

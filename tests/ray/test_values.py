@@ -107,7 +107,7 @@ async def test_a_replica_that_is_near_reads_large_arrays_from_the_pools_memory(p
     values.end()
 
 
-async def test_only_arrays_that_take_long_to_copy_are_copied_by_a_thread(
+async def test_a_thread_copies_only_what_takes_long_all_arrays_of_a_request_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = Values()
@@ -120,10 +120,13 @@ async def test_only_arrays_that_take_long_to_copy_are_copied_by_a_thread(
         write(piece, array)
 
     monkeypatch.setattr(Piece, "write", note)
-    given = WIDE, WIDE[:128].T, WIDE.T, np.append(WIDE, WIDE[:1])
-    for each in given:
-        await values.of("a kind", {"x": each}).make_ready(near=True)
-    assert [each is threading.current_thread() for each in threads] == [True, True, False, False]
+    half, quarter = WIDE[:256], WIDE[:128]
+    on_loop = [[WIDE], [quarter.T], [half, half], [half, quarter[:64].T]]
+    by_thread = [[WIDE.T], [np.append(WIDE, WIDE[:1])], [quarter] * 5, [half, quarter, quarter.T]]
+    for arrays, here in (*((each, True) for each in on_loop), *((each, False) for each in by_thread)):
+        threads.clear()
+        await values.of("a kind", {f"x{k}": each for k, each in enumerate(arrays)}).make_ready(near=True)
+        assert [each is threading.current_thread() for each in threads] == [here] * len(arrays)
     values.end()
 
 
