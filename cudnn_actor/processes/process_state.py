@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cudnn_actor.actors.threads import NO_TASK
 
@@ -30,16 +31,31 @@ LOOK_EVERY_S = 0.25
 """Seconds between two checks whether an awaited process is stopped."""
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by SIGSTOP or a debugger. False if there is no such process.
+class _Stat(NamedTuple):
+    """What is read of `/proc/PID/stat`, see proc(5): the id, the state, and when it began, in ticks."""
 
-    The state is in `/proc/PID/stat`, after the name: proc(5).
-    """
+    pid: int
+    state: bytes
+    began: int
+
+
+def _read_stat(process: int | str) -> _Stat:
+    """The line of the process that /proc has under this name. Raises `OSError`."""
+    descriptor = os.open(f"/proc/{process}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
+        line = os.pread(descriptor, 4096, 0)  # waits for no disk
+    finally:
+        os.close(descriptor)
+    pid, behind_name = line.partition(b" ")[0], line.rpartition(b")")[2].split()  # a name may have any bytes
+    return _Stat(int(pid), behind_name[0], int(behind_name[19]))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP or a debugger. False if there is no such process."""
+    try:
+        return _read_stat(pid).state in (b"T", b"t")
+    except (OSError, ValueError, IndexError):
         return False
-    return state in (b"T", b"t")
 
 
 @dataclass(frozen=True)
@@ -65,13 +81,8 @@ class ProcessName:
     @classmethod
     def of(cls, process: int | str) -> ProcessName:
         """The process that /proc has under this name. Raises `OSError`."""
-        descriptor = os.open(f"/proc/{process}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.pread(descriptor, 4096, 0)  # waits for no disk
-        finally:
-            os.close(descriptor)
-        pid, (_, _, rest) = text.split(maxsplit=1)[0], text.rpartition(b")")
-        return cls(int(pid), int(rest.split()[19]))
+        stat = _read_stat(process)
+        return cls(stat.pid, stat.began)
 
     def has_ended(self) -> bool:
         """Whether the process is known to have ended."""
