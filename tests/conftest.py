@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import logging
 import os
 import stat
 import threading
@@ -27,7 +28,7 @@ from cudnn_actor.processes.server_process import ForkedServer
 from .forked_programs import end_server, forking_forkservers, server_descriptors
 from .inside import launchers
 from .left_out import left_out
-from .log_lines import capture_logs, handled_by
+from .log_lines import Taking, capture_logs, handled_by
 from .patience import PATIENCE_S
 from .quick_watch import quick_watch
 from .whole import PRODUCTS, WHOLE, covering, together_for
@@ -121,13 +122,16 @@ def pytest_runtest_teardown(
 ) -> Generator[None, object, object]:
     """Spare it what a module leaves, too: caches, and what pytest and hypothesis remember.
 
-    A collection would take half a second in the end.
+    A collection would take half a second in the end. Behind it, an error that nobody took fails the test.
     """
     try:
         return (yield)
     finally:
         if nextitem is None or nextitem.path != item.path:
             _spare_the_collector()
+        untaken = [_UNTAKEN.popleft() for _ in range(len(_UNTAKEN))]
+        if untaken and not item.stash.get(FAILED, False):
+            pytest.fail(f"nobody took these errors, of this module's tests: {untaken}", pytrace=False)
 
 
 def _spare_the_collector() -> None:
@@ -218,7 +222,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     if session.config.getoption("dist", "no") != "no":  # other processes run the tests
         return (yield)
     _let_libuv_open_its_pipe()
-    with _no_loop_blocked(), forking_forkservers():
+    with _no_loop_blocked(), _no_error_untaken(), forking_forkservers():
         try:
             return (yield)
         finally:
@@ -263,6 +267,31 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     left = {what: _what_stays(look, before[what]) for what, look in _LOOKS.items()}
     left["descriptors"] = [*map(_with_name, left["descriptors"])]
     assert not any(left.values()), f"leaked: {left}"
+
+
+_UNTAKEN = deque[str]()
+
+
+@contextlib.contextmanager
+def _no_error_untaken() -> Iterator[None]:
+    """Note futures and tasks that are collected with an error that nobody took: asyncio logs it then.
+
+    Who sends such a request would read it in the log of a program, and so does who runs the tests.
+    """
+
+    def note(record: logging.LogRecord) -> None:
+        if "exception was never retrieved" in (text := record.getMessage()):
+            _UNTAKEN.append(text)
+        elif logging.lastResort is not None:
+            logging.lastResort.handle(record)  # as it would be without this handler
+
+    handler = Taking(note)
+    logger = logging.getLogger("asyncio")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @contextlib.contextmanager

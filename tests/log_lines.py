@@ -15,7 +15,7 @@ from .patience import PATIENCE_S
 if TYPE_CHECKING:
     from structlog.typing import EventDict  # which takes programs of the tests a while to import
 
-__all__ = ["capture_logs", "handled_by", "line"]
+__all__ = ["Taking", "capture_logs", "handled_by", "line"]
 
 
 class Taking(logging.Handler):

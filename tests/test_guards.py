@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 from types import CodeType, SimpleNamespace
@@ -57,6 +58,13 @@ async def test_what_cannot_block_is_no_blocking_call() -> None:
 def test_lines_that_a_test_logs_are_kept_for_its_report(request: pytest.FixtureRequest) -> None:
     Log("cudnn_actor.test").info("guards.checked", number=7)
     assert "guards.checked number=7" in "\n".join(request.node.stash[LINES])
+
+
+async def test_an_error_of_a_future_that_nobody_takes_is_noted_and_fails_the_test() -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.set_exception(ValueError("nobody takes it"))
+    del future
+    assert "nobody takes it" in conftest._UNTAKEN.pop()
 
 
 When = Literal["setup", "call", "teardown"]

@@ -109,12 +109,14 @@ async def test_a_supervisor_that_gives_a_hanging_thread_up_answers_it() -> None:
     future = submit(actor.mailbox, "a")
     await looked_at(actor)
     gate = Gate()
-    submit(actor.mailbox, gate)
+    hanging = submit(actor.mailbox, gate)
     await gate.entry()
     actor.abandon("hangs")
     assert await asyncio.to_thread(actor.give_up, Crash("given up"))
     with pytest.raises(ActorStopped, match="given up"):
         await future
+    with pytest.raises(Crash, match="given up"):
+        await hanging
     gate.open()
     assert await asyncio.to_thread(actor.join, PATIENCE_S)
     assert actor.started == []

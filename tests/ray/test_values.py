@@ -121,9 +121,11 @@ async def test_a_thread_copies_only_what_takes_long_all_arrays_of_a_request_toge
 
     monkeypatch.setattr(Piece, "write", note)
     half, quarter = WIDE[:256], WIDE[:128]
-    on_loop = [[WIDE], [quarter.T], [half, half], [half, quarter[:64].T]]
-    by_thread = [[WIDE.T], [np.append(WIDE, WIDE[:1])], [quarter] * 5, [half, quarter, quarter.T]]
-    for arrays, here in (*((each, True) for each in on_loop), *((each, False) for each in by_thread)):
+    on_loop: list[list[np.ndarray]] = [[WIDE], [quarter.T], [half, half], [half, quarter[:64].T]]
+    by_thread: list[list[np.ndarray]] = [[WIDE.T], [np.append(WIDE, WIDE[:1])]]
+    by_thread += [[quarter] * 5, [half, quarter, quarter.T]]
+    for arrays in (*on_loop, *by_thread):
+        here = any(arrays is each for each in on_loop)
         threads.clear()
         await values.of("a kind", {f"x{k}": each for k, each in enumerate(arrays)}).make_ready(near=True)
         assert [each is threading.current_thread() for each in threads] == [here] * len(arrays)
