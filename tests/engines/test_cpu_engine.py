@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine, engine, measuring, transfer
 from cudnn_actor.engines.cpu.fast.plan import FastPlan
 from cudnn_actor.protocol import DType, GraphBuilder
@@ -102,8 +103,25 @@ def test_blas_has_one_thread_only_where_large_products_run_side_by_side(
     monkeypatch.setattr(engine, "threads_of_blas", noted)
     graph = product(dtype, channels)
     with opened(CpuEngine(exact, THREADS)) as made:
-        made.execute(made.build(graph, workspace_limit=None), buffers_of(graph), ())
-    assert limits == threads
+        plan, buffers = made.build(graph, workspace_limit=None), buffers_of(graph)
+        for _ in range(2):  # in the second one, these buffers are known
+            made.execute(plan, buffers, ())
+    assert limits == 2 * threads
+
+
+def test_what_a_small_plan_does_not_take_is_refused_on_buffers_that_it_has_run_on() -> None:
+    graph = product()
+    buffers = buffers_of(graph)
+    with opened(CpuEngine()) as made:
+        plan = made.build(graph, workspace_limit=None)
+        made.execute(plan, buffers, ())
+        buffers[-1][:] = 0
+        for given, scalars in ((buffers, (1.0,)), (buffers[:2], ())):
+            with pytest.raises(EngineFailure, match="3 buffers and 0 scalars"):
+                made.execute(plan, given, scalars)
+        assert not buffers[-1].any()
+        made.execute(plan, buffers, ())
+        assert buffers[-1].all()
 
 
 def test_no_part_of_a_copy_goes_on_when_a_handler_has_interrupted_it(monkeypatch: pytest.MonkeyPatch) -> None:

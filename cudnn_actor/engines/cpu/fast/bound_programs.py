@@ -37,17 +37,22 @@ class BoundPrograms:
         self._seen: dict[tuple[int, ...], tuple[FastProgram, tuple[object, ...]]] = {}
         """Programs by the ids of their buffers. It keeps these, so that no other objects get their ids."""
 
+    def known(self, buffers: Sequence[npt.NDArray[Any]]) -> FastProgram | None:
+        """The program on these objects, if it was found for them before. Its buffers have been checked."""
+        seen = self._seen.get(tuple(map(id, buffers)))
+        if seen is None:
+            return None
+        self._programs.get(seen[0])  # it counts as used
+        return seen[0]
+
     def of(self, buffers: Sequence[npt.NDArray[Any]], bind: Callable[[], FastProgram]) -> FastProgram:
         """The program on these buffers, which `bind` makes if there is none."""
-        ids = tuple(map(id, buffers))
-        seen = self._seen.get(ids)
-        if seen is not None:
-            self._programs.get(seen[0])  # it counts as used
-            return seen[0]
+        if (seen := self.known(buffers)) is not None:
+            return seen
         program = self._on_memory(tuple(map(_memory, buffers)), bind)
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
-        self._seen[ids] = program, tuple(buffers)
+        self._seen[tuple(map(id, buffers))] = program, tuple(buffers)
         return program
 
     def _on_memory(self, memory: object, bind: Callable[[], FastProgram]) -> FastProgram:

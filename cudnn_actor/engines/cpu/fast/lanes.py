@@ -21,13 +21,11 @@ import queue
 import threading
 from collections.abc import Callable
 
-import numpy as np
-
 from cudnn_actor.actors import forks
-from cudnn_actor.engines.cpu.fast.buffering import with_small_buffers
+from cudnn_actor.engines.cpu.fast.buffering import caller_with_settings, with_settings
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, of_calls
 
-__all__ = ["Lanes"]
+__all__ = ["Lanes", "run_alone"]
 
 
 class _Work:
@@ -97,8 +95,7 @@ class _Member:
         own = threading.current_thread()
         if self._owner.setdefault("is", own) is not own:
             return
-        # Of this thread alone; the engine's thread has its own.
-        with np.errstate(all="ignore"), with_small_buffers():
+        with with_settings():  # of this thread alone; the engine's thread has its own
             while (work := self.given.get()) is not None:
                 work.make()
                 del work  # what its call refers to is not kept until the next one
@@ -151,6 +148,13 @@ def _renew() -> None:
 forks.call_in_child(_renew)
 
 
+def run_alone(call: Call, on_progress: Callable[[], None]) -> None:
+    """Make the calls of one lane on this thread. `on_progress` is called after each."""
+    for each in of_calls(call):
+        each()
+        on_progress()
+
+
 class Lanes:
     """Lanes: the first is the caller's thread, and the threads of the others start at the first use.
 
@@ -159,6 +163,8 @@ class Lanes:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.call_with_settings = caller_with_settings()
+        """Calls a function on this thread as the calls of steps are made, see `buffering`."""
         self._team: _Team | None = None
 
     def run(self, step: Step, on_progress: Callable[[], None]) -> None:
@@ -167,15 +173,13 @@ class Lanes:
         Raises what a call raises, when all have ended.
         """
         if len(step) == 1:
-            for call in of_calls(step[0]):
-                call()
-                on_progress()
+            run_alone(step[0], on_progress)
             return
         team = self._team = self._team or _team
         team.join(self)
         if team.busy.locked():
             for lane in step:
-                self.run((lane,), on_progress)
+                run_alone(lane, on_progress)
             return
         # Who is late here waits for one step of another service. `acquire(blocking=False)` would not wait,
         # but a handler that raises right behind it would leave the lock taken; `with` has no such place.
@@ -191,7 +195,7 @@ class Lanes:
             for member, work in zip(team.members, others, strict=False):
                 member.given.put(work)
             all_given = True
-            self.run(step[:1], on_progress)
+            run_alone(step[0], on_progress)
         except BaseException as error:  # noqa: BLE001 - raised below, when the others have ended
             failure = error
         waiting = True

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.base import no_progress
-from cudnn_actor.engines.cpu.fast.buffering import with_small_buffers
-from cudnn_actor.engines.cpu.fast.kernels import Step, of_calls
-from cudnn_actor.engines.cpu.fast.lanes import Lanes
+from cudnn_actor.engines.cpu.fast.kernels import Calls, Step, of_calls
+from cudnn_actor.engines.cpu.fast.lanes import Lanes, run_alone
 from cudnn_actor.engines.cpu.fast.units import Arrays, Unit
 from cudnn_actor.engines.cpu.scratch import Bytes, Dims, Scratch
 from cudnn_actor.protocol.graphs.explanation import Explanation, ScratchTensor, piece_of
@@ -272,10 +271,16 @@ class FastProgram:
         """Compute. `on_piece` is called behind each piece."""
         for place, value in zip(self.scalars, scalars, strict=True):
             place[...] = value
-        run = lanes.run
-        # Overflow to infinity, and NaN, are valid results, as on a GPU.
-        with np.errstate(all="ignore"), with_small_buffers():
-            for steps in self.pieces:
-                for step in steps:
-                    run(step, on_progress)
-                on_piece()
+        lanes.call_with_settings(self._compute, lanes, on_progress, on_piece)
+
+    def _compute(self, lanes: Lanes, on_progress: Callable[[], None], on_piece: Callable[[], None]) -> None:
+        for steps in self.pieces:
+            for step in steps:
+                if len(step) > 1:
+                    lanes.run(step, on_progress)
+                elif type(call := step[0]) is Calls:
+                    run_alone(call, on_progress)
+                else:  # of small requests, whose time is that of what is called around it
+                    call()
+                    on_progress()
+            on_piece()
