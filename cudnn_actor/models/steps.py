@@ -24,6 +24,10 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["StepsRun", "explained_steps"]
 
+_FIRST_TURNS = 256
+"""A loop that may have more turns, with rows whose number its data decides, first has so many: see
+`StepsRun._run_in_parts`."""
+
 
 class StepsRun:
     """One run of a model with loops.
@@ -56,6 +60,8 @@ class StepsRun:
         """The cells that have a buffer now."""
         self._made: dict[str, BufferRef] = {}
         """The buffers that this run has allocated, and frees."""
+        self._rows: dict[str, np.ndarray] = {}
+        """Cells → the rows of the turns that ran, of loops that ran in parts. These have no buffers."""
         outputs = {*of.outputs.values(), *of.rows.values()}
         self._last = {cell: number for number, step in enumerate(of.steps) for cell in step.reads.values()}
         """Cells → the last step that reads them. Cells that the results need are missing here."""
@@ -75,7 +81,12 @@ class StepsRun:
                 else:
                     self._keep(cell, await self._gpu.upload(value, timeout=self._deadline.left_s))
             for number, step in enumerate(self._of.steps):
-                await self._run(step)
+                counts = self._counts_of(step)
+                if counts and isinstance(step.run, Loop) and step.turns > _FIRST_TURNS:
+                    await self._run_in_parts(step, step.run, counts)
+                else:
+                    await self._run(step)
+                await self._require_end(step)
                 self._free(number, step)
             return await self._results(keep)
         finally:
@@ -93,12 +104,17 @@ class StepsRun:
         if not isinstance(step.run, Loop):
             await self._gpu.ask(RunGraph.bind(step.run, buffers), timeout=self._deadline.left_s)
             return
-        scratch = await self._allocate(step.run.scratch, step, "scratch")
+        await self._run_loop(step, step.run, buffers, step.turns)
+
+    async def _run_loop(self, step: Step, loop: Loop, buffers: Mapping[str, BufferRef], turns: int) -> None:
+        scratch = await self._allocate(loop.scratch, step, "scratch")
         try:
-            message = RunLoop.bind(step.run, buffers, turns=step.turns, scratch=scratch)
+            message = RunLoop.bind(loop, buffers, turns=turns, scratch=scratch)
             await self._gpu.ask(message, timeout=self._deadline.left_s)
         finally:
             self._discard(scratch)
+
+    async def _require_end(self, step: Step) -> None:
         if step.ends and bool(await self._download(step.ends)):
             raise InvalidRequest(
                 field="inputs",
@@ -106,6 +122,43 @@ class StepsRun:
                 problem=f"has not ended after {step.turns:,} turns",
                 fix="give inputs with which its condition becomes False before that",
             )
+
+    def _counts_of(self, step: Step) -> dict[str, str]:
+        """The cells of a loop's rows whose number its data decides → the cell that says how many."""
+        rows, outputs = self._of.rows, self._of.outputs
+        return {outputs[name]: count for name, count in rows.items() if outputs[name] in step.outputs}
+
+    async def _run_in_parts(self, step: Step, loop: Loop, counts: Mapping[str, str]) -> None:
+        """Run a loop as several messages, each with twice as many turns as the one before, and go on from
+        the states of that one. So there are at most two rows for each turn that runs, and not as many as the
+        loop may have turns. The rows of a part are downloaded behind it.
+        """
+        inputs = {name: self._weights.get(name) or self._cells[step.reads[name]] for name in step.inputs}
+        rows: dict[str, list[np.ndarray]] = {cell: [] for cell in counts}
+        done, turns = 0, _FIRST_TURNS
+        while True:
+            turns = min(turns, step.turns - done)
+            specs = loop.specs(turns)
+            earlier = [self._made.pop(cell) for cell in loop.carried.values() if cell in self._made]
+            try:
+                for cell in step.outputs:
+                    self._keep(cell, await self._allocate(specs[cell], step, cell))
+                outputs = {cell: self._cells[cell] for cell in step.outputs}
+                await self._run_loop(step, loop, {**inputs, **outputs}, turns)
+            finally:
+                for ref in earlier:
+                    self._discard(ref)
+            ran = int(await self._download(next(iter(counts.values())))) - done
+            for cell, parts in rows.items():
+                parts.append((await self._download(cell))[:ran])
+            for cell in loop.stacked:
+                self._discard(self._made.pop(cell))
+            done += ran
+            if ran < turns or done == step.turns:
+                break
+            turns *= 2
+            inputs |= {name: self._cells[cell] for name, cell in loop.carried.items()}
+        self._rows |= {cell: np.concatenate(parts) for cell, parts in rows.items()}
 
     async def _allocate(self, spec: TensorSpec, step: Step, what: str) -> BufferRef:
         try:
@@ -134,6 +187,9 @@ class StepsRun:
             for name, cell in of.outputs.items():
                 if name in keep and name not in of.rows:
                     continue  # these are handed over below, where nothing can fail any more
+                if (rows := self._rows.get(cell)) is not None:
+                    results[name] = rows.copy() if any(rows is each for each in results.values()) else rows
+                    continue
                 array = await self._download(cell)
                 if name in of.rows:
                     count = int(await self._download(of.rows[name]))

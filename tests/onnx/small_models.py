@@ -9,7 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["FLOAT", "INT64", "graph_of", "image_model", "model_of", "node"]
+from cudnn_actor import CudnnRef
+
+__all__ = ["FLOAT", "INT64", "graph_of", "image_model", "live_buffers", "model_of", "node"]
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 Dims = Sequence[int | str | None] | None
@@ -77,3 +79,14 @@ def image_model(batch: int | str = "N") -> onnx.ModelProto:
             "b3": weights(5),
         },
     )
+
+
+async def live_buffers(gpu: CudnnRef) -> int:
+    """How many buffers there are, once those are freed that nobody waits for.
+
+    By the first `drain`, a request whose caller has left is answered, and a message that frees its buffer has
+    been sent. By the second, that message is answered.
+    """
+    await gpu.drain()
+    await gpu.drain()
+    return (await gpu.statistics()).live_buffers

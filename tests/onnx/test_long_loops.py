@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from cudnn_actor import (
-    CudnnRef,
     Fault,
     FaultPlan,
     InvalidRequest,
@@ -30,7 +29,7 @@ from cudnn_actor.onnx.ports import Ports
 from cudnn_actor.onnx.values import Value
 
 from .onnx_runtime import answers
-from .small_models import FLOAT, INT64, graph_of, model_of, node
+from .small_models import FLOAT, INT64, graph_of, live_buffers, model_of, node
 
 BOOL = TensorProto.BOOL
 AS_LOOPS = ModelLimits(unrolled=0)
@@ -252,17 +251,6 @@ async def test_a_loop_gives_what_onnx_runtime_gives(
 # Through the service.
 
 
-async def _live(gpu: CudnnRef) -> int:
-    """How many buffers there are, once those are freed that nobody waits for.
-
-    By the first `drain`, a request whose caller has left is answered, and a message that frees its buffer has
-    been sent. By the second, that message is answered.
-    """
-    await gpu.drain()
-    await gpu.drain()
-    return (await gpu.statistics()).live_buffers
-
-
 async def test_ten_thousand_turns_take_no_more_memory_than_one() -> None:
     """Nor do seven loops in a row: within 2 MiB, which are eight values of a state."""
     body = graph_of(
@@ -278,9 +266,9 @@ async def test_ten_thousand_turns_take_no_more_memory_than_one() -> None:
     x = rng.standard_normal((256, 256)).astype(np.float32)
     source = OnnxModel(proto, AS_LOOPS)
     async with spawn(device="cpu", memory_limit=2 << 20) as gpu, await gpu.load(source) as model:
-        before = await _live(gpu)
+        before = await live_buffers(gpu)
         found = (await gpu.run(model, x=x))["y6"]
-        assert await _live(gpu) == before
+        assert await live_buffers(gpu) == before
     wanted = x
     for _ in range(9_994 + 6 * 2):
         wanted = np.abs(x) - wanted
@@ -306,7 +294,7 @@ async def test_a_run_that_is_cancelled_leaves_no_buffer() -> None:
     """After any number of steps of the event loop: each of its messages takes two at least."""
     proto, inputs = CASES["two in a row"]
     async with spawn(device="cpu") as gpu, await gpu.load(OnnxModel(proto, AS_LOOPS)) as model:
-        before = await _live(gpu)
+        before = await live_buffers(gpu)
         for steps in range(1, 10, 2):
             run = asyncio.ensure_future(gpu.run(model, inputs, keep=("y",)))
             for _ in range(steps):
@@ -314,7 +302,7 @@ async def test_a_run_that_is_cancelled_leaves_no_buffer() -> None:
             run.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await run
-            assert await _live(gpu) == before
+            assert await live_buffers(gpu) == before
 
 
 async def test_outputs_are_kept_each_in_a_buffer_of_its_own() -> None:
