@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.fast import buffering
-from cudnn_actor.engines.cpu.fast.buffering import BUFFERED, caller_with_settings, with_settings
+from cudnn_actor.engines.cpu.fast.buffering import (
+    BUFFERED,
+    IN_CONTEXTS,
+    caller_with_settings,
+    with_settings,
+)
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastProgram
 
@@ -42,10 +47,13 @@ def test_every_lane_computes_with_small_buffers_and_without_warnings_and_the_cal
     assert settings() == before
 
 
-@pytest.fixture(params=["in a context", "of the thread"])
+FORMS = ["in a context", "of the thread"] if IN_CONTEXTS else ["of the thread"]
+
+
+@pytest.fixture(params=FORMS)
 def calling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """What calls a function with the settings, as with NumPy 2 and as with NumPy 1."""
-    monkeypatch.setattr(buffering, "_IN_CONTEXTS", request.param == "in a context")
+    monkeypatch.setattr(buffering, "IN_CONTEXTS", request.param == "in a context")
     return caller_with_settings()
 
 
@@ -63,11 +71,11 @@ def test_settings_hold_while_a_function_is_called_and_no_longer(calling: Callabl
     assert found == [((BUFFERED, IGNORED), (1, 2))] * 2
 
 
-@pytest.mark.parametrize("in_contexts", [True, False])
+@pytest.mark.parametrize("form", FORMS)
 def test_smaller_buffers_stay_and_errors_leave_none_behind(
-    in_contexts: bool, monkeypatch: pytest.MonkeyPatch
+    form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffering, "_IN_CONTEXTS", in_contexts)
+    monkeypatch.setattr(buffering, "IN_CONTEXTS", form == "in a context")
     before, found = np.setbufsize(16), list[int]()
     try:
         with with_settings():

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-__all__ = ["BUFFERED", "Calling", "caller_with_settings", "with_settings"]
+__all__ = ["BUFFERED", "IN_CONTEXTS", "Calling", "caller_with_settings", "with_settings"]
 
 BUFFERED = 1024
 """Elements of a buffer. With fewer, operations on short rows and conversions take longer."""
-_IN_CONTEXTS = int(np.__version__.partition(".")[0]) >= 2
+IN_CONTEXTS = int(np.__version__.partition(".")[0]) >= 2
 """Whether NumPy keeps its settings in a context variable. NumPy 1 has them of each thread."""
 
 Calling = Callable[..., None]
@@ -45,7 +45,7 @@ def caller_with_settings() -> Calling:
     To enter a context that has the settings takes less than a tenth of a microsecond, and to set them and to
     set them back takes four.
     """
-    if not _IN_CONTEXTS:
+    if not IN_CONTEXTS:
         return _call_with_settings
     context = contextvars.Context()
     context.run(np.seterr, all="ignore")
