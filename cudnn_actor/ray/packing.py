@@ -6,7 +6,8 @@
   It takes bytes as they are. So all small arguments are sent as one argument of bytes, arrays included, and
   small results come back as bytes: a plain pickle takes a few microseconds.
 - Large arrays, and Ray's objects, are arguments of their own: they go by Ray's store. If the replica is on
-  the caller's node, large arrays lie in memory that both map (`node_memory`), and the bytes say where.
+  the caller's node, large arrays lie in memory that both map (`node_memory`), and the bytes say where. So do
+  small ones that are too many for one argument.
 - A plain pickle names classes and functions, where Ray's pickle sends those that a replica may not have. So
   arguments that may contain such things are left to Ray.
 """
@@ -26,6 +27,7 @@ from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.ray.node_memory import MappedMemory, Piece, Room
 
 __all__ = [
+    "INLINE_ARRAYS",
     "INLINE_BYTES",
     "Given",
     "Head",
@@ -42,8 +44,8 @@ __all__ = [
 INLINE_BYTES = 100 * 1024
 """The most bytes of an argument or a result that Ray sends with its call (Ray's
 `max_direct_call_object_size`). Larger ones go by its object store."""
-_ROOM = 4096
-"""Bytes of an argument or a result that are left for the pickle of everything but arrays and bytes."""
+INLINE_ARRAYS = INLINE_BYTES - 4096
+"""The most bytes of arrays in such an argument or result. The other bytes are for what is beside them."""
 _KEPT = 256
 _APART = (np.ndarray, ray.ObjectRef)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -114,7 +116,7 @@ def join(first: Head | bytes, apart: Sequence[Any]) -> tuple[str, list[Any]]:
 
 def _is_small(values: Iterable[Any]) -> bool:
     """Whether Ray sends these with a call if they are one argument or result of bytes."""
-    return _nbytes([*values]) <= INLINE_BYTES - _ROOM
+    return _nbytes([*values]) <= INLINE_ARRAYS
 
 
 def _nbytes(value: Any) -> int:
@@ -169,7 +171,7 @@ def pack_results(found: Any, memory: MappedMemory | None = None, room: Room | No
     if memory is not None and room is not None:
         parts = list[pickle.PickleBuffer]()
         data = pickle.dumps(found, protocol=5, buffer_callback=parts.append)
-        if len(data) <= INLINE_BYTES - _ROOM:  # else an array was pickled whole: its dtype has no buffers
+        if len(data) <= INLINE_ARRAYS:  # else an array was pickled whole: its dtype has no buffers
             spans = memory.write([each.raw() for each in parts], room)
             if spans is not None:
                 return PackedResults(pickle.dumps(_InPiece(data, spans), protocol=5))

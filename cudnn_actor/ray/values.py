@@ -20,7 +20,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.ray.held import Held
 from cudnn_actor.ray.node_memory import ArrayPlace, MemoryName, NodeMemory, Piece
-from cudnn_actor.ray.packing import INLINE_BYTES, Given, nbytes_of_results
+from cudnn_actor.ray.packing import INLINE_ARRAYS, INLINE_BYTES, Given, nbytes_of_results
 
 __all__ = ["RequestValues", "Sending", "Values", "not_held", "require_held", "require_pure"]
 
@@ -235,11 +235,9 @@ class RequestValues:
     def __init__(self, values: Values, kind: Hashable, given: Mapping[str, Any]) -> None:
         self._values, self._kind = values, kind
         self._names, self._given = tuple(given), [*given.values()]
-        self._large = [
-            k
-            for k, each in enumerate(self._given)
-            if isinstance(each, np.ndarray) and each.nbytes > INLINE_BYTES
-        ]
+        arrays = [(each.nbytes, k) for k, each in enumerate(self._given) if isinstance(each, np.ndarray)]
+        self._large = [k for nbytes, k in arrays if nbytes > INLINE_BYTES]
+        self._many = _beside_inline([(nbytes, k) for nbytes, k in arrays if nbytes <= INLINE_BYTES])
         self._copies: dict[int, tuple[ArrayPlace, Piece]] = {}
         self._objects: dict[int, Any] = {}
 
@@ -247,20 +245,16 @@ class RequestValues:
         """Copy large arrays to where a replica finds them. Each array is copied once, and once more if the
         request is sent to a replica of the other sort.
 
-        A replica that is near, because it maps the pool's memory, finds them there, if it has room. Else they
-        are in Ray's store.
+        A replica that is near, because it maps the pool's memory, finds them there, if it has room, and so
+        it does smaller ones that would not all go with the call. Else large arrays are in Ray's store.
         """
         args, pieces = [*self._given], list[Piece]()
         if near:
             await self._copy()
-        left = list[int]()
-        for k in self._large:
-            copied = self._copies.get(k) if near else None
-            if copied is None:
-                left.append(k)
-            else:
-                args[k], piece = copied
+            for k, (place, piece) in self._copies.items():
+                args[k] = place
                 pieces.append(piece)
+        left = [k for k in self._large if not (near and k in self._copies)]
         if missing := [k for k in left if k not in self._objects]:
             objects = await self._values.put([self._given[k] for k in missing])
             self._objects |= zip(missing, objects, strict=True)
@@ -274,7 +268,8 @@ class RequestValues:
 
     async def _copy(self) -> None:
         """Copy to the pool's memory what fits there, and is not there yet."""
-        missing = [k for k in self._large if k not in self._copies and _is_copied(self._given[k])]
+        wanted = (*self._large, *self._many)
+        missing = [k for k in wanted if k not in self._copies and _is_copied(self._given[k])]
         if missing:
             copied = await self._values.copy([self._given[k] for k in missing])
             self._copies |= {k: each for k, each in zip(missing, copied, strict=True) if each is not None}
@@ -283,6 +278,21 @@ class RequestValues:
         """Note how large the results are, and return them."""
         self._values.note_results(self._kind, found)
         return found
+
+
+def _beside_inline(arrays: Sequence[tuple[int, int]]) -> list[int]:
+    """Of arrays that could each go with a call, given as sizes and numbers: the numbers of those that do not
+    go with it, because there are too many. Ray would serialise each by itself, which takes longer than to
+    copy it."""
+    left = INLINE_ARRAYS
+    if sum(nbytes for nbytes, _ in arrays) <= left:
+        return []
+    beside = list[int]()
+    for nbytes, k in sorted(arrays):
+        left -= nbytes
+        if left < 0:
+            beside.append(k)
+    return sorted(beside)
 
 
 def _is_copied(array: np.ndarray) -> bool:

@@ -23,7 +23,13 @@ from cudnn_actor.processes.process_state import ProcessName
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.ray.held import RayBuffer
 from cudnn_actor.ray.node_memory import ArrayPlace, MappedMemory, NodeMemory, Piece
-from cudnn_actor.ray.packing import INLINE_BYTES, PackedResults, pack_results, unpack_results
+from cudnn_actor.ray.packing import (
+    INLINE_ARRAYS,
+    INLINE_BYTES,
+    PackedResults,
+    pack_results,
+    unpack_results,
+)
 from cudnn_actor.ray.values import Sending, Values
 
 from ..patience import PATIENCE_S
@@ -129,6 +135,34 @@ async def test_a_thread_copies_only_what_takes_long_all_arrays_of_a_request_toge
         threads.clear()
         await values.of("a kind", {f"x{k}": each for k, each in enumerate(arrays)}).make_ready(near=True)
         assert [each is threading.current_thread() for each in threads] == [here] * len(arrays)
+    values.end()
+
+
+async def test_small_arrays_that_do_not_all_go_with_the_call_lie_in_the_pools_memory(
+    put: list[np.ndarray],
+) -> None:
+    """Ray would serialise each by itself."""
+    values = Values()
+    name = await asyncio.to_thread(values.begin)
+    assert name is not None
+    memory = await asyncio.to_thread(MappedMemory.open, name)
+    assert memory is not None
+    thirds = [np.full(INLINE_ARRAYS // 3, k, np.int8) for k in range(4)]
+    few: dict[str, np.ndarray] = dict(zip("xyz", thirds, strict=False))
+    more = {**few, "w": thirds[3], "s": SMALL, "n": np.zeros((0, 3))}
+    objects = np.full(INLINE_ARRAYS // 16, None)  # no copy of its bytes would do
+    cases: list[tuple[dict[str, np.ndarray], str]] = [(few, ""), (more, "zw"), ({**few, "o": objects}, "")]
+    for given, there in cases:
+        request = values.of("a kind", given)
+        for near in (True, False):
+            ready = sent(await request.make_ready(near=near))
+            for (key, array), value in zip(given.items(), ready, strict=True):
+                if near and key in there:
+                    assert isinstance(value, ArrayPlace)
+                    assert np.array_equal(memory.array(value), array)
+                else:
+                    assert value is array
+    assert not put
     values.end()
 
 
