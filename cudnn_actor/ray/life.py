@@ -113,7 +113,8 @@ class Life:
         except asyncio.CancelledError:
             if sending is not None:
                 sending.keep_until(answer, self.hello.process)
-            ray.cancel(answer)
+            if ray.is_initialized():  # else Ray would start a cluster here, and raise another error
+                ray.cancel(answer)
             raise
         if isinstance(found, bytes):
             return unpack_results(found, None if sending is None else sending.results)

@@ -53,6 +53,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls that were cancelled with Ray."""
     found: list[Any] = []
     monkeypatch.setattr(ray, "cancel", found.append)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     return found
 
 
@@ -110,6 +111,19 @@ async def test_memory_is_kept_while_the_process_of_a_replica_that_cannot_be_reac
             await asking
         assert [(each, len(pieces)) for each, pieces in values.kept.items()] == [(process, 1)] * kept
     values.end()
+
+
+async def test_what_is_cancelled_after_the_end_of_ray_starts_no_other_one(
+    cancelled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    actor = Actor()
+    task = asyncio.ensure_future(actor.life().request("call"))
+    await actor.asked(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not cancelled
 
 
 async def test_what_is_cancelled_before_it_is_sent_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
