@@ -363,7 +363,7 @@ class CpuEngine:
         if type(plan) is not FastPlan or not plan.is_small or len(scalars) != plan.scalars:
             return None
         programs = self._fast_programs.get(plan)
-        return None if programs is None else programs.known(buffers)
+        return None if programs is None else programs.find_known(buffers)
 
     @staticmethod
     def _check_count(

@@ -37,7 +37,7 @@ class BoundPrograms:
         self._seen: dict[tuple[int, ...], tuple[FastProgram, tuple[object, ...]]] = {}
         """Programs by the ids of their buffers. It keeps these, so that no other objects get their ids."""
 
-    def known(self, buffers: Sequence[npt.NDArray[Any]]) -> FastProgram | None:
+    def find_known(self, buffers: Sequence[npt.NDArray[Any]]) -> FastProgram | None:
         """The program on these objects, if it was found for them before. Its buffers have been checked."""
         seen = self._seen.get(tuple(map(id, buffers)))
         if seen is None:
@@ -47,7 +47,7 @@ class BoundPrograms:
 
     def of(self, buffers: Sequence[npt.NDArray[Any]], bind: Callable[[], FastProgram]) -> FastProgram:
         """The program on these buffers, which `bind` makes if there is none."""
-        if (seen := self.known(buffers)) is not None:
+        if (seen := self.find_known(buffers)) is not None:
             return seen
         program = self._on_memory(tuple(map(_memory, buffers)), bind)
         if len(self._seen) >= _MOST_SEEN:
