@@ -12,7 +12,7 @@ import pytest
 from cudnn_actor.messages import Fill
 
 from ..isolation.crash_rigs import after, kill
-from ..service.rigs import AsynchronousEngine, Device, in_thread, service_on
+from ..service.rigs import AsynchronousEngine, Device, in_thread, outcome, service_on
 from .scenarios import Logs
 from .scripted_workers import scripted_workers
 from .setups import Session, Setup, session_on
@@ -37,21 +37,23 @@ async def product_whose_input_is_written(
         async with scripted_workers(setup, logs, "LateEngine") as (session, points):
             points.hold("finished")
             fills = points.visits(after("fill"))
-            product, _ = enqueued(session)
+            product, fill = enqueued(session)
             await in_thread(lambda: points.wait_for_visits(after("fill"), fills + 1))
             kill(session.gpu)
             points.let_go()
             yield session, product
+            await outcome(fill)
     else:
         device = Device()
         device.run_freely()
         async with session_on(service_on(lambda: VolatileAsynchronousEngine(device)), logs) as session:
             device.pause()
-            product, _ = enqueued(session)
+            product, fill = enqueued(session)
             await in_thread(device.wait_for_fence)
             device.die()
             yield session, product
             device.run_freely()
+            await outcome(fill)
 
 
 def enqueued(session: Session) -> tuple[asyncio.Future[Any], asyncio.Future[Any]]:
