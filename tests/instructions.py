@@ -32,21 +32,25 @@ def functions_in(*paths: str) -> list[CodeType]:
                 add(part)
 
     with _nothing_spared():
-        for each in gc.get_objects():
-            if isinstance(each, FunctionType) and any(path in each.__code__.co_filename for path in paths):
-                add(each.__code__)
+        functions = [each for each in gc.get_objects() if type(each) is FunctionType]
+    for each in functions:
+        if any(path in each.__code__.co_filename for path in paths):
+            add(each.__code__)
     return list(found.values())
 
 
 @contextlib.contextmanager
 def _nothing_spared() -> Iterator[None]:
-    """What `tests/conftest.py` has frozen is not among the collector's objects otherwise."""
+    """What `tests/conftest.py` has frozen is not among the collector's objects otherwise.
+
+    Garbage is collected first: it would be kept, and in the end, all that was frozen would be looked at, too.
+    """
     frozen = gc.get_freeze_count() > 0
     if frozen:
+        gc.collect()
         gc.unfreeze()
     yield
     if frozen:
-        gc.collect()  # what is garbage now would be kept
         gc.freeze()
 
 
