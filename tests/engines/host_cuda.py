@@ -103,7 +103,9 @@ static Place place() {
 }
 #define threadIdx (place())
 static bool alone, begun[most];
-// A coroutine runs the same thread of all blocks, one after the other: to make it takes two system calls.
+static char* stacks;
+// A coroutine runs the same thread of all blocks and launches, one after the other, and keeps its stack: to
+// make it takes two system calls, and its first use of the stack a page.
 static void begin() {
     for (;;) {
         body(arguments);
@@ -114,7 +116,7 @@ static void begin() {
 // Without a system call, unlike swapcontext.
 static void yield() { if (alone) abort(); if (!_setjmp(turns[me])) _longjmp(turn, 1); }
 static void __syncthreads() { state[me] = at_barrier; ++waiting; yield(); }
-static void make_coroutine(char* stacks) {
+static void make_coroutine() {
     ucontext_t own;
     getcontext(&own);
     own.uc_stack.ss_sp = stacks + (long)me * stack;
@@ -123,13 +125,13 @@ static void make_coroutine(char* stacks) {
     begun[me] = true;
     swapcontext(&start, &own);
 }
-static void give_turn(char* stacks) {
+static void give_turn() {
     if (_setjmp(turn)) return;
     if (begun[me]) _longjmp(turns[me], 1);
-    make_coroutine(stacks);
+    make_coroutine();
 }
 // In each round, all threads get on to where they yield next. So the lanes of a warp stay together.
-static void run_block(char* stacks) {
+static void run_block() {
     const int threads = blockDim.x * blockDim.y * blockDim.z;
     if (alone) {
         for (me = 0; me < threads; ++me) body(arguments);
@@ -137,28 +139,26 @@ static void run_block(char* stacks) {
     }
     running = threads, waiting = 0;
     for (me = 0; me < threads; ++me) state[me] = ready;
-    for (me = 0; me < threads; ++me) give_turn(stacks);
+    for (me = 0; me < threads; ++me) give_turn();
     while (running) {
         if (waiting == running) {
             waiting = 0;
             for (int t = 0; t < threads; ++t) if (state[t] == at_barrier) state[t] = ready;
         }
-        for (me = 0; me < threads; ++me) if (state[me] == ready) give_turn(stacks);
+        for (me = 0; me < threads; ++me) if (state[me] == ready) give_turn();
     }
 }
 template <class F> void run_grid(const unsigned* shape, bool with_others, F kernel) {
     gridDim = {shape[0], shape[1], shape[2]}, blockDim = {shape[3], shape[4], shape[5]};
-    const long bytes = (long)stack * most;
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* stacks = with_others ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0) : nullptr;
+    if (with_others && !stacks)
+        stacks = (char*)mmap(nullptr, (long)stack * most, PROT_READ | PROT_WRITE, flags, -1, 0);
     alone = !with_others;
-    std::memset(begun, 0, sizeof begun);
     body = [](void* of) { (*(F*)of)(); };
     arguments = &kernel;
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
-            for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block((char*)stacks);
-    if (with_others) munmap(stacks, bytes);
+            for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block();
 }
 template <class T> T from_lane(T value, int lane) {
     std::memcpy(slots[me], &value, sizeof value);
