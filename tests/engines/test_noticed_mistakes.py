@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import pytest
@@ -32,8 +32,7 @@ from cudnn_actor.protocol.operations import (
     TopK,
 )
 
-from ..gpu.fuzz import fuzz
-from ..gpu.operations.drawing import draw
+from ..gpu.fuzz import drawn_case, fuzz
 from ..whole import WHOLE, pairwise, some
 from .fused_attention import MISTAKES as ATTENTION_MISTAKES
 from .fused_attention import fused
@@ -352,9 +351,10 @@ NOTICED_HERE = pairwise(MISTAKES, lambda mistake: mistake[:2], together=1)
 )
 def test_a_mistake_is_noticed(family: str, engine: Callable[[], CpuEngine], count: int, least: int) -> None:
     """Of the cases, those with an operation that the mistake is about: nothing is wrong with the others."""
-    made, numbers = opened(engine()), [*range(count)]
+    made = opened(engine())
+    numbers: Iterator[int] = iter(range(count))
     if isinstance(made, ByDefinition):
-        numbers = [number for number in numbers if made.changes(draw(family, SEED, number).operation)]
+        numbers = (each for each in numbers if made.changes(drawn_case(family, SEED, each).operation))
     failures = noticed(made, numbers, family, some(least))
     assert len(failures) >= some(least)
     number, text = next(iter(failures.items()))
@@ -363,7 +363,7 @@ def test_a_mistake_is_noticed(family: str, engine: Callable[[], CpuEngine], coun
     assert all(any(word in text for word in NOTICED) for text in failures.values()), str(failures)
 
 
-def noticed(engine: CpuEngine, numbers: Sequence[int], family: str, wanted: int) -> dict[int, str]:
+def noticed(engine: CpuEngine, numbers: Iterable[int], family: str, wanted: int) -> dict[int, str]:
     """What is wrong with the first of the cases, up to the one with which so many are wrong."""
     failures: dict[int, str] = {}
     for number in numbers:

@@ -36,7 +36,7 @@ from .families import CONVOLUTION, FAMILIES
 from .graphs.drawing import draw as draw_graph
 from .graphs.fuzzing import GraphReport, fuzz_in_processes
 
-__all__ = ["Report", "fuzz"]
+__all__ = ["Report", "drawn_case", "fuzz"]
 
 _TOLD_EVERY_S = 30.0
 _AHEAD = 4
@@ -108,7 +108,7 @@ def fuzz(
     report, start, tested = Report(seed, engine.name, family), time.monotonic(), FAMILIES[family]
     with builder_of(engine) as builder, _truths(family, seed, numbers, processes) as answers:
         for number, answer in answers:
-            case = _case(family, seed, number)
+            case = drawn_case(family, seed, number)
             try:
                 problem = _try(partial(tested.run, engine, builder=builder), case, answer, report, table)
             except StickyError as error:
@@ -154,13 +154,14 @@ def _failure(case: Any, report: Report, number: int, problem: str) -> str:
 
 
 @functools.lru_cache(_KEPT)
-def _case(family: str, seed: int, number: int) -> Any:
+def drawn_case(family: str, seed: int, number: int) -> Any:
+    """Case `number` of a seed and a family, as `fuzz` draws it. The last ones are kept."""
     return FAMILIES[family].draw(seed, number)
 
 
 @functools.lru_cache(_KEPT)
 def _answer(family: str, seed: int, number: int) -> Any:
-    return FAMILIES[family].truth(_case(family, seed, number))
+    return FAMILIES[family].truth(drawn_case(family, seed, number))
 
 
 @contextmanager
