@@ -75,13 +75,15 @@ class OperationGraph(
         written: set[int] = set()
         overwritten: set[int | None] = set()
         for operation in self.operations:
-            self._check_operation(operation, written)
-            written.update(operation.writes)
-            if not overwritten.isdisjoint(operation.reads):
+            reads, writes = operation.reads, operation.writes
+            self._check_operation(operation, reads, writes, written)
+            written.update(writes)
+            if not overwritten.isdisjoint(reads):
                 raise _malformed_graph(
                     "operations", operation.kind, "reads what an operation before it overwrites"
                 )
-            overwritten.update(self._overwritten_inputs(operation))
+            if any(self.tensor(uid).overwrites is not None for uid in writes):
+                overwritten.update(self._overwritten_inputs(operation))
         for tensor in self.tensors:
             if tensor.role is TensorRole.VIRTUAL and tensor.uid not in written:
                 raise _malformed_graph("tensors", tensor.uid, "is virtual and nothing writes it")
@@ -93,9 +95,10 @@ class OperationGraph(
                     "tensors", tensor.uid, "is a constant without a value, or a value of no constant"
                 )
 
-    def _check_operation(self, operation: Node, written: set[int]) -> None:
+    def _check_operation(
+        self, operation: Node, reads: Sequence[int], writes: Sequence[int], written: set[int]
+    ) -> None:
         """Raise `InvalidRequest` if an operation does not fit. `written`: what those before it write."""
-        reads, writes = operation.reads, operation.writes
         for uid in (*reads, *writes):
             if uid not in self._by_uid:
                 raise _malformed_graph("operations", uid, "names a tensor that the graph does not hold")
