@@ -70,19 +70,6 @@ def _tell(code: CodeType, offset: int) -> None:
         _listener.hear = hear
 
 
-def _trace_calls(frame: FrameType, _event: str, _argument: object) -> Any:
-    if id(frame.f_code) not in _watched:
-        return None
-    frame.f_trace_opcodes, frame.f_trace_lines = True, False
-    return _trace_opcodes
-
-
-def _trace_opcodes(frame: FrameType, event: str, _argument: object) -> Any:
-    if event == "opcode":
-        _tell(frame.f_code, frame.f_lasti)
-    return _trace_opcodes
-
-
 @contextlib.contextmanager
 def instructions(codes: Iterable[CodeType], hear: Hear) -> Iterator[None]:
     """Have `hear` called before each instruction of these functions on this thread, until the block ends.
@@ -114,8 +101,23 @@ else:
 
     @contextlib.contextmanager
     def _instrumented(_codes: Iterable[CodeType]) -> Iterator[None]:
+        hear = _listener.hear
+        assert hear is not None
+
+        def trace_call(frame: FrameType, _event: str, _argument: object) -> Any:
+            if id(frame.f_code) not in _watched:
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            return trace_opcode
+
+        def trace_opcode(frame: FrameType, event: str, _argument: object) -> Any:
+            """The interpreter calls it for nothing that happens meanwhile, and no more once it has raised."""
+            if event == "opcode":
+                hear(frame.f_code, frame.f_lasti)
+            return trace_opcode
+
         before = sys.gettrace()
-        sys.settrace(_trace_calls)
+        sys.settrace(trace_call)
         try:
             yield
         finally:

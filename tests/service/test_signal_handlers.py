@@ -19,7 +19,7 @@ from ..patience import PATIENCE_S
 from ..whole import WHOLE
 
 LEAST = int(os.environ.get("CUDNN_ACTOR_ALARMS", "0"))
-SECONDS = 3600 if LEAST else 1 if WHOLE else 0.4
+SECONDS = 3600 if LEAST else 1 if WHOLE else 0.2
 ENTRIES = ("ref.ask", "ref.tell", "ask", "submit", "tell")
 
 
