@@ -121,15 +121,12 @@ class ByDefinition:
         themselves."""
         part = self.part(_box(self._extents(range(len(self.dims)))))
         assert part is not None, "`_extents` has asked for it"
-        found = (
-            self._recording_of(part, last) for last in ((False, True) if len(self.dims) > 2 else (False,))
-        )
+        found = (self._recording_of(part, last) for last in self._layouts)
         return max(footprint((0 if one is None else one.recording.nbytes,), itemsize=1) for one in found)
 
     @property
     def is_recorded(self) -> bool:
         """Whether the definition is recorded of the first part and of one in the middle, which reads more."""
-        last = (False, True) if len(self.dims) > 2 else (False,)
         first = _box(self._extents(range(len(self.dims))))
         middle = tuple(
             slice(at, min(at + of.stop, size))
@@ -137,7 +134,18 @@ class ByDefinition:
             for at in (size // of.stop // 2 * of.stop,)
         )
         parts = [part for box in (first, middle) if (part := self.part(box)) is not None]
-        return all(self._recording_of(part, of) is not None for part in parts for of in last)
+        return all(self._recording_of(part, last) is not None for part in parts for last in self._layouts)
+
+    @functools.cached_property
+    def _layouts(self) -> tuple[bool, ...]:
+        """Whether channels lie side by side, for each layout of arrays that a run may have.
+
+        Arrays of a program have the order of their tensors, or that of the dims. Those of images are chosen
+        for each program.
+        """
+        name, _ = self._outputs[0]
+        last = bool(self._indexed_operands) or _is_channels_last(self.specs[name].strides)
+        return (False, True) if last and len(self.dims) > 2 else (False,)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
@@ -147,7 +155,7 @@ class ByDefinition:
         bound: dict[tuple[_Recorded, int], _Bound] = {}
         steps: list[Step] = []
         operands = {**operands}
-        last = _is_channels_last(results)
+        last = _is_channels_last(strides)
         extents = self._extents(order)
         for name in self._indexed_operands:
             cut = extents[1] < self.dims[1]
@@ -322,9 +330,8 @@ def _within(box: Box, region: Region) -> Box:
     )
 
 
-def _is_channels_last(arrays: Operands) -> bool:
-    """Whether channels lie side by side in the first array."""
-    strides = next(iter(arrays.values())).strides
+def _is_channels_last(strides: Sequence[int]) -> bool:
+    """Whether channels lie side by side."""
     return len(strides) > 2 and abs(strides[1]) < min(map(abs, strides[2:]))
 
 
