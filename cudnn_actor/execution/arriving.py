@@ -24,11 +24,15 @@ class Arriving(NamedTuple):
         For each part: its number, and the bytes at which it begins and ends.
     is_there
         Whether the part with this number is there.
+    help
+        Fills parts from the back, until none is left that nobody has begun; None if another process does all.
+        Blocks meanwhile.
     """
 
     array: np.ndarray
     parts: Sequence[tuple[int, int, int]]
     is_there: Callable[[int], bool]
+    help: Callable[[], object] | None = None
 
 
 Awaits = Callable[[Arriving, int], None]

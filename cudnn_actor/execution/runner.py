@@ -628,16 +628,19 @@ class Runner(Generic[T]):
         executor, tag = self.executor, "upload"
         if self.faults.rule is not None:
             self.faults.inject(tag)
-        place = executor.binding(slot)
-        answer = None if executor.busy else self.host.answer_ahead(task, tag)  # while the array arrives
-        copy = copy_of(executor, tag, data, place, self._await_part)
+        alone, answer = not executor.busy, None
+        if data.help is not None:
+            data.help()
+        elif alone:
+            answer = self.host.answer_ahead(task, tag)  # while the array arrives
+        copy = copy_of(executor, tag, data, executor.binding(slot), self._await_part)
         try:
             if copy is not None:
                 executor.call(tag, copy)
             else:
                 for number, _, _ in data.parts:
                     executor.call(tag, self._await_part, data, number)
-                executor.call(tag, executor.engine.write, place, data.array)
+                executor.call(tag, executor.engine.write, executor.binding(slot), data.array)
         except CudnnActorError as error:
             if executor.synchronous:
                 raise
@@ -645,8 +648,11 @@ class Runner(Generic[T]):
             executor.defer(Enqueued(task, tag, [slot], late=functools.partial(collect, (), error)))
             return LATER
         reply = self._answer_or_defer(task, tag, [slot])
-        if answer is not None and self.awake_s:
-            self._answer_soon(answer)
+        if alone and self.awake_s:
+            if data.help is not None:
+                answer = self.host.answer_ahead(task, tag)  # while the device copies
+            if answer is not None:
+                self._answer_soon(answer)
         return reply
 
     def _answer_soon(self, answer: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Callable
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.execution.arriving import Arriving
-from cudnn_actor.isolation.process.arrivals import Arrival, parts_of
+from cudnn_actor.isolation.process.arrivals import Arrival, parts_of, shared_parts_of
+from cudnn_actor.isolation.process.child.parent_memory import ParentMemory
 from cudnn_actor.isolation.process.wire import Staged
 from cudnn_actor.isolation.staging import map_segment
 from cudnn_actor.processes.frames import BadFrame
@@ -26,10 +28,12 @@ class Stages:
     ----------
     engine
         Returns the engine, which pins each segment after it is mapped and unpins it before it is unmapped.
+    parents
+        The parent's memory.
     """
 
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+    def __init__(self, engine: Callable[[], Engine], parents: ParentMemory) -> None:
+        self._engine, self._parents = engine, parents
         self._mapped: dict[int, mmap.mmap] = {}
         self._refused: dict[int, CudnnActorError] = {}
 
@@ -72,4 +76,8 @@ class Stages:
             arrival = Arrival(memoryview(self._mapped[staged.segment]), staged.arrival)
         except (TypeError, ValueError) as error:
             raise BadFrame(f"there are no such words in staging memory: {error!r}") from error
-        return Arriving(array, parts_of(array.nbytes), arrival.is_there)
+        if not arrival.address:
+            return Arriving(array, parts_of(array.nbytes), arrival.is_there)
+        parts = shared_parts_of(array.nbytes)
+        help_parent = functools.partial(self._parents.fetch, array, arrival, parts)
+        return Arriving(array, parts, arrival.is_there, help_parent)

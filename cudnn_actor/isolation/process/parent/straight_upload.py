@@ -165,7 +165,8 @@ def send_upload(dispatcher: UploadMailbox, asked: AskedUpload) -> bool:
     number, place, block = next(dispatcher._numbers), places[-1], pieces[-1]
     message, bridge, claim = envelope.message, envelope.bridge, envelope.claim
     try:
-        body, copies = host.values.prepared_late(block, ref, message.data, alone=True)
+        shared = dispatcher.loops_may_stay_awake
+        body, copies = host.values.prepared_late(block, ref, message.data, alone=True, shared=shared)
     except MemoryError:
         return False
     unsent, entry = sender._unsent, [Request(number, place, body)]

@@ -204,11 +204,12 @@ class Values:
         return request
 
     def prepared_late(
-        self, block: Block, ref: BufferRef, data: np.ndarray, *, alone: bool
+        self, block: Block, ref: BufferRef, data: np.ndarray, *, alone: bool, shared: bool = False
     ) -> tuple[bytes, tuple[LateCopy]]:
         """The request to write an array to a buffer by a piece, and the copy that is made behind it.
 
         The array is as `may_be_late` wants it, and has the buffer's dims and dtype. The buffer is live.
+        `alone`, `shared`: as for a `LateCopy`.
         """
         notes = self.staging.notes.get(block)
         if notes is None:
@@ -222,7 +223,8 @@ class Values:
             if len(notes.bodies) >= _MOST_BODIES:
                 del notes.bodies[next(iter(notes.bodies))]
             notes.bodies[key] = body
-        return body, (LateCopy(data, notes.memory[: data.nbytes], notes.arrival, alone=alone),)
+        target = notes.memory[: data.nbytes]
+        return body, (LateCopy(data, target, notes.arrival, alone=alone, shared=shared),)
 
     def _notes_of(self, block: Block) -> PieceNotes:
         nbytes = block.nbytes - NOTE_BYTES
