@@ -55,6 +55,7 @@ parent has begun, and how many the worker has; and how many words there are."""
 _FIRST_SHARE, _LAST_SHARE, _BETWEEN = 5 / 16, 3 / 16, 8
 """Of an array that both copy: the shares of the first part, which the parent copies while the worker wakes
 up, and of the last, and the number of parts between them. The two sides meet there, so these are short."""
+_LEAST_SHARED_BYTES = 64 << 10
 _NONE_THERE = memoryview(bytes(_WORDS * _WORD_BYTES)).cast("Q")
 _ALL_THERE = memoryview((1).to_bytes(_WORD_BYTES, sys.byteorder) * _MOST_PARTS).cast("Q")
 assert _WORDS * _WORD_BYTES <= NOTE_BYTES
@@ -78,7 +79,7 @@ def shared_parts_of(nbytes: int) -> tuple[Part, ...]:
     """The parts of an array of this size that both sides copy, in order."""
     first = round_up(int(nbytes * _FIRST_SHARE), _PAGE_BYTES)
     last = int(nbytes * (1 - _LAST_SHARE)) // _PAGE_BYTES * _PAGE_BYTES
-    step = max(_PAGE_BYTES, round_up(-(-(last - first) // _BETWEEN), _PAGE_BYTES))
+    step = max(_LEAST_SHARED_BYTES, round_up(-(-(last - first) // _BETWEEN), _PAGE_BYTES))
     ends = [*range(first, last, step), last, nbytes]
     return tuple([(number, begin, end) for number, (begin, end) in enumerate(itertools.pairwise([0, *ends]))])
 
