@@ -629,18 +629,19 @@ class Runner(Generic[T]):
         if self.faults.rule is not None:
             self.faults.inject(tag)
         alone, answer = not executor.busy, None
+        place = executor.binding(slot)
+        copy = copy_of(executor, tag, data, place, self._await_part)
         if data.help is not None:
             data.help()
         elif alone:
             answer = self.host.answer_ahead(task, tag)  # while the array arrives
-        copy = copy_of(executor, tag, data, executor.binding(slot), self._await_part)
         try:
             if copy is not None:
                 executor.call(tag, copy)
             else:
                 for number, _, _ in data.parts:
                     executor.call(tag, self._await_part, data, number)
-                executor.call(tag, executor.engine.write, executor.binding(slot), data.array)
+                executor.call(tag, executor.engine.write, place, data.array)
         except CudnnActorError as error:
             if executor.synchronous:
                 raise

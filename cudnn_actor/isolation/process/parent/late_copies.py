@@ -70,7 +70,7 @@ class LateCopy:
         if shared:
             arrival.share(address_of(array))
         self._arrival, self._rounds, self._shared = arrival, _ROUNDS if alone else 1, shared
-        self._between: tuple[np.ndarray, np.ndarray] | None = (target, as_bytes(array))
+        self._between: tuple[np.ndarray, np.ndarray] | None = (target, array)
         """The target and the source; None once the copy has been made."""
         self._begun = False
         self.nbytes = array.nbytes
@@ -85,7 +85,7 @@ class LateCopy:
         """
         if self._between is None:
             return
-        dst, src = self._between
+        dst, src = self._between[0], as_bytes(self._between[1])
         is_there, missing = (
             self._arrival.is_there,
             (shared_parts_of if self._shared else parts_of)(src.nbytes),

@@ -35,7 +35,7 @@ from cudnn_actor.isolation.process.wire import Answers, Done, Request
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 
-__all__ = ["HostMailbox", "answer_to", "deliver", "may_free_others", "send_alone", "straight", "take_alone"]
+__all__ = ["HostMailbox", "deliver", "may_free_others", "only_answer", "send_alone", "straight", "take_alone"]
 
 _FEWEST = 3
 """Nearly all requests have at most so many slots. Those of other requests are counted behind a branch: a jump
@@ -273,6 +273,12 @@ def answer_to(dispatcher: HostMailbox, request: WorkerRequest, channel: Channel)
         return None
     except MemoryError:
         return None
+    return only_answer(request, channel)
+
+
+def only_answer(request: WorkerRequest, channel: Channel) -> Done | None:
+    """The answer to the request if nothing else has come; it stays in the channel."""
+    frames = channel.frames
     if len(frames) != 1 or not channel.drained or type(frame := frames[0]) is not Answers:
         return None
     answers = frame.answers

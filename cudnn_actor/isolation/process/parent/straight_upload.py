@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.answer_times import MOST_WAITING
@@ -30,19 +30,21 @@ from cudnn_actor.isolation.process.parent.late_copies import may_be_late
 from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
 from cudnn_actor.isolation.process.parent.straight_path import (
     HostMailbox,
-    answer_to,
     deliver,
     may_free_others,
+    only_answer,
     straight,
 )
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Request
 from cudnn_actor.isolation.staging import PIECE_BYTES
 from cudnn_actor.memory import Slot
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.messages.messages import Allocate, Upload
 from cudnn_actor.protocol.types.buffers import BufferRef
 
-__all__ = ["AskedUpload", "UploadMailbox", "send_upload"]
+__all__ = ["UploadMailbox", "send_upload"]
 
 _UPLOADS = frozenset({Allocate, Upload})
 _AWAKE_S = 150e-6
@@ -70,7 +72,7 @@ class UploadMailbox(HostMailbox):
             and (bridge := owner.bridge) is envelope.bridge
             and not (bridge.posted or self._lock._is_owned())  # see `Dispatcher.admit_alone`
             and owner.reads(self.channel)
-            and straight(self, bridge, send_upload, AskedUpload(envelope, owner.looks, owner.may_wait))
+            and straight(self, bridge, send_upload, envelope)
         ):
             if self.loops_may_stay_awake and self.host.in_flight.requests:
                 owner.await_answer()
@@ -96,41 +98,9 @@ class UploadMailbox(HostMailbox):
         return time.monotonic() - self._roused_s < PROMPT_S
 
 
-class AskedUpload(NamedTuple):
-    """An upload to be sent.
-
-    Attributes
-    ----------
-    envelope
-        The message. No other thread knows it yet.
-    looks
-        Whether the socket can be read.
-    may_wait
-        Whether this thread may wait for the answer without a turn of the loop. It is asked once.
-    """
-
-    envelope: Envelope
-    looks: Callable[[], object]
-    may_wait: Callable[[], bool]
-
-
-class _Target(NamedTuple):
-    """Where an upload goes.
-
-    Attributes
-    ----------
-    slot, ref
-        The buffer.
-    fresh
-        The slot once more if the buffer is new; else None.
-    ready
-        The list that a new buffer's slot is taken from: its last element.
-    """
-
-    slot: Slot
-    ref: BufferRef
-    fresh: Slot | None
-    ready: list[Slot]
+_Target = tuple[Slot, BufferRef, Slot | None, list[Slot]]
+"""Where an upload goes: the slot and the buffer; the slot once more if the buffer is new, else None; and the
+list from which a new buffer's slot is taken, as its last element."""
 
 
 def _rouse(dispatcher: UploadMailbox, now_s: float) -> bool:
@@ -143,10 +113,10 @@ def _rouse(dispatcher: UploadMailbox, now_s: float) -> bool:
     return True
 
 
-def send_upload(dispatcher: UploadMailbox, asked: AskedUpload) -> bool:
+def send_upload(dispatcher: UploadMailbox, envelope: Envelope) -> bool:
     """Dispatch an upload, copy its array, and perhaps await its answer. With the host held. Returns whether
-    it was dispatched."""
-    host, envelope = dispatcher.host, asked.envelope
+    it was dispatched. No other thread knows its envelope yet."""
+    host, owner = dispatcher.host, dispatcher.owner
     table, sender, worker, memory = host.in_flight, host.sender, host.workers.serving, host.state.memory
     in_flight, places, late, pieces = (
         table.requests,
@@ -212,8 +182,8 @@ def send_upload(dispatcher: UploadMailbox, asked: AskedUpload) -> bool:
         sender.copies.make_light()
         if sender.workers.serving is not worker or dispatcher.channel is None or dispatcher.channel.backed_up:
             dispatcher.wake_monitor()
-        elif dispatcher.loops_may_stay_awake and asked.may_wait():
-            _await_answer(dispatcher, request, asked.looks)
+        elif shared and owner is not None and owner.may_wait():
+            _await_answer(dispatcher, request, dispatcher.channel, owner.looks)
     except MemoryError:  # the request is in flight: the monitor goes on once there is memory
         dispatcher.short_of_memory = dispatcher._wants_reading = True
         dispatcher.wake_monitor()
@@ -260,37 +230,51 @@ def _target_of(host: WorkerHost, message: Any) -> _Target | None:
     spec = slot.spec
     if data.shape != spec.dims or data.dtype != spec.dtype.numpy or host.staging.locate(data) is not None:
         return None
-    return _Target(slot, ref, fresh, ready)
+    return slot, ref, fresh, ready
 
 
-def _await_answer(dispatcher: HostMailbox, request: WorkerRequest, looks: Callable[[], object]) -> None:
+def _await_answer(
+    dispatcher: HostMailbox, request: WorkerRequest, channel: Channel, looks: Callable[[], object]
+) -> None:
     """Wait for the answer, and complete the request; or let the loop read it.
 
-    Whatever does not depend on the answer is done before it is there, while the device works.
+    Whatever does not depend on the answer is done before it is there, while the device works. The socket is
+    also read once before: so the code that reads it is in the processor's caches when the answer comes.
     """
     counters, clock = dispatcher.host.state.counters, time.perf_counter
     counted = counters.of_upload(request.message, request.message.data.nbytes)
     if counted is None or len(counters._times.kept[2]) >= MOST_WAITING or may_free_others(dispatcher):
         return
     end_s = clock() + _HERE_S
-    while not looks():
-        if clock() >= end_s:
-            return
-    if not _complete(dispatcher, request, *counted):
+    try:
+        if not channel.fetch():
+            while not looks():
+                if clock() >= end_s:
+                    return
+            channel.fetch()
+        done = _complete(dispatcher, request, channel, counted)
+    except BadFrame as error:  # not each is raised again in a turn
+        dispatcher.condemn(str(error))
+        done = False
+    if not done:
         dispatcher._wants_turn = dispatcher._wants_reading = True
 
 
 def _complete(
-    dispatcher: HostMailbox, request: WorkerRequest, kind: int, tally: Tally, moved: tuple[int, int]
+    dispatcher: HostMailbox,
+    request: WorkerRequest,
+    channel: Channel,
+    counted: tuple[int, Tally, tuple[int, int]],
 ) -> bool:
-    """Read the socket, and complete the request. Returns False if a turn has to."""
-    host, channel, began_s, outbox = dispatcher.host, dispatcher.channel, time.monotonic(), dispatcher._outbox
+    """Complete the request, once the socket has been read. Returns False if a turn has to."""
+    host, began_s, outbox = dispatcher.host, time.monotonic(), dispatcher._outbox
     table, counters, envelope, (slot,) = host.in_flight, host.state.counters, request.envelope, request.slots
-    if channel is None or outbox or may_free_others(dispatcher) or counters.observer is not None:
+    if outbox or may_free_others(dispatcher) or counters.observer is not None:
         return False
-    done = answer_to(dispatcher, request, channel)
+    done = only_answer(request, channel)
     if done is None or not slot.live:  # releasing a freed buffer may free its bytes
         return False
+    kind, tally, moved = counted
     value = host.values.result_of_upload(request, done)
     now_ns, reply, number = time.perf_counter_ns(), ((envelope, value, None),), request.number
     stamps, waiting = (
