@@ -24,6 +24,8 @@ class Arriving(NamedTuple):
         For each part: its number, and the bytes at which it begins and ends.
     is_there
         Whether the part with this number is there.
+    reached
+        The first of so many parts, from this number on, that is not there; how many there are if all are.
     help
         Fills parts from the back, until none is left that nobody has begun; None if another process does all.
         Blocks meanwhile.
@@ -32,6 +34,7 @@ class Arriving(NamedTuple):
     array: np.ndarray
     parts: Sequence[tuple[int, int, int]]
     is_there: Callable[[int], bool]
+    reached: Callable[[int, int], int]
     help: Callable[[], object] | None = None
 
 
@@ -50,17 +53,14 @@ def copy_of(
     copy = executor.call(tag, executor.engine.part_copy, arriving.array, place)
     if copy is None:
         return None
-    parts, is_there = arriving.parts, arriving.is_there
+    parts, reached = arriving.parts, arriving.reached
 
     def enqueue() -> None:
-        number = 0
-        while number < len(parts):
-            first, begin, end = parts[number]
-            awaits(arriving, first)
-            number += 1
-            while number < len(parts) and is_there(number):
-                end = parts[number][2]
-                number += 1
-            copy(begin, end)
+        number, count = 0, len(parts)
+        while number < count:
+            awaits(arriving, number)
+            last = reached(number, count)
+            copy(parts[number][1], parts[last - 1][2])
+            number = last
 
     return enqueue

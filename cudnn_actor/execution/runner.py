@@ -21,7 +21,7 @@ from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
-from cudnn_actor.engines.base import ContextDead, Engine, EngineFailure, Plan, StickyError
+from cudnn_actor.engines.base import Binding, ContextDead, Engine, EngineFailure, Plan, StickyError
 from cudnn_actor.execution.arriving import Arriving, copy_of
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, describe_error
@@ -621,15 +621,14 @@ class Runner(Generic[T]):
         place = self.executor.binding(slot)
         self._note_writes([slot])
         if isinstance(data, Arriving):
-            return self._write_arriving(task, slot, data)
+            return self._write_arriving(task, slot, place, data)
         return self._enqueue(task, "upload", [slot], self.executor.engine.write, place, data, reply=reply)
 
-    def _write_arriving(self, task: T, slot: Slot, data: Arriving) -> Any:
+    def _write_arriving(self, task: T, slot: Slot, place: Binding, data: Arriving) -> Any:
         executor, tag = self.executor, "upload"
         if self.faults.rule is not None:
             self.faults.inject(tag)
         alone, answer = not executor.busy, None
-        place = executor.binding(slot)
         copy = copy_of(executor, tag, data, place, self._await_part)
         if data.help is not None:
             data.help()
@@ -679,15 +678,17 @@ class Runner(Generic[T]):
 
         The wait counts as progress: the process that fills the array is watched elsewhere.
         """
-        if arriving.is_there(number):
+        is_there = arriving.is_there
+        # Where this process helps, the other one is just copying its last part.
+        if any(map(is_there, itertools.repeat(number, 1 if arriving.help is None else _MOST_LOOKS))):
             return
         self.executor.fence()
         begin_s = time.monotonic()
-        while not arriving.is_there(number):
+        while not is_there(number):
             self.host.note_progress()
             waited_s = time.monotonic() - begin_s - self.awake_s
             self._wait_amid(waited_s)
-            if waited_s < 0.0 and any(map(arriving.is_there, itertools.repeat(number, _MOST_LOOKS))):
+            if waited_s < 0.0 and any(map(is_there, itertools.repeat(number, _MOST_LOOKS))):
                 return
 
     def write_all(self, task: T, slots: Sequence[Slot], values: Sequence[np.ndarray]) -> Any:

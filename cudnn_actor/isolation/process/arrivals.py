@@ -105,6 +105,15 @@ class Arrival:
         barrier()
         return True
 
+    def reached(self, number: int, count: int) -> int:
+        """The first of `count` parts, from this one on, that is not there; `count` if all are. The bytes of
+        those before it can be read from now on."""
+        there = self._words[number:count].tolist()
+        if 0 in there:
+            count = number + there.index(0)
+        barrier()
+        return count
+
     # The parent's side.
 
     def clear(self) -> None:

@@ -77,7 +77,7 @@ class Stages:
         except (TypeError, ValueError) as error:
             raise BadFrame(f"there are no such words in staging memory: {error!r}") from error
         if not arrival.address:
-            return Arriving(array, parts_of(array.nbytes), arrival.is_there)
+            return Arriving(array, parts_of(array.nbytes), arrival.is_there, arrival.reached)
         parts = shared_parts_of(array.nbytes)
         help_parent = functools.partial(self._parents.fetch, array, arrival, parts)
-        return Arriving(array, parts, arrival.is_there, help_parent)
+        return Arriving(array, parts, arrival.is_there, arrival.reached, help_parent)
