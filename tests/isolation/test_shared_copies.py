@@ -67,8 +67,11 @@ def wait_until_there(arrival: Arrival, number: int) -> None:
     assert arrival.is_there(number)
 
 
-def words() -> Arrival:
-    return Arrival(memoryview(bytearray(NOTE_BYTES)), 0)
+def words(address: int = 0) -> Arrival:
+    """The words of an array that a worker may read at this address."""
+    arrival = Arrival(memoryview(bytearray(NOTE_BYTES)), 0)
+    arrival.clear(address)
+    return arrival
 
 
 @contextlib.contextmanager
@@ -199,25 +202,21 @@ def test_the_parent_copies_what_a_worker_has_begun_and_does_not_finish() -> None
 
 
 def test_a_worker_that_is_refused_leaves_all_parts_to_its_parent_and_asks_no_more() -> None:
-    src, dst, arrival = numbers(0), np.zeros_like(numbers(0)), words()
+    src, dst, nowhere = as_bytes(numbers(0)), np.zeros(numbers(0).nbytes, np.uint8), words(8)
     with own_memory() as memory:
-        arrival.share(8)  # nothing is there
-        memory.fetch(dst, arrival, PARTS)
+        memory.fetch(dst, nowhere, PARTS)
         assert not memory.is_readable
-        copy = LateCopy(src, as_bytes(dst), arrival, alone=True, shared=True)
+        assert nowhere.copy_from_front(dst, src, PARTS) == len(PARTS)
+        np.testing.assert_array_equal(dst, src)
+        arrival = words(address_of(src))
         memory.fetch(dst, arrival, PARTS)
         assert not any(arrival.is_there(number) for number, _, _ in PARTS)
-        assert arrival.copy_from_front(as_bytes(dst), as_bytes(src), PARTS) == len(PARTS)
-        copy.make()
-    np.testing.assert_array_equal(dst, src)
 
 
 def test_a_worker_reads_the_bytes_of_the_array_and_no_others() -> None:
     src, memory = numbers(0), np.zeros(numbers(0).size + 2, np.float32)
-    dst, arrival = memory[1:-1], words()
-    arrival.share(address_of(src))
     with own_memory() as parents:
-        parents.fetch(dst, arrival, PARTS)
+        parents.fetch(memory[1:-1], words(address_of(src)), PARTS)
         assert parents.is_readable
     np.testing.assert_array_equal(memory, [0.0, *src, 0.0])
 

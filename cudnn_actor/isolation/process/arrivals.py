@@ -11,10 +11,10 @@ the part has been copied. On both sides there is a barrier (`status`) between th
 
 A worker that is awake may help: the parent copies parts from the front, and meanwhile the worker reads parts
 from the back, out of the caller's array in the parent's memory (`child.parent_memory`). The parent gives the
-array's address in a word, and each side says in another how many parts it has begun. These two words need no
-barrier. If one side sees the other's too late, both copy the same bytes to the same place. The parent itself
-copies what the worker has begun and does not finish soon. So once the parent's copy has been made, all parts
-are there, whether the worker has helped or not.
+array's address in a word before it sends the request, and each side says in another how many parts it has
+begun. These two words need no barrier. If one side sees the other's too late, both copy the same bytes to the
+same place. The parent itself copies what the worker has begun and does not finish soon. So once the parent's
+copy has been made, all parts are there, whether the worker has helped or not.
 
 The words lie with the values, not on the status page, so they live as long as the values. A request that runs
 again is sent as it is: the next worker finds the words set, or waits as the first one did.
@@ -116,9 +116,12 @@ class Arrival:
 
     # The parent's side.
 
-    def clear(self) -> None:
-        """Note that nothing is there. No worker has a request that reads the array."""
-        self._words[:] = _NONE_THERE
+    def clear(self, address: int = 0) -> None:
+        """Note that nothing is there. No worker has a request that reads the array. The worker may help if it
+        is given the address of the caller's array in this process."""
+        words = self._words
+        words[:] = _NONE_THERE
+        words[_ADDRESS] = address
 
     def note(self, number: int) -> None:
         """Note that a part is there. Any thread."""
@@ -129,13 +132,9 @@ class Arrival:
         """Note that all parts are there. No worker has a request that reads the array."""
         self._words[:_MOST_PARTS] = _ALL_THERE
 
-    def share(self, address: int) -> None:
-        """Let the worker help: the array is at this address in this process. After `clear`."""
-        self._words[_ADDRESS] = address
-
     def copy_from_front(self, dst: np.ndarray, src: np.ndarray, parts: Sequence[Part]) -> int:
-        """Copy parts of an array of bytes, in order, until the worker has begun the next one. Returns how
-        many."""
+        """Copy parts of a shared array of bytes, in order, until the worker has begun the next one. Returns
+        how many."""
         words, count = self._words, len(parts)
         for number, begin, end in parts:
             if number + words[_BACK] >= count:

@@ -52,13 +52,13 @@ class LateCopy:
     array
         The caller's array, for which `may_be_late` is True.
     target
-        Bytes in staging memory, as many as the array has.
+        Bytes in staging memory, at least as many as the array has.
     arrival
         The array's words. They are cleared.
     alone
         Whether its request has the device to itself, which then idles until values arrive.
     shared
-        Whether the worker may help. The array is as long as its target.
+        Whether the worker may help.
     """
 
     __slots__ = ("_arrival", "_begun", "_between", "_rounds", "_shared", "is_heavy", "nbytes")
@@ -66,9 +66,7 @@ class LateCopy:
     def __init__(
         self, array: np.ndarray, target: np.ndarray, arrival: Arrival, *, alone: bool, shared: bool = False
     ) -> None:
-        arrival.clear()
-        if shared:
-            arrival.share(address_of(array))
+        arrival.clear(address_of(array) if shared else 0)
         self._arrival, self._rounds, self._shared = arrival, _ROUNDS if alone else 1, shared
         self._between: tuple[np.ndarray, np.ndarray] | None = (target, array)
         """The target and the source; None once the copy has been made."""
@@ -85,7 +83,8 @@ class LateCopy:
         """
         if self._between is None:
             return
-        dst, src = self._between[0], as_bytes(self._between[1])
+        target, array = self._between
+        dst, src = target[: self.nbytes], as_bytes(array)
         is_there, missing = (
             self._arrival.is_there,
             (shared_parts_of if self._shared else parts_of)(src.nbytes),

@@ -228,7 +228,9 @@ def _target_of(host: WorkerHost, message: Any) -> _Target | None:
         fresh = slot = ready[-1]
         ref = BufferRef(slot=slot.index, generation=slot.generation, spec=slot.spec, device=memory.device)
     spec = slot.spec
-    if data.shape != spec.dims or data.dtype != spec.dtype.numpy or host.staging.locate(data) is not None:
+    if data.shape != spec.dims or data.dtype != spec.dtype.numpy:
+        return None
+    if data.base is not None and host.staging.locate(data) is not None:
         return None
     return slot, ref, fresh, ready
 

@@ -223,8 +223,7 @@ class Values:
             if len(notes.bodies) >= _MOST_BODIES:
                 del notes.bodies[next(iter(notes.bodies))]
             notes.bodies[key] = body
-        target = notes.memory[: data.nbytes]
-        return body, (LateCopy(data, target, notes.arrival, alone=alone, shared=shared),)
+        return body, (LateCopy(data, notes.memory, notes.arrival, alone=alone, shared=shared),)
 
     def _notes_of(self, block: Block) -> PieceNotes:
         nbytes = block.nbytes - NOTE_BYTES
