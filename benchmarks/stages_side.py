@@ -28,7 +28,6 @@ from cudnn_actor.engines.engine_choice import WorkerEngine, choose_engine
 from cudnn_actor.execution.expected_runs import ExpectedRun
 from cudnn_actor.execution.runner import Runner
 from cudnn_actor.isolation.process.child.outbox import Outbox
-from cudnn_actor.isolation.process.child.parent_memory import ParentMemory
 from cudnn_actor.isolation.process.parent.late_copies import LateCopy
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
@@ -113,7 +112,6 @@ def engine(folder: str, make: str, *arguments: Any) -> Any:
     _stamp(Runner, "run_model", "worker: run begins", "worker: run enqueued")
     _stamp(ExpectedRun, "enqueue", "worker: launch begins", "worker: launched")
     _stamp(Runner, "write", "worker: upload begins", "worker: upload enqueued")
-    _stamp(ParentMemory, "fetch", "worker: helps", "worker: has helped")
     _stamp(Outbox, "note_done", "worker: answer made")
     close = Runner.close
 

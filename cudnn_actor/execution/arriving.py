@@ -26,16 +26,12 @@ class Arriving(NamedTuple):
         Whether the part with this number is there.
     reached
         The first of so many parts, from this number on, that is not there; how many there are if all are.
-    help
-        Fills parts from the back, until none is left that nobody has begun; None if another process does all.
-        Blocks meanwhile.
     """
 
     array: np.ndarray
     parts: Sequence[tuple[int, int, int]]
     is_there: Callable[[int], bool]
     reached: Callable[[int, int], int]
-    help: Callable[[], object] | None = None
 
 
 Awaits = Callable[[Arriving, int], None]

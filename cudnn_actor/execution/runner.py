@@ -628,12 +628,8 @@ class Runner(Generic[T]):
         executor, tag = self.executor, "upload"
         if self.faults.rule is not None:
             self.faults.inject(tag)
-        alone, answer = not executor.busy, None
+        answer = None if executor.busy else self.host.answer_ahead(task, tag)  # while the array arrives
         copy = copy_of(executor, tag, data, place, self._await_part)
-        if data.help is not None:
-            data.help()
-        elif alone:
-            answer = self.host.answer_ahead(task, tag)  # while the array arrives
         try:
             if copy is not None:
                 executor.call(tag, copy)
@@ -648,11 +644,8 @@ class Runner(Generic[T]):
             executor.defer(Enqueued(task, tag, [slot], late=functools.partial(collect, (), error)))
             return LATER
         reply = self._answer_or_defer(task, tag, [slot])
-        if alone and self.awake_s:
-            if data.help is not None:
-                answer = self.host.answer_ahead(task, tag)  # while the device copies
-            if answer is not None:
-                self._answer_soon(answer)
+        if answer is not None and self.awake_s:
+            self._answer_soon(answer)
         return reply
 
     def _answer_soon(self, answer: Callable[[], object]) -> None:
@@ -678,17 +671,15 @@ class Runner(Generic[T]):
 
         The wait counts as progress: the process that fills the array is watched elsewhere.
         """
-        is_there = arriving.is_there
-        # Where this process helps, the other one is just copying its last part.
-        if any(map(is_there, itertools.repeat(number, 1 if arriving.help is None else _MOST_LOOKS))):
+        if arriving.is_there(number):
             return
         self.executor.fence()
         begin_s = time.monotonic()
-        while not is_there(number):
+        while not arriving.is_there(number):
             self.host.note_progress()
             waited_s = time.monotonic() - begin_s - self.awake_s
             self._wait_amid(waited_s)
-            if waited_s < 0.0 and any(map(is_there, itertools.repeat(number, _MOST_LOOKS))):
+            if waited_s < 0.0 and any(map(arriving.is_there, itertools.repeat(number, _MOST_LOOKS))):
                 return
 
     def write_all(self, task: T, slots: Sequence[Slot], values: Sequence[np.ndarray]) -> Any:

@@ -40,7 +40,6 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.isolation.process import cores
 from cudnn_actor.isolation.process.child.loop import WorkerLoop
-from cudnn_actor.isolation.process.child.parent_memory import ParentMemory
 from cudnn_actor.isolation.process.wire import (
     Answers,
     ArenaMade,
@@ -222,14 +221,6 @@ class AmpleEngine(LateEngine):
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
         cores._MANY = 1
-
-
-class RefusedEngine(AmpleEngine):
-    """The same where the kernel lets no process read its parent's memory."""
-
-    def __init__(self, directory: str) -> None:
-        super().__init__(directory)
-        ParentMemory._copy = lambda *_: False  # type: ignore[method-assign]
 
 
 class UnstagedEngine(LateEngine):

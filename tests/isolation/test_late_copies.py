@@ -19,7 +19,7 @@ import pytest
 from cudnn_actor import CudnnRef, CudnnService, GraphBuilder
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine, transfer
-from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, Part, parts_of, shared_parts_of
+from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, Part, parts_of
 from cudnn_actor.isolation.process.parent import late_copies
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest
 from cudnn_actor.isolation.process.parent.late_copies import LateCopies, LateCopy, as_bytes
@@ -339,20 +339,11 @@ async def test_arrays_of_all_kinds_arrive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nbytes", [1, LATE_BYTES, LATE_BYTES + 1, 4 << 20, (9 << 20) + 5, 1 << 30])
 def test_parts_follow_each_other_and_begin_at_pages(nbytes: int) -> None:
-    check_parts(parts_of(nbytes), nbytes)
-
-
-def test_parts_that_both_processes_copy_follow_each_other_and_begin_at_pages() -> None:
-    for nbytes in (LATE_BYTES + 1, LATE_BYTES + 4, 600_000, (1 << 20) - 1, 1 << 20):
-        check_parts(shared_parts_of(nbytes), nbytes)
-
-
-def check_parts(parts: Sequence[Part], nbytes: int) -> None:
+    parts = parts_of(nbytes)
     assert [number for number, _, _ in parts] == list(range(len(parts)))
     assert [begin for _, begin, _ in parts] == [0, *(end for _, _, end in parts[:-1])]
     assert parts[-1][2] == nbytes
     assert not any(begin % 4096 for _, begin, _ in parts)
-    assert all(begin < end for _, begin, end in parts)
     assert 8 * len(parts) <= NOTE_BYTES
 
 

@@ -37,12 +37,12 @@ def numbers(seed: int) -> np.ndarray:
 
 @asynccontextmanager
 async def on_many_cores(
-    patch: pytest.MonkeyPatch, *, waits_s: float, engine: str = "AmpleEngine"
+    patch: pytest.MonkeyPatch, *, waits_s: float
 ) -> AsyncIterator[tuple[CudnnRef, Points]]:
     """A service whose loops may stay awake. They wait for the answer to an upload for so long."""
     patch.setattr("cudnn_actor.isolation.process.cores.processors", lambda *_: 64)
     patch.setattr(straight_upload, "_HERE_S", waits_s)
-    async with workers(engine, host_arenas=False) as (gpu, points), asyncio.timeout(PATIENCE_S):
+    async with workers("AmpleEngine", host_arenas=False) as (gpu, points), asyncio.timeout(PATIENCE_S):
         yield gpu, points
 
 

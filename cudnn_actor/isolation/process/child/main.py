@@ -31,7 +31,6 @@ from cudnn_actor.isolation.process.child.inbox import Inbox
 from cudnn_actor.isolation.process.child.log_forwarding import forward_logs
 from cudnn_actor.isolation.process.child.loop import WorkerLoop
 from cudnn_actor.isolation.process.child.outbox import Outbox
-from cudnn_actor.isolation.process.child.parent_memory import ParentMemory
 from cudnn_actor.isolation.process.child.stages import Stages
 from cudnn_actor.isolation.process.generations import GenerationView
 from cudnn_actor.isolation.process.status import StatusPage
@@ -77,14 +76,14 @@ def main(descriptors: Sequence[int]) -> None:
         channel.send(Dying(str(error), context_dead=False, digest=None))
         return
     queue = socket.socket(fileno=builders[0]) if builders else None
-    _Process(channel, generations, status, parent, queue).run()
+    _Process(channel, generations, status, queue).run()
 
 
 class _Process:
     """Assembles the parts of a worker. Used by the main thread."""
 
     def __init__(
-        self, channel: Channel, generations: int, status: int, parent: int, builders: socket.socket | None
+        self, channel: Channel, generations: int, status: int, builders: socket.socket | None
     ) -> None:
         self._channel = channel
         early = _first_frames(channel)
@@ -107,7 +106,7 @@ class _Process:
         state.generation = hello.generation
         state.builders = None if builders is None else BuilderQueue(builders, hello.journal)
         state.announce_build = lambda builds: page.note_build(time.monotonic_ns(), builds=builds)
-        self._stages = Stages(lambda: self._engine, ParentMemory(parent))
+        self._stages = Stages(lambda: self._engine)
         make = functools.partial(_make_engine, hello)
         self._loop = loop = WorkerLoop(state, make, inbox, outbox, self._stages, fails=hello.fails)
         self._generation = hello.generation

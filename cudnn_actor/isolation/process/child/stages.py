@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import mmap
 from collections.abc import Callable
 
@@ -10,8 +9,7 @@ import numpy as np
 
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.execution.arriving import Arriving
-from cudnn_actor.isolation.process.arrivals import Arrival, parts_of, shared_parts_of
-from cudnn_actor.isolation.process.child.parent_memory import ParentMemory
+from cudnn_actor.isolation.process.arrivals import Arrival, parts_of
 from cudnn_actor.isolation.process.wire import Staged
 from cudnn_actor.isolation.staging import map_segment
 from cudnn_actor.processes.frames import BadFrame
@@ -28,12 +26,10 @@ class Stages:
     ----------
     engine
         Returns the engine, which pins each segment after it is mapped and unpins it before it is unmapped.
-    parents
-        The parent's memory.
     """
 
-    def __init__(self, engine: Callable[[], Engine], parents: ParentMemory) -> None:
-        self._engine, self._parents = engine, parents
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
         self._mapped: dict[int, mmap.mmap] = {}
         self._refused: dict[int, CudnnActorError] = {}
 
@@ -76,8 +72,4 @@ class Stages:
             arrival = Arrival(memoryview(self._mapped[staged.segment]), staged.arrival)
         except (TypeError, ValueError) as error:
             raise BadFrame(f"there are no such words in staging memory: {error!r}") from error
-        if not arrival.address:
-            return Arriving(array, parts_of(array.nbytes), arrival.is_there, arrival.reached)
-        parts = shared_parts_of(array.nbytes)
-        help_parent = functools.partial(self._parents.fetch, array, arrival, parts)
-        return Arriving(array, parts, arrival.is_there, arrival.reached, help_parent)
+        return Arriving(array, parts_of(array.nbytes), arrival.is_there, arrival.reached)

@@ -17,18 +17,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from cudnn_actor.engines.cpu.transfer import copy_parts
-from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, Part, parts_of, shared_parts_of
+from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival, parts_of
 from cudnn_actor.isolation.staging import HEAVY_RUN_BYTES
-from cudnn_actor.memory.array_addresses import address_of
 
 __all__ = ["LateCopies", "LateCopy", "as_bytes", "may_be_late", "weigh"]
 
 
 _ROUNDS = 2
 """Threads that copy an array together do so in this many rounds."""
-_HELPED_S = 50e-6
-"""The most seconds for which a thread waits for the parts that a worker has begun to copy. To copy the
-longest takes a third of this."""
 _SHORT_S = 10e-3
 """Seconds between two attempts to make all copies, while there is too little memory."""
 
@@ -57,17 +53,13 @@ class LateCopy:
         The array's words. They are cleared.
     alone
         Whether its request has the device to itself, which then idles until values arrive.
-    shared
-        Whether the worker may help.
     """
 
-    __slots__ = ("_arrival", "_begun", "_between", "_rounds", "_shared", "is_heavy", "nbytes")
+    __slots__ = ("_arrival", "_begun", "_between", "_rounds", "is_heavy", "nbytes")
 
-    def __init__(
-        self, array: np.ndarray, target: np.ndarray, arrival: Arrival, *, alone: bool, shared: bool = False
-    ) -> None:
-        arrival.clear(address_of(array) if shared else 0)
-        self._arrival, self._rounds, self._shared = arrival, _ROUNDS if alone else 1, shared
+    def __init__(self, array: np.ndarray, target: np.ndarray, arrival: Arrival, *, alone: bool) -> None:
+        arrival.clear()
+        self._arrival, self._rounds = arrival, _ROUNDS if alone else 1
         self._between: tuple[np.ndarray, np.ndarray] | None = (target, array)
         """The target and the source; None once the copy has been made."""
         self._begun = False
@@ -85,14 +77,8 @@ class LateCopy:
             return
         target, array = self._between
         dst, src = target[: self.nbytes], as_bytes(array)
-        is_there, missing = (
-            self._arrival.is_there,
-            (shared_parts_of if self._shared else parts_of)(src.nbytes),
-        )
-        if self._shared and not self._begun:
-            self._begun = True
-            missing = self._copy_beside_worker(dst, src, missing)
-        elif self._begun:
+        missing, is_there = parts_of(src.nbytes), self._arrival.is_there
+        if self._begun:
             missing = tuple([part for part in missing if not is_there(part[0])])
         self._begun = True
         if missing:
@@ -100,19 +86,6 @@ class LateCopy:
             if not here and not all(is_there(number) for number, _, _ in missing):
                 raise MemoryError("a thread could not note what it has copied")
         self._between = None
-
-    def _copy_beside_worker(
-        self, dst: np.ndarray, src: np.ndarray, parts: tuple[Part, ...]
-    ) -> tuple[Part, ...]:
-        """Copy parts from the front, until the worker has begun the next one, and wait a little for those
-        that it has begun. Returns those that are not there."""
-        number, is_there = self._arrival.copy_from_front(dst, src, parts), self._arrival.is_there
-        if number == len(parts):
-            return ()
-        end_s = time.perf_counter() + _HELPED_S
-        while not is_there(number) and time.perf_counter() < end_s:
-            pass
-        return tuple([part for part in parts[number:] if not is_there(part[0])])
 
 
 def weigh(copies: Sequence[LateCopy]) -> None:

@@ -135,8 +135,7 @@ def send_upload(dispatcher: UploadMailbox, envelope: Envelope) -> bool:
     number, place, block = next(dispatcher._numbers), places[-1], pieces[-1]
     message, bridge, claim = envelope.message, envelope.bridge, envelope.claim
     try:
-        shared = dispatcher.loops_may_stay_awake
-        body, copies = host.values.prepared_late(block, ref, message.data, alone=True, shared=shared)
+        body, copies = host.values.prepared_late(block, ref, message.data, alone=True)
     except MemoryError:
         return False
     unsent, entry = sender._unsent, [Request(number, place, body)]
@@ -182,7 +181,7 @@ def send_upload(dispatcher: UploadMailbox, envelope: Envelope) -> bool:
         sender.copies.make_light()
         if sender.workers.serving is not worker or dispatcher.channel is None or dispatcher.channel.backed_up:
             dispatcher.wake_monitor()
-        elif shared and owner is not None and owner.may_wait():
+        elif dispatcher.loops_may_stay_awake and owner is not None and owner.may_wait():
             _await_answer(dispatcher, request, dispatcher.channel, owner.looks)
     except MemoryError:  # the request is in flight: the monitor goes on once there is memory
         dispatcher.short_of_memory = dispatcher._wants_reading = True

@@ -204,12 +204,11 @@ class Values:
         return request
 
     def prepared_late(
-        self, block: Block, ref: BufferRef, data: np.ndarray, *, alone: bool, shared: bool = False
+        self, block: Block, ref: BufferRef, data: np.ndarray, *, alone: bool
     ) -> tuple[bytes, tuple[LateCopy]]:
         """The request to write an array to a buffer by a piece, and the copy that is made behind it.
 
         The array is as `may_be_late` wants it, and has the buffer's dims and dtype. The buffer is live.
-        `alone`, `shared`: as for a `LateCopy`.
         """
         notes = self.staging.notes.get(block)
         if notes is None:
@@ -223,7 +222,7 @@ class Values:
             if len(notes.bodies) >= _MOST_BODIES:
                 del notes.bodies[next(iter(notes.bodies))]
             notes.bodies[key] = body
-        return body, (LateCopy(data, notes.memory, notes.arrival, alone=alone, shared=shared),)
+        return body, (LateCopy(data, notes.memory, notes.arrival, alone=alone),)
 
     def _notes_of(self, block: Block) -> PieceNotes:
         nbytes = block.nbytes - NOTE_BYTES
