@@ -196,9 +196,10 @@ async def test_a_loop_that_waits_writes_to_the_next_piece_and_to_none_that_is_in
 
 
 @pytest.mark.parametrize(
-    ("order", "cause"), [("stick", "DEAD: the test"), ("fail", "it could not look")], ids=["stick", "fail"]
+    ("order", "cause"),
+    [("stick", "DEAD: the test"), ("fail", "it could not look"), ("say noise", "worker")],
 )
-async def test_an_upload_runs_again_if_the_look_for_its_end_fails(
+async def test_an_upload_runs_again_if_the_look_for_its_end_fails_or_the_answer_is_noise(
     order: str, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, points):
