@@ -240,19 +240,17 @@ def _await_answer(
     """Wait for the answer, and complete the request; or let the loop read it.
 
     Whatever does not depend on the answer is done before it is there, while the device works. The socket is
-    also read once before: so the code that reads it is in the processor's caches when the answer comes. And
-    so is the piece of staging memory that the next upload will fill (`Values.filling_next`).
+    also read once before: so the code that reads it is in the processor's caches when the answer comes.
     """
     counters, clock = dispatcher.host.state.counters, time.perf_counter
     counted = counters.of_upload(request.message, request.message.data.nbytes)
     if counted is None or len(counters._times.kept[2]) >= MOST_WAITING or may_free_others(dispatcher):
         return
     end_s = clock() + _HERE_S
-    fill_next = dispatcher.host.values.filling_next(request.message.data.nbytes)
     try:
         if not channel.fetch():
             while not looks():
-                if next(fill_next, True) and clock() >= end_s:
+                if clock() >= end_s:
                     return
             channel.fetch()
         done = _complete(dispatcher, request, channel, counted)
@@ -294,7 +292,7 @@ def _complete(
         request.claims = None
         envelope.elsewhere = None
         places += place
-        pieces[-1:-1] = blocks  # below the next, which is in the cache
+        pieces += blocks
         table._alone = False
         slot.users -= 1
         counters.finished += 1

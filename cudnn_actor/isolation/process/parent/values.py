@@ -17,7 +17,6 @@ request in flight could use the buffer.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,8 +55,6 @@ HEAVY_BYTES = 256 << 10
 (`late_copies`) and has at most `PIECE_BYTES`. A copy of this size takes some 50 us."""
 WITH_VALUES = frozenset({Upload, Allocate, Download})
 """The messages that carry values, or ask for them."""
-_FILLED_BYTES = 32 << 10
-"""How much of a piece is written in a step: that takes some 3 us."""
 _MOST_BODIES = 16
 """How many requests are kept for a piece."""
 
@@ -226,19 +223,6 @@ class Values:
                 del notes.bodies[next(iter(notes.bodies))]
             notes.bodies[key] = body
         return body, (LateCopy(data, notes.memory, notes.arrival, alone=alone),)
-
-    def filling_next(self, nbytes: int) -> Iterator[bool]:
-        """Write to so many bytes of the piece that the next upload will fill, a little in each step. Each
-        step yields False.
-
-        A device that has read a piece leaves none of it in this processor's caches. To copy an array to
-        memory that is in none takes two to three times as long.
-        """
-        notes = self.staging.notes.get(self.staging.pieces[-1]) if self.staging.pieces else None
-        if notes is not None:
-            for begin in range(0, nbytes, _FILLED_BYTES):
-                notes.memory[begin : min(nbytes, begin + _FILLED_BYTES)] = 0
-                yield False
 
     def _notes_of(self, block: Block) -> PieceNotes:
         nbytes = block.nbytes - NOTE_BYTES
