@@ -4,9 +4,7 @@ of the loop."""
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,7 +18,6 @@ from cudnn_actor.isolation.process.arrivals import parts_of
 from cudnn_actor.isolation.process.parent import owning_loop, straight_upload
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.wire import Requests
-from cudnn_actor.isolation.staging import PIECES
 from cudnn_actor.messages import Fill, Ping, Upload
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.supervision import Restarting
@@ -157,42 +154,6 @@ async def test_an_upload_runs_again_if_its_worker_is_killed_while_a_loop_waits(
         await in_thread(killer.join)
         assert gpu.generation == 2
         np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
-
-
-async def test_a_loop_that_waits_writes_to_the_next_piece_and_to_none_that_is_in_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """So an upload runs again with its values if its worker is killed."""
-    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S) as (gpu, points):
-        ref = await buffer(gpu)
-        host: Any = service_behind(gpu).state.mailbox.host
-        for seed in (1, 2):  # two pieces are used in turn
-            await gpu.ask(Upload(dst=ref, data=numbers(seed)))
-        await quiet(gpu)
-        *_, other, following = host.staging.pieces
-        points.hold("finished")
-
-        def end_worker() -> None:
-            end_s = time.monotonic() + PATIENCE_S
-            while has_old := host.staging.notes[other].memory[: numbers(0).nbytes].any():
-                if time.monotonic() > end_s:
-                    break
-                os.sched_yield()
-            written.append(not has_old)
-            kill(gpu)
-            points.let_go("finished")
-
-        written = list[bool]()
-        killer = threading.Thread(target=end_worker)
-        killer.start()
-        assert isinstance(await gpu.ask(Upload(dst=ref, data=numbers(3))), Receipt)
-        await in_thread(killer.join)
-        assert written == [True]
-        assert gpu.generation == 2
-        np.testing.assert_array_equal(await gpu.download(ref), numbers(3))
-        await quiet(gpu)
-        assert {other, following} < set(host.staging.pieces)
-        assert len(set(host.staging.pieces)) == len(host.staging.pieces) == PIECES
 
 
 @pytest.mark.parametrize(
