@@ -24,14 +24,14 @@ class Arriving(NamedTuple):
         For each part: its number, and the bytes at which it begins and ends.
     is_there
         Whether the part with this number is there.
-    reached
+    first_missing
         The first of so many parts, from this number on, that is not there; how many there are if all are.
     """
 
     array: np.ndarray
     parts: Sequence[tuple[int, int, int]]
     is_there: Callable[[int], bool]
-    reached: Callable[[int, int], int]
+    first_missing: Callable[[int, int], int]
 
 
 Awaits = Callable[[Arriving, int], None]
@@ -49,13 +49,13 @@ def copy_of(
     copy = executor.call(tag, executor.engine.part_copy, arriving.array, place)
     if copy is None:
         return None
-    parts, reached = arriving.parts, arriving.reached
+    parts, first_missing = arriving.parts, arriving.first_missing
 
     def enqueue() -> None:
         number, count = 0, len(parts)
         while number < count:
             awaits(arriving, number)
-            last = reached(number, count)
+            last = first_missing(number, count)
             copy(parts[number][1], parts[last - 1][2])
             number = last
 

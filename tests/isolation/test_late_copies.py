@@ -369,13 +369,13 @@ def test_nothing_is_there_until_it_has_been_copied() -> None:
     assert not any(there(number) for number, _, _ in parts)
     assert not dst.any()
     arrival, count = Arrival(segment, 0), len(parts)
-    assert arrival.reached(0, count) == 0
+    assert arrival.first_missing(0, count) == 0
     arrival.note(1)
-    assert arrival.reached(0, count) == 0
-    assert arrival.reached(1, count) == 2
+    assert arrival.first_missing(0, count) == 0
+    assert arrival.first_missing(1, count) == 2
     copy.make()
     assert all(there(number) for number, _, _ in parts)
-    assert arrival.reached(0, count) == arrival.reached(1, count) == count
+    assert arrival.first_missing(0, count) == arrival.first_missing(1, count) == count
     np.testing.assert_array_equal(dst, src)
     src[:] = 0.0
     copy.make()  # once more, because another turn was interrupted

@@ -77,7 +77,7 @@ class Arrival:
         barrier()
         return True
 
-    def reached(self, number: int, count: int) -> int:
+    def first_missing(self, number: int, count: int) -> int:
         """The first of `count` parts, from this one on, that is not there; `count` if all are. The bytes of
         those before it can be read from now on."""
         there = self._words[number:count].tolist()
