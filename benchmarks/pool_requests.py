@@ -111,7 +111,8 @@ def answer_all(connection: socket.socket) -> None:
         while channel.frames:
             frame = channel.frames.popleft()
             if isinstance(frame, Requests):
-                channel.send(Answers([Done(each.number, _RECEIPT) for each in frame.requests]))
+                numbers = range(frame.first, frame.first + len(frame.requests))
+                channel.send(Answers([Done(number, _RECEIPT) for number in numbers]))
 
 
 @contextlib.asynccontextmanager

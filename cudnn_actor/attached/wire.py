@@ -6,15 +6,20 @@ decoded, in a valid frame, fails only its own request.
 
 =============  ==========================================================================================
 client sends   `Attach` first, once; `MapSegment`, with one descriptor, and `DropSegment`; `KnowGraph`
-               before the first request with that graph, `ForgetGraph`; `Requests`; `Withdraw`; `Room`, after
-               a `NeedsRoom`; and the one that may move buffers, `ExportBuffer`, and `ImportBuffer`, with one
-               descriptor
+               before the first request with that graph, `ForgetGraph`; `Requests`; `ForgetMessages`;
+               `Withdraw`; `Room`, after a `NeedsRoom`; and the one that may move buffers, `ExportBuffer`, and
+               `ImportBuffer`, with one descriptor
 server sends   `Attached` or `Refusal` first; `Happened`, for each lifecycle event; `Status`; `Lent`;
                `Answers`; `Near`; `Exported`, with one descriptor, as the answer to an `ExportBuffer`
 =============  ==========================================================================================
 
 Arrays of up to `INLINE_BYTES` travel in the frame. Larger arrays lie in segments: memory that both processes
 map, and that the client has made and sealed against a change of its size.
+
+Requests are numbered one by one. A message that the client may send again has a number, too: the client gives
+it one when it sends its bytes, and names it by that number from then on. The client sees to it that no more
+than `MOST_KEPT` messages of `KEPT_BYTES` together have numbers: it takes all numbers back by a
+`ForgetMessages`, as a `ForgetGraph` does. A number that no message has is no valid frame.
 """
 
 from __future__ import annotations
@@ -45,8 +50,10 @@ __all__ = [
     "FROM_CLIENT",
     "FROM_SERVER",
     "INLINE_BYTES",
+    "KEPT_BYTES",
     "LONGEST",
     "LONGEST_MESSAGE",
+    "MOST_KEPT",
     "VERSION",
     "Answer",
     "Answers",
@@ -59,6 +66,7 @@ __all__ = [
     "ExportBuffer",
     "Exported",
     "ForgetGraph",
+    "ForgetMessages",
     "Given",
     "Happened",
     "ImportBuffer",
@@ -83,7 +91,7 @@ __all__ = [
     "writing",
 ]
 
-VERSION: Final = 6
+VERSION: Final = 7
 """The version of the frames. Both sides must have the same."""
 LONGEST: Final = 16 << 20
 """The bytes of the longest frame that a server accepts from a client."""
@@ -92,6 +100,10 @@ LONGEST_MESSAGE: Final = LONGEST - (4 << 10)
 INLINE_BYTES: Final = 16 << 10
 """The most bytes of an array that travels in the frame: copying it there is faster than finding a place for
 it."""
+MOST_KEPT: Final = 1024
+"""How many messages of a client may have numbers at a time."""
+KEPT_BYTES: Final = 3 << 20
+"""The bytes of all messages of a client that have numbers."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -174,10 +186,8 @@ class Request(
 
     Parameters
     ----------
-    number
-        The client's number for it: larger than all earlier ones.
     body
-        The message as bytes.
+        The message as bytes, or its number.
     room
         The place to which the arrays of the answer may be written; None for none yet.
     room_bytes
@@ -189,21 +199,37 @@ class Request(
         SHA-256 of the values, as hexadecimal digits. Empty for a buffer of its own.
     headers
         The headers of W3C's Trace Context that name the client's span of the request; None if spans are off.
+    keep
+        The number that the message gets, by which later requests name it; None for none. Only with bytes.
     """
 
-    number: int
-    body: bytes
+    body: bytes | int
     room: Place | None = None
     room_bytes: int = 0
     timeout_s: float | None = None
     share: str = ""
     headers: dict[str, str] | None = None
+    keep: int | None = None
 
 
 class Requests(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Requests in order."""
+    """Requests in order.
 
-    requests: list[Request]
+    Parameters
+    ----------
+    first
+        The client's number for the first of them: larger than all earlier ones. The others have the numbers
+        behind it.
+    requests
+        The requests. One that has nothing but a message with a number is that number.
+    """
+
+    first: int
+    requests: list[Request | int]
+
+
+class ForgetMessages(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """No message has a number any more. Requests that were sent earlier still run."""
 
 
 class Withdraw(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -265,6 +291,7 @@ FromClient = (
     | KnowGraph
     | ForgetGraph
     | Requests
+    | ForgetMessages
     | Withdraw
     | Room
     | ExportBuffer

@@ -54,7 +54,7 @@ class Asking:
     async def ask(self, message: Any) -> Any:
         """Send a message, and wait for its answer."""
         self.last += 1
-        await self.raw.send(encode(Requests([Request(self.last, encode_message(message))])))
+        await self.raw.send(encode(Requests(self.last, [Request(encode_message(message))])))
         return await self.answer()
 
     async def answer(self) -> Any:

@@ -70,7 +70,7 @@ FRAMES: dict[str, tuple[bytes, str]] = {
     "no such segment": (encode(DropSegment(7)), "no segment 7"),
     "room that nobody needs": (encode(Room(7, None, 0)), "needs none"),
     "no descriptor": (encode(MapSegment(0, 4096)), "without the descriptor"),
-    "numbers that fall": (encode(Requests([Request(2, b""), Request(1, b"")])), "came after"),
+    "numbers that fall": (encode(Requests(0, [Request(b"")])), "came after"),
 }
 
 
@@ -162,7 +162,7 @@ async def test_a_place_outside_of_the_clients_memory_fails_its_request(raw: Raw,
     await raw.send(encode(ATTACH))
     await raw.send(encode(MapSegment(0, 4096)), (descriptor,))
     os.close(descriptor)
-    await raw.send(encode(Requests([Request(number + 1, body) for number, body in enumerate(bodies)])))
+    await raw.send(encode(Requests(1, [Request(body) for body in bodies])))
     channel = Channel(raw.socket, FROM_SERVER)
     found: list[Any] = []
     loop = asyncio.get_running_loop()

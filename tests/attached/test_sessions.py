@@ -168,11 +168,11 @@ async def test_a_loop_that_stays_awake_reads_nothing_of_a_client_that_does_not_r
     last = asking.last
     while not of_client.channel.backed_up:
         last += 1
-        await raw.send(encode(Requests([Request(last, body)])))
+        await raw.send(encode(Requests(last, [Request(body)])))
         while of_client.asked:  # noqa: ASYNC110 - nothing tells when the session has answered
             await asyncio.sleep(0)
         await asyncio.sleep(0)
-    await raw.send(encode(Requests([Request(last + 1, body)])))
+    await raw.send(encode(Requests(last + 1, [Request(body)])))
     assert not of_client.look()
     assert not of_client.asked
     raw.socket.close()

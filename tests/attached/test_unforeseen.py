@@ -187,7 +187,7 @@ async def test_requests_behind_one_with_which_the_session_ends_are_not_taken(
     with monkeypatch.context() as patch:
         patch.setattr(sending, "encode", _without_memory)
         patch.setattr(failures, "encode", _without_memory)
-        await raw.send(encode(Requests([Request(number, body) for number, body in enumerate(bodies, 2)])))
+        await raw.send(encode(Requests(2, [Request(body) for body in bodies])))
         await raw.ended()
     raw.socket.close()
     await gpu.drain()

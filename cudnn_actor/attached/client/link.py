@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
-import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import msgspec
@@ -24,6 +26,7 @@ from cudnn_actor.actors.waking import Waking
 from cudnn_actor.attached.client.announced_segments import AnnouncedSegments
 from cudnn_actor.attached.client.awaiting import Awaiting
 from cudnn_actor.attached.client.held import HeldBuffers
+from cudnn_actor.attached.client.kept_messages import KeptMessages
 from cudnn_actor.attached.client.outgoing import (
     ShareWeights,
     Writing,
@@ -40,6 +43,7 @@ from cudnn_actor.attached.wire import (
     DropSegment,
     Exported,
     ForgetGraph,
+    ForgetMessages,
     KnowGraph,
     MapSegment,
     Near,
@@ -53,7 +57,7 @@ from cudnn_actor.attached.wire import (
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.request_counts import RequestObserver
 from cudnn_actor.broker.service_state import Export, Import
-from cudnn_actor.isolation.known_graphs import GRAPH_RUNS, SentGraphs, known_form
+from cudnn_actor.isolation.known_graphs import SentGraphs, known_form
 from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
@@ -64,6 +68,7 @@ from cudnn_actor.protocol.errors import (
 )
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.messages import Allocate, Free, LendStaging, View
+from cudnn_actor.protocol.messages.receipts import Receipt
 
 __all__ = ["Link"]
 
@@ -71,10 +76,12 @@ log = Log("cudnn_actor.attached")
 
 _MOST_GATHERED, _GATHERED_BYTES = 32, 64 << 10
 """Gathered messages are sent at once when there are this many, or when they have this many bytes."""
-_MOST_AGAIN = 1024
-"""How many messages may be noted for `ask_again`, as many as the cache of messages has."""
 _Future = asyncio.Future
 _get_ident, _running_loop = threading.get_ident, asyncio._get_running_loop
+_number_of, _receipt_of = attrgetter("number"), attrgetter("receipt")
+_run_through = deque[object](maxlen=0).extend
+"""Runs an iterator to its end in a single call of a C function."""
+_ONLY_FUTURES, _ONLY_DONE = {_Future}, {Done}
 
 
 class Link(Mailbox):
@@ -121,25 +128,31 @@ class Link(Mailbox):
         self._writing = Writing(self.staging, self._shared)
         self._sent: dict[int, Sent | asyncio.Future[Any]] = {}
         """The requests that have no answer yet, by number; of `ask_again`, only the futures."""
-        self._unsent: list[Request] = []
-        """Requests that are not in a frame yet. They are in `_sent` already."""
+        self._unsent: list[Request | int] = []
+        """Requests that are not in a frame yet, numbered from `_told` on. They are in `_sent` already."""
         self._unsent_bytes = 0
+        self._act_at = 1
+        """`ask_again` calls `_act` when so many requests are not in a frame."""
         self._graphs = SentGraphs(
             graphs,
             know=self._make_known,
             flush=self._flush,
-            forget=lambda identity: self._send(ForgetGraph(identity)),
+            forget=lambda identity: self._forget_messages(ForgetGraph(identity)),
         )
-        self._last = 0
-        self._again: dict[int, weakref.ref[CachedMessage]] = {}
-        """The records of messages that were sent, and may be sent by `ask_again`, by the messages' ids."""
+        self._last = self._told = 0
+        """The numbers of the last request, and of the last one that was put into a frame."""
+        self._kept = KeptMessages()
+        self._again = self._kept.again
         self._outcomes = Outcomes(self.staging, channel)
-        self.observer: RequestObserver | None = None
-        """Told of each request and its answer; None for nobody. On the owning loop, but of requests that are
-        refused, on any thread. Any thread may replace it."""
+        self._observer: RequestObserver | None = None
+        self._asks_on = 0
+        """The ident of the thread that calls those who wait for answers now, if nothing keeps `ask_again`
+        from sending what they ask; else 0. Any thread may write 0."""
         self.on_refusal = self._tell_not_run
         self._if_cancelled = self._withdraw_cancelled
-        self._waking = Waking(self._loop, self._if_cancelled, self.turn)
+        self._waking = Waking(
+            self._loop, self._if_cancelled, before=self._begin_waking, after=self._end_waking
+        )
         self._scheduled = self._ended = False
         self._gathered = 0
         self._awaiting = Awaiting(self._loop, channel.fileno(), self._readable)
@@ -149,23 +162,41 @@ class Link(Mailbox):
         """Accept a message, and schedule its sending. See `Mailbox.admit`."""
         if envelope.bridge is not self._bridge:
             super().admit(envelope, waits=waits)
+            self._asks_on = 0  # it must not be overtaken
             self.needs_thread = True  # the thread of this loop delivers the answers of other loops
             self.call(self.turn)
             return
         # The envelope's bridge is the owning loop's, so this is the owning loop's thread.
-        if envelope.found is not None and self._takes_at_once():
+        if envelope.found is not None and len(self._sent) < self._window and self._takes_at_once():
             self._admit_here(envelope)
         else:
             super().admit(envelope, waits=waits)
+            self._asks_on = 0  # it must not be overtaken
         self._gathered += 1
         if len(self._sent) == len(self._unsent) or self._gathered >= _MOST_GATHERED:  # the server is idle
             self.turn()
         elif not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self.turn)
+            self._schedule()
+
+    def close(self, reason: str) -> None:
+        """Refuse all further messages. See `Mailbox.close`."""
+        super().close(reason)
+        self._asks_on = 0
+
+    @property
+    def observer(self) -> RequestObserver | None:
+        """Told of each request and its answer; None for nobody. On the owning loop, but of requests that are
+        refused, on any thread. Any thread may replace it."""
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: RequestObserver | None) -> None:
+        self._observer = observer
+        self._asks_on = 0
 
     def _takes_at_once(self) -> bool:
-        """Whether a message that runs a plan can be made ready without going through the mailbox.
+        """Whether a message that runs a plan can be made ready without going through the mailbox, if the
+        window has room.
 
         It cannot if another message waits there, which it must not overtake. A message that another thread
         adds at this moment has no defined order to it. Only this loop can close the mailbox meanwhile. Nor
@@ -173,9 +204,8 @@ class Link(Mailbox):
         """
         return (
             not (self._ordinary or self._control or self._afterwards)
-            and len(self._sent) < self._window
             and self._closed is None
-            and self.observer is None
+            and self._observer is None
         )
 
     def _admit_here(self, envelope: Envelope) -> None:
@@ -190,12 +220,9 @@ class Link(Mailbox):
             return
         # Nearly always, the same message was sent before. This runs on the loop of the caller, and no other
         # code has the envelope yet. So it has not been withdrawn, and no other code can take its claim.
-        self._last = number = self._last + 1
-        sent = Sent(self, number, envelope)
-        envelope.elsewhere = sent
+        envelope.elsewhere = sent = Sent(self, envelope)
         envelope.claim.clear()
-        self._note_again(envelope.found)
-        self._put_by(sent, Request(number, body, None, 0, envelope.timeout_s))
+        self._put_by(sent, Request(body, None, 0, envelope.timeout_s), envelope.found)
 
     def call(self, what: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the owning loop soon, or not at all if the loop has closed. Any thread."""
@@ -206,13 +233,17 @@ class Link(Mailbox):
         """0: requests that the service's process has do not count, as the window bounds them."""
         return 0
 
-    def withdraw(self, number: int, expired: bool) -> None:
+    def withdraw(self, sent: Sent, expired: bool) -> None:
         """Tell the service's process that nobody waits for a request. On the owning loop.
 
         `expired`: whether the request's timeout has passed, so that the server is to say whether it has
         started. If the request has been answered meanwhile, the answer has told the caller.
         """
-        if number in self._sent and not self._ended:
+        if self._sent.get(sent.number) is sent:
+            self._withdraw(sent.number, expired)
+
+    def _withdraw(self, number: int, expired: bool) -> None:
+        if not self._ended:
             self._flush()  # the request goes first
             self._send(Withdraw(number, expired))
 
@@ -227,46 +258,54 @@ class Link(Mailbox):
         This does what `check_message`, `asking.ask` and `admit` do for such a message: nothing of it may have
         changed, and it may overtake no other. Any thread.
         """
-        known = self._again.get(id(message))  # a record keeps its message, so no other has its id
-        sent = self._sent
-        if (
-            known is None
-            or (cached := known()) is None
-            or (self._waking.thread != _get_ident() and _running_loop() is not self._loop)
-            or cached.bound.epoch != self._held.epoch  # type: ignore[union-attr]  # it was sent
-            or self._ordinary
-            or self._control
-            or self._afterwards
-            or self._closed is not None
-            or self.observer is not None
-            or len(sent) >= self._window
-            or (type(message) in GRAPH_RUNS and not self._graphs.knows(message))
-        ):
+        future: asyncio.Future[Any] = _Future(loop=self._loop)  # first: it may run a finalizer that sends
+        identity, sent = id(message), self._sent
+        if (self._asks_on != _get_ident() and not self._asks_here()) or len(sent) >= self._window:
             return None
-        body: Any = cached.body
-        future: asyncio.Future[Any] = _Future(loop=self._loop)  # this may run a finalizer that sends
-        number, nbytes = self._last + 1, self._unsent_bytes + len(body)
-        request = Request(number, body)
-        if self._last >= number:  # a finalizer has sent a message here
+        try:
+            number = self._again[identity]
+            if number < 0:
+                self._graphs.knows(message)  # it counts as used
+                number = -self._again[identity]
+        except KeyError:
             return None
-        # One step.
-        unsent, self._last = self._unsent, number
-        sent[number] = future
-        self._unsent_bytes = nbytes
-        unsent.append(request)
-        if len(unsent) >= _MOST_GATHERED or nbytes > _GATHERED_BYTES:
-            self._flush()
-        elif not self._scheduled:
-            self._schedule()
+        # One step, in which no finalizer and no signal handler runs.
+        unsent, last = self._unsent, self._last + 1
+        sent[last] = future
+        self._last = last
+        unsent.append(number)
+        if len(unsent) >= self._act_at:
+            self._act()
         return future
 
-    def _schedule(self) -> None:
-        """Have the messages that wait sent: at once if the server is idle."""
-        if len(self._sent) == len(self._unsent):
+    def _asks_here(self) -> bool:
+        """Whether `ask_again` may send on this thread, if the window has room."""
+        return _running_loop() is self._loop and self._takes_at_once()
+
+    def _act(self) -> None:
+        """Send the requests that are ready if they are many, or if the server is idle. Else, see to it that
+        they are sent soon."""
+        if self._scheduled:
+            self._flush()
+        elif len(self._sent) == len(self._unsent):
             self.turn()
         else:
-            self._scheduled = True
-            self._loop.call_soon(self.turn)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._scheduled, self._act_at = True, _MOST_GATHERED
+        self._loop.call_soon(self.turn)
+
+    def _begin_waking(self) -> None:
+        """Let those who are called now ask. What they ask is sent once all were called, or if it is much."""
+        self._scheduled, self._act_at = True, _MOST_GATHERED
+        self._asks_on = _get_ident()
+        if not self._takes_at_once():  # looked at last: another thread writes 0 after what it has changed
+            self._asks_on = 0
+
+    def _end_waking(self) -> None:
+        self._asks_on = 0
+        self.turn()
 
     def submit_again(self, message: Any) -> asyncio.Future[Any] | None:
         """See `Mailbox.submit_again`. Any thread."""
@@ -287,24 +326,19 @@ class Link(Mailbox):
     def _withdraw_again(self, future: asyncio.Future[Any]) -> None:
         for number, sent in self._sent.items():
             if sent is future:
-                self.withdraw(number, False)
+                self._withdraw(number, False)
                 return
-
-    def _note_again(self, cached: CachedMessage) -> None:
-        """Note that a message was sent, so that `ask_again` may send it from now on."""
-        if len(self._again) >= _MOST_AGAIN:
-            self._again.clear()
-        self._again[id(cached.message)] = weakref.ref(cached)
 
     def _with_envelope(self, number: int, future: asyncio.Future[Any]) -> Sent:
         """A request of `ask_again` as one with an envelope, for an answer that is no receipt."""
-        self._sent[number] = sent = Sent(self, number, Envelope(None, future=future, bridge=self._bridge))
+        self._sent[number] = sent = Sent(self, Envelope(None, future=future, bridge=self._bridge))
+        sent.number = number
         self._bridge.awaited += 1
         return sent
 
     def turn(self) -> None:
         """Send the messages that wait, as many as the window has room for."""
-        self._scheduled = False
+        self._scheduled, self._act_at = False, 1
         self._gathered = 0
         if self._ended:
             return
@@ -316,12 +350,32 @@ class Link(Mailbox):
 
     def _flush(self) -> None:
         """Send the requests that are ready, in one frame."""
-        if self._unsent and not self._ended:
-            fresh: list[Request] = []  # this may run a finalizer that sends a message
-            requests, self._unsent, self._unsent_bytes = self._unsent, fresh, 0
-            self._send(Requests(requests))
-            if self.loops_may_stay_awake:
-                self._awaiting.note_sent(len(self._sent))
+        if not self._unsent or self._ended:
+            return
+        fresh: list[Request | int] = []  # this may run a finalizer that sends a message
+        first, requests, last, frame = self._told + 1, self._unsent, self._last, None
+        try:
+            self._unsent, self._unsent_bytes, self._told = fresh, 0, last
+            if len(requests) == last - first + 1:
+                self._send(frame := Requests(first, requests))
+            else:  # there was no memory to note one
+                self.end("this process could not send a request")
+        except BaseException:  # also of a signal handler
+            self._send_after_all(frame)
+            raise
+        if self.loops_may_stay_awake:
+            self._awaiting.note_sent(len(self._sent))
+
+    def _send_after_all(self, frame: Requests | None) -> None:
+        """Send requests whose sending was interrupted. If that fails, too, they get the end of the
+        connection, so that nobody waits for ever."""
+        try:
+            if frame is not None:
+                self._send(frame)
+                return
+        except BaseException:  # noqa: BLE001 - the caller raises the first one
+            pass
+        self.end("this process could not send a request")
 
     def _prepare(self, envelope: Envelope) -> None:
         """Make a request ready to be sent, or answer its message here."""
@@ -333,8 +387,7 @@ class Link(Mailbox):
             self._reply(envelope, None, None)
             self.end("asked to stop")
             return
-        self._last = number = self._last + 1
-        sent = Sent(self, number, envelope)
+        sent = Sent(self, envelope)
         if envelope.is_unawaited or not envelope.hand_over(sent):
             self._reply(envelope, None, ActorStopped(reason="withdrawn"))
             return
@@ -346,31 +399,47 @@ class Link(Mailbox):
                 lent = self.staging.lend(message.spec.dims, message.spec.dtype.numpy)
                 self._reply(envelope, lent, None)
                 return
-            request = self._request(sent, envelope, message)
+            request, cached = self._request(sent, envelope, message), envelope.found
         except Exception as error:  # noqa: BLE001 - whatever a message of the user's raises is its answer
             self._outcomes.free(sent)
             self._reply(envelope, None, as_answer(error))
             return
-        if (observer := self.observer) is not None and (headers := observer.sent(envelope)) is not None:
+        if (observer := self._observer) is not None and (headers := observer.sent(envelope)) is not None:
             request = msgspec.structs.replace(request, headers=headers)
-        self._put_by(sent, request)
+        self._put_by(sent, request, cached)
 
     def _send_move(self, sent: Sent, envelope: Envelope, message: Export | Import) -> None:
         """Send a request that is a frame of its own, after all earlier requests. Raises `OSError`."""
-        self._flush()
-        if sent.number != self._last:  # as in `_put_by`
-            self._last = sent.number = self._last + 1
+        while self._unsent and not self._ended:  # a finalizer may send messages meanwhile
+            self._flush()
+        sent.number = self._last = self._told = self._last + 1
         self._send(*move_frame(sent.number, message, envelope.timeout_s))
         self._sent[sent.number] = sent
 
-    def _put_by(self, sent: Sent, request: Request) -> None:
-        """Let a request that is ready wait for the next frame. Numbers grow, whatever was sent meanwhile."""
-        if sent.number != self._last:  # a finalizer has sent a message since the request got its number
-            self._last = sent.number = self._last + 1
-            request = msgspec.structs.replace(request, number=sent.number)
-        self._sent[sent.number] = sent
-        self._unsent.append(request)
-        self._unsent_bytes += len(request.body)
+    def _put_by(self, sent: Sent, request: Request, cached: CachedMessage | None) -> None:
+        """Let a request that is ready wait for the next frame. It gets its number here.
+
+        A finalizer may send messages meanwhile, as in `ask_again`, but not in the one step. `cached`: the
+        record of a message that runs a plan; the message gets a number, too.
+        """
+        kept = self._kept
+        nbytes = len(request.body)  # type: ignore[arg-type]  # not a number yet
+        numbered: Request | None = request
+        times = -1
+        while cached is not None and times != kept.times:
+            times = kept.times
+            numbered = kept.numbered(request, cached)
+            if numbered is None:
+                self._forget_messages(ForgetMessages())
+        assert numbered is not None
+        # One step.
+        unsent, last = self._unsent, self._last + 1
+        self._sent[last] = sent
+        sent.number = self._last = last
+        unsent.append(numbered)
+        if cached is not None:
+            kept.note(numbered, cached, self._held.epoch, times)
+        self._unsent_bytes += nbytes
         if self._unsent_bytes > _GATHERED_BYTES:
             self._flush()
 
@@ -381,8 +450,7 @@ class Link(Mailbox):
                 cached.body = self._writing.without_arrays(known_form(message))
             if not self._graphs.knows(message):
                 self._graphs.send(message.graph)
-            self._note_again(cached)
-            return Request(sent.number, cached.body, None, 0, envelope.timeout_s)
+            return Request(cached.body, None, 0, envelope.timeout_s)
         digest = ""
         if isinstance(message, ShareWeights):
             digest, message = message.digest, Allocate(spec=message.spec, data=message.data)
@@ -392,7 +460,14 @@ class Link(Mailbox):
         check_length(type(message).__name__, len(body))
         self._outcomes.make_room(sent, message)
         place, nbytes = (None, 0) if sent.room is None else (place_of(sent.room), sent.room.nbytes)
-        return Request(sent.number, body, place, nbytes, envelope.timeout_s, digest)
+        return Request(body, place, nbytes, envelope.timeout_s, digest)
+
+    def _forget_messages(self, frame: ForgetMessages | ForgetGraph) -> None:
+        """Send a frame that takes the numbers of all messages back."""
+        with self._kept.none_kept():
+            while self._unsent and not self._ended:  # they name messages by their numbers
+                self._flush()
+            self._send(frame)
 
     def _make_known(self, graph: Graph) -> None:
         check_length("graph", len(graph.encoded))
@@ -424,9 +499,14 @@ class Link(Mailbox):
             self._take_frames(bridges)
         except BadFrame as error:
             self.end(f"the service's process has sent no valid frame: {error}")
-        except Exception:  # for want of memory, for example: the answers behind it would be lost
+            self._waking.wake_soon()
+        except BaseException:  # of a signal handler, or for want of memory: the answers behind would be lost
             self.end("this process could not take an answer")
+            self._waking.wake_soon()
             raise
+        else:
+            if self._waking:
+                self._waking.wake()
         finally:
             for bridge in bridges:
                 bridge.wake()
@@ -450,22 +530,30 @@ class Link(Mailbox):
                 self._on_frame(frame)
 
     def _take_answers(self, answers: list[Any], bridges: set[LoopBridge]) -> None:
-        sent_requests = self._sent
-        again: list[tuple[asyncio.Future[Any], Any]] = []
+        numbers = list(map(_number_of, answers))
+        requests = list(map(self._sent.get, numbers))
+        if set(map(type, requests)) == _ONLY_FUTURES and set(map(type, answers)) == _ONLY_DONE:
+            self._give(numbers, requests, map(_receipt_of, answers))
+            return
+        plain: list[Done] = []
+        futures: list[asyncio.Future[Any]] = []
         try:
             for answer in answers:
-                sent = sent_requests.get(answer.number)
+                sent = self._sent.get(answer.number)
                 if type(sent) is _Future and type(answer) is Done:
-                    again.append((sent, answer.receipt))
-                    del sent_requests[answer.number]
+                    plain.append(answer)
+                    futures.append(sent)
                 else:
                     self._take_enveloped(sent, answer, bridges)
         finally:
-            if len(again) > 1:
-                self._waking.set_results(again)
-                self._scheduled = True  # those who wait run before `turn`, and it sends what they ask next
-            elif again:
-                self._waking.set_result(*again[0])
+            self._give(list(map(_number_of, plain)), futures, map(_receipt_of, plain))
+
+    def _give(self, numbers: list[int], futures: list[Any], receipts: Iterable[Receipt]) -> None:
+        """Give receipts to requests of `ask_again`. If this fails, those without one are in `_sent` still."""
+        if len(set(numbers)) != len(numbers):
+            raise BadFrame("two answers to one request")
+        self._waking.set_results(futures, receipts)
+        _run_through(map(self._sent.pop, numbers, itertools.repeat(None)))
 
     def _take_enveloped(self, sent: Any, answer: Any, bridges: set[LoopBridge]) -> None:
         envelope = None if type(sent) is not Sent else sent.envelope
@@ -476,7 +564,7 @@ class Link(Mailbox):
             or envelope.bridge is not self._bridge
             or (future := envelope.future) is None
             or future.done()
-            or self.observer is not None
+            or self._observer is not None
         ):
             self._take_answer(answer, bridges)
             return
@@ -543,7 +631,10 @@ class Link(Mailbox):
         if error is None and isinstance(message, Allocate | ShareWeights | Import) and value is not None:
             self._held.add(value)
         elif error is None and isinstance(message, Free):
+            epoch = self._held.epoch
             self._held.end(message.buffer)
+            if epoch != self._held.epoch:
+                self._kept.check_all()
 
     def _reply(
         self,
@@ -553,7 +644,7 @@ class Link(Mailbox):
         bridges: set[LoopBridge] | None = None,
     ) -> None:
         """Give a reply: at once to a caller on this loop."""
-        if (observer := self.observer) is not None:
+        if (observer := self._observer) is not None:
             observer.answered(envelope, value, error, 0, 0)
         bridge = envelope.bridge
         if bridge is self._bridge and asyncio._get_running_loop() is self._loop:
@@ -572,7 +663,7 @@ class Link(Mailbox):
 
     def _tell_not_run(self, envelope: Envelope, error: Exception) -> None:
         """See `Mailbox.on_refusal`."""
-        if (observer := self.observer) is not None:
+        if (observer := self._observer) is not None:
             observer.not_run(envelope, error)
 
     def end(self, reason: str) -> None:
@@ -596,5 +687,6 @@ class Link(Mailbox):
     def forget_parent(self) -> None:
         """Refuse all requests in a forked child, because the connection is the parent's."""
         super().forget_parent()
+        self._asks_on = 0
         self._sent.clear()
         self._ended = True

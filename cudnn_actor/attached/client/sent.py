@@ -37,8 +37,9 @@ class Sent:
 
     __slots__ = ("blocks", "envelope", "link", "number", "room")
 
-    def __init__(self, link: Link, number: int, envelope: Envelope) -> None:
-        self.link, self.number, self.envelope = link, number, envelope
+    def __init__(self, link: Link, envelope: Envelope) -> None:
+        self.link, self.number, self.envelope = link, 0, envelope
+        """`number`: it gets one when it is put into a frame."""
         self.blocks: Sequence[Block] = ()
         """The blocks of memory in which the message's arrays lie."""
         self.room: Block | None = None
@@ -47,7 +48,7 @@ class Sent:
     def withdraw(self) -> bool | None:
         """Withdraw the request: see `actors.envelope.Elsewhere`. The server knows whether it has started."""
         expired = self.envelope.timed_out
-        self.link.call(self.link.withdraw, self.number, expired)
+        self.link.call(self.link.withdraw, self, expired)
         return None if expired else False
 
 

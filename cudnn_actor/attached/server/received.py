@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_actor.attached.server.asked import Known
+from cudnn_actor.attached.server.failures import kind_of
 from cudnn_actor.attached.server.holdings import references
 from cudnn_actor.attached.server.segments import Segments
-from cudnn_actor.attached.wire import ForgetGraph, KnowGraph, Reading
+from cudnn_actor.attached.wire import (
+    KEPT_BYTES,
+    MOST_KEPT,
+    ForgetGraph,
+    ForgetMessages,
+    KnowGraph,
+    Reading,
+    Request,
+)
 from cudnn_actor.isolation.known_graphs import MOST_GRAPHS, LoopKnown, ReceivedGraphs, RunKnown
 from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.processes.frames import BadFrame
@@ -39,6 +48,46 @@ class Received:
         self._graphs = ReceivedGraphs(device)
         self._known: LeastRecent[bytes, Known] = LeastRecent(most=_MOST_KNOWN, nbytes=_KNOWN_BYTES)
         """Decoded messages that run a plan, by their bytes."""
+        self.kept: dict[int, Known | bytes] = {}
+        """The messages that have numbers; as bytes, if they do not run a plan, or could not be decoded."""
+        self._kept_bytes = 0
+
+    def note_number(self, request: Request | int) -> None:
+        """Note the number that a request gives its message. Raises `BadFrame` for a number of no message, for
+        one that comes twice, and for one too many."""
+        if isinstance(request, int) or isinstance(request.body, int):
+            named = request if isinstance(request, int) else request.body
+            if named not in self.kept or (isinstance(request, Request) and request.keep is not None):
+                raise BadFrame(f"there is no message {named}, or it came twice")
+        elif (number := request.keep) is not None:
+            self._kept_bytes += len(request.body)
+            if number in self.kept or len(self.kept) >= MOST_KEPT or self._kept_bytes > KEPT_BYTES:
+                raise BadFrame(f"message {number} came twice, or {len(self.kept):,} are kept already")
+            self.kept[number] = request.body
+
+    def forget_messages(self, _: ForgetMessages | None = None) -> None:
+        """Take the numbers of all messages back."""
+        self.kept.clear()
+        self._kept_bytes = 0
+
+    def message(self, request: Request | int) -> Known:
+        """The message of a request, whose number was noted. Raises `MalformedMessage`."""
+        named = request if isinstance(request, int) else request.body
+        number = named if isinstance(named, int) else request.keep  # type: ignore[union-attr]
+        known = named if number is None else self.kept[number]
+        if isinstance(known, Known):
+            return known
+        assert isinstance(known, bytes)
+        found = self.decode(known)
+        if number is not None and found.runs_plan:
+            self.kept[number] = found
+        return found
+
+    def kind_of(self, request: Request | int) -> str:
+        """The kind of the message of a request that could not be taken, for a log line."""
+        named = request if isinstance(request, int) else request.body
+        known = self.kept.get(named) if isinstance(named, int) else named
+        return kind_of(known) if isinstance(known, bytes) else type(getattr(known, "message", None)).__name__
 
     def decode(self, body: bytes) -> Known:
         """The message in `body`. Raises `MalformedMessage`."""
@@ -67,9 +116,10 @@ class Received:
         graphs.keep(frame.identity, frame.body)
 
     def forget_graph(self, frame: ForgetGraph) -> None:
-        """Drop a graph, and the cached messages that run it. Raises `BadFrame`."""
+        """Drop a graph, the cached messages that run it, and all numbers. Raises `BadFrame`."""
         if frame.identity not in self._graphs:
             raise BadFrame(f"there is no graph {frame.identity[:80]!r} to forget")
+        self.forget_messages()
         graph = self._graphs.forget(frame.identity)
         for body, known in self._known.items():
             if isinstance(known.message, GraphRun) and known.message.graph is graph:
@@ -79,3 +129,4 @@ class Received:
         """Drop all graphs and messages, because the client has gone."""
         self._graphs.clear()
         self._known.clear()
+        self.forget_messages()

@@ -27,7 +27,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.attached.server.array_answers import ArrayAnswers
 from cudnn_actor.attached.server.asked import Asked, Known
 from cudnn_actor.attached.server.copies import Copies, other_digest
-from cudnn_actor.attached.server.failures import failure_answer, kind_of
+from cudnn_actor.attached.server.failures import failure_answer
 from cudnn_actor.attached.server.granted import note_answer, note_failure
 from cudnn_actor.attached.server.holdings import Holdings, references
 from cudnn_actor.attached.server.moves import message_of, require_mover
@@ -46,6 +46,7 @@ from cudnn_actor.attached.wire import (
     ExportBuffer,
     Exported,
     ForgetGraph,
+    ForgetMessages,
     Given,
     ImportBuffer,
     KnowGraph,
@@ -82,6 +83,8 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 __all__ = ["Session"]
 
 log = Log("cudnn_actor.attached")
+_PLAIN = Request(b"")
+"""The fields of a request that is only a message with a number."""
 
 
 class Session:
@@ -128,6 +131,7 @@ class Session:
             DropSegment: lambda frame: self._segments.drop(frame.number),
             KnowGraph: self._received.know_graph,
             ForgetGraph: self._received.forget_graph,
+            ForgetMessages: self._received.forget_messages,
             Withdraw: self._withdraw,
             Room: lambda frame: self._arrays.take_room(frame, self.asked.get(frame.number)),
             ExportBuffer: self._take_move,
@@ -255,17 +259,20 @@ class Session:
 
     def _take_requests(self, frame: Requests) -> None:
         self._nearness.note_came()
-        for request in frame.requests:
+        if frame.first <= self._last:
+            self._count_request(frame.first)
+        kept = self._received.kept
+        for number, request in enumerate(frame.requests, frame.first):
             if not self.open:  # an answer to one before could not be sent
                 return
-            if (number := request.number) <= self._last:
-                self._count_request(number)
             self._last = number
+            if type(request) is not int or request not in kept:
+                self._received.note_number(request)
             try:
-                self._put(request)
+                self._put(number, request)
             except Exception as error:
                 if not isinstance(error, CudnnActorError):
-                    log.exception("request.failed", client=self.name, message=kind_of(request.body))
+                    log.exception("request.failed", client=self.name, message=self._received.kind_of(request))
                 if (asked := self.asked.get(number)) is None:
                     self._answer(failure_answer(number, error))
                 else:
@@ -280,13 +287,17 @@ class Session:
         if len(self.asked) >= self._server.window:
             raise MailboxFull(capacity=self._server.window)
 
-    def _put(self, request: Request) -> None:
+    def _put(self, number: int, request: Request | int) -> None:
         server = self._server
         if len(self.asked) >= server.window:
             self._check_window()
-        known = self._received.decode(request.body)
+        known = self._received.kept.get(request) if type(request) is int else None
+        if type(known) is not Known:
+            known = self._received.message(request)
+        if type(request) is int:
+            request = _PLAIN
         asked = Asked(
-            self, request.number, known, request.room, request.room_bytes, request.timeout_s, request.headers
+            self, number, known, request.room, request.room_bytes, request.timeout_s, request.headers
         )
         if known.runs_plan and not request.share:  # nearly all: `_put_in_turn`, inlined
             self.asked[asked.number] = asked
@@ -314,7 +325,7 @@ class Session:
         if request.share:
             asked.digest = request.share, message.spec
             if not self._copies.at_once(known):
-                self.asked[request.number] = asked
+                self.asked[number] = asked
                 self._in_task(self._put_checked(asked, request.share))
                 return
             self._note_copy(asked, self._copies.copy_and_check(known, request.share))
