@@ -20,7 +20,7 @@ __all__ = ["Waking"]
 
 _Future = asyncio.Future
 _done, _set_result, _remove = _Future.done, _Future.set_result, _Future.remove_done_callback
-_callbacks_of, _first, _second = attrgetter("_callbacks"), itemgetter(0), itemgetter(1)
+_callbacks_of, _first = attrgetter("_callbacks"), itemgetter(0)
 _together, _again_and_again = itertools.chain.from_iterable, itertools.repeat
 _run_through = deque[object](maxlen=0).extend
 """Runs an iterator to its end in a single call of a C function."""
@@ -78,16 +78,18 @@ class Waking:
                 future.remove_done_callback(self._if_cancelled)
                 future.set_result(value)
             return
-        callbacks: list[list[_Waiting] | None] = list(map(_callbacks_of, futures))
-        if all(callbacks) and len(waiting := list(_together(callbacks))) == len(futures):  # type: ignore[arg-type]
-            owners = futures  # each has one callback, that of the task that waits for it
-        else:
+        those_of: list[list[_Waiting] | None] = list(map(_callbacks_of, futures))
+        owners, waiting = futures, list(_together(filter(None, those_of)))
+        callbacks = list(map(_first, waiting))
+        if not all(those_of) or len(waiting) != len(futures) or self._if_cancelled in callbacks:
+            # Not each has one callback, that of the task that waits for it.
             _run_through(map(_remove, futures, _again_and_again(self._if_cancelled)))
-            callbacks = list(map(_callbacks_of, futures))
-            owners = [future for future, those in zip(futures, callbacks, strict=True) for _ in those or ()]
-            waiting = list(_together(filter(None, callbacks)))
+            those_of = list(map(_callbacks_of, futures))
+            owners = [future for future, those in zip(futures, those_of, strict=True) for _ in those or ()]
+            waiting = list(_together(filter(None, those_of)))
+            callbacks = list(map(_first, waiting))
         try:
-            _run_through(map(_remove, owners, map(_first, waiting)))
+            _run_through(map(_remove, owners, callbacks))
             _run_through(map(_set_result, futures, values))
         except BaseException:
             self._put_back(waiting, owners)
@@ -106,7 +108,8 @@ class Waking:
         self._woken.append(iter(woken))
 
     def wake(self) -> None:
-        """Call those who wait for results that are set, as the loop does: each in its context."""
+        """Call those who wait for results that are set, as the loop does: each in its context. Only in a
+        callback of the loop, since tasks are called."""
         woken = self._woken
         try:
             self._before()
@@ -119,3 +122,8 @@ class Waking:
             raise
         finally:
             self._after()
+
+    def wake_soon(self) -> None:
+        """Have the loop call `wake` if there is anybody to call, for a caller that is about to raise."""
+        if self._woken:
+            self._loop.call_soon(self.wake)

@@ -13,7 +13,8 @@ have microseconds a request, the median of the rounds:
 - `above`: of each round, the difference to the same without the process on the way; and how many per cent of
   it the floor is, with a relay that sleeps or stays awake as the server does.
 - `64 in flight`, and what this process's event loop spends on each, by its thread's own clock. The part
-  `flight` has only this, by `ask` and by `submit`.
+  `flight` has only this, by `ask` and by `submit`, beside the least: `floor: a callback` asks nobody. A callback of
+  the loop sets the results of the futures that callers await.
 - `CPU`, one at a time: of this process's event loop, and of the process on the way.
 - `stages`: when a request reaches each stage, one at a time, in microseconds since it was asked: medians.
   Stamps take a microsecond each.
@@ -59,6 +60,7 @@ IN_FLIGHT = 64
 _WARM = 64
 _ONE, _ABOVE = "one at a time", "above"
 _DIRECT, _RELAY, _AWAKE = "floor: direct", "floor: relay", "floor: relay, awake"
+_CALLBACK = "floor: a callback"
 _OWN, _ATTACHED, _ASLEEP = "in process", "attached", "attached, asleep"
 _BELOW = {_RELAY: _DIRECT, _AWAKE: _DIRECT, _ATTACHED: _OWN, _ASLEEP: _OWN}
 _FLOOR_OF = {_ATTACHED: _AWAKE if may_keep_one_busy() else _RELAY, _ASLEEP: _RELAY}
@@ -302,6 +304,25 @@ async def many(ask: Ask, count: int, found: Found, of: tuple[str, str]) -> None:
     found[(*of, f"loop's CPU, {IN_FLIGHT} in flight")].append((time.thread_time() - cpu) / count)
 
 
+def asking_nobody() -> Ask:
+    """A coroutine function whose results a callback of the loop sets, for all callers that wait then."""
+    loop = asyncio.get_running_loop()
+    waiting: list[asyncio.Future[None]] = []
+
+    def answer() -> None:
+        answered, waiting[:] = tuple(waiting), ()
+        for future in answered:
+            future.set_result(None)
+
+    async def ask() -> None:
+        if not waiting:
+            loop.call_soon(answer)
+        waiting.append(future := asyncio.Future(loop=loop))
+        await future
+
+    return ask
+
+
 async def in_flight(device: str, rounds: int, count: int) -> list[Row]:
     """The rows of many requests in flight, by `ask` and by `submit`."""
     found: Found = defaultdict(list)
@@ -314,11 +335,13 @@ async def in_flight(device: str, rounds: int, count: int) -> list[Row]:
             connect(path) as attached,
         ):
             messages = [(way, gpu, await make(gpu)) for way, gpu in ((_OWN, own), (_ATTACHED, attached))]
+            ask_nobody = asking_nobody()
             for number in range(rounds + 1):
                 for way, gpu, message in messages:
                     into: Found = defaultdict(list) if number == 0 else found  # the first warms
                     await many(asking(gpu, message), count, into, ("small", way))
                     await many(functools.partial(gpu.submit, message), count, into, ("small, by submit", way))
+                await many(ask_nobody, count, into, ("small", _CALLBACK))
     return rows_of(device, found)
 
 
@@ -382,7 +405,7 @@ def stages_row(device: str, way: str, stamps: list[tuple[int, str]], folder: Pat
 
 def table(found: list[Row]) -> Table:
     """µs a request, by what and way."""
-    ways = (_DIRECT, _RELAY, _AWAKE, _OWN, _ATTACHED, _ASLEEP)
+    ways = (_DIRECT, _RELAY, _AWAKE, _CALLBACK, _OWN, _ATTACHED, _ASLEEP)
     shown = Table("device", "request", "what", *ways, title="A request, us")
     by_what: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
     for row in found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,22 @@ def nothing(*_: object) -> None:
     """A callback that does nothing."""
 
 
+def waking_with(
+    if_cancelled: Callable[[Any], object] = nothing,
+    *,
+    before: Callable[[], None] = nothing,
+    after: Callable[[], None] = nothing,
+) -> Waking:
+    """A `Waking` of the running loop."""
+    return Waking(asyncio.get_running_loop(), if_cancelled, before=before, after=after)
+
+
+async def woken_by(waking: Waking) -> None:
+    """Have a callback of the loop wake those who wait."""
+    asyncio.get_running_loop().call_soon(waking.wake)
+    await asyncio.sleep(0)
+
+
 async def turns() -> None:
     """Let the loop run what is ready, and what that makes ready."""
     for _ in range(5):
@@ -25,10 +41,10 @@ async def turns() -> None:
 
 
 @pytest.mark.parametrize("debug", [False, True])
-async def test_tasks_run_in_order_in_their_contexts_and_then_comes_last(debug: bool) -> None:
+async def test_tasks_run_in_order_in_their_contexts_between_before_and_after(debug: bool) -> None:
     loop, ran = asyncio.get_running_loop(), list[Any]()
     loop.set_debug(debug)
-    waking = Waking(loop, nothing, lambda: ran.append("then"))
+    waking = waking_with(before=lambda: ran.append("before"), after=lambda: ran.append("after"))
     futures = [loop.create_future() for _ in range(3)]
 
     async def waits(future: asyncio.Future[int]) -> None:
@@ -39,43 +55,53 @@ async def test_tasks_run_in_order_in_their_contexts_and_then_comes_last(debug: b
         _name.set(f"task {number}")
         tasks.append(asyncio.ensure_future(waits(future)))
     await turns()
-    waking.set_results(zip(futures, range(3), strict=True))
+    waking.set_results(futures, range(3))
     assert all(future.done() for future in futures)
     assert not ran
+    assert bool(waking) is not debug
+    await woken_by(waking)
+    assert not waking
+    woken = [(0, "task 0"), (1, "task 1"), (2, "task 2")]
+    assert ran == ([*woken, "before", "after"] if debug else ["before", *woken, "after"])
     await asyncio.gather(*tasks)
-    assert ran == [(0, "task 0"), (1, "task 1"), (2, "task 2"), "then"]
 
 
 async def test_a_future_that_is_done_keeps_its_outcome() -> None:
-    loop = asyncio.get_running_loop()
-    waking = Waking(loop, nothing, nothing)
-    cancelled, other, single = (loop.create_future() for _ in range(3))
+    loop, waking = asyncio.get_running_loop(), waking_with()
+    cancelled, other, done = (loop.create_future() for _ in range(3))
     cancelled.cancel()
-    waking.set_results([(cancelled, 1), (other, 2)])
-    waking.set_result(cancelled, 1)
-    waking.set_result(single, 3)
+    done.set_result(0)
+    waking.set_results([cancelled, other, done], [1, 2, 3])
+    await woken_by(waking)
     assert cancelled.cancelled()
-    assert (await other, await single) == (2, 3)
+    assert (await other, await done) == (2, 0)
 
 
-async def test_all_who_wait_for_one_future_are_woken() -> None:
-    loop = asyncio.get_running_loop()
-    waking, future = Waking(loop, nothing, nothing), loop.create_future()
-    tasks = [asyncio.ensure_future(asyncio.wait_for(asyncio.shield(future), None)) for _ in range(3)]
+@pytest.mark.parametrize("others", [0, 3], ids=["alone", "beside futures of one task each"])
+async def test_all_who_wait_for_one_future_are_woken(others: int) -> None:
+    loop, waking = asyncio.get_running_loop(), waking_with()
+    futures = [loop.create_future() for _ in range(1 + others)]
+    tasks = [asyncio.ensure_future(asyncio.wait_for(asyncio.shield(futures[0]), None)) for _ in range(3)]
+    tasks += [asyncio.ensure_future(asyncio.wait_for(future, None)) for future in futures[1:]]
     await turns()
-    waking.set_results([(future, 7)])
-    assert await asyncio.gather(*tasks) == [7, 7, 7]
+    waking.set_results(futures, range(7, 8 + others))
+    await woken_by(waking)
+    assert await asyncio.gather(*tasks) == [7, 7, 7, *range(8, 8 + others)]
 
 
-async def test_the_callback_for_a_cancelled_future_is_not_called_with_a_result() -> None:
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_the_callback_for_a_cancelled_future_is_not_called_with_a_result(awaited: bool) -> None:
     loop, called = asyncio.get_running_loop(), list[Any]()
     callback = called.append
-    waking = Waking(loop, callback, nothing)
-    one, other = loop.create_future(), loop.create_future()
-    for future in (one, other):
+    waking = waking_with(callback)
+    futures = [loop.create_future() for _ in range(2)]
+    for future in futures:
         future.add_done_callback(callback)
-    waking.set_results([(one, 1)])
-    waking.set_result(other, 2)
+    tasks = [asyncio.ensure_future(asyncio.wait_for(each, None)) for each in futures if awaited]
+    await turns()
+    waking.set_results(futures, [1, 2])
+    await woken_by(waking)
+    assert await asyncio.gather(*tasks) == ([1, 2] if awaited else [])
     await turns()
     assert not called
 
@@ -83,57 +109,83 @@ async def test_the_callback_for_a_cancelled_future_is_not_called_with_a_result()
 async def test_a_callback_that_raises_is_reported_and_the_others_run() -> None:
     loop, reported, ran = asyncio.get_running_loop(), list[Any](), list[Any]()
     loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
-    waking = Waking(loop, nothing, lambda: ran.append("then"))
+    waking = waking_with(after=lambda: ran.append("after"))
 
-    def fail(_: object) -> None:
-        raise LookupError
+    def fail(error: type[Exception]) -> Callable[[object], None]:
+        def raises(_: object) -> None:
+            raise error
 
-    futures = [loop.create_future() for _ in range(3)]
-    for future, callback in zip(futures, (fail, fail, ran.append), strict=True):
+        return raises
+
+    futures = [loop.create_future() for _ in range(4)]
+    callbacks = (fail(LookupError), fail(StopIteration), ran.append, ran.append)
+    for future, callback in zip(futures, callbacks, strict=True):
         future.add_done_callback(callback)
-    waking.set_results((future, None) for future in futures)
+    waking.set_results(futures, range(4))
+    await woken_by(waking)
     await turns()
-    assert [type(error) for error in reported] == [LookupError, LookupError]
-    assert ran == [futures[2], "then"]
+    assert [type(error) for error in reported] == [LookupError, StopIteration]
+    assert [each for each in ran if each != "after"] == futures[2:]
+    assert ran[-1] == "after"
+    assert not waking
 
 
-async def test_those_whose_results_are_set_are_woken_if_a_later_one_fails() -> None:
+async def test_an_interrupt_before_anybody_was_woken_loses_nobody() -> None:
+    """As of a signal handler. Whoever has called `wake` may have it called again."""
     loop, ran = asyncio.get_running_loop(), list[Any]()
-    waking = Waking(loop, nothing, lambda: ran.append("then"))
+    interrupts = iter([KeyboardInterrupt])
+
+    def before() -> None:
+        for interrupt in interrupts:
+            raise interrupt
+
+    waking = waking_with(before=before)
     futures = [loop.create_future() for _ in range(2)]
     for future in futures:
         future.add_done_callback(ran.append)
+    waking.set_results(futures, range(2))
+    with pytest.raises(KeyboardInterrupt):
+        waking.wake()
+    assert not ran
+    await turns()
+    assert ran == futures
 
-    def results() -> Iterator[tuple[asyncio.Future[Any], Any]]:
-        yield from ((future, None) for future in futures)
+
+async def test_those_whose_results_are_set_are_woken_if_a_later_one_fails() -> None:
+    """The other futures still have those who wait for them, in their contexts."""
+    loop, ran = asyncio.get_running_loop(), list[Any]()
+    waking = waking_with(after=lambda: ran.append("after"))
+    futures = [loop.create_future() for _ in range(4)]
+    for number, future in enumerate(futures):
+        _name.set(f"task {number}")
+        future.add_done_callback(lambda future: ran.append((future, _name.get())))
+
+    def results() -> Iterator[int]:
+        yield from range(2)
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        waking.set_results(results())
+        waking.set_results(futures, results())
+    assert [future.done() for future in futures] == [True, True, False, False]
+    waking.wake_soon()
     await turns()
-    assert ran == [*futures, "then"]
+    assert ran == [(futures[0], "task 0"), (futures[1], "task 1"), "after"]
+    for future in futures[2:]:
+        future.set_exception(LookupError())
+    await turns()
+    assert ran[3:] == [(futures[2], "task 2"), (futures[3], "task 3")]
 
 
 async def test_a_task_that_is_cancelled_after_the_result_is_cancelled() -> None:
-    loop = asyncio.get_running_loop()
-    waking, future = Waking(loop, nothing, nothing), loop.create_future()
+    waking, future = waking_with(), asyncio.get_running_loop().create_future()
 
     async def waits() -> None:
         await future
 
     task = asyncio.ensure_future(waits())
     await turns()
-    waking.set_results([(future, None)])
+    waking.set_results([future], [None])
     task.cancel()
+    await woken_by(waking)
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-async def test_it_tells_the_thread_only_while_it_wakes() -> None:
-    loop, seen = asyncio.get_running_loop(), list[int]()
-    waking, future = Waking(loop, nothing, nothing), loop.create_future()
-    future.add_done_callback(lambda _: seen.append(waking.thread))
-    waking.set_results([(future, None)])
-    await turns()
-    assert waking.thread == 0
-    assert seen[0] != 0

@@ -46,12 +46,13 @@ def sent(client: CudnnRef, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 async def test_requests_wait_for_a_frame_until_they_have_so_many_bytes(
     client: CudnnRef, sent: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunGraph.bind(adding(1.0), x=await client.empty(DIMS), y=await client.empty(DIMS))
-    await client.ask(run)
+    graph, x, y = adding(1.0), await client.empty(DIMS), await client.empty(DIMS)
+    await client.ask(RunGraph.bind(graph, x=x, y=y))
 
     async def frames() -> int:
+        runs = [RunGraph.bind(graph, x=x, y=y) for _ in range(12)]  # the server has no numbers for them yet
         sent.clear()
-        await asyncio.gather(*[client.ask(run) for _ in range(12)])
+        await asyncio.gather(*map(client.ask, runs))
         return len(sent)
 
     assert await frames() < 4
