@@ -13,8 +13,8 @@ have microseconds a request, the median of the rounds:
 - `above`: of each round, the difference to the same without the process on the way; and how many per cent of
   it the floor is, with a relay that sleeps or stays awake as the server does.
 - `64 in flight`, and what this process's event loop spends on each, by its thread's own clock. The part
-  `flight` has only this, by `ask` and by `submit`, beside the least: `floor: a callback` asks nobody. A callback of
-  the loop sets the results of the futures that callers await.
+  `flight` has only this, by `ask` and by `submit`, beside the least: `floor: a callback` asks nobody. A
+  callback of the loop sets the results of the futures that callers await.
 - `CPU`, one at a time: of this process's event loop, and of the process on the way.
 - `stages`: when a request reaches each stage, one at a time, in microseconds since it was asked: medians.
   Stamps take a microsecond each.
