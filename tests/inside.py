@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor.attached.client.link import Link
+from cudnn_actor.attached.client.delivery import Delivery
 from cudnn_actor.processes.launching import Launcher
 
 __all__ = [
@@ -73,7 +73,7 @@ def answers_cannot_be_taken(patch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 
-    patch.setattr(Link, "_take_enveloped", fail)
+    patch.setattr(Delivery, "_take_enveloped", fail)
 
 
 def sessions_of(served: Any) -> Any:

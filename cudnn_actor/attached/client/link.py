@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
-from operator import attrgetter
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
@@ -25,6 +22,7 @@ from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.actors.waking import Waking
 from cudnn_actor.attached.client.announced_segments import AnnouncedSegments
 from cudnn_actor.attached.client.awaiting import Awaiting
+from cudnn_actor.attached.client.delivery import Delivery
 from cudnn_actor.attached.client.held import HeldBuffers
 from cudnn_actor.attached.client.kept_messages import KeptMessages
 from cudnn_actor.attached.client.outgoing import (
@@ -38,8 +36,6 @@ from cudnn_actor.attached.client.outgoing import (
 from cudnn_actor.attached.client.sent import Outcomes, Sent
 from cudnn_actor.attached.wire import (
     Answers,
-    Done,
-    Dropped,
     DropSegment,
     Exported,
     ForgetGraph,
@@ -47,12 +43,9 @@ from cudnn_actor.attached.wire import (
     KnowGraph,
     MapSegment,
     Near,
-    NeedsRoom,
     Request,
     Requests,
-    Room,
     Withdraw,
-    Withdrawn,
 )
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.request_counts import RequestObserver
@@ -61,14 +54,8 @@ from cudnn_actor.isolation.known_graphs import SentGraphs, known_form
 from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
-from cudnn_actor.protocol.errors import (
-    CudnnActorError,
-    DeadlineExceeded,
-    StaleBufferError,
-)
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import Allocate, Free, LendStaging, View
-from cudnn_actor.protocol.messages.receipts import Receipt
+from cudnn_actor.protocol.messages.messages import Allocate, LendStaging, View
 
 __all__ = ["Link"]
 
@@ -78,10 +65,6 @@ _MOST_GATHERED, _GATHERED_BYTES = 32, 64 << 10
 """Gathered messages are sent at once when there are this many, or when they have this many bytes."""
 _Future = asyncio.Future
 _get_ident, _running_loop = threading.get_ident, asyncio._get_running_loop
-_number_of, _receipt_of = attrgetter("number"), attrgetter("receipt")
-_run_through = deque[object](maxlen=0).extend
-"""Runs an iterator to its end in a single call of a C function."""
-_ONLY_FUTURES, _ONLY_DONE = {_Future}, {Done}
 
 
 class Link(Mailbox):
@@ -144,15 +127,25 @@ class Link(Mailbox):
         self._kept = KeptMessages()
         self._again = self._kept.again
         self._outcomes = Outcomes(self.staging, channel)
-        self._observer: RequestObserver | None = None
         self._asks_on = 0
         """The ident of the thread that calls those who wait for answers now, if nothing keeps `ask_again`
         from sending what they ask; else 0. Any thread may write 0."""
-        self.on_refusal = self._tell_not_run
         self._if_cancelled = self._withdraw_cancelled
         self._waking = Waking(
             self._loop, self._if_cancelled, before=self._begin_waking, after=self._end_waking
         )
+        self._delivery = Delivery(
+            self,
+            self._sent,
+            self._bridge,
+            held=held,
+            kept=self._kept,
+            outcomes=self._outcomes,
+            staging=self.staging,
+            waking=self._waking,
+            send=self._send,
+        )
+        self.on_refusal = self._delivery.tell_not_run
         self._scheduled = self._ended = False
         self._gathered = 0
         self._awaiting = Awaiting(self._loop, channel.fileno(), self._readable)
@@ -187,11 +180,11 @@ class Link(Mailbox):
     def observer(self) -> RequestObserver | None:
         """Told of each request and its answer; None for nobody. On the owning loop, but of requests that are
         refused, on any thread. Any thread may replace it."""
-        return self._observer
+        return self._delivery.observer
 
     @observer.setter
     def observer(self, observer: RequestObserver | None) -> None:
-        self._observer = observer
+        self._delivery.observer = observer
         self._asks_on = 0
 
     def _takes_at_once(self) -> bool:
@@ -205,7 +198,7 @@ class Link(Mailbox):
         return (
             not (self._ordinary or self._control or self._afterwards)
             and self._closed is None
-            and self._observer is None
+            and self._delivery.observer is None
         )
 
     def _admit_here(self, envelope: Envelope) -> None:
@@ -329,13 +322,6 @@ class Link(Mailbox):
                 self._withdraw(number, False)
                 return
 
-    def _with_envelope(self, number: int, future: asyncio.Future[Any]) -> Sent:
-        """A request of `ask_again` as one with an envelope, for an answer that is no receipt."""
-        self._sent[number] = sent = Sent(self, Envelope(None, future=future, bridge=self._bridge))
-        sent.number = number
-        self._bridge.awaited += 1
-        return sent
-
     def turn(self) -> None:
         """Send the messages that wait, as many as the window has room for."""
         self._scheduled, self._act_at = False, 1
@@ -381,15 +367,15 @@ class Link(Mailbox):
         """Make a request ready to be sent, or answer its message here."""
         message, runs_plan = envelope.message, envelope.found is not None
         if self._ended:  # a message of the same batch has ended it
-            self._reply(envelope, None, ActorStopped(reason=self.closed or "closed"))
+            self._delivery.reply(envelope, None, ActorStopped(reason=self.closed or "closed"))
             return
         if not runs_plan and is_stop(message):
-            self._reply(envelope, None, None)
+            self._delivery.reply(envelope, None, None)
             self.end("asked to stop")
             return
         sent = Sent(self, envelope)
         if envelope.is_unawaited or not envelope.hand_over(sent):
-            self._reply(envelope, None, ActorStopped(reason="withdrawn"))
+            self._delivery.reply(envelope, None, ActorStopped(reason="withdrawn"))
             return
         try:
             if isinstance(message, Export | Import):
@@ -397,14 +383,15 @@ class Link(Mailbox):
                 return
             if not runs_plan and isinstance(message, LendStaging):
                 lent = self.staging.lend(message.spec.dims, message.spec.dtype.numpy)
-                self._reply(envelope, lent, None)
+                self._delivery.reply(envelope, lent, None)
                 return
             request, cached = self._request(sent, envelope, message), envelope.found
         except Exception as error:  # noqa: BLE001 - whatever a message of the user's raises is its answer
             self._outcomes.free(sent)
-            self._reply(envelope, None, as_answer(error))
+            self._delivery.reply(envelope, None, as_answer(error))
             return
-        if (observer := self._observer) is not None and (headers := observer.sent(envelope)) is not None:
+        observer = self._delivery.observer
+        if observer is not None and (headers := observer.sent(envelope)) is not None:
             request = msgspec.structs.replace(request, headers=headers)
         self._put_by(sent, request, cached)
 
@@ -518,153 +505,16 @@ class Link(Mailbox):
     def _take_frames(self, bridges: set[LoopBridge]) -> None:
         for frame in self._channel.receive():
             if type(frame) is Answers:
-                self._take_answers(frame.answers, bridges)
+                self._delivery.take_answers(frame.answers, bridges)
                 if self.loops_may_stay_awake:
                     self._awaiting.note_answered(len(self._sent))
             elif type(frame) is Exported:
-                self._take_answer(frame, bridges)
+                self._delivery.take_answer(frame, bridges)
             elif type(frame) is Near:
                 if self.loops_may_stay_awake:
                     self._awaiting.await_answer()
             else:
                 self._on_frame(frame)
-
-    def _take_answers(self, answers: list[Any], bridges: set[LoopBridge]) -> None:
-        numbers = list(map(_number_of, answers))
-        requests = list(map(self._sent.get, numbers))
-        if set(map(type, requests)) == _ONLY_FUTURES and set(map(type, answers)) == _ONLY_DONE:
-            self._give(numbers, requests, map(_receipt_of, answers))
-            return
-        plain: list[Done] = []
-        futures: list[asyncio.Future[Any]] = []
-        try:
-            for answer in answers:
-                sent = self._sent.get(answer.number)
-                if type(sent) is _Future and type(answer) is Done:
-                    plain.append(answer)
-                    futures.append(sent)
-                else:
-                    self._take_enveloped(sent, answer, bridges)
-        finally:
-            self._give(list(map(_number_of, plain)), futures, map(_receipt_of, plain))
-
-    def _give(self, numbers: list[int], futures: list[Any], receipts: Iterable[Receipt]) -> None:
-        """Give receipts to requests of `ask_again`. If this fails, those without one are in `_sent` still."""
-        if len(set(numbers)) != len(numbers):
-            raise BadFrame("two answers to one request")
-        self._waking.set_results(futures, receipts)
-        _run_through(map(self._sent.pop, numbers, itertools.repeat(None)))
-
-    def _take_enveloped(self, sent: Any, answer: Any, bridges: set[LoopBridge]) -> None:
-        envelope = None if type(sent) is not Sent else sent.envelope
-        if (
-            type(answer) is not Done
-            or envelope is None
-            or envelope.found is None
-            or envelope.bridge is not self._bridge
-            or (future := envelope.future) is None
-            or future.done()
-            or self._observer is not None
-        ):
-            self._take_answer(answer, bridges)
-            return
-        # Often, a plan has run, for a caller on this loop. Such a request has no memory to free.
-        del self._sent[answer.number]
-        envelope.elsewhere = None
-        self._bridge.awaited -= 1
-        if envelope.watch is not None:
-            envelope.unwatch()
-        if envelope.timed_out:
-            envelope.end_expired(True)
-        else:
-            future.set_result(answer.receipt)
-
-    def _take_answer(self, answer: Any, bridges: set[LoopBridge]) -> None:
-        sent = self._sent.get(answer.number)
-        if sent is None:
-            raise BadFrame(f"an answer to request {answer.number}, which was not sent")
-        if not isinstance(sent, Sent):
-            sent = self._with_envelope(answer.number, sent)
-        envelope = sent.envelope
-        if type(answer) is NeedsRoom:
-            self._give_room(sent, answer.nbytes)
-            return
-        if type(answer) is Withdrawn:
-            self._end_expired(envelope, answer.started)
-            return
-        del self._sent[answer.number]
-        envelope.elsewhere = None
-        value, error = self._outcomes.of(sent, answer)
-        if envelope.timed_out:  # it was answered before the server knew of the timeout
-            started = type(answer) is not Dropped and not isinstance(error, StaleBufferError)
-            if isinstance(error, DeadlineExceeded):
-                started = error.started
-            self._end_expired(envelope, started)
-        self._note(envelope.message, value, error)
-        self._reply(envelope, value, error, bridges)
-
-    def _end_expired(self, envelope: Envelope, started: bool) -> None:
-        """Tell a caller whose timeout has passed whether its message may have started."""
-        future = envelope.future
-        if future is None or not envelope.timed_out:
-            raise BadFrame("word of a request whose caller waits")
-        if (loop := future.get_loop()) is self._loop:
-            envelope.end_expired(started)
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop has closed
-                loop.call_soon_threadsafe(envelope.end_expired, started)
-
-    def _give_room(self, sent: Sent, nbytes: int) -> None:
-        if sent.room is not None:
-            self.staging.give_back(sent.room)
-            sent.room = None
-        try:
-            sent.room = self.staging.take(nbytes)
-        except CudnnActorError as error:
-            self._reply(sent.envelope, None, error)
-            self._send(Room(sent.number, None, 0))
-            return
-        self._send(Room(sent.number, place_of(sent.room), sent.room.nbytes))
-
-    def _note(self, message: Any, value: Any, error: Exception | None) -> None:
-        """Note which buffers the client has after an answer, for its own checks."""
-        if error is None and isinstance(message, Allocate | ShareWeights | Import) and value is not None:
-            self._held.add(value)
-        elif error is None and isinstance(message, Free):
-            epoch = self._held.epoch
-            self._held.end(message.buffer)
-            if epoch != self._held.epoch:
-                self._kept.check_all()
-
-    def _reply(
-        self,
-        envelope: Envelope,
-        value: Any,
-        error: Exception | None,
-        bridges: set[LoopBridge] | None = None,
-    ) -> None:
-        """Give a reply: at once to a caller on this loop."""
-        if (observer := self._observer) is not None:
-            observer.answered(envelope, value, error, 0, 0)
-        bridge = envelope.bridge
-        if bridge is self._bridge and asyncio._get_running_loop() is self._loop:
-            bridge.awaited -= 1
-            if envelope.watch is not None:
-                envelope.unwatch()
-            envelope.deliver(value, error)
-        elif (waker := envelope.settle(value, error)) is not None:
-            if bridges is None:
-                waker.wake()
-            else:
-                bridges.add(waker)
-        freed = self._ended and isinstance(envelope.message, Free)  # the server frees its clients' buffers
-        if error is not None and not envelope.wants_reply and not freed:
-            log.warning("request.failed", message=type(envelope.message).__name__, error=str(error))
-
-    def _tell_not_run(self, envelope: Envelope, error: Exception) -> None:
-        """See `Mailbox.on_refusal`."""
-        if (observer := self._observer) is not None:
-            observer.not_run(envelope, error)
 
     def end(self, reason: str) -> None:
         """Close the connection: all requests get `ServiceStopped`. On the owning loop. Idempotent."""
@@ -676,11 +526,7 @@ class Link(Mailbox):
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
         self.close(reason)
-        left, self._sent = self._sent, {}
-        for number, waiting in left.items():
-            sent = waiting if isinstance(waiting, Sent) else self._with_envelope(number, waiting)
-            sent.envelope.elsewhere = None
-            self._reply(sent.envelope, None, ActorStopped(reason=reason, interrupted=True))
+        self._delivery.end(reason)
         self.staging.close()
         self._on_lost(reason)
 

@@ -40,10 +40,14 @@ class Sending:
         self._channel, self._loop, self._readable, self._fail = channel, loop, readable, fail
         self.paused = False
         """Whether the client's frames are not read, because frames to the client wait for room."""
+        self.answers: list[Answer] = []
+        """Answers that are not in a frame yet."""
+        self._flushes_soon = False
         loop.add_reader(channel.fileno(), readable)
 
     def stop(self) -> None:
-        """Watch the connection no more: it is about to be closed."""
+        """Watch the connection no more, and send nothing more: it is about to be closed."""
+        self.answers.clear()
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
 
@@ -59,6 +63,19 @@ class Sending:
             self.send(frame)
         except Exception:  # noqa: BLE001 - `fail` logs it
             self._fail()
+
+    def flush_soon(self) -> None:
+        """Send the waiting answers, and those that come in this iteration of the loop, at its end."""
+        if not self._flushes_soon:
+            self._flushes_soon = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send the waiting answers. Nothing is raised."""
+        self._flushes_soon = False
+        if self.answers:
+            answers, self.answers = self.answers, []
+            self.send_answers(answers)
 
     def send_answers(self, answers: list[Answer]) -> None:
         """Send answers. If they cannot be encoded together, each is sent alone.

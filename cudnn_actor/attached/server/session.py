@@ -83,8 +83,7 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 __all__ = ["Session"]
 
 log = Log("cudnn_actor.attached")
-_PLAIN = Request(b"")
-"""The fields of a request that is only a message with a number."""
+_PLAIN = Request(b"")  # the other fields of a request that is only a message with a number
 
 
 class Session:
@@ -114,8 +113,6 @@ class Session:
         self._received = Received(server.reading, self._segments, state.memory.device, state.cache_limit)
         self._copies = Copies(server.copies)
         self._drains: deque[int] = deque()
-        self._answers: list[Answer] = []
-        self._flushing = False
         self._last = 0
         self._loop = asyncio.get_running_loop()
         self._bridge = LoopBridge.of_running_loop()
@@ -241,19 +238,12 @@ class Session:
     def _answer(self, answer: Answer) -> None:
         """Send an answer: at once if no other request is open, else with the other answers of this iteration
         of the loop."""
-        self._answers.append(answer)
+        self._sending.answers.append(answer)
         if not self.asked:
-            self._flush()
+            self._sending.flush()
             self._nearness.note_answered(self.look)
-        elif not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        if self._answers and self.open:
-            answers, self._answers = self._answers, []
-            self._sending.send_answers(answers)
+        else:
+            self._sending.flush_soon()
 
     # Requests.
 
@@ -291,10 +281,10 @@ class Session:
         server = self._server
         if len(self.asked) >= server.window:
             self._check_window()
-        known = self._received.kept.get(request) if type(request) is int else None
+        known: Any = self._received.kept.get(request) if isinstance(request, int) else None
         if type(known) is not Known:
             known = self._received.message(request)
-        if type(request) is int:
+        if isinstance(request, int):
             request = _PLAIN
         asked = Asked(
             self, number, known, request.room, request.room_bytes, request.timeout_s, request.headers
@@ -559,7 +549,7 @@ class Session:
         """Answer an `Export`. The channel duplicates the descriptor if the frame must wait."""
         self.asked.pop(number, None)
         try:
-            self._flush()
+            self._sending.flush()
             self._sending.send(Exported(number, found.arena_bytes, found.offset), (found.descriptor,))
         except OSError as error:
             self._answer(failure_answer(number, error))
@@ -592,7 +582,7 @@ class Session:
     def _end_run(self, asked: Asked, answer: Done) -> None:
         """Do what `_end_request` does, in fewer steps for the only open request."""
         del self.asked[asked.number]
-        if self.asked or self._answers:
+        if self.asked or self._sending.answers:
             self._end_request(asked, answer)
         else:  # no drain waits: it would be open
             self._sending.send_answers([answer])
