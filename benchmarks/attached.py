@@ -317,7 +317,8 @@ def asking_nobody() -> Ask:
     async def ask() -> None:
         if not waiting:
             loop.call_soon(answer)
-        waiting.append(future := asyncio.Future(loop=loop))
+        future: asyncio.Future[None] = asyncio.Future(loop=loop)
+        waiting.append(future)
         await future
 
     return ask

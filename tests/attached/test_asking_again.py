@@ -10,9 +10,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cudnn_actor import CudnnRef, Receipt, ServiceStopped, StaleBufferError, connect
+from cudnn_actor import CudnnActorError, CudnnRef, Receipt, ServiceStopped, StaleBufferError, connect
+from cudnn_actor.actors.waking import Waking
 from cudnn_actor.attached import ServedSocket, serve_socket
+from cudnn_actor.attached.client import kept_messages
+from cudnn_actor.attached.server.received import Received
+from cudnn_actor.attached.wire import ForgetMessages, Request, Requests
 from cudnn_actor.messages import ConvFwd, Fill
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.protocol.messages.codec import encode_message
 
 from ..inside import answers_cannot_be_taken, service_behind, sessions_of
 from ..patience import PATIENCE_S
@@ -258,3 +264,170 @@ async def test_if_an_answer_cannot_be_taken_nobody_waits_for_ever(
     assert all(isinstance(outcome, ServiceStopped) for outcome in outcomes[1:])
     assert "could not take an answer" in str(outcomes[1])
     assert [type(error) for error in reported] == [MemoryError]
+
+
+class Frames:
+    """The frames of requests, and those that take numbers back, that clients of this process send."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.sent: list[Any] = []
+        send = Channel.send
+
+        def noting(channel: Channel, frame: Any, descriptors: tuple[int, ...] = ()) -> None:
+            self.sent.append(frame)
+            send(channel, frame, descriptors)
+
+        patch.setattr(Channel, "send", noting)
+
+    def bodies(self) -> list[bytes | int]:
+        """What names the message of each request, in order. From here on, only later ones count."""
+        requests = [each for frame in self.sent if isinstance(frame, Requests) for each in frame.requests]
+        self.sent.clear()
+        return [each if isinstance(each, int) else each.body for each in requests]
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages a server has kept, after each of its requests."""
+    numbers: list[int] = []
+    note = Received.note_number
+
+    def noting(received: Received, request: Request | int) -> None:
+        note(received, request)
+        numbers.append(len(received.kept))
+
+    monkeypatch.setattr(Received, "note_number", noting)
+    return numbers
+
+
+@pytest.mark.parametrize("way", ["ask", "submit"])
+async def test_it_is_a_number_in_its_frame(rig: Rig, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    frames = Frames(monkeypatch)
+    await asyncio.gather(*[rig.sent(way, rig.product) for _ in range(3)], rig.sent(way, rig.total))
+    one, two, three, other = frames.bodies()
+    assert one == two == three != other
+    assert {type(one), type(other)} == {int}
+    await rig.client.ask(rig.product, timeout=PATIENCE_S)  # with an envelope
+    assert frames.bodies() == [one]
+    await rig.client.ask(rig.one.product())  # equal, but another object
+    assert [type(body) for body in frames.bodies()] == [bytes]
+    await rig.client.write(rig.one.x, [[[[5.0]]]])
+    await rig.client.ask(rig.product)
+    assert await rig.one.result() == 10.0
+
+
+async def test_no_more_messages_have_numbers_than_the_server_keeps(
+    rig: Rig, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All numbers are taken back then."""
+    monkeypatch.setattr(kept_messages, "_MOST", 4)
+    frames = Frames(monkeypatch)
+    messages = [rig.one.product() for _ in range(9)]
+    for message in messages * 3:
+        await rig.client.ask(message)
+    assert max(kept) == 4
+    assert sum(isinstance(frame, ForgetMessages) for frame in frames.sent) > 3
+    frames.sent.clear()
+    for _ in range(3):
+        await rig.client.ask(messages[-1])
+    assert [type(body) for body in frames.bodies()] == [int] * 3
+    assert await rig.one.result() == 6.0
+
+
+async def test_no_more_bytes_of_messages_have_numbers_than_the_server_keeps(
+    rig: Rig, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbytes = len(encode_message(rig.product))
+    monkeypatch.setattr(kept_messages, "_BYTES", 3 * nbytes)
+    for message in [rig.one.product() for _ in range(8)] * 2:
+        await rig.client.ask(message)
+    assert max(kept) == 3
+    monkeypatch.setattr(kept_messages, "_LONGEST", nbytes - 1)
+    frames, long = Frames(monkeypatch), rig.one.product()
+    for _ in range(3):
+        await rig.client.ask(long)
+    assert [type(body) for body in frames.bodies()] == [bytes] * 3
+
+
+async def test_a_message_that_could_not_be_decoded_fails_each_time_and_costs_no_connection(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError
+
+    message = rig.one.product()
+    with monkeypatch.context() as patched:
+        patched.setattr(Received, "decode", fail)
+        failed = [await outcome(rig.client.submit(message)) for _ in range(2)]
+    assert [type(error) for error in failed] == [CudnnActorError] * 2
+    assert isinstance(await rig.client.ask(message), Receipt)
+
+
+@pytest.fixture
+async def reported() -> list[Any]:
+    """The exceptions of callbacks of the loop."""
+    exceptions: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: exceptions.append(context["exception"])
+    )
+    return exceptions
+
+
+class Interrupt(BaseException):
+    """Of a signal handler."""
+
+
+@pytest.mark.parametrize("error", [MemoryError, Interrupt])
+async def test_if_receipts_cannot_be_given_nobody_waits_for_ever(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, reported: list[Any], error: type[BaseException]
+) -> None:
+    """All get the end of the connection."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with rig.gate.closed():
+        lost = [rig.sent(way, rig.product) for way in ("submit", "ask", "submit", "ask")]
+        await in_thread(rig.gate.wait_for_arrival)
+        monkeypatch.setattr(Waking, "set_results", fail)
+    outcomes = await asyncio.gather(*lost, return_exceptions=True)
+    assert [isinstance(each, ServiceStopped) for each in outcomes] == [True] * 4
+    assert [type(each) for each in reported] == [error]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("error", [MemoryError, Interrupt])
+async def test_requests_whose_sending_fails_are_sent_after_all_or_get_the_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, reported: list[Any], error: type[BaseException], times: int
+) -> None:
+    send, errors = Channel.send, [error() for _ in range(times)]
+
+    def failing(channel: Channel, frame: Any, descriptors: tuple[int, ...] = ()) -> None:
+        if errors and isinstance(frame, Requests):
+            raise errors.pop()
+        send(channel, frame, descriptors)
+
+    with rig.gate.closed():
+        waiting = [rig.sent("submit", rig.product)]
+        await in_thread(rig.gate.wait_for_arrival)
+        monkeypatch.setattr(Channel, "send", failing)
+        waiting += [rig.sent(way, rig.product) for way in ("submit", "ask")]
+        await turns()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [isinstance(each, Receipt if times == 1 else ServiceStopped) for each in outcomes] == [True] * 3
+    assert [type(each) for each in reported] == [error]
+
+
+async def test_a_request_that_cannot_be_noted_ends_the_connection(rig: Rig) -> None:
+    """As for want of memory: those behind it would have wrong numbers."""
+
+    class Full(list[Any]):
+        def append(self, _: object) -> None:
+            raise MemoryError
+
+    mailbox = service_behind(rig.client).state.mailbox
+    mailbox._unsent = Full()
+    errors = [await outcome(rig.sent("ask", rig.product)), await outcome(rig.sent("ask", rig.total))]
+    assert [type(error) for error in errors] == [MemoryError, MemoryError]
+    mailbox._unsent = []
+    assert isinstance(await outcome(rig.client.submit(rig.total)), ServiceStopped)

@@ -20,12 +20,15 @@ from cudnn_actor.attached.server import patience
 from cudnn_actor.attached.server.holdings import references
 from cudnn_actor.attached.wire import (
     FROM_SERVER,
+    KEPT_BYTES,
     LONGEST,
+    MOST_KEPT,
     VERSION,
     Answers,
     Attach,
     Attached,
     DropSegment,
+    ForgetMessages,
     MapSegment,
     Place,
     Refused,
@@ -71,6 +74,21 @@ FRAMES: dict[str, tuple[bytes, str]] = {
     "room that nobody needs": (encode(Room(7, None, 0)), "needs none"),
     "no descriptor": (encode(MapSegment(0, 4096)), "without the descriptor"),
     "numbers that fall": (encode(Requests(0, [Request(b"")])), "came after"),
+    "no such message": (encode(Requests(1, [7])), "no message 7"),
+    "no such message to be run late": (encode(Requests(1, [Request(7, timeout_s=1.0)])), "no message 7"),
+    "a number given twice": (encode(Requests(1, [Request(b"", keep=1)] * 2)), "message 1 came twice"),
+    "a number for a number": (
+        encode(Requests(1, [Request(b"", keep=1), Request(1, keep=2)])),
+        "message 2 came twice",
+    ),
+    "too many messages": (
+        encode(Requests(1, [Request(b"", keep=number) for number in range(MOST_KEPT + 1)])),
+        "too many to keep",
+    ),
+    "a number that was taken back": (
+        encode(Requests(1, [Request(b"", keep=1)])) + encode(ForgetMessages()) + encode(Requests(2, [1])),
+        "no message 1",
+    ),
 }
 
 
@@ -85,6 +103,19 @@ async def test_a_malformed_frame_costs_its_connection_alone(
     (line,) = [line for line in logs if line["event"] == "client.malformed"]
     assert reason in line["reason"]
     assert await client.ping() == 1
+
+
+async def test_messages_of_too_many_bytes_are_not_kept(raw: Raw, logs: list[EventDict]) -> None:
+    """The first frame has as many bytes as may be kept."""
+    loop = asyncio.get_running_loop()
+    await raw.send(encode(ATTACH))
+    half = bytes(KEPT_BYTES // 2)
+    await loop.sock_sendall(raw.socket, encode(Requests(1, [Request(half, keep=n) for n in range(2)])))
+    await loop.sock_sendall(raw.socket, encode(Requests(3, [0, 1, Request(b"1", keep=2)])))
+    await raw.ended()
+    assert ["too many to keep" in line["reason"] for line in logs if line["event"] == "client.malformed"] == [
+        True
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, connect, spawn
 from cudnn_actor.attached import ServedSocket, serve_socket
-from cudnn_actor.attached.client.link import Link
+from cudnn_actor.attached.client.delivery import Delivery
 from cudnn_actor.attached.client.sent import Sent
 from cudnn_actor.attached.server import holdings
 from cudnn_actor.attached.server.holdings import MOST_IMPORTS
@@ -280,17 +280,19 @@ async def test_a_free_that_is_late_has_started_only_if_it_was_of_a_live_buffer(
     mover: CudnnRef, gpu: CudnnRef, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
     """So a pool knows whether what it has copied was the buffer's until then."""
-    ref, take = await mover.upload(X), Link._take_answer
+    ref, take = await mover.upload(X), Delivery.take_answer
     if not live:
         await gpu.free(ref)  # the client does not know
 
-    def late(link: Link, answer: Any, bridges: Any) -> None:
-        sent = link._sent[answer.number]
+    def late(delivery: Delivery, answer: Any, bridges: Any) -> None:
+        sent = delivery._sent[answer.number]
         assert isinstance(sent, Sent)
         sent.envelope.timed_out = True
-        take(link, answer, bridges)
+        take(delivery, answer, bridges)
 
-    monkeypatch.setattr(Link, "_take_answers", lambda link, answers, bridges: late(link, answers[0], bridges))
+    monkeypatch.setattr(
+        Delivery, "take_answers", lambda delivery, answers, bridges: late(delivery, answers[0], bridges)
+    )
     with pytest.raises(DeadlineExceeded) as late_error:
         await mover.free(ref, timeout=PATIENCE_S)
     assert late_error.value.started is live

@@ -53,17 +53,19 @@ class Received:
         self._kept_bytes = 0
 
     def note_number(self, request: Request | int) -> None:
-        """Note the number that a request gives its message. Raises `BadFrame` for a number of no message, for
-        one that comes twice, and for one too many."""
-        if isinstance(request, int) or isinstance(request.body, int):
-            named = request if isinstance(request, int) else request.body
-            if named not in self.kept or (isinstance(request, Request) and request.keep is not None):
-                raise BadFrame(f"there is no message {named}, or it came twice")
-        elif (number := request.keep) is not None:
-            self._kept_bytes += len(request.body)
-            if number in self.kept or len(self.kept) >= MOST_KEPT or self._kept_bytes > KEPT_BYTES:
-                raise BadFrame(f"message {number} came twice, or {len(self.kept):,} are kept already")
-            self.kept[number] = request.body
+        """Note the number that a request gives its message. Raises `BadFrame` for a number that no message
+        has, for one that comes twice, and for one too many."""
+        body, number = (request, None) if isinstance(request, int) else (request.body, request.keep)
+        if isinstance(body, int) and body not in self.kept:
+            raise BadFrame(f"there is no message {body}")
+        if number is None:
+            return
+        if isinstance(body, int) or number in self.kept:
+            raise BadFrame(f"message {number} came twice")
+        self._kept_bytes += len(body)
+        if len(self.kept) >= MOST_KEPT or self._kept_bytes > KEPT_BYTES:
+            raise BadFrame(f"{len(self.kept):,} messages of {self._kept_bytes:,} bytes are too many to keep")
+        self.kept[number] = body
 
     def forget_messages(self, _: ForgetMessages | None = None) -> None:
         """Take the numbers of all messages back."""
