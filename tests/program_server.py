@@ -212,7 +212,7 @@ def _run(order: Order, descriptors: Sequence[int]) -> None:
     """Be the program, or the forkserver."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if order.forkserver is not None:
-        be_forkserver(order.forkserver, descriptors, _have_anew)
+        be_forkserver(order.forkserver, descriptors, _have_anew, STARTING)
         return
     if order.new_session:
         os.setsid()

@@ -13,7 +13,8 @@ Only one is there: a second forkserver of a program is executed, and so is one w
 variable that an interpreter reads at its start, is not the program's.
 
 The forkservers of pytest's own process are forked by the server of programs, in the same way, as often as one
-is started: see `forked_programs.forking_forkservers`.
+is started: see `forked_programs.forking_forkservers`. A member of a pool is a fork of such a forkserver, and
+has a service, whose forkserver is a spare process, too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
-from cudnn_actor.processes import interpreter, server_process
+from cudnn_actor.processes import forkserver, interpreter, named_functions, server_process
 
 __all__ = ["ForkserverOrder", "be_forkserver", "child_of", "fork_spare", "order_of", "starts_the_same"]
 
@@ -42,6 +43,8 @@ _LONGEST: Final = 200_000
 _MOST_DESCRIPTORS: Final = 64
 _ABOVE: Final = 100
 """The program's end of the socket has a number above this one: programs have the lowest numbers to use."""
+_MEMBER: Final = "cudnn_actor.pool.member_process:main"
+"""What a member of a pool runs."""
 
 
 def fork_spare(be: Callable[[dict[int, int]], None], starting: Sequence[str]) -> None:
@@ -63,7 +66,7 @@ def fork_spare(be: Callable[[dict[int, int]], None], starting: Sequence[str]) ->
             pid = os.fork()
         if pid == 0:
             ours.close()
-            _stand_by(theirs, be)
+            _stand_by(theirs, be, starting)
     with ours:
         number = fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, _ABOVE)
     spare = _Spare(pid, number, starting)
@@ -132,20 +135,28 @@ def child_of(pid: int) -> subprocess.Popen[bytes]:
     return found
 
 
-def _stand_by(orders: socket.socket, be: Callable[[dict[int, int]], None]) -> NoReturn:
+def _stand_by(
+    orders: socket.socket, be: Callable[[dict[int, int]], None], starting: Sequence[str]
+) -> NoReturn:
     """Wait for the order, and be the forkserver; or end with the program."""
     try:
         data, descriptors, _, _ = socket.recv_fds(orders, _LONGEST, _MOST_DESCRIPTORS)
         if data:
-            be_forkserver(ForkserverOrder(*json.loads(data)), descriptors, be)
+            be_forkserver(ForkserverOrder(*json.loads(data)), descriptors, be, starting)
     finally:
         os._exit(0)
 
 
 def be_forkserver(
-    order: ForkserverOrder, descriptors: Sequence[int], be: Callable[[dict[int, int]], None]
+    order: ForkserverOrder,
+    descriptors: Sequence[int],
+    be: Callable[[dict[int, int]], None],
+    starting: Sequence[str],
 ) -> None:
-    """Become the forkserver. `descriptors` are those of 1, 2 and `order.numbers`; `be` as in `fork_spare`."""
+    """Become the forkserver.
+
+    `descriptors` are those of 1, 2 and `order.numbers`; `be` and `starting` as in `fork_spare`.
+    """
     gc.freeze()
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -161,4 +172,21 @@ def be_forkserver(
     faulthandler.enable()
     random.seed()
     importlib.import_module("numpy.random").seed()
+    _give_members_spares(be, starting)
     importlib.import_module(order.module).main()
+
+
+def _give_members_spares(be: Callable[[dict[int, int]], None], starting: Sequence[str]) -> None:
+    """Have a member of a pool that this forkserver forks begin with a spare process of its own."""
+    find = named_functions.function_named
+
+    def function_named(text: str) -> Callable[..., Any]:
+        function = find(text)
+
+        def run(descriptors: list[int]) -> object:
+            fork_spare(be, starting)
+            return function(descriptors)
+
+        return run if text == _MEMBER else function
+
+    forkserver.function_named = function_named  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cudnn_actor.pool import spawn_pool
 from cudnn_actor.processes import interpreter, server_process
 from cudnn_actor.processes.launching import Launcher
 
@@ -319,6 +320,19 @@ def test_a_forkserver_of_this_process_is_what_an_executed_one_is(
     assert executed["parent"]
     assert forked.pop("orig_argv") != executed.pop("orig_argv"), "both were executed"
     assert forked == executed, {name: forked[name] for name in executed if forked[name] != executed[name]}
+
+
+@pytest.mark.skipif(WHOLE, reason="all forkservers are executed")
+async def test_the_forkserver_of_a_pools_member_is_its_spare_process() -> None:
+    async with spawn_pool(["cpu"], isolation="process") as pool:
+        member = pool.statistics().members[0].pid
+        [forkserver] = read(f"/proc/{member}/task/{member}/children").split()
+        assert "tests.program_server" in read(f"/proc/{forkserver}/cmdline")
+        assert read(f"/proc/{forkserver}/comm") == "cudnn-launcher\n"
+
+
+def read(path: str) -> str:
+    return Path(path).read_text()
 
 
 @pytest.mark.skipif(WHOLE, reason="all forkservers are executed")
