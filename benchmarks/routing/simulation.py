@@ -184,7 +184,7 @@ class _Pool:
         for number, member in enumerate(self._members):
             if self._random.random() < share:
                 member.works = False
-                self._routing.lost(number)
+                self._routing.note_loss(number)
                 self._later(self._random.random() * down_us, _Kind.BACK, number, 0)
             else:
                 self._fail_later(number, failures)
@@ -227,7 +227,7 @@ class _Pool:
             return 0  # a failure has ended it
         request = member.running
         assert request is not None, "this life's run has not ended before"
-        ended = self._routing.answered(request, number)
+        ended = self._routing.end_answered(request, number)
         self.found.runs[request] += 1
         self.found.waits_us.append(self._now - self._arrived_us[request])
         self.found.useful_us += self._now - member.since_us
@@ -256,7 +256,7 @@ class _Pool:
             self._routing.pause(number)
             return 0
         member.queue.clear()
-        return self._do(self._routing.lost(number))
+        return self._do(self._routing.note_loss(number))
 
     def _back(self, number: int, _life: int) -> int:
         failures, member = self._setting.failures, self._members[number]

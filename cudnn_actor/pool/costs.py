@@ -72,7 +72,7 @@ class Costs:
         cost = self.known[kind] = Cost()
         return cost
 
-    def answered(self, cost: Cost, member: int, given_s: float, now_s: float) -> None:
+    def note_answer(self, cost: Cost, member: int, given_s: float, now_s: float) -> None:
         """Note that a member has answered a request at `now_s` that it got at `given_s`, in seconds of one
         clock."""
         last_s = self.last_s[member]

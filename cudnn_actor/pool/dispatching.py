@@ -234,9 +234,9 @@ class Dispatching:
     def _end_unusual(self, request: OpenRequest, member: int) -> None:
         """Note the answer of a request that was perhaps moved, while somebody perhaps waits for the end of
         all."""
-        if self.routing.answered(request, member):
+        if self.routing.end_answered(request, member):
             self.finished[member] += 1
-            self.costs.answered(request.cost, member, request.given_s, self._clock())
+            self.costs.note_answer(request.cost, member, request.given_s, self._clock())
         else:
             self.routing.withdraw(request)  # another member has it: the answer was on its way
         if request.recalled:
@@ -326,13 +326,13 @@ class Dispatching:
             self._carry_out(self.routing.pause(member, back_us))
         self._arrange()
 
-    def lost(self, member: int) -> None:
+    def note_loss(self, member: int) -> None:
         """Note that a member has ended, and has lost its requests."""
         if self.routing.states[member] is not MemberState.REMOVED:
             self._down.add(member)
             self.restart_times.down(member, self._clock(), process=True)
             self._take_from(member)
-            self._carry_out(self.routing.lost(member))
+            self._carry_out(self.routing.note_loss(member))
             self._arrange()
 
     def remove(self, member: int) -> None:

@@ -100,7 +100,7 @@ class Membership(Generic[M]):
         """Give the requests of a lost member to other members."""
         if self._on_lost is not None:
             self._on_lost(member)
-        self._dispatching.lost(member.number)
+        self._dispatching.note_loss(member.number)
 
     def given_up(self, member: M) -> None:
         """Go on without a member. The pool ends if too few remain."""

@@ -285,7 +285,7 @@ class Pool(PoolRequests):
         await self._replication.give_all(member)
 
     def _note_lost(self, member: Member) -> None:
-        self._replication.lost(member)
+        self._replication.note_loss(member)
 
     def _note_given_up(self, member: Member, left: int) -> None:
         log.error("member.removed", child=member.name, left=left, min_ready=self._min_ready)

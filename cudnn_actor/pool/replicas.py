@@ -56,7 +56,7 @@ class Replica(ABC, Generic[T]):
                 fix="upload or load it again",
             ) from None
 
-    def lost(self, member: int) -> None:
+    def forget_member(self, member: int) -> None:
         """Forget the copy of a member that has ended."""
         self.at.pop(member, None)
 
@@ -213,7 +213,7 @@ class PoolModel(Replica[Model]):
         """Unload a member's model."""
         self._forget(copy)
 
-    def lost(self, member: int) -> None:
+    def forget_member(self, member: int) -> None:
         """Forget the model of a member that has ended."""
         if (copy := self.at.pop(member, None)) is not None:
             self._forget(copy)

@@ -89,10 +89,10 @@ class Replication:
         async with self._giving[member.number]:
             await self._give_missing(member, gpu)
 
-    def lost(self, member: Member) -> None:
+    def note_loss(self, member: Member) -> None:
         """Note that a member has ended, and has lost its copies."""
         for replica in self._all:
-            replica.lost(member.number)
+            replica.forget_member(member.number)
 
     async def swap(self, model: PoolModel, version: Version) -> None:
         """Let the members run another version of a model, one member after the other.
@@ -166,7 +166,7 @@ class Replication:
             replica = missing[0]
             copy = replica.at[member.number] = await replica.make(gpu)
             if member.gpu is not gpu:
-                replica.lost(member.number)
+                replica.forget_member(member.number)
                 raise ServiceStopped(reason=f"the process of {member.name} has ended")
             if replica not in self._all:  # it was dropped meanwhile
                 del replica.at[member.number]

@@ -6,9 +6,9 @@ A member is up, restarting or removed:
 | | from | to | its requests |
 | --- | --- | --- | --- |
 | `pause` | up | restarting | stay with it, except those that another member will have run sooner |
-| `lost` | up, restarting | restarting | are given to other members, or wait if none is up |
+| `note_loss` | up, restarting | restarting | are given to other members, or wait if none is up |
 | `back` | restarting | up | waiting requests are given to members |
-| `remove` | up, restarting | removed | as `lost`; once all are removed, they end |
+| `remove` | up, restarting | removed | as `note_loss`; once all are removed, they end |
 
 A member gets requests only while it is up. Every request is pure, so that it may run again elsewhere. It
 ends once: when the member that has it answers, when its caller withdraws it, when it was lost with too many
@@ -163,7 +163,7 @@ class Routing(Generic[R]):
             self._losses[request] = _Losses(max_losses)
         return self._place(request, cost_us or 1)
 
-    def answered(self, request: R, member: int) -> bool:
+    def end_answered(self, request: R, member: int) -> bool:
         """End a request that a member has answered.
 
         Returns whether the answer counts. It does not if the request has ended, or if another member has it
@@ -220,7 +220,7 @@ class Routing(Generic[R]):
                 free_us += cost_us  # it stays, and later requests wait for it
         return moved
 
-    def lost(self, member: int) -> list[Given[R] | Ended[R]]:
+    def note_loss(self, member: int) -> list[Given[R] | Ended[R]]:
         """Note that a member has ended and restarts. Returns its requests that were given to other members
         or have ended."""
         self._require(member, MemberState.UP, MemberState.RESTARTING)

@@ -68,7 +68,7 @@ class Members:
         """A member's process has ended: its connection fails all requests, and the pool is told."""
         for answer in self.has[member].values():
             answer.set_exception(ServiceStopped(reason="its process has ended"))
-        self.dispatching.lost(member)
+        self.dispatching.note_loss(member)
 
 
 async def turns(count: int = 4) -> None:
@@ -114,7 +114,7 @@ async def test_an_answer_that_was_on_its_way_when_its_member_was_lost_counts() -
     caller = members.asks("a")
     await turns()
     members.has[0]["a"].set_result("answered")
-    members.dispatching.lost(0)
+    members.dispatching.note_loss(0)
     assert await caller == "answered"
     await turns()
     assert members.has == [{}, {}]
@@ -144,7 +144,7 @@ async def test_a_request_that_was_with_four_lost_members_is_quarantined() -> Non
 
 async def test_a_request_waits_for_a_member_until_its_deadline() -> None:
     members = Members(1)
-    members.dispatching.lost(0)
+    members.dispatching.note_loss(0)
     late, caller = members.asks("late", timeout=0.001), members.asks("a")
     with pytest.raises(DeadlineExceeded):
         await late
@@ -212,10 +212,10 @@ def test_the_costs_of_kinds_are_found_out_from_answers_alone() -> None:
     assert costs.of("long").us == costs.of("short").us == 1000
     for kind in ["long", "short", "short", "long"] * 10:
         now_s += {"long": 0.010, "short": 0.001}[kind]
-        costs.answered(costs.of(kind), 0, given_s=50.0, now_s=now_s)
+        costs.note_answer(costs.of(kind), 0, given_s=50.0, now_s=now_s)
     assert costs.of("long").us == 10_000
     assert costs.of("short").us == 1000
-    costs.answered(costs.of("short"), 0, given_s=now_s + 5.0, now_s=now_s + 5.001)  # it was idle for 5 s
+    costs.note_answer(costs.of("short"), 0, given_s=now_s + 5.0, now_s=now_s + 5.001)  # it was idle for 5 s
     assert costs.of("short").us == 1000
 
 
@@ -223,7 +223,7 @@ def test_few_kinds_are_kept() -> None:
     costs = Costs(1)
     often = costs.of("often")
     for kind in range(5000):
-        costs.answered(costs.of(kind), 0, given_s=kind, now_s=kind + 0.5)
+        costs.note_answer(costs.of(kind), 0, given_s=kind, now_s=kind + 0.5)
         costs.of("often")
     assert costs.of("often") is often
     assert costs.of(4999).us == 500_000

@@ -52,7 +52,7 @@ def test_nothing_is_kept_of_a_request_that_no_member_can_get() -> None:
 def test_requests_of_a_lost_member_are_given_to_others_in_their_order() -> None:
     routing = Routing[int](2)
     assert [routing.submit(each, 10) for each in range(4)] == [0, 1, 0, 1]
-    assert routing.lost(0) == [Given(0, 1), Given(2, 1)]
+    assert routing.note_loss(0) == [Given(0, 1), Given(2, 1)]
     assert routing.of(1) == (1, 3, 0, 2)
     assert routing.device_us == (0, 40)
 
@@ -60,7 +60,7 @@ def test_requests_of_a_lost_member_are_given_to_others_in_their_order() -> None:
 def test_a_request_waits_while_no_member_is_up_and_goes_to_the_first_that_is() -> None:
     routing = Routing[int](1)
     assert routing.submit(0, 10) == 0
-    assert routing.lost(0) == []
+    assert routing.note_loss(0) == []
     assert routing.submit(1, 10) is None
     assert list(routing.waiting) == [0, 1]
     assert routing.back(0) == [Given(0, 0), Given(1, 0)]
@@ -73,7 +73,7 @@ def test_a_paused_member_keeps_what_it_has_and_gets_nothing_new() -> None:
     routing.pause(0)
     assert [routing.submit(each, 10) for each in (1, 2)] == [1, 1]
     assert routing.of(0) == (0,)
-    assert routing.answered(0, 0)
+    assert routing.end_answered(0, 0)
     assert routing.back(0) == []
     assert routing.submit(3, 10) == 0
 
@@ -102,24 +102,24 @@ def test_a_request_that_was_moved_from_too_many_restarting_members_ends() -> Non
 def test_an_answer_that_comes_after_the_request_was_given_to_another_is_refused() -> None:
     routing = Routing[int](2)
     assert routing.submit(0, 10) == 0
-    assert routing.lost(0) == [Given(0, 1)]
-    assert not routing.answered(0, 0)
-    assert routing.answered(0, 1)
-    assert not routing.answered(0, 1)
+    assert routing.note_loss(0) == [Given(0, 1)]
+    assert not routing.end_answered(0, 0)
+    assert routing.end_answered(0, 1)
+    assert not routing.end_answered(0, 1)
 
 
 def test_a_request_that_was_lost_with_too_many_members_ends_and_the_others_go_on() -> None:
     routing = Routing[int](3, max_losses=2)
     assert routing.submit(0, 10) == 0
-    assert routing.lost(0) == [Given(0, 1)]
+    assert routing.note_loss(0) == [Given(0, 1)]
     assert routing.submit(1, 100) == 2
     assert routing.submit(2, 1) == 1
-    assert routing.lost(1) == [Ended(0, 2), Given(2, 2)]
+    assert routing.note_loss(1) == [Ended(0, 2), Given(2, 2)]
 
 
 def test_all_requests_end_when_the_last_member_is_removed() -> None:
     routing = Routing[int](2)
-    routing.lost(0)
+    routing.note_loss(0)
     assert routing.submit(0, 10) == 1
     assert routing.remove(1) == []
     assert routing.waiting == (0,)
@@ -133,7 +133,7 @@ def test_a_withdrawn_request_is_nobodys() -> None:
     routing = Routing[int](1)
     assert routing.submit(0, 10) == 0
     assert routing.withdraw(0) == 0
-    routing.lost(0)
+    routing.note_loss(0)
     assert routing.submit(1, 10) is None
     assert routing.withdraw(1) is None
     assert routing.back(0) == []
@@ -172,7 +172,7 @@ class Anything(RuleBasedStateMachine):
             request = data.draw(st.integers(0, len(self.costs) - 1))
             member = data.draw(st.sampled_from(self.members))
             expected = request in self.at and self.at[request] == member
-            assert self.routing.answered(request, member) == expected
+            assert self.routing.end_answered(request, member) == expected
             if expected:
                 self.end(request)
 
