@@ -252,7 +252,7 @@ class Channel:
         return bool(self._in or self._descriptors)
 
     @property
-    def unclaimed(self) -> int:
+    def unclaimed_count(self) -> int:
         """How many descriptors have arrived and were not taken."""
         return len(self._descriptors)
 

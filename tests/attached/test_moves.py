@@ -427,6 +427,6 @@ def test_whatever_numbers_come_a_buffer_lies_inside_its_arena(
         assert 0 <= memory.offset < memory.offset + max(nbytes, 1) <= memory.arena_bytes <= 1 << 44
         assert not memory.offset % 256
         memory.close()
-    assert not channel.unclaimed
+    assert not channel.unclaimed_count
     channel.close()
     theirs.close()

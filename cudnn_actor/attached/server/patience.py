@@ -29,8 +29,8 @@ class Patience:
         """
         if not channel.is_partial:
             self.waits_since = None if attached else self.waits_since
-            if channel.unclaimed:
-                raise BadFrame(f"{channel.unclaimed} descriptors came that belong to no frame")
+            if channel.unclaimed_count:
+                raise BadFrame(f"{channel.unclaimed_count} descriptors came that belong to no frame")
         elif came or self.waits_since is None:
             self.waits_since = time.monotonic()
 
