@@ -191,7 +191,7 @@ class _Step(Draft):
         if self.child(index).ready_at is not None and not self.policy(index).replaceable:
             self._escalate(index, reason, "because nothing can take its place")
         elif (restarts := intensity.admit(self.state.restarts, self.now)) is None:
-            self._escalate(index, reason, intensity.exceeded())
+            self._escalate(index, reason, intensity.exceeded_text())
         else:
             self.change(restarts=restarts)
             self._restart(index, reason)

@@ -66,7 +66,7 @@ class RestartIntensity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         recent = self._in_window(restarts, now)
         return (*recent, now) if len(recent) < self.max_restarts else None
 
-    def exceeded(self) -> str:
+    def exceeded_text(self) -> str:
         """The text about a failure that is over the limit: "at the 4th failure within 60 s
         (max_restarts=3)"."""
         number = self.max_restarts + 1
@@ -75,7 +75,7 @@ class RestartIntensity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             f"at the {number}{ending} failure within {self.period_s:g} s (max_restarts={self.max_restarts})"
         )
 
-    def left(self, restarts: tuple[float, ...], now: float) -> int:
+    def restarts_left(self, restarts: tuple[float, ...], now: float) -> int:
         """How many more restarts are allowed at `now`."""
         return max(0, self.max_restarts - len(self._in_window(restarts, now)))
 

@@ -126,7 +126,7 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
         lost = child.ready_at is not None and not self.policy.children[index].replaceable
         if lost or child.phase is Phase.DONE or self.mode in (Mode.STOPPING, Mode.STOPPED):
             return 0
-        return self.policy.intensity.left(self.restarts, now)
+        return self.policy.intensity.restarts_left(self.restarts, now)
 
     @property
     def settled(self) -> bool:

@@ -222,7 +222,7 @@ class ReceivedGraphs:
     def keep(self, identity: str, body: bytes) -> None:
         """Keep a graph, whose `Graph.encoded` is `body`. If it does not decode, requests for it fail."""
         try:
-            self._graphs[identity] = Graph.received(body, identity)
+            self._graphs[identity] = Graph.from_encoded(body, identity)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             self._graphs[identity] = MalformedMessage(detail=str(error))
 

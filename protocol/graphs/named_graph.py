@@ -154,7 +154,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.body.footprint + _COPIES * len(self.encoded)
 
     @classmethod
-    def received(cls, body: bytes, identity: str) -> Graph:
+    def from_encoded(cls, body: bytes, identity: str) -> Graph:
         """The graph that another process has encoded. Raises `ValueError`, `msgspec.DecodeError`.
 
         The graph is not encoded again to find its identity, so it takes less memory here.

@@ -189,9 +189,9 @@ class OperationGraph(
     def given_values(self, xp: Any, scalars: Sequence[float]) -> dict[int, Array]:
         """The values of the scalars, given in canonical order, and of the constants: see `evaluate`."""
         given: dict[int, float | int] = {**dict(zip(self.scalars, scalars, strict=True)), **self.constants}
-        return {uid: self.filled(xp, uid, value) for uid, value in given.items()}
+        return {uid: self.equal_elements(xp, uid, value) for uid, value in given.items()}
 
-    def filled(self, xp: Any, uid: int, value: float | int) -> Array:
+    def equal_elements(self, xp: Any, uid: int, value: float | int) -> Array:
         """A tensor's elements, all of one value, as `evaluate` takes them. They take no memory."""
         tensor, dtype = self.tensor(uid), "float64" if isinstance(value, float) else "int64"
         if dtype == "int64" and tensor.dtype is DType.UINT64:
@@ -230,7 +230,7 @@ class OperationGraph(
             return None
         uids = dict(operation.named(operation.outputs))
         return {
-            name: given[value] if isinstance(value, str) else self.filled(xp, uids[name], value)
+            name: given[value] if isinstance(value, str) else self.equal_elements(xp, uids[name], value)
             for name, value in found.items()
         }
 
@@ -239,9 +239,9 @@ class OperationGraph(
         found = operation.magnitudes(xp, *self._inputs_and_specs(operation, values))
         return self._of_results(operation, found)
 
-    def uncentred(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
-        """`Operation.uncentred` of an operation of the graph, by uid."""
-        found = operation.uncentred(xp, *self._inputs_and_specs(operation, values))
+    def uncentred_sizes(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
+        """`Operation.uncentred_sizes` of an operation of the graph, by uid."""
+        found = operation.uncentred_sizes(xp, *self._inputs_and_specs(operation, values))
         return self._of_results(operation, found)
 
     def _of_results(self, operation: Node, results: Mapping[str, Array]) -> dict[int, Array]:

@@ -458,7 +458,7 @@ class Operation(Record, Generic[T], tag=True):
         del xp, values, specs
         return {}
 
-    def uncentred(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+    def uncentred_sizes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         """How large those outputs that subtract a mean are without that: their errors are relative to it.
 
         The parameters are those of `evaluate`.

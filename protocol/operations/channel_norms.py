@@ -240,7 +240,7 @@ class _Normalizing(ChannelNorm[T]):
         mean = magnitude_of_mean(xp, x, self.axes).reshape(-1 if self.over_samples else x.shape[:2])
         return {"mean": mean, "new_running_mean": mean}
 
-    def uncentred(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+    def uncentred_sizes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x = self._split_groups(values["x"])
         inverse = self.evaluate(xp, values, specs)["inverse_deviation"].reshape(-1, x.shape[1], 1, 1)
         y = abs(x * inverse * self._of_channels(values, "scale", 1.0))

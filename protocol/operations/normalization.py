@@ -173,8 +173,8 @@ class _RowNorm(Norm[T]):
         super()._check_x(specs)
         self._first(specs["x"])
 
-    def reduced(self, rank: int) -> tuple[int, ...]:
-        """The dims that are normalised together, as `Reduction.reduced`."""
+    def reduced_dims(self, rank: int) -> tuple[int, ...]:
+        """The dims that are normalised together, as `Reduction.reduced_dims`."""
         return tuple(range(axis_of("axis", self.axis, rank), rank))
 
 
@@ -182,7 +182,7 @@ class _ForwardNorm(_RowNorm[T]):
     epsilon: float = 1e-5
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
-        return needed_of_lines(specs, wanted, self.reduced(specs["x"].rank), ("x",))
+        return needed_of_lines(specs, wanted, self.reduced_dims(specs["x"].rank), ("x",))
 
     def _check_x(self, specs: Specs) -> None:
         super()._check_x(specs)
@@ -267,7 +267,7 @@ class LayerNorm(_ForwardNorm[T], tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         x = values["x"]
-        axes = self.reduced(x.ndim)
+        axes = self.reduced_dims(x.ndim)
         mean = x.mean(axis=axes, keepdims=True)
         centred = x - mean
         inverse = 1 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + self.epsilon)
@@ -276,9 +276,9 @@ class LayerNorm(_ForwardNorm[T], tag=True):
 
     def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
-        return {"mean": magnitude_of_mean(xp, values["x"], self.reduced(values["x"].ndim))}
+        return {"mean": magnitude_of_mean(xp, values["x"], self.reduced_dims(values["x"].ndim))}
 
-    def uncentred(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+    def uncentred_sizes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         inverse = self.evaluate(xp, values, specs)["inverse_deviation"]
         return {"y": abs(values["x"] * inverse * values.get("scale", 1.0))}
 
@@ -291,7 +291,7 @@ class _BackwardNorm(NormBackward[T], _RowNorm[T]):
         """The arguments of `gradient_of_rows`."""
         inverse = values["inverse_deviation" if "mean" in values else "inverse_rms"]
         normal = (values["x"] - values.get("mean", 0.0)) * inverse
-        return values["dy"] * values.get("scale", 1.0), normal, inverse, self.reduced(normal.ndim)
+        return values["dy"] * values.get("scale", 1.0), normal, inverse, self.reduced_dims(normal.ndim)
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del xp, specs
@@ -362,7 +362,7 @@ class RMSNorm(_ForwardNorm[T], tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         x = values["x"]
-        inverse = 1 / xp.sqrt((x * x).mean(axis=self.reduced(x.ndim), keepdims=True) + self.epsilon)
+        inverse = 1 / xp.sqrt((x * x).mean(axis=self.reduced_dims(x.ndim), keepdims=True) + self.epsilon)
         return {"y": x * inverse * values.get("scale", 1.0), "inverse_rms": inverse}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:

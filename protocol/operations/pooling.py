@@ -146,7 +146,7 @@ class MaxPool(_Pooling[T], tag=True):
         # row-major order.
         for axis in reversed(range(window.spatial_dims)):
             count = specs["y"].dims[2 + axis]
-            seen = (window.seen(xp, axis, a, v, count) for a, v in ((best, 0), (index, -1)))
+            seen = (window.elements_by_place(xp, axis, a, v, count) for a, v in ((best, 0), (index, -1)))
             best = index = None
             for value, place in zip(*seen, strict=True):
                 if best is None:
@@ -179,7 +179,7 @@ def _largest(xp: Any, window: Window | AdaptiveWindow, x: Array, places: Sequenc
     """The largest element of each window, the first of equals; NaN is larger than any number."""
     least = -math.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     for axis, count in reversed([*enumerate(places)]):
-        best, *others = window.seen(xp, axis, x, least, count)
+        best, *others = window.elements_by_place(xp, axis, x, least, count)
         for value in others:
             best = xp.where((value > best) | (value != value), value, best)  # noqa: PLR0124 - of NaN
         x = best
@@ -349,8 +349,8 @@ class LpPool(_LpPooling[T], tag=True):
         total = xp.ones_like(most)
         # One dim after the other: of each window, the largest, and the sum in terms of its power.
         for axis, count in enumerate(specs["y"].dims[2:]):
-            before = window.seen(xp, axis, most, 0, count), window.seen(xp, axis, total, 0, count)
-            largest = functools.reduce(xp.maximum, window.seen(xp, axis, most, 0, count))
+            before = window.elements_by_place(xp, axis, most, 0, count), window.elements_by_place(xp, axis, total, 0, count)
+            largest = functools.reduce(xp.maximum, window.elements_by_place(xp, axis, most, 0, count))
             divisor = xp.where(largest == 0, 1, largest)
             total = sum(
                 share * xp.where(one == largest, 1, one / divisor) ** self.p

@@ -138,7 +138,7 @@ class Recurrent(RecurrentLayer[T], tag=True):
         y = xp.zeros((steps, batch, directions * state))
         h_n = xp.array(values.get("h0", xp.zeros((directions, batch, state))))
         c_n = xp.array(values.get("c0", xp.zeros((directions, batch, hidden))))
-        kept = self.kept(projected=w_hr is not None)
+        kept = self.kept_numbers(projected=w_hr is not None)
         reserve = xp.zeros((directions, steps, batch, kept, hidden) if "reserve" in specs else (0,))
         for way in range(directions):
             of_input = x @ values["w_ih"][way].T + bias[way, 0]
@@ -327,7 +327,7 @@ class RecurrentBackwardData(RecurrentLayer[T], tag=True):
         within, gates = self.within(xp, steps, batch), self.mode.gates
         hidden = rows // gates
         if reserve.ndim == 1:
-            dims = (directions, steps, batch, self.kept(projected=w_hr is not None), hidden)
+            dims = (directions, steps, batch, self.kept_numbers(projected=w_hr is not None), hidden)
             reserve = from_bytes(xp, reserve, dims, self.compute((specs["dx"].dtype,)))
         dx = xp.zeros((steps, batch, values["w_ih"].shape[2]))
         dh0 = xp.array(values.get("dh_n", xp.zeros((directions, batch, state))))
@@ -515,7 +515,7 @@ class RecurrentBackwardWeights(RecurrentLayer[T], tag=True):
         (steps, batch, features) = x.shape
         if slopes.ndim == 1:
             directions, rows, _ = specs["dw_ih"].dims
-            kept = self.kept(projected=y.shape[2] < directions * (rows // gates))
+            kept = self.kept_numbers(projected=y.shape[2] < directions * (rows // gates))
             dims = (directions, steps, batch, kept, rows // gates)
             slopes = from_bytes(xp, slopes, dims, self.compute((specs["dw_ih"].dtype,)))
         directions, *_, hidden = slopes.shape

@@ -103,7 +103,7 @@ class RecurrentLayer(Operation[T]):
         """More for half types: each step rounds the state and the gates to the operands' type."""
         return {DType.FLOAT16: 16.0, DType.BFLOAT16: 128.0}.get(dtype, self.slack)
 
-    def kept(self, *, projected: bool) -> int:
+    def kept_numbers(self, *, projected: bool) -> int:
         """How many numbers `reserve` and `slopes` have for each unit, at each step."""
         if self.mode is RecurrentMode.LSTM:
             return 6 if projected else 5
@@ -190,7 +190,7 @@ class RecurrentLayer(Operation[T]):
 
     def _kept_spec(self, sizes: LayerSizes, dtype: DType) -> TensorSpec:
         """The spec of `reserve` and `slopes`."""
-        kept = self.kept(projected=sizes.has_projection)
+        kept = self.kept_numbers(projected=sizes.has_projection)
         dims = (sizes.directions, sizes.steps, sizes.batch, kept, sizes.hidden)
         return TensorSpec.packed(dims, self.compute((dtype,)))
 

@@ -140,7 +140,7 @@ class Reduction(_Reducing[T], tag=True):
     axes: tuple[int, ...] | None = None
     keep_dims: bool = False
 
-    def reduced(self, rank: int) -> tuple[int, ...]:
+    def reduced_dims(self, rank: int) -> tuple[int, ...]:
         """The reduced dims of a tensor, ascending. Raises `InvalidRequest`."""
         if self.axes is None:
             return tuple(range(rank))
@@ -155,14 +155,14 @@ class Reduction(_Reducing[T], tag=True):
                 problem=f"is no floating-point dtype, which {self.mode} needs",
                 fix="convert it to one",
             )
-        axes = self.reduced(x.rank)
+        axes = self.reduced_dims(x.rank)
         dims = ((axis, 1 if axis in axes else size) for axis, size in enumerate(x.dims))
         kept = tuple(size for axis, size in dims if self.keep_dims or axis not in axes)
         return {"y": self._result(x, kept)}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         x: Any = self.x
-        axes = self.reduced(x.rank)
+        axes = self.reduced_dims(x.rank)
         kept = tuple(1 if axis in axes else size for axis, size in enumerate(x.dims))
         of_x: Any = self.y
         if of_x.dtype is not x.dtype:  # rounded to fewer digits, it is no element of x
@@ -198,7 +198,7 @@ class Reduction(_Reducing[T], tag=True):
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         x = specs["x"]
-        axes = self.reduced(x.rank)
+        axes = self.reduced_dims(x.rank)
         match self.mode:
             case mode if mode.selects or (mode is ReductionMode.PRODUCT and x.dtype is DType.BOOL):
                 return {"x": _Groups(xp, x, axes).with_extremes(draw(x), mode)}
@@ -218,11 +218,11 @@ class Reduction(_Reducing[T], tag=True):
         return None if specs["x"].size else {"y": _of_nothing(self.mode, specs["y"].dtype)}
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
-        return needed_of_lines(specs, wanted, self.reduced(specs["x"].rank), ("x",))
+        return needed_of_lines(specs, wanted, self.reduced_dims(specs["x"].rank), ("x",))
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x = values["x"]
-        axes = self.reduced(x.ndim)
+        axes = self.reduced_dims(x.ndim)
         kept = [axis for axis in range(x.ndim) if axis not in axes]
         length = math.prod(x.shape[axis] for axis in axes)
         count = math.prod(x.shape[axis] for axis in kept)

@@ -146,9 +146,9 @@ class _Resampling(Operation[T]):
 
     def taps(self, x: tuple[int, ...]) -> dict[int, Taps]:
         """The taps of y's elements along each dim of x that is not the same in y."""
-        return {axis: self.taps_along(x, axis) for axis in self.resized(x)}
+        return {axis: self.taps_along(x, axis) for axis in self.resized_dims(x)}
 
-    def resized(self, x: tuple[int, ...]) -> list[int]:
+    def resized_dims(self, x: tuple[int, ...]) -> list[int]:
         """The dims of x that are not the same in y."""
         found = []
         for axis, (size, wanted) in enumerate(zip(x, self.sizes, strict=True)):
@@ -166,7 +166,7 @@ class _Resampling(Operation[T]):
         (region,) = wanted.values()
         gradient = "dx" in specs
         x, result = (specs[name].dims for name in (("dx", "dx") if gradient else ("x", "y")))
-        resized, read, sizes = self.resized(x), [*region], [*self.sizes]
+        resized, read, sizes = self.resized_dims(x), [*region], [*self.sizes]
         for axis, of in enumerate(region):
             if axis not in resized:
                 sizes[axis] = of.stop - of.start
@@ -238,7 +238,7 @@ class _Resampling(Operation[T]):
             self._check_neighbours(x.dims)
 
     def _check_neighbours(self, x: tuple[int, ...]) -> None:
-        for axis in self.resized(x):
+        for axis in self.resized_dims(x):
             scale, wanted = self._scale(x, axis), self.sizes[axis]
             each = 4 / scale if wanted and scale < 1 else 4
             if each > _MOST_TAPS or (each > 4 and each * wanted > _MOST_TAPS_ALONG):

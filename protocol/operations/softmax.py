@@ -64,8 +64,8 @@ class Softmax(Operation[T], tag=True):
         axis_of("axis", self.axis, x.rank)
         return {"y": TensorSpec.packed(x.dims, x.dtype)}
 
-    def reduced(self, rank: int) -> tuple[int, ...]:
-        """The axis that is summed along, from 0, as `Reduction.reduced`."""
+    def reduced_dims(self, rank: int) -> tuple[int, ...]:
+        """The axis that is summed along, from 0, as `Reduction.reduced_dims`."""
         return (axis_of("axis", self.axis, rank),)
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Softmax(Operation[T], tag=True):
         return {"x": draw(x) + (_FARTHER if x.dtype is DType.FLOAT64 else _FAR)}
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
-        return needed_of_lines(specs, wanted, self.reduced(specs["x"].rank), ("x",))
+        return needed_of_lines(specs, wanted, self.reduced_dims(specs["x"].rank), ("x",))
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x = values["x"]
@@ -123,8 +123,8 @@ class SoftmaxBackward(Operation[T], tag=True):
         require(specs, "y", dy.dims, dy.dtype)
         return {"dx": TensorSpec.packed(dy.dims, dy.dtype)}
 
-    def reduced(self, rank: int) -> tuple[int, ...]:
-        """The axis that is summed along, from 0, as `Reduction.reduced`."""
+    def reduced_dims(self, rank: int) -> tuple[int, ...]:
+        """The axis that is summed along, from 0, as `Reduction.reduced_dims`."""
         return (axis_of("axis", self.axis, rank),)
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Window(Parameters, tag=True):
             found.append(slice(first, max(first + 1, min(count, (part.stop - 1 + pre) // stride + 1))))
         return found
 
-    def seen(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
+    def elements_by_place(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
         """For each place in a window along one spatial dim, the elements there of all `count` windows.
 
         Padding has that value.
@@ -242,7 +242,7 @@ class AdaptiveWindow(Parameters, tag=True):
             )
         return (*x[:2], *self.output)
 
-    def seen(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
+    def elements_by_place(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
         """Yields, for each place in a window along one spatial dim, the elements there of all windows.
 
         Those of shorter windows have that value there.
@@ -321,5 +321,5 @@ def _along_axis(xp: Any, values: Sequence[int], axis: int, rank: int) -> Array:
 def sums_in_windows(xp: Any, window: Window | AdaptiveWindow, x: Array, places: Sequence[int]) -> Array:
     """The sum of each window, one dim after the other."""
     for axis, count in enumerate(places):
-        x = sum(window.seen(xp, axis, x, 0, count))
+        x = sum(window.elements_by_place(xp, axis, x, 0, count))
     return x

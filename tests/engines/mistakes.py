@@ -317,7 +317,7 @@ class LastOfEquals(MaxPool[int], frozen=True, kw_only=True):
         index = np.arange(best.size).reshape(best.shape)
         for axis in reversed(range(window.spatial_dims)):
             count = specs["y"].dims[2 + axis]
-            seen = (window.seen(xp, axis, a, v, count) for a, v in ((best, 0), (index, -1)))
+            seen = (window.elements_by_place(xp, axis, a, v, count) for a, v in ((best, 0), (index, -1)))
             (best, index), *others = zip(*seen, strict=True)
             for value, place in others:
                 taken = (place >= 0) & ((index < 0) | ~(value < best))

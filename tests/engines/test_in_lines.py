@@ -91,7 +91,7 @@ def values_of(operation: Operation[Any]) -> dict[str, np.ndarray]:
 def computed(operation: Any) -> tuple[Body, dict[str, np.ndarray]]:
     """The body that computes an operation, and its results by name."""
     values = values_of(operation)
-    body = Body(list(values.values()), operation.reduced(len(DIMS)))
+    body = Body(list(values.values()), operation.reduced_dims(len(DIMS)))
     leaves = {name: Leaf(number, DType.FLOAT64) for number, name in enumerate(values)}
     found = compute_in_lines(operation, leaves, len(DIMS), body)
     return body, {name: body.array(value) for name, value in found.items()}
@@ -118,7 +118,7 @@ def test_every_operation_along_lines_has_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_there_is_no_division_for_each_element_of_a_line(name: str) -> None:
     body, _ = computed(CASES[name])
-    lines = np.prod(DIMS) // np.prod([DIMS[axis] for axis in CASES[name].reduced(3)])
+    lines = np.prod(DIMS) // np.prod([DIMS[axis] for axis in CASES[name].reduced_dims(3)])
     assert all(size <= lines for size in body.divided)
 
 

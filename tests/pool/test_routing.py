@@ -183,12 +183,12 @@ class Anything(RuleBasedStateMachine):
             assert self.routing.withdraw(request) == self.at[request]
             self.end(request)
 
-    @rule(data=st.data(), what=st.sampled_from(["lost", "pause", "move", "back", "remove"]))
+    @rule(data=st.data(), what=st.sampled_from(["note_loss", "pause", "move", "back", "remove"]))
     def member(self, data: st.DataObject, what: str) -> None:
         member = data.draw(st.sampled_from(self.members))
         state = self.routing.states[member]
         allowed = {
-            "lost": (UP, RESTARTING),
+            "note_loss": (UP, RESTARTING),
             "pause": (UP,),
             "move": (UP,),
             "back": (RESTARTING,),
@@ -199,7 +199,7 @@ class Anything(RuleBasedStateMachine):
                 self.happens(what, member, 0)
             return
         waited = {request for request, at in self.at.items() if at is None}
-        had = {request for request, at in self.at.items() if at == member and what in ("lost", "remove")}
+        had = {request for request, at in self.at.items() if at == member and what in ("note_loss", "remove")}
         back_us = data.draw(st.integers(0, 3000)) if what == "move" else 0
         moved = self.happens(what, member, back_us)
         if what == "move":

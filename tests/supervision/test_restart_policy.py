@@ -78,13 +78,13 @@ def test_a_restart_exactly_one_period_ago_has_left_the_window(
 def test_what_is_left_is_how_often_another_would_be_admitted(now: float, left: int) -> None:
     intensity = RestartIntensity(max_restarts=3, period_s=60.0)
     restarts: tuple[float, ...] = (0.0, 1.0, 2.0)
-    assert intensity.left(restarts, now) == left
+    assert intensity.restarts_left(restarts, now) == left
     for _ in range(left):
         admitted = intensity.admit(restarts, now)
         assert admitted is not None
         restarts = admitted
     assert intensity.admit(restarts, now) is None
-    assert intensity.left(restarts, now) == 0
+    assert intensity.restarts_left(restarts, now) == 0
 
 
 def test_no_restarts_allowed_admits_none() -> None:

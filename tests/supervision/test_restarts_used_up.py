@@ -28,7 +28,7 @@ def test_the_restart_after_the_last_one_allowed_escalates() -> None:
     [(0, "1st"), (1, "2nd"), (2, "3rd"), (3, "4th"), (10, "11th"), (12, "13th"), (21, "22nd")],
 )
 def test_the_limit_that_was_reached_is_told_in_words(most: int, number: str) -> None:
-    limit = RestartIntensity(max_restarts=most, period_s=2.5).exceeded()
+    limit = RestartIntensity(max_restarts=most, period_s=2.5).exceeded_text()
     assert limit == f"at the {number} failure within 2.5 s (max_restarts={most})"
 
 

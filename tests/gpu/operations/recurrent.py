@@ -58,7 +58,7 @@ def _make(asked: Asked) -> Made:
         lengths = tuple(
             int(choose.one((0, 1, steps, choose.rng.integers(0, steps + 1)))) for _ in range(batch)
         )
-    kept = Recurrent(x="", w_ih="", w_hh="", mode=mode).kept(projected=state < hidden)
+    kept = Recurrent(x="", w_ih="", w_hh="", mode=mode).kept_numbers(projected=state < hidden)
     h, c, y = (directions, batch, state), (directions, batch, hidden), (steps, batch, directions * state)
     inner = (directions, steps, batch, kept, hidden)
     dims = {
@@ -153,7 +153,7 @@ def _forward(operation: Any, values: Exact, specs: Any) -> Exact:
     h0 = values.get("h0", np.zeros((directions, batch, state)))
     c0 = values.get("c0", np.zeros((directions, batch, hidden)))
     found: dict[str, Any] = {"y": np.zeros((steps, batch, directions * state))}
-    kept = operation.kept(projected="w_hr" in values)
+    kept = operation.kept_numbers(projected="w_hr" in values)
     found["reserve"] = np.zeros((directions, steps, batch, kept, hidden))
     found["h_n"], found["c_n"] = np.zeros(h0.shape), np.zeros(c0.shape)
     more = _more(specs)

@@ -139,7 +139,7 @@ def _bounds(operation: Reduction[str], values: Exact, specs: Specs) -> Exact:
     mode, x = operation.mode, values["x"]
     if mode.selects or x.dtype.kind != "f":
         return {}
-    length = math.prod(x.shape[axis] for axis in operation.reduced(x.ndim))
+    length = math.prod(x.shape[axis] for axis in operation.reduced_dims(x.ndim))
     steps = walk_of(x, length)
     y = np.abs(_of(operation, _Mode.SUM if mode is _Mode.LOG_SUM else mode, x, specs))
     match mode:
@@ -162,7 +162,7 @@ def _bounds(operation: Reduction[str], values: Exact, specs: Specs) -> Exact:
 
 def _of_powers(operation: Reduction[str], x: Array, steps: float, specs: Specs) -> Array:
     """A difference d is rounded once, or in parts that add up to it, and so changes its power by u |d|."""
-    axes = operation.reduced(x.ndim)
+    axes = operation.reduced_dims(x.ndim)
     y = _of(operation, _Mode.LOG_SUM_EXP, x, specs)
     top = x.max(axis=axes, keepdims=True) if x.size else x
     shares = np.exp(x - top)

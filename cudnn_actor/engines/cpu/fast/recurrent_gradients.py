@@ -116,7 +116,7 @@ class _WithoutReserve:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         node, (directions, batch, _, state, hidden) = self.gradients.node, self.gradients.sizes
         y, keep = operands["y"], lanes[0].keep
-        kept = node.kept(projected=state < hidden)
+        kept = node.kept_numbers(projected=state < hidden)
         made = {
             "y": keep(y.shape, y.dtype),
             "reserve": keep((directions, len(y), batch, kept, hidden), y.dtype),

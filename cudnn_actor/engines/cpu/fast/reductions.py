@@ -31,7 +31,7 @@ def reduction(node: Node, specs: Specs) -> Kernel | None:
     """A kernel of `Reduction`; None without elements. Where no dim is reduced, each element is a line."""
     assert isinstance(node, Reduction)
     x, y = specs["x"], specs["y"]
-    dims, axes, keep_dims = x.dims, node.reduced(x.rank), node.keep_dims
+    dims, axes, keep_dims = x.dims, node.reduced_dims(x.rank), node.keep_dims
     if not x.size:
         return None
     if not axes:

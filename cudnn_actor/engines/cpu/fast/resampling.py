@@ -75,7 +75,7 @@ def resample(node: Node, specs: Specs) -> Resampled | None:
     elif not x.dtype.is_floating:
         least, largest = integer_range(x.dtype.numpy)
         beyond = min(max(round(beyond), least), largest)
-    axes = _in_order(node.resized(x.dims), x.dims, y.dims)
+    axes = _in_order(node.resized_dims(x.dims), x.dims, y.dims)
     kernel = Resampled(x.dims, y.dims, carrier_dtype(x.dtype), axes, NamedTaps(node, x.dims), beyond)
     return kernel if kernel.pays() else None
 
@@ -88,7 +88,7 @@ def resample_backward(node: Node, specs: Specs) -> Resampled | None:
     assert isinstance(node, ResampleBackward)
     dy, dx = specs["dy"].dims, specs["dx"].dims
     reversed_taps: dict[int, Taps] = {}
-    for axis in node.resized(dx):
+    for axis in node.resized_dims(dx):
         taps = _reverse_taps(node.taps_along(dx, axis), dx[axis])
         if taps is None:
             return None

@@ -60,7 +60,7 @@ def emit_softmax(draft: Draft, operation: Softmax[int]) -> None:
 def emit_reduction(draft: Draft, operation: Reduction[int]) -> None:
     """Write a reduction."""
     dims, given = draft.dims(operation.x), draft.type_of(operation.x)
-    axes = operation.reduced(len(dims))
+    axes = operation.reduced_dims(len(dims))
     mode, x = operation.mode, draft.read(operation.x)
     if not axes:
         refuse("a reduction of no dims")

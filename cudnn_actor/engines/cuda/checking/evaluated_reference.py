@@ -459,7 +459,7 @@ def _errors(
         return found
     sums = max(Accuracy.of(graph, uid).of_sums for uid in graph.results)
     magnitudes = graph.magnitudes(xp, operation, values)
-    uncentred = graph.uncentred(xp, operation, values)
+    uncentred = graph.uncentred_sizes(xp, operation, values)
     for uid, error in found.items():
         # Where the terms of an element cancel, its error is still as large as other elements' errors.
         own = xp.maximum(error, share * _typical(xp, results[uid]))

@@ -51,7 +51,7 @@ def compute_in_lines(
     if isinstance(operation, Reduction):  # its definition is a mode, as is a kernel's reduction
         return {"y": to.reduce(operation.mode, given["x"])}
     assert isinstance(operation, IN_LINES)
-    lines = _Lines(to, rank, operation.reduced(rank))
+    lines = _Lines(to, rank, operation.reduced_dims(rank))
     traced: Any = {name: _Traced(value, lines) for name, value in given.items()}
     found: Mapping[str, Any] = operation.evaluate(_FUNCTIONS, traced, {})
     return {name: each.value for name, each in found.items()}

@@ -159,7 +159,7 @@ def _accumulator(operation: AnyReduction, dtype: DType) -> Accumulator:
 def _lines(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> Lines:
     x, y = tensors
     rank = len(x.dims)
-    axes = operation.reduced(rank) if isinstance(operation, Reduction) else (operation.axis % rank,)
+    axes = operation.reduced_dims(rank) if isinstance(operation, Reduction) else (operation.axis % rank,)
     steps = iter(y.strides)
     of_y = []
     for axis in range(rank):

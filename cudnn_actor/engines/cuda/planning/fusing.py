@@ -48,7 +48,7 @@ def lines_of_operation(
     x = graph.tensor(operation.reads[0])
     if not isinstance(operation, IN_LINES) or not x.dtype.is_floating:
         return None
-    return x.dims, operation.reduced(len(x.dims)), graph.compute(operation)
+    return x.dims, operation.reduced_dims(len(x.dims)), graph.compute(operation)
 
 
 def norm_alone(graph: OperationGraph) -> Node | None:
