@@ -73,8 +73,8 @@ may do."""
 class Batchable(Features, Protocol):
     """A model that batches run on: a `Model`, or a pool's model, which each member has a copy of."""
 
-    def validated(self, inputs: Mapping[str, Any]) -> Mapping[str, BufferRef | np.ndarray]:
-        """See `Model.validated`."""
+    def validated_inputs(self, inputs: Mapping[str, Any]) -> Mapping[str, BufferRef | np.ndarray]:
+        """See `Model.validated_inputs`."""
 
     async def run_checked(
         self,
@@ -372,7 +372,7 @@ class BatchedModel:
         return given, fits
 
     def _on_host(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        given = self._model.validated(inputs)
+        given = self._model.validated_inputs(inputs)
         for each in self._model.defaults:
             if each.name in given:
                 raise InvalidRequest(

@@ -200,7 +200,7 @@ class Model:
         alike = self._alike if isinstance(keep, tuple) and not keep else None
         arrays = None if alike is None else alike.views(given)
         if alike is None or arrays is None:
-            views = self.validated(given, keep)
+            views = self.validated_inputs(given, keep)
             alike = self._alike = Alike.to(views)
             specs = _specs_of(views) if alike is None else alike.specs
             with within(timeout) as deadline:
@@ -212,7 +212,7 @@ class Model:
                     return results
             return await self._run_with(arrays, alike.specs, deadline)
 
-    def validated(
+    def validated_inputs(
         self, inputs: Mapping[str, Any], keep: Collection[str] = ()
     ) -> dict[str, BufferRef | np.ndarray]:
         """The inputs of a run as references and arrays, by name. Raises `InvalidRequest`."""

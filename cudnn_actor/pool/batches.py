@@ -54,7 +54,7 @@ class Batches(ABC):
         """The model's."""
         return self._model.outputs
 
-    def validated(self, inputs: Mapping[str, Any]) -> dict[str, BufferRef | np.ndarray]:
+    def validated_inputs(self, inputs: Mapping[str, Any]) -> dict[str, BufferRef | np.ndarray]:
         """The inputs of a run, by name. Raises `InvalidRequest`."""
         return checked_inputs(self, _on_host, inputs)
 

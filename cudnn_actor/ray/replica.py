@@ -213,7 +213,9 @@ class Replica:
     ) -> Any:
         """Run `Model.run_checked`, with values and results as in `compute`."""
         own, arrays = self._own(model), given.by_name(map(self._array, values))
-        found = await own.run_checked(own.validated(arrays), Deadline(left_s), again=again, crashes=crashes)
+        found = await own.run_checked(
+            own.validated_inputs(arrays), Deadline(left_s), again=again, crashes=crashes
+        )
         return pack_results(found, self._memory, given.room)
 
     @_answering

@@ -349,7 +349,10 @@ class LpPool(_LpPooling[T], tag=True):
         total = xp.ones_like(most)
         # One dim after the other: of each window, the largest, and the sum in terms of its power.
         for axis, count in enumerate(specs["y"].dims[2:]):
-            before = window.elements_by_place(xp, axis, most, 0, count), window.elements_by_place(xp, axis, total, 0, count)
+            before = (
+                window.elements_by_place(xp, axis, most, 0, count),
+                window.elements_by_place(xp, axis, total, 0, count),
+            )
             largest = functools.reduce(xp.maximum, window.elements_by_place(xp, axis, most, 0, count))
             divisor = xp.where(largest == 0, 1, largest)
             total = sum(

@@ -216,7 +216,11 @@ def exclusive(step: OperationStep) -> tuple[OperationStep, ...]:
 
 def half_read(step: OperationStep) -> tuple[OperationStep, ...]:
     """Only the first half of the reduced dim."""
-    axis = step.operation.reduced_dims(3)[0] - 3 if isinstance(step.operation, Reduction) else step.operation.axis  # type: ignore[attr-defined]
+    axis = (
+        step.operation.reduced_dims(3)[0] - 3
+        if isinstance(step.operation, Reduction)
+        else step.operation.axis
+    )  # type: ignore[attr-defined]
     x, *rest = step.tensors
     at = axis % len(x.dims)
     x = msgspec.structs.replace(x, dims=(*x.dims[:at], x.dims[at] // 2, *x.dims[at + 1 :]))

@@ -124,7 +124,7 @@ class LentModels:
         with within(timeout_s) as deadline:
             while (model := self._models.get(name)) is not None:
                 try:
-                    return await model.run_checked(model.validated(message.arrays), deadline)
+                    return await model.run_checked(model.validated_inputs(message.arrays), deadline)
                 except CudnnActorError:
                     if self._models.get(name) is model:
                         raise

@@ -72,7 +72,9 @@ def definition_unit(graph: OperationGraph, number: int) -> Unit:
     operation, constants = graph.operations[number], graph.constants
 
     def bind(arrays: Arrays, _scratch: Sequence[Scratch]) -> list[Step]:
-        known = {uid: graph.equal_elements(XP, uid, constants[uid]) for uid in operation.reads if uid in constants}
+        known = {
+            uid: graph.equal_elements(XP, uid, constants[uid]) for uid in operation.reads if uid in constants
+        }
         given = {uid: arrays[uid] for uid in operation.reads if uid not in known}
         into = {uid: (graph.tensor(uid).dtype, arrays[uid]) for uid in operation.writes}
 
