@@ -216,11 +216,8 @@ def exclusive(step: OperationStep) -> tuple[OperationStep, ...]:
 
 def half_read(step: OperationStep) -> tuple[OperationStep, ...]:
     """Only the first half of the reduced dim."""
-    axis = (
-        step.operation.reduced_dims(3)[0] - 3
-        if isinstance(step.operation, Reduction)
-        else step.operation.axis
-    )  # type: ignore[attr-defined]
+    operation: Any = step.operation
+    axis = operation.reduced_dims(3)[0] - 3 if isinstance(operation, Reduction) else operation.axis
     x, *rest = step.tensors
     at = axis % len(x.dims)
     x = msgspec.structs.replace(x, dims=(*x.dims[:at], x.dims[at] // 2, *x.dims[at + 1 :]))
