@@ -65,6 +65,12 @@ def asked(sizes: tuple[int, ...], mode: ResampleMode = NEAREST, **of: Any) -> Re
     return Resample(x="x", y="y", sizes=sizes, mode=mode, **of)
 
 
+def backward_of(forward: Resample[Any]) -> ResampleBackward[Any]:
+    """The gradient of a resampling, with its parameters."""
+    shared = {*Resample.__struct_fields__} & {*ResampleBackward.__struct_fields__} - {"numerics"}
+    return ResampleBackward(dy="dy", dx="dx", **{name: getattr(forward, name) for name in shared})
+
+
 def resampled(bench: Workbench, operation: Resample[Any], x: np.ndarray, *, gaps: bool = False) -> np.ndarray:
     made = spread if gaps else TensorSpec.packed
     dtype = TensorSpec.like(x).dtype
@@ -266,7 +272,7 @@ def problems() -> list[tuple[Any, dict[str, TensorSpec]]]:
             of["coordinates"] = CROP
         forward = asked(sizes, mode, **of)
         found.append((forward, {"x": made(x, dtype), "y": made(sizes, dtype)}))
-        back = forward._like(ResampleBackward, dy="dy", dx="dx")
+        back = backward_of(forward)
         found.append((back, {"dy": made(sizes, dtype), "dx": made(x, dtype)}))
     found.append((asked((8, 9)), {"x": spread((5, 4), DType.INT8), "y": spread((8, 9), DType.INT8)}))
     for mode, (sizes, of) in itertools.product(ResampleMode, TOGETHER.items()):
@@ -323,7 +329,7 @@ TOGETHER: dict[tuple[int, ...], dict[str, Any]] = {
 """Dims of results whose neighbours a thread has."""
 
 
-def made(operation: Any, *specs: TensorSpec) -> resampling._Kernel:
+def made(operation: Any, *specs: TensorSpec) -> resampling.ResamplingKernel:
     tensors = [GraphTensor(uid=n, dims=s.dims, strides=s.strides, dtype=s.dtype) for n, s in enumerate(specs)]
     return resampling.describe_resampling(operation.with_operands(["x", "y"].index), tensors)
 
@@ -409,7 +415,7 @@ def test_what_the_source_knows_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -
     found = []
     for tables in (False, True):
         if tables:
-            monkeypatch.setattr(resampling, "_pattern", lambda *_: None)
+            monkeypatch.setattr(resampling, "repeating_pattern", lambda *_: None)
             compile_all(KNOWN)
         found.append([host_cuda.launched(operation, specs, odd(specs)) for operation, specs in KNOWN])
     for problem, known, tabled in zip(KNOWN, *found, strict=True):

@@ -10,8 +10,14 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
-from cudnn_actor.protocol import DType
-from cudnn_actor.protocol.operations import Attention, AttentionBackward, Specs, alibi_slopes
+from cudnn_actor.protocol import DType, TensorSpec
+from cudnn_actor.protocol.operations import (
+    Attention,
+    AttentionBackward,
+    RandomBernoulli,
+    Specs,
+    alibi_slopes,
+)
 from cudnn_actor.protocol.operations.base import Array
 
 from .rows import BARE, FLOATS, Asked, Dims, Exact, Made, Row, Sizes, walk
@@ -171,6 +177,17 @@ def _arrange(operation: Any, rng: np.random.Generator, values: Exact, specs: Spe
         values |= forward.evaluate(NumPy(), values, {})
 
 
+def _factors(operation: Any, values: Exact, dims: Dims) -> Any:
+    """The factors of the weights, of these dims: 0 where they are dropped, as `RandomBernoulli` says."""
+    if not operation.dropout:
+        return 1.0
+    drawing: RandomBernoulli[str] = RandomBernoulli(
+        state="state", y="y", dims=dims, probability=1 - operation.dropout
+    )
+    kept = drawing.evaluate(NumPy(), values, {"y": TensorSpec.packed(dims)})["y"]
+    return kept / (1 - operation.dropout)
+
+
 class _Scores:
     """What both bounds begin with: scores, which are seen, and how far off they may be."""
 
@@ -187,8 +204,7 @@ class _Scores:
         self.largest = np.where(self.seen, np.abs(self.values), 0.0).max(axis=3, keepdims=True)
         products = np.abs(q) @ np.abs(keys) * abs(self.scale)
         self.off = (walk(q.shape[3]) + 6) * products + 4 * (np.abs(bias) + np.abs(lowered)) + 16
-        every = slice(0, q.shape[0]), slice(0, q.shape[1]), slice(None), slice(0, q.shape[2])
-        self.factors = operation._factors(NumPy(), values, every)
+        self.factors = _factors(operation, values, self.values.shape)
 
     def spread(self, array: Array) -> Array:
         """Of k's heads, the one of each of q's."""

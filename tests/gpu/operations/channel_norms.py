@@ -159,9 +159,18 @@ class _Parts(NamedTuple):
     length: int
 
 
+def _split_groups(operation: Any, x: Array) -> Array:
+    """An array of the dims (N, C, ...) as (N, groups, channels of a group, others)."""
+    groups = operation.groups_of(x.shape[1])
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, math.prod(x.shape[2:]))
+
+
 def _parts(operation: Any, values: Exact) -> _Parts:
-    x = operation._split_groups(values["x"])
-    scale, bias = (operation._of_channels(values, name, other) for name, other in (("scale", 1), ("bias", 0)))
+    x = _split_groups(operation, values["x"])
+    scale, bias = (
+        _split_groups(operation, values[name].reshape(1, -1, 1)) if name in values else other
+        for name, other in (("scale", 1.0), ("bias", 0.0))
+    )
     length = math.prod(x.shape[axis] for axis in operation.axes)
     return _Parts(x, np.abs(scale), np.abs(bias), operation.axes, length)
 
@@ -203,7 +212,7 @@ def _of_inference(operation: BatchNorm[str], values: Exact, specs: Specs) -> Exa
 
 def _of_backward(operation: Any, values: Exact, specs: Specs) -> Exact:
     x, scale, _, axes, length = _parts(operation, values)
-    dy = np.abs(operation._split_groups(values["dy"]))
+    dy = np.abs(_split_groups(operation, values["dy"]))
     mean, inverse = (values[name].reshape(-1, x.shape[1], 1, 1) for name in _STATISTICS)
     normal = np.abs((x - mean) * inverse)
     slope = dy * scale
@@ -218,7 +227,7 @@ def _of_backward(operation: Any, values: Exact, specs: Specs) -> Exact:
 
 
 def _of_sums(operation: GenStats[str], values: Exact, specs: Specs) -> Exact:
-    x = operation._split_groups(values["x"])
+    x = _split_groups(operation, values["x"])
     steps = walk_of(x, x.shape[0] * x.shape[3]) + 1
     sums = {"sum": np.abs(x), "sum_of_squares": x * x}
     return {name: steps * array.sum(axis=operation.axes) for name, array in sums.items()}

@@ -9,6 +9,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol.operations import LocalResponseNorm, LocalResponseNormBackward, Specs
+from cudnn_actor.protocol.operations.base import Array
 
 from .channel_norms import dims_of_channels
 from .rows import FLOATS, Asked, Exact, Made, Row
@@ -43,11 +44,18 @@ def _make(asked: Asked) -> Made:
     return Made({"x": dims, "dy": dims}, attributes)
 
 
+def _sums_in_windows(x: Array, before: int, after: int) -> Array:
+    """The sum of each channel, `before` channels before it and `after` behind it."""
+    channels = x.shape[1]
+    sums = [x[:, max(0, n - before) : n + after + 1].sum(axis=1) for n in range(channels)]
+    return np.stack(sums, axis=1) if sums else x
+
+
 def _powers(operation: Any, values: Exact) -> tuple[Any, Any, int]:
     """The base of the power, the error of a power in terms of u, and the channels of a window."""
     x = values["x"]
     window = min(operation.size, x.shape[1])
-    base = operation._base(NumPy(), x)
+    base = operation.bias + operation.alpha / operation.size * _sums_in_windows(x * x, *operation.reach)
     return base, operation.beta * (window + 6 + np.abs(np.log(base))) + 14, window
 
 
@@ -61,7 +69,7 @@ def _of_backward(operation: LocalResponseNormBackward[str], values: Exact, specs
     dy, x = np.abs(values["dy"]), np.abs(values["x"])
     shares = (error + 2 * window + 8 + np.abs(np.log(base))) * dy * x * base ** (-operation.beta - 1)
     after, before = operation.reach
-    shared = operation._windows(NumPy(), shares, before, after)
+    shared = _sums_in_windows(shares, before, after)
     factor = 2 * operation.alpha * operation.beta / operation.size
     return {"dx": error * dy * base**-operation.beta + factor * x * shared}
 
