@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.library_faults.candidates import excluded
 from benchmarks.library_faults.problems import PROBLEMS
-from cudnn_actor.engines.cuda.cudnn.errata import _ERRATA, _Erratum, erratum
+from cudnn_actor.engines.cuda.cudnn.errata import _ERRATA, Erratum, erratum
 
 
 @pytest.mark.parametrize("fault", _ERRATA, ids=[known.what[:40] for known in _ERRATA])
-def test_every_erratum_has_a_problem_that_meets_it(fault: _Erratum) -> None:
+def test_every_erratum_has_a_problem_that_meets_it(fault: Erratum) -> None:
     assert any(fault.applies(graph) for graph in PROBLEMS.values())
 
 

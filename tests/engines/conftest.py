@@ -42,7 +42,11 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels are compiled for the host, those of self-checks, too, which are forgotten afterwards."""
     host_cuda.stand_in(monkeypatch)
     yield
-    for function in (self_check_memory._kernel, self_check_memory._module, evaluated_reference._product):
+    for function in (
+        self_check_memory.kernel_named,
+        self_check_memory.kernels_module,
+        evaluated_reference.product_kernel,
+    ):
         function.cache_clear()
 
 

@@ -35,17 +35,17 @@ def test_each_thread_can_limit_the_threads_of_blas() -> None:
 
 def test_a_limit_that_cannot_be_set_whole_is_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a handler of a signal, which may raise while a limit is set."""
-    before, setting = _threads(), blas._set
+    before, setting = _threads(), blas.set_threads
 
     def interrupted(library: Any, count: int) -> None:
         setting(library, count)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(blas, "_set", interrupted)
+        patched.setattr(blas, "set_threads", interrupted)
         with pytest.raises(KeyboardInterrupt), threads_of_blas(1):
             pass
     with threads_of_blas(1):
         pass
     assert _threads() == before
-    assert not blas._setting.limits
+    assert not blas.shared_setting.limits

@@ -9,7 +9,7 @@ import pytest
 
 from cudnn_actor.engines.cuda.kernels.lines import Form, Lines, lines_of
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, Implementation, Launcher
-from cudnn_actor.engines.cuda.operations.reduction import _lines, _matrix, reduction_workspace
+from cudnn_actor.engines.cuda.operations.reduction import matrix_of, reduction_lines, reduction_workspace
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, OperationStep, Scratch
 from cudnn_actor.protocol import DType, GraphTensor, Layout, OperationGraph, TensorSpec
@@ -126,7 +126,7 @@ def test_cudnn_gets_a_matrix(
     dims: tuple[int, ...], axes: tuple[int, ...] | None, layout: Layout, x: list[int], y: list[int]
 ) -> None:
     for keep_dims in (False, True):
-        found = _matrix(_lines(*summed(dims, axes, layout, keep_dims=keep_dims)))
+        found = matrix_of(reduction_lines(*summed(dims, axes, layout, keep_dims=keep_dims)))
         assert found is not None
         for (given, strides), (rows, columns) in zip(found, (x, y), strict=True):
             assert given == [rows, columns, 1, 1]
@@ -135,11 +135,11 @@ def test_cudnn_gets_a_matrix(
 
 def test_what_is_no_matrix_is_not_given_to_cudnn() -> None:
     for dims, axes in (((2, 3, 4), (1,)), ((0, 3), None), ((4, 5), ()), ((2, 3, 4), (0, 2))):
-        assert _matrix(_lines(*summed(dims, axes))) is None
+        assert matrix_of(reduction_lines(*summed(dims, axes))) is None
     for axis in (0, 1):
         operation, (x, y) = summed((6, 40), (axis,))
         with_gaps = msgspec.structs.replace(x, strides=(48, 1))
-        assert _matrix(_lines(operation, [with_gaps, y])) is None
+        assert matrix_of(reduction_lines(operation, [with_gaps, y])) is None
 
 
 @pytest.mark.parametrize(

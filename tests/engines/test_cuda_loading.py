@@ -149,7 +149,7 @@ def test_pieces_of_a_build_that_has_failed_are_not_kept_for_another(
     seen: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_kernels = []
-    monkeypatch.setattr(CudaBuilder, "_load_kernels", lambda _, plan: with_kernels.append(len(plan.graphs)))
+    monkeypatch.setattr(CudaBuilder, "load_kernels", lambda _, plan: with_kernels.append(len(plan.graphs)))
     builder = CudaBuilder(0)
     builder.load_piece(exported(b"one"))
     builder.forget_pieces()

@@ -59,8 +59,8 @@ def kernels(
     norm = described(operation, dims, dtype, layout)
     found = []
     for one in norm.passes:
-        of = norm_kernels._Kernels(norm, one)
-        found += [(kernel.name, of.lines.form, of._width, of.lines.vector) for kernel in of.launches(0)]
+        of = norm_kernels.NormKernels(norm, one)
+        found += [(kernel.name, of.lines.form, of.width, of.lines.vector) for kernel in of.launches(0)]
     return found
 
 
@@ -114,7 +114,7 @@ def test_lines_that_are_cut_have_a_workspace_of_their_parts() -> None:
     operation, tensors = made(TRAINING, LARGE, BF16, Layout.NHWC)
     norm = norm_of(alone(operation, tensors))
     (one,) = norm.passes
-    parts = norm_kernels._Kernels(norm, one)._parts
+    parts = norm_kernels.NormKernels(norm, one).parts
     assert 132 <= parts <= 528
     assert norm_workspace(operation, tensors) == 4 * 64 * (3 * parts + 2)  # count, mean and squares
     assert norm_workspace(*made(TRAINING, (2, 8, 5, 4), F32, Layout.NHWC)) == 0

@@ -87,7 +87,7 @@ def test_a_driver_that_hangs_keeps_one_thread_and_no_reader(monkeypatch: pytest.
     assert ages == sorted(ages)
     assert ages[0] > 0
     monkeypatch.setattr(device_memory, "MOST_WAIT_S", 60.0)
-    assert reader._done.wait(PATIENCE_S)
+    assert reader.wait_for_driver(PATIENCE_S)
     assert reader.read() == DeviceMemory(uuid="GPU-handle", used_bytes=3, total_bytes=8)
 
 
@@ -102,13 +102,13 @@ async def test_an_event_loop_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatc
     assert reader.read() is None
     for used in (3, 4):
         answers.release()
-        assert await asyncio.to_thread(reader._done.wait, 60)
+        assert await asyncio.to_thread(reader.wait_for_driver, PATIENCE_S)
         aged = reader.read()
         assert aged is not None
         assert aged.used_bytes == used
         assert aged.age_s > 0
     answers.release()
-    assert await asyncio.to_thread(reader._done.wait, 60)
+    assert await asyncio.to_thread(reader.wait_for_driver, PATIENCE_S)
 
 
 def lost(*_: Any) -> Any:

@@ -246,10 +246,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A CUDA engine that runs kernels on the host."""
     host_cuda.use(monkeypatch)
     found: Any = cuda.CudaEngine()
-    found.stream, found._pool = Stream(), host_cuda.MemoryPool()
+    found.stream, found.pool = Stream(), host_cuda.MemoryPool()
     found.handle = None
     room = np.zeros(4096, np.uint8)
-    found._workspace = SimpleNamespace(pointer=room.ctypes.data, nbytes=room.nbytes, owner=room)
+    found.workspace = SimpleNamespace(pointer=room.ctypes.data, nbytes=room.nbytes, owner=room)
     runtime = SimpleNamespace(streamCaptureModeThreadLocal=1, memGetInfo=lambda: (4096, 1 << 20))
     for module in (cuda, program):
         monkeypatch.setattr(module, "libraries", lambda: SimpleNamespace(runtime=runtime))
@@ -345,7 +345,7 @@ def test_parts_of_one_buffer_are_kept_apart(engine: Any) -> None:
     recipe = recipe_of((padding(Buffer(0), A), padding(Buffer(0, 256), B), reading(A, B)))
     found, buffers = divide(recipe, {0}), Buffers(0, w=(64, 6))
     assert found is not None
-    values = KeptValues(engine._allocate)
+    values = KeptValues(engine.allocate)
     plan = CudaPlan(recipe, ())
     memory = values.of(plan, found.kept, [buffers.places["w"]])
     assert memory is not None
@@ -426,7 +426,7 @@ def test_a_run_that_fails_before_it_has_prepared_is_prepared_again(
     buffers = Buffers(0, x=(3, 3, 8), w=(3, 6), y=(3, 3, 8))
     run = expected(engine, graph, plan_of(graph), buffers)
     with monkeypatch.context() as broken:
-        broken.setattr(Program, "_launch", lambda *_: (_ for _ in ()).throw(MemoryError))
+        broken.setattr(Program, "launch_steps", lambda *_: (_ for _ in ()).throw(MemoryError))
         with contextlib.suppress(MemoryError):
             run()
     run()

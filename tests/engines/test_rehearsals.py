@@ -44,7 +44,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[OperationGraph]:
         found.put(graph)
         assert place.xp.float64 is CUPY.float64
 
-    monkeypatch.setattr(rehearsal, "_rehearse", noted)
+    monkeypatch.setattr(rehearsal, "rehearse", noted)
     return found
 
 
@@ -101,7 +101,7 @@ def test_a_build_that_a_run_waits_for_evaluates_a_part_on_the_host_all_the_same(
 ) -> None:
     """CuPy may have to compile what has not been rehearsed: other functions for other strides and dims."""
     builder, graph = CudaBuilder(0), rooted(1100)
-    builder._rehearsals = rehearsals
+    builder.rehearsals = rehearsals
     builder._context = BuildContext(None, Stream(), evaluator=rehearsals.evaluator)
     rehearsals.ask([graph])
     rehearsed.get(timeout=PATIENCE_S)
@@ -117,7 +117,7 @@ def test_it_evaluates_on_the_device_what_another_build_has_evaluated_there(rehea
     rehearsals.note(whole)
     rehearsals.note(rooted(LARGE))  # on the host, in part
     assert rehearsals.evaluator_soon(rooted(LARGE)) is OnHostInPart
-    rehearsals._ready.update(rehearsal._kinds(rooted(LARGE)))
+    rehearsals.ready.update(rehearsal.kinds_of(rooted(LARGE)))
     rehearsals.note(rooted(LARGE))
     assert rehearsals.evaluator_soon(rooted(LARGE + 1)) is OnDevice
     assert rehearsals.evaluator_soon(rooted(LARGE, "float16")) is OnHostInPart
@@ -134,7 +134,7 @@ def test_what_could_not_be_rehearsed_is_evaluated_on_the_host(
         failed.set()
         raise MemoryError
 
-    monkeypatch.setattr(rehearsal, "_rehearse", fails)
+    monkeypatch.setattr(rehearsal, "rehearse", fails)
     rehearsals.ask([rooted(8)])
     assert failed.wait(PATIENCE_S)
     rehearsals.close()
@@ -154,14 +154,14 @@ def test_rehearsals_pause_while_something_is_built(
         looked_up.put(place.xp.float64)
 
     looks = SimpleQueue[None]()
-    await_pause = Rehearsals._await_pause
+    await_pause = Rehearsals.await_pause
 
     def noted(self: Rehearsals) -> None:
         looks.put(None)
         await_pause(self)
 
-    monkeypatch.setattr(rehearsal, "_rehearse", evaluates)
-    monkeypatch.setattr(Rehearsals, "_await_pause", noted)
+    monkeypatch.setattr(rehearsal, "rehearse", evaluates)
+    monkeypatch.setattr(Rehearsals, "await_pause", noted)
     rehearsals.ask([rooted(8)])
     arrived.get(timeout=PATIENCE_S)
     looks.get(timeout=PATIENCE_S)
@@ -185,7 +185,7 @@ def test_what_goes_wrong_in_a_rehearsal_does_not_end_its_thread(
         failed.put(graph)
         raise MemoryError
 
-    monkeypatch.setattr(rehearsal, "_rehearse", fails)
+    monkeypatch.setattr(rehearsal, "rehearse", fails)
     monkeypatch.setattr(rehearsal, "_MOST_THREADS", 1)
     rehearsals.ask(rooted(8, dtype) for dtype in DTYPES)
     for _ in DTYPES:

@@ -162,7 +162,7 @@ def test_a_replay_stays_right_when_the_workspace_grows(engine: CudaEngine, bench
         bench.execute(plan, message)
     replays = dict(plan.program.replays)
     assert replays
-    engine._grow(64 << 20)
+    engine.grow_workspace(64 << 20)
     engine.poison_workspace()
     engine.fill(bench.binding(message.y), float("nan"))
     bench.execute(plan, message)

@@ -17,7 +17,7 @@ import threadpoolctl
 
 from cudnn_actor.actors import forks
 
-__all__ = ["threads_of_blas"]
+__all__ = ["loaded_libraries", "set_threads", "shared_setting", "threads_of_blas"]
 
 
 class _Setting:
@@ -35,7 +35,7 @@ class _Setting:
     def begin(self, run: object, count: int) -> None:
         with self.lock:
             if not self.limits:
-                self.before = [library.num_threads for library in _libraries()]
+                self.before = [library.num_threads for library in loaded_libraries()]
             self.limits[run] = count
             self._apply()
 
@@ -45,11 +45,11 @@ class _Setting:
                 self._apply()
 
     def _apply(self) -> None:
-        for library, before in zip(_libraries(), self.before, strict=True):
-            _set(library, min([before, *self.limits.values()]))
+        for library, before in zip(loaded_libraries(), self.before, strict=True):
+            set_threads(library, min([before, *self.limits.values()]))
 
 
-_setting = _Setting()
+shared_setting = _Setting()
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def threads_of_blas(count: int) -> Iterator[None]:
     If several limits are set at the same time, the least one counts. The last body to end restores the
     numbers of threads from before the first.
     """
-    setting, run = _setting, object()  # a forked child has another one
+    setting, run = shared_setting, object()  # a forked child has another one
     try:
         setting.begin(run, count)
         yield
@@ -69,17 +69,17 @@ def threads_of_blas(count: int) -> Iterator[None]:
 
 def _renew() -> None:
     """Forget the runs in a forked child: they are the parent's, and their threads are not in the child."""
-    global _setting
-    former, _setting = _setting, _Setting()
+    global shared_setting
+    former, shared_setting = shared_setting, _Setting()
     if former.limits:
-        for library, before in zip(_libraries(), former.before, strict=False):
-            _set(library, before)
+        for library, before in zip(loaded_libraries(), former.before, strict=False):
+            set_threads(library, before)
 
 
 forks.call_in_child(_renew)
 
 
-def _set(library: Any, count: int) -> None:
+def set_threads(library: Any, count: int) -> None:
     """Set it from any thread: threadpoolctl 3.8 ignores all but the first that does, until that gives up."""
     give_up = getattr(library, "clear_controlling_thread", None)
     if give_up is not None:
@@ -90,7 +90,7 @@ def _set(library: Any, count: int) -> None:
 
 
 @functools.cache
-def _libraries() -> tuple[Any, ...]:
+def loaded_libraries() -> tuple[Any, ...]:
     """The BLAS libraries that were loaded at the first call, which takes some milliseconds.
 
     A library that is loaded later is not limited.

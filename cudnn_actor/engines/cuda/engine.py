@@ -103,7 +103,7 @@ class CudaEngine:
         self._replays = 0
         """CUDA graphs captured since all were dropped: at least as many as exist now."""
         self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
-        self._kept_values = KeptValues(self._allocate)
+        self._kept_values = KeptValues(self.allocate)
         self._speed: DeviceSpeed | None = None
         """The measured speed of the device; None until it is asked for."""
 
@@ -124,9 +124,9 @@ class CudaEngine:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._fences = Fences(self.stream)
         self._transfer = Transfer(self.stream, self._fences)
-        self._workspace = Workspace(self._ordinal)
+        self.workspace = Workspace(self._ordinal)
         self._probe_stream = cupy.cuda.Stream(non_blocking=True)
-        self._pool = cupy.cuda.MemoryPool()
+        self.pool = cupy.cuda.MemoryPool()
         self.handle = cudnn.create_handle()
         cudnn.set_stream(self.handle, self.stream.ptr)
         if os.environ.get(VARIABLE) == "1":
@@ -148,8 +148,8 @@ class CudaEngine:
             if handle is not None:
                 libraries().cudnn.destroy_handle(handle)
             self._transfer.close()
-            self._workspace.close()
-            self._pool.free_all_blocks()
+            self.workspace.close()
+            self.pool.free_all_blocks()
         self._arenas.clear()
 
     @staticmethod
@@ -234,21 +234,22 @@ class CudaEngine:
     @translate_failures
     def load(self, plan: Plan) -> None:
         """Load a plan's kernels, and run none. Raises `OutOfMemory`, `EngineFailure`, `StickyError`."""
-        self._program(plan).load(self._workspace.pointer)
+        self._program(plan).load(self.workspace.pointer)
 
     def _program(self, plan: Plan) -> Program:
         if not isinstance(plan, CudaPlan):
             raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
-        if plan.workspace > self._workspace.nbytes:
-            self._grow(plan.workspace)
+        if plan.workspace > self.workspace.nbytes:
+            self.grow_workspace(plan.workspace)
         if plan.program is None or plan.program.stream is not self.stream:
             plan.program = Program(plan, self.handle, self.stream, fast=self._fast)
             self._programs.add(plan.program)
         return plan.program  # type: ignore[no-any-return]
 
-    def _grow(self, nbytes: int) -> None:
+    def grow_workspace(self, nbytes: int) -> None:
+        """Let the workspace have at least `nbytes` bytes. Raises `OutOfMemory`."""
         try:
-            self._workspace.grow(nbytes)
+            self.workspace.grow(nbytes)
         except MemoryError:
             raise OutOfMemory(requested=nbytes, in_use=0, limit=None, workspace=True) from None
 
@@ -260,7 +261,7 @@ class CudaEngine:
 
     def poison_workspace(self) -> None:
         """Fill the workspace with NaN. For tests."""
-        self._workspace.poison(self.stream)
+        self.workspace.poison(self.stream)
 
     # Work.
 
@@ -294,7 +295,7 @@ class CudaEngine:
         key, places = (*pointers, *(memory.ptr for memory in kept), *scalars), (*buffers, *kept)
         each = self._program(found.each)
         if program.is_loaded:
-            each.load(self._workspace.pointer)
+            each.load(self.workspace.pointer)
         each.expect(key)
         once = functools.partial(self._enqueue, found.once, key, places, scalars)
         runs = functools.partial(self._enqueue_expected, _Expected(found.each, key, places, scalars))
@@ -315,7 +316,7 @@ class CudaEngine:
     def _divide(plan: Plan, constant: Collection[int]) -> DividedPlan | None:
         return plan.divide(frozenset(constant)) if constant and isinstance(plan, CudaPlan) else None
 
-    def _allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> Any:
         """Device memory that is free when it is dropped, for work on the engine's stream alone.
 
         Raises `MemoryError` if it would take more than a part of what is free.
@@ -324,7 +325,7 @@ class CudaEngine:
         if kept + nbytes > (kept + free) * _FOR_KEPT:
             raise MemoryError(f"{nbytes:,} bytes for what is prepared of weights")
         with self.stream:
-            return self._pool.malloc(nbytes)
+            return self.pool.malloc(nbytes)
 
     def _enqueue(
         self,
@@ -366,7 +367,7 @@ class CudaEngine:
         if self._replays >= _MOST_REPLAYS:
             self.forget_replays()
         before = len(program.replays)
-        program.run(key, key[: len(buffers)], scalars, self._workspace.pointer)  # type: ignore[arg-type]
+        program.run(key, key[: len(buffers)], scalars, self.workspace.pointer)  # type: ignore[arg-type]
         self._replays += len(program.replays) > before
 
     @translate_failures
@@ -380,7 +381,7 @@ class CudaEngine:
         once = None if found is None else Once(self._program(found.once), [of.nbytes for of in found.kept])
         if self._speed is None:
             self._speed = speed_of(self._ordinal, self.stream)
-        return time_run(program, graph, self._workspace.pointer, self._speed, self.on_progress, once=once)
+        return time_run(program, graph, self.workspace.pointer, self._speed, self.on_progress, once=once)
 
     @translate_failures
     def with_candidates(
@@ -495,7 +496,7 @@ class CudaEngine:
             status = libraries().runtime.streamQuery(self.stream.ptr)
             if status != NOT_READY:
                 check_status(status)
-            self._workspace.touch(self._probe_stream)
+            self.workspace.touch(self._probe_stream)
         except Exception as error:  # noqa: BLE001 - the error is the answer
             return str(translate(error))
         return None

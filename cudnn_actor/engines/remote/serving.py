@@ -61,7 +61,7 @@ from cudnn_actor.processes.named_functions import function_named
 from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import CudnnActorError
 
-__all__ = ["LONGEST_PIECE", "NAME", "main", "tell_piece"]
+__all__ = ["LONGEST_PIECE", "NAME", "BuildServer", "main", "tell_piece"]
 
 _REQUESTS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Open | Build)
 """Decodes what clients send. It takes a tenth of the package's import, and is needed here alone."""
@@ -85,7 +85,7 @@ def main(descriptors: Sequence[int]) -> None:
     _print_to(output)
     faulthandler.enable()
     with contextlib.suppress(EOFError):
-        _Server(socket.socket(fileno=queue), output, parent).serve()
+        BuildServer(socket.socket(fileno=queue), output, parent).serve()
 
 
 def _print_to(output: int) -> None:
@@ -101,7 +101,7 @@ class _UnwantedError(Exception):
     """Raised inside a tuning to abandon it, because its client has gone."""
 
 
-class _Server:
+class BuildServer:
     """Serves the clients. Used by one thread only.
 
     Parameters
@@ -125,7 +125,7 @@ class _Server:
         """Plans that were built for clients that have gone, by `_key` of the request."""
         self._opened: Open | None = None
         self._builder: Builder | None = None
-        self._at_work_for: Channel | None = None
+        self.at_work_for: Channel | None = None
         self._asked = 0
         self._quiet_at = 0.0
         """When candidates of builds "behind" may be begun, in `time.monotonic()` seconds."""
@@ -211,7 +211,7 @@ class _Server:
     def _open(self, peer: Channel, request: Open) -> None:
         """Open the builder on the first request. An exception is printed and ends the process."""
         if self._builder is None:
-            self._at_work_for = peer
+            self.at_work_for = peer
             builder: Builder = function_named(request.make)(*request.arguments)
             builder.open()
             # So no full collection, in the midst of a build, looks through what libraries keep.
@@ -231,7 +231,7 @@ class _Server:
             self._say(peer, unclaimed)
             return
         os.ftruncate(self._output, 0)  # what is printed from here on belongs to this request
-        self._at_work_for = peer
+        self.at_work_for = peer
         self._asked += 1
         self._say(peer, Began())
         answer = self._build_answer(peer, request, builder)
@@ -269,7 +269,7 @@ class _Server:
                 raise _UnwantedError
             if _turn(request):
                 resumed = self._do_before(_turn(request), aside=peer)
-                self._at_work_for = peer
+                self.at_work_for = peer
                 if resumed:
                     self._say(peer, Began())
 
@@ -319,8 +319,8 @@ class _Server:
         return bool(end.poll(0))
 
     def _log(self, line: Line) -> None:
-        if self._at_work_for is not None:
-            self._say(self._at_work_for, Logged(line))
+        if self.at_work_for is not None:
+            self._say(self.at_work_for, Logged(line))
 
 
 def tell_piece(peer: Channel, data: bytes) -> None:

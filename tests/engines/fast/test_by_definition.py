@@ -89,7 +89,7 @@ def test_long_rows_are_sorted_in_memory_that_is_kept(monkeypatch: pytest.MonkeyP
     kernel.bind(
         {"x": array_of(spec)}, {name: array_of(specs[name]) for name in ("values", "indices")}, [scratch]
     )
-    assert scratch.kept_bytes >= kernel._nbytes + 8 * 3000  # numbers of places are kept, too
+    assert scratch.kept_bytes >= kernel.place_bytes + 8 * 3000  # numbers of places are kept, too
 
 
 @pytest.mark.usefixtures("small_buffers")
@@ -365,7 +365,7 @@ def test_parts_that_large_windows_share_are_larger() -> None:
     window = S(2, size=(201, 1), pad=(100, 0), stride=1)
     operation: Any = MaxPoolBackward
     kernel: Any = PARTS(operation(dy="dy", index="index", dx="dx", window=window), specs)
-    assert math.prod(dims) / math.prod(kernel._extents(range(4))) <= 4
+    assert math.prod(dims) / math.prod(kernel.block_extents(range(4))) <= 4
 
 
 def test_what_windows_of_all_sizes_give_is_cut_by_images_and_channels() -> None:
@@ -382,12 +382,12 @@ def test_what_is_recorded_serves_every_program_of_a_plan(monkeypatch: pytest.Mon
     x = TensorSpec.packed((1, 4, 9, 7), "float32")
     operation: Any = LocalResponseNorm(x="x", y="y", size=3)
     kernel: Any = PARTS(operation, {"x": x, "y": x})
-    assert len(kernel._recordings) == 0
+    assert len(kernel.recordings) == 0
     values = np.random.default_rng(41).standard_normal(x.dims)
     found = []
     for _ in range(2):
         y = array_of(x)
         run(kernel, {"x": array_of(x, values)}, {"y": y}, 2)
-        found.append((y, [*kernel._recordings.values()]))
+        found.append((y, [*kernel.recordings.values()]))
     np.testing.assert_array_equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]

@@ -271,6 +271,6 @@ def test_what_is_in_one_other_order_is_gathered_in_that_order(axis: int, order: 
     operands = {"x": array_of(specs["x"], x), "indices": array_of(specs["indices"], indices)}
     run(kernel, operands, {"y": y}, 2)
     np.testing.assert_array_equal(y, x.take(indices, axis))
-    turned = kernel._in_c_order(operands["x"], y)
+    turned = kernel.in_c_order(operands["x"], y)
     assert turned is not None
     assert turned[1].flags.c_contiguous

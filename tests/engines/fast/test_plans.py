@@ -430,7 +430,7 @@ def test_a_plan_takes_other_buffers_in_each_run(bench: Bench) -> None:
 def test_blas_has_as_many_threads_behind_a_run_as_before() -> None:
     from cudnn_actor.engines.cpu import blas
 
-    libraries: Any = blas._libraries()
+    libraries: Any = blas.loaded_libraries()
     before = [library.num_threads for library in libraries]
     with threads_of_blas(2), threads_of_blas(1):
         assert {library.num_threads for library in libraries} <= {1}

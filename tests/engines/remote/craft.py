@@ -33,7 +33,7 @@ from cudnn_actor.engines.base import (
     unheard,
 )
 from cudnn_actor.engines.cpu.exact.compiler import compile_plan
-from cudnn_actor.engines.remote.serving import _Server
+from cudnn_actor.engines.remote.serving import BuildServer
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import lower
@@ -71,10 +71,10 @@ def wait_for_exit(pid: int) -> None:
         os.close(pidfd)
 
 
-def _server_at_work() -> _Server:
+def _server_at_work() -> BuildServer:
     """The server that has called us. It is frozen, so the garbage collector does not list it."""
     callers = (frame.frame.f_locals.get("self") for frame in inspect.stack(0))
-    return next(each for each in callers if isinstance(each, _Server))
+    return next(each for each in callers if isinstance(each, BuildServer))
 
 
 class Exported(msgspec.Struct):
@@ -202,8 +202,8 @@ class Craft:
                 os._exit(3)
             case "utter":
                 server = _server_at_work()
-                assert server._at_work_for is not None
-                os.write(server._at_work_for.fileno(), bytes.fromhex(operands[0]))
+                assert server.at_work_for is not None
+                os.write(server.at_work_for.fileno(), bytes.fromhex(operands[0]))
                 signal.pause()
             case "look":
                 found = any(each is self for each in gc.get_objects())

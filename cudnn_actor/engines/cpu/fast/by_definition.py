@@ -119,15 +119,15 @@ class ByDefinition:
     def _footprint(self) -> int:
         """The footprint of the largest part. Some parts at borders need a little more, and keep it for
         themselves."""
-        part = self.part(_box(self._extents(range(len(self.dims)))))
-        assert part is not None, "`_extents` has asked for it"
+        part = self.part(_box(self.block_extents(range(len(self.dims)))))
+        assert part is not None, "`block_extents` has asked for it"
         found = (self._recording_of(part, last) for last in self._layouts)
         return max(footprint((0 if one is None else one.recording.nbytes,), itemsize=1) for one in found)
 
     @property
     def is_recorded(self) -> bool:
         """Whether the definition is recorded of the first part and of one in the middle, which reads more."""
-        first = _box(self._extents(range(len(self.dims))))
+        first = _box(self.block_extents(range(len(self.dims))))
         middle = tuple(
             slice(at, min(at + of.stop, size))
             for of, size in zip(first, self.dims, strict=True)
@@ -156,7 +156,7 @@ class ByDefinition:
         steps: list[Step] = []
         operands = {**operands}
         last = _is_channels_last(strides)
-        extents = self._extents(order)
+        extents = self.block_extents(order)
         for name in self._indexed_operands:
             cut = extents[1] < self.dims[1]
             operands[name], last, copies = images_of(operands[name], lanes, cut=cut)
@@ -164,7 +164,7 @@ class ByDefinition:
 
         def call(box: Box, lane: int) -> Call | Sequence[Call]:
             part = self.part(box)
-            assert part is not None, "`_extents` has asked for the first, which is largest"
+            assert part is not None, "`block_extents` has asked for the first, which is largest"
             given = {name: _part_of(operands[name], region) for name, region in part.inputs.items()}
             into = {name: _part_of(array, box) for name, array in results.items()}
             own = self._recording_of(part, last)
@@ -184,16 +184,16 @@ class ByDefinition:
         return part.operation, *cuts, *results, *moved
 
     @functools.cached_property
-    def _recordings(self) -> dict[tuple[object, bool], _Recorded | None]:
+    def recordings(self) -> dict[tuple[object, bool], _Recorded | None]:
         """The recordings so far, by part. All programs of a plan use them."""
         return {}
 
     def _recording_of(self, part: Part, channels_last: bool) -> _Recorded | None:
         """The recorded evaluation of such a part; None if it cannot be recorded, or takes too much memory."""
         key = self._key(part), channels_last
-        if key not in self._recordings:
-            self._recordings[key] = self._record(part, channels_last)
-        return self._recordings[key]
+        if key not in self.recordings:
+            self.recordings[key] = self._record(part, channels_last)
+        return self.recordings[key]
 
     def _record(self, part: Part, channels_last: bool) -> _Recorded | None:
         recording = Recording()
@@ -252,7 +252,7 @@ class ByDefinition:
     def _outputs(self) -> tuple[tuple[str, Any], ...]:
         return tuple(self.node.named(self.node.outputs))
 
-    def _extents(self, order: Sequence[int]) -> Dims:
+    def block_extents(self, order: Sequence[int]) -> Dims:
         """The dims of a box. `order`: of the axes, the slowest first.
 
         Some operations can be cut along an axis only if they are cut into single places along others. So each

@@ -79,7 +79,7 @@ class Gathered:
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, given, y = operands["x"], operands["indices"], results["y"]
-        turned = self._in_c_order(x, y)
+        turned = self.in_c_order(x, y)
         if turned is not None:
             kernel, x, y = turned
             return kernel.bind({**operands, "x": x}, {"y": y}, lanes)
@@ -96,7 +96,7 @@ class Gathered:
             return [step_by_lane([[*wrapped, *blocks]])]
         return [step_by_lane([wrapped]), deal(blocks, len(lanes), lambda call, _: call)]
 
-    def _in_c_order(self, x: Array, y: Array) -> tuple[Gathered, Array, Array] | None:
+    def in_c_order(self, x: Array, y: Array) -> tuple[Gathered, Array, Array] | None:
         """The gather of x and y in C order, if both are in another order, such as channels last. None
         otherwise."""
         if x.flags.c_contiguous or x.ndim != y.ndim or self.samples != 1:

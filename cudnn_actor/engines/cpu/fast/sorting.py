@@ -85,10 +85,10 @@ class Sorting:
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for elements with their places, and the places in x."""
         del lanes
-        return self._nbytes if self._nbytes <= _MOST_SCRATCH else 0
+        return self.place_bytes if self.place_bytes <= _MOST_SCRATCH else 0
 
     @functools.cached_property
-    def _nbytes(self) -> int:
+    def place_bytes(self) -> int:
         """Bytes for the rows that are sorted together."""
         rows, size = min(self._rows, math.prod(self.x) // self.x[self.axis]), self.x[self.axis]
         chunk = self._chunk
@@ -104,8 +104,8 @@ class Sorting:
         x, values = (np.moveaxis(of, self.axis, -1) for of in (operands["x"], results["values"]))
         places = np.moveaxis(results["indices"], self.axis, -1) if "indices" in results else None
         lanes, keeper = lanes_worth(lanes, _NS * x.size), lanes[0]
-        if self._nbytes > _MOST_SCRATCH:
-            lanes = [Scratch(keeper.keep((self._nbytes,), np.uint8))]
+        if self.place_bytes > _MOST_SCRATCH:
+            lanes = [Scratch(keeper.keep((self.place_bytes,), np.uint8))]
         numbers = keeper.keep((self._chunk,), np.int64)
         numbers[...] = np.arange(self._chunk)
 

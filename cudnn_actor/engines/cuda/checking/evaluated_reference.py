@@ -58,6 +58,7 @@ __all__ = [
     "evaluator_of",
     "first_byte",
     "kernels_of_evaluation",
+    "product_kernel",
     "result_uncertainties",
     "sample_graph",
     "small_part",
@@ -109,12 +110,13 @@ class OwnProducts(CuPy):
         places = [np.broadcast_to(each, dims).ravel() for each in numbers]
         y = cupy.empty((*dims, m, n), np.float64)
         operands = (cupy.ascontiguousarray(each) for each in (a, b))
-        _product()(*grid_over(y.size), (*operands, y, *map(cupy.asarray, places), y.size, m, n, k))
+        product_kernel()(*grid_over(y.size), (*operands, y, *map(cupy.asarray, places), y.size, m, n, k))
         return y
 
 
 @functools.cache
-def _product() -> Any:
+def product_kernel() -> Any:
+    """The kernel of products of matrices, compiled once."""
     return libraries().cupy.RawKernel(INDEXING + _PRODUCT, "product", options=("--std=c++17",))
 
 

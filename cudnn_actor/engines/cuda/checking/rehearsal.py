@@ -38,7 +38,7 @@ from cudnn_actor.engines.cuda.checking.evaluated_reference import (
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
-__all__ = ["Rehearsals"]
+__all__ = ["Rehearsals", "kinds_of", "rehearse"]
 
 _MOST_THREADS = 4
 _CLOSE_WAIT_S = 1.0
@@ -68,7 +68,7 @@ class Rehearsals:
         self._threads: list[threading.Thread] = []
         self._known: set[Any] = set()
         """The kinds of operations whose rehearsals have been queued."""
-        self._ready: set[Any] = set()
+        self.ready: set[Any] = set()
         """The kinds that have been evaluated on the device. Only the threads add to it. If the builder's
         thread looks too early, the host evaluates a part of a graph once more."""
         self._evaluated: set[Any] = set()
@@ -88,7 +88,7 @@ class Rehearsals:
 
     def evaluator(self, graph: OperationGraph) -> Evaluator:
         """The class that evaluates a graph now: see `evaluator_of`."""
-        return evaluator_of(graph, ready=self._ready.issuperset(_kinds(graph)))
+        return evaluator_of(graph, ready=self.ready.issuperset(kinds_of(graph)))
 
     def evaluator_soon(self, graph: OperationGraph) -> Evaluator:
         """The class that evaluates a graph now without any compilation, as far as that is known."""
@@ -108,7 +108,7 @@ class Rehearsals:
             if Reference.covers(graph):
                 continue
             evaluator = self.evaluator(graph)
-            new = set(_kinds(graph)) - self._known
+            new = set(kinds_of(graph)) - self._known
             if issubclass(evaluator, OnHost) and new and len(self._known) < _MOST_KINDS:
                 self._known |= new
                 self._queue.put(small_part(graph) if evaluator is OnHostInPart else graph)
@@ -135,14 +135,14 @@ class Rehearsals:
         while (graph := self._queue.get()) is not None:
             with contextlib.suppress(Exception):  # the self-check itself meets the same error, and reports it
                 try:
-                    self._await_pause()
+                    self.await_pause()
                     context = context or self._context()
-                    _rehearse(graph, context, self._with_pauses(device_evaluator(graph)))
-                    self._ready.update(_kinds(graph))
+                    rehearse(graph, context, self._with_pauses(device_evaluator(graph)))
+                    self.ready.update(kinds_of(graph))
                 except _Closed:
                     return
 
-    def _await_pause(self) -> None:
+    def await_pause(self) -> None:
         """Wait while something is built. Raises `_Closed`."""
         self._may_go_on.wait()
         if self._closed:
@@ -150,7 +150,7 @@ class Rehearsals:
 
     def _with_pauses(self, evaluator: type[OnDevice]) -> type[OnDevice]:
         """The evaluator, but looking up one of its functions waits while something is built."""
-        library, await_pause = evaluator.xp, self._await_pause
+        library, await_pause = evaluator.xp, self.await_pause
 
         class Waiting:
             def __getattr__(self, name: str) -> Any:
@@ -160,7 +160,7 @@ class Rehearsals:
         return type("Slowed", (evaluator,), {"xp": Waiting()})
 
 
-def _rehearse(graph: OperationGraph, context: BuildContext, evaluator: type[OnDevice]) -> None:
+def rehearse(graph: OperationGraph, context: BuildContext, evaluator: type[OnDevice]) -> None:
     check = SelfCheck(graph, context, evaluator=evaluator)
     try:
         check.rehearse()
@@ -168,7 +168,7 @@ def _rehearse(graph: OperationGraph, context: BuildContext, evaluator: type[OnDe
         check.close()
 
 
-def _kinds(graph: OperationGraph) -> Iterator[Any]:
+def kinds_of(graph: OperationGraph) -> Iterator[Any]:
     """Yields the kind of each operation, which decides which of CuPy's functions evaluate it; see `_form`."""
     for operation in graph.operations:
         operands = (graph.tensor(uid) for _, uid in operation.named())
@@ -179,4 +179,4 @@ def _kinds(graph: OperationGraph) -> Iterator[Any]:
 def _form(graph: OperationGraph) -> Any:
     """The key of the functions that evaluate a graph: its operations' kinds, and which dims are 1."""
     ones = tuple(tuple(size == 1 for size in tensor.dims) for tensor in graph.tensors)
-    return tuple(_kinds(graph)), ones
+    return tuple(kinds_of(graph)), ones

@@ -22,7 +22,16 @@ from cudnn_actor.engines.cuda.library.libraries import ON_DEVICE, libraries
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["NUMBERS", "CheckedTensor", "Findings", "Guarded", "draw_array", "enqueue"]
+__all__ = [
+    "NUMBERS",
+    "CheckedTensor",
+    "Findings",
+    "Guarded",
+    "draw_array",
+    "enqueue",
+    "kernel_named",
+    "kernels_module",
+]
 
 _GUARD_BYTES = 4096 + 256
 """CuPy aligns memory to 512 bytes; this offset aligns a tensor to 256 bytes only, as a buffer may be."""
@@ -91,7 +100,7 @@ class Guarded:
     def check(self, findings: Findings) -> None:
         """Enqueue a check that sets a flag if a guard byte has changed."""
         arguments = (self._start, self.pointer + self.nbytes, self._guard, findings.strayed)
-        _kernel("guards")(*grid_over(_GUARD_BYTES), arguments)
+        kernel_named("guards")(*grid_over(_GUARD_BYTES), arguments)
 
 
 class CheckedTensor(Guarded):
@@ -156,7 +165,7 @@ def _bits_of(numbers: np.ndarray, dtype: DType) -> tuple[int, ...]:
 def enqueue(kernel: str, count: int, arguments: tuple[Any, ...]) -> None:
     """Enqueue one of the kernels for `count` elements."""
     if count:
-        _kernel(kernel)(*grid_over(count, FEW_BLOCKS), arguments)
+        kernel_named(kernel)(*grid_over(count, FEW_BLOCKS), arguments)
 
 
 def _set(address: int, value: int, nbytes: int) -> None:
@@ -167,14 +176,14 @@ def _set(address: int, value: int, nbytes: int) -> None:
 
 
 @functools.cache
-def _kernel(name: str) -> Any:
-    """Returns one of the compiled kernels, by its name."""
-    return _module().get_function(name)
+def kernel_named(name: str) -> Any:
+    """Return one of the compiled kernels, by its name."""
+    return kernels_module().get_function(name)
 
 
 @functools.cache
-def _module() -> Any:
-    """Returns the module of all kernels, which is compiled at the first call."""
+def kernels_module() -> Any:
+    """Return the module of all kernels, which is compiled at the first call."""
     return libraries().cupy.RawModule(code=source(), options=("--std=c++17",))
 
 

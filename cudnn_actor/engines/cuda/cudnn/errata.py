@@ -38,10 +38,10 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, packed_nbytes
 
-__all__ = ["erratum"]
+__all__ = ["Erratum", "erratum"]
 
 
-class _Erratum(NamedTuple):
+class Erratum(NamedTuple):
     """Engines that are wrong or harmful for some graphs."""
 
     engines: tuple[str, ...]
@@ -63,7 +63,7 @@ _LARGE = 1 << 21
 """The number of elements above which the choice of a norm's kernel matters."""
 _ROW_NORMS = (LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward)
 _ERRATA = (
-    _Erratum(
+    Erratum(
         engines=("eng11",),
         applies=lambda graph: (
             not any(isinstance(op, Convolution) for op in graph.operations) and _has_gaps(graph)
@@ -72,7 +72,7 @@ _ERRATA = (
         seen="cuDNN's notes on 9.24, which has it fixed",
         fixed=92400,
     ),
-    _Erratum(
+    Erratum(
         engines=("eng0",),
         applies=lambda graph: any(
             isinstance(op, MatMul) and graph.tensor(op.a).dtype.is_half for op in graph.operations
@@ -81,31 +81,31 @@ _ERRATA = (
         seen="cuDNN 9.19 and 9.28 on sm_90: "
         "bfloat16 (31, 1418) @ (1418, 24), float16 (15, 1113) @ (1113, 29)",
     ),
-    _Erratum(
+    Erratum(
         engines=("eng61",),
         applies=lambda graph: _is_grouped(graph, ConvolutionBackwardFilter, DType.FLOAT16),
         what="rounds parts of sums to float16 in the gradient of a filter in groups",
         seen="cuDNN 9.19 and 9.28 on sm_90: one channel in a group, in 24 of 24 problems",
     ),
-    _Erratum(
+    Erratum(
         engines=("eng24", "eng47"),
         applies=lambda graph: _is_grouped(graph, ConvolutionBackwardFilter, DType.BFLOAT16),
         what="rounds parts of sums to bfloat16 in the gradient of a filter in groups",
         seen="cuDNN 9.19 (eng47) and 9.28 (both) on sm_90: one channel in a group, in 1 of 27 problems",
     ),
-    _Erratum(
+    Erratum(
         engines=("eng17",),
         applies=lambda graph: _is_grouped(graph, ConvolutionBackwardFilter, DType.FLOAT16),
         what="computes the gradient of a filter in groups by a transform that rounds more than a sum does",
         seen="cuDNN 9.19 and 9.28 on sm_90: filters of 5x5; in float32 the self-check finds it",
     ),
-    _Erratum(
+    Erratum(
         engines=("eng6",),
         applies=lambda graph: _is_grouped(graph, ConvolutionForward, DType.FLOAT16),
         what="computes a convolution in groups by a transform that rounds more than a sum does",
         seen="cuDNN 9.19 and 9.28 on sm_90: filters of 5x5",
     ),
-    _Erratum(
+    Erratum(
         engines=("eng0",),
         applies=lambda graph: (
             len(graph.operations) > 1 and any(isinstance(op, Convolution | MatMul) for op in graph.operations)
@@ -113,7 +113,7 @@ _ERRATA = (
         what="reads an illegal address if the graph has more than a convolution",
         seen="cuDNN 9.19 and 9.28 on sm_90: grouped float32 NCHW, alpha, beta, bias and relu",
     ),
-    _Erratum(
+    Erratum(
         engines=(),
         applies=lambda graph: (
             len(graph.operations) > 1 and any(_is_uneven(graph, op) for op in graph.operations)
@@ -122,20 +122,20 @@ _ERRATA = (
         "operands are of a half type, and a group's channels or filters are not multiples of eight",
         seen="cuDNN 9.19 on sm_90: bfloat16 in 5 groups of 4 channels; the gradient of a float16 filter of 4",
     ),
-    _Erratum(
+    Erratum(
         engines=(),
         applies=lambda graph: len(graph.operations) > 1 and _has_gaps(graph),
         what="reads a misaligned address if the graph has more than a convolution and tensors with gaps",
         seen="cuDNN 9.19 on sm_90: bfloat16 and float16, filters or results with odd strides",
     ),
-    _Erratum(
+    Erratum(
         engines=(),
         applies=lambda graph: any(_is_off_vectors(graph, op) for op in graph.operations),
         what="reads a misaligned address if the channels of a half type are contiguous, and the strides of "
         "pixels or rows are not multiples of the vector length",
         seen="cuDNN 9.19 and 9.28 on sm_90: eng71, bfloat16 with 2 channels and strides (10, 1, 251, 10)",
     ),
-    _Erratum(
+    Erratum(
         engines=("eng1",),
         applies=lambda graph: any(
             isinstance(op, _ROW_NORMS) and graph.tensor(op.x).spec.size > _LARGE for op in graph.operations
@@ -143,7 +143,7 @@ _ERRATA = (
         what="takes up to 40 times as long as a kernel of our own",
         seen="cuDNN 9.19 and 9.28, H100 and H200: layer norm backward, bfloat16, 100,352 rows of 96",
     ),
-    _Erratum(
+    Erratum(
         engines=("eng8",),
         applies=lambda graph: (
             len(graph.operations) > 1

@@ -95,6 +95,10 @@ class DeviceMemoryReader:
             memory if read_at >= began else msgspec.structs.replace(memory, age_s=time.monotonic() - read_at)
         )
 
+    def wait_for_driver(self, timeout_s: float) -> bool:
+        """Wait until no call of the driver is under way. Returns whether none is."""
+        return self._done.wait(timeout_s)
+
     def _begin(self) -> None:
         # Two threads may both come here: then both call the driver, which allows that.
         self._began = time.monotonic()

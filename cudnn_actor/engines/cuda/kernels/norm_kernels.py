@@ -36,7 +36,7 @@ from cudnn_actor.engines.cuda.kernels.reduction_code import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Norm", "Normal", "Operand", "Pass", "launches_of", "workspace_of"]
+__all__ = ["Norm", "NormKernels", "Normal", "Operand", "Pass", "launches_of", "workspace_of"]
 
 _VALUES = 2
 """The numbers of a line with which its elements are changed."""
@@ -142,23 +142,23 @@ class Norm(NamedTuple):
 
 def launches_of(norm: Norm) -> tuple[Launch, ...]:
     """The launches of a norm's kernels. Their tensors are its operands, and its workspace if it needs any."""
-    passes = [_Kernels(norm, each) for each in norm.passes]
+    passes = [NormKernels(norm, each) for each in norm.passes]
     workspace = Pointer(len(norm.operands)) if any(each.workspace for each in passes) else 0
     return tuple(launch for each in passes for launch in each.launches(workspace))
 
 
 def workspace_of(norm: Norm) -> int:
     """Bytes of memory for the parts of lines, which one pass after the other uses."""
-    return max(_Kernels(norm, each).workspace for each in norm.passes)
+    return max(NormKernels(norm, each).workspace for each in norm.passes)
 
 
-class _Kernels:
+class NormKernels:
     """Generates the kernels of one pass."""
 
     def __init__(self, norm: Norm, one: Pass) -> None:
         self._norm, self._pass = norm, one
         self._places = {name: number for number, name in enumerate(norm.operands)}
-        self._single, self.lines, self._width, self._apart = _beside(norm, one.axes)
+        self._single, self.lines, self.width, self._apart = _beside(norm, one.axes)
         self._stores = bool(norm.results) and one is norm.passes[-1]
 
     @property
@@ -168,7 +168,7 @@ class _Kernels:
             return 0
         compute = self._norm.compute
         numbers = _VALUES * compute.itemsize
-        return self._single.total * (self._parts * self._accumulator.nbytes(compute) + numbers)
+        return self._single.total * (self.parts * self._accumulator.nbytes(compute) + numbers)
 
     @property
     def _accumulator(self) -> Accumulator:
@@ -176,7 +176,7 @@ class _Kernels:
         return TWO_SUMS if self._pass.moments is None else MOMENTS
 
     @property
-    def _parts(self) -> int:
+    def parts(self) -> int:
         """The number of parts into which each line is cut."""
         if not self.lines.total or self.lines.parts() == 1:
             return 1
@@ -185,16 +185,16 @@ class _Kernels:
     @property
     def _most(self) -> int:
         """The most threads of a block that has columns."""
-        return THREADS if self._parts > 1 else MOST_THREADS
+        return THREADS if self.parts > 1 else MOST_THREADS
 
     @property
     def _is_cut(self) -> bool:
         """Whether lines are cut into parts."""
-        return self._pass.reduces and self._parts > 1
+        return self._pass.reduces and self.parts > 1
 
     def launches(self, workspace: Pointer | int) -> Iterator[Launch]:
         """Yields the launches in order. `workspace`: any number if there is none."""
-        norm, parts = self._norm, self._parts
+        norm, parts = self._norm, self.parts
         pointers = (*map(Pointer, range(len(norm.operands))), workspace)
         number: type[np.floating] = np.float64 if norm.compute is DType.FLOAT64 else np.float32
         numbers = tuple(map(number, norm.numbers))
@@ -231,7 +231,7 @@ class _Kernels:
             f"{'' if operand.written else 'const '}{C_TYPES[operand.dtype]}*{self._restrict(name)} {name}"
             for name, operand in operands
         ]
-        width, lines = (self._width, self.lines) if lines is None else (1, lines)
+        width, lines = (self.width, self.lines) if lines is None else (1, lines)
         body = "\n        ".join([lines.base(self._places), self._of_lines(), *filter(None, steps)])
         last = ", T n0, T n1, T n2, long long last"
         last += "".join(f", double scalar{one.number}" for one in self._norm.scalars)
@@ -341,7 +341,7 @@ class _Kernels:
         kind, place, vector = C_TYPES[operand.dtype], self._places[name], self.lines.vector
         if operand.whole:
             return f"Pack<{kind}, V * W>"
-        if vector == 1 or self._width > 1 or self._is_shared(name) or last[1][place] != 1:
+        if vector == 1 or self.width > 1 or self._is_shared(name) or last[1][place] != 1:
             return ""
         aligned = all(steps[place] % vector == 0 for _, steps in (*slow, *self.lines.across))
         return f"Pack<{kind}, V>" if aligned else ""
@@ -358,7 +358,7 @@ class _Kernels:
             return f"({self._kind(name)})({value})"
         if self._is_shared(name):
             return f"{name}_of[s]"
-        if self._width > 1 or self.lines.vector == 1:
+        if self.width > 1 or self.lines.vector == 1:
             return self._load(name, f"{name}_at + s * {self._apart[name]}")
         last = len(self.lines.along) - 1
         if not self.lines.along[last][1][self._places[name]]:
@@ -378,7 +378,7 @@ class _Kernels:
 class _Element:
     """Generates the statements that compute one element."""
 
-    def __init__(self, kernels: _Kernels) -> None:
+    def __init__(self, kernels: NormKernels) -> None:
         self._kernels, self._norm = kernels, kernels._norm
         self.steps: list[str] = []
         self.names: set[str] = set()

@@ -37,7 +37,14 @@ from cudnn_actor.engines.cuda.operations.implementation import implement, kernel
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, GraphTensor, Reduction, ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["cumulative_launches", "lower_reduction", "reduction_launches", "reduction_workspace"]
+__all__ = [
+    "cumulative_launches",
+    "lower_reduction",
+    "matrix_of",
+    "reduction_launches",
+    "reduction_lines",
+    "reduction_workspace",
+]
 
 AnyReduction = Reduction[int] | ArgReduction[int]
 _Mode = ReductionMode
@@ -57,8 +64,8 @@ def lower_reduction(graph: FrontendGraph, operation: Reduction[int]) -> None:
         raise Refused(f"cuDNN is not used for {operation.mode}: it lacks it, or may lose NaN")
     if y.dtype is not DType.FLOAT32:
         raise Refused("cuDNN's sums are float32")
-    lines = _lines(operation, (x, y))
-    shapes = _matrix(lines)
+    lines = reduction_lines(operation, (x, y))
+    shapes = matrix_of(lines)
     if shapes is None:
         raise Refused("cuDNN sums rows, columns or all of a packed matrix")
     found = graph.pygraph.reduction(
@@ -72,7 +79,7 @@ def lower_reduction(graph: FrontendGraph, operation: Reduction[int]) -> None:
 Shape = tuple[list[int], list[int]]
 
 
-def _matrix(lines: Lines) -> tuple[Shape, Shape] | None:
+def matrix_of(lines: Lines) -> tuple[Shape, Shape] | None:
     """Dims and strides of x and y as cuDNN takes them: samples of channels, in NHWC."""
     match lines.across, lines.along:
         case (), ((length, (1, _)),) if length:
@@ -95,7 +102,7 @@ def reduction_launches(operation: AnyReduction, tensors: Sequence[GraphTensor]) 
 
     There are none if there are no lines.
     """
-    lines = _lines(operation, tensors)
+    lines = reduction_lines(operation, tensors)
     if not lines.total:
         return []
     parts = lines.parts()
@@ -113,7 +120,7 @@ def reduction_launches(operation: AnyReduction, tensors: Sequence[GraphTensor]) 
 
 def reduction_workspace(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> int:
     """Bytes for the parts of lines; 0 if lines are not cut."""
-    lines = _lines(operation, tensors)
+    lines = reduction_lines(operation, tensors)
     parts = lines.parts()
     dtype = tensors[0].dtype
     return lines.total * parts * _accumulator(operation, dtype).nbytes(dtype) if parts > 1 else 0
@@ -156,7 +163,8 @@ def _accumulator(operation: AnyReduction, dtype: DType) -> Accumulator:
     return accumulator_of(operation.mode, dtype)
 
 
-def _lines(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> Lines:
+def reduction_lines(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> Lines:
+    """The lines of x that a reduction, or a sum along an axis, takes to y."""
     x, y = tensors
     rank = len(x.dims)
     axes = operation.reduced_dims(rank) if isinstance(operation, Reduction) else (operation.axis % rank,)

@@ -89,7 +89,7 @@ _ALONE = _Pattern(groups=0, step=0, first=0, places=((0,),), weights=((1.0,),))
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class ResamplingKernel:
     """The description of the kernel.
 
     Parameters
@@ -176,7 +176,7 @@ class _Kernel:
         return found
 
 
-def describe_resampling(operation: Resampling, tensors: Sequence[GraphTensor]) -> _Kernel:
+def describe_resampling(operation: Resampling, tensors: Sequence[GraphTensor]) -> ResamplingKernel:
     """Describe the kernel of an operation on these tensors."""
     x, y = tensors
     forward = isinstance(operation, Resample)
@@ -188,7 +188,7 @@ def describe_resampling(operation: Resampling, tensors: Sequence[GraphTensor]) -
     columns = _columns(x, taps, counts) if counts and fastest == max(taps, default=-1) else None
     rows = _ALONE if columns is None or len(taps) < 2 else _rows(x, taps, columns)
     together = next(iter(counts), 1) if columns is None else len(columns.places)
-    return _Kernel(
+    return ResamplingKernel(
         operation=operation,
         x=x,
         y=y,
@@ -262,7 +262,7 @@ def _patterns(
     """Yields the patterns of groups of these sizes along a resized dimension, where there are any."""
     axis = [*taps][number]
     for count in counts:
-        found = _pattern(taps[axis], x.dims[axis], count, _floats(x))
+        found = repeating_pattern(taps[axis], x.dims[axis], count, _floats(x))
         if found is not None:
             yield found
 
@@ -282,7 +282,7 @@ def _walk(
     columns: _Pattern | None,
     rows: _Pattern,
 ) -> Walk:
-    """The walk over groups of neighbours: see `_Kernel`."""
+    """The walk over groups of neighbours: see `ResamplingKernel`."""
     x, y = tensors
     own = [0 if axis in resized else step for axis, step in enumerate(x.strides)]
     places = {f"n{n}": [int(axis == of) for axis in range(len(y.dims))] for n, of in enumerate(resized)}
@@ -304,7 +304,7 @@ def _in_groups(axis: Axis, count: int, pattern: _Pattern | None, own: int) -> Ax
     return size // count, tuple(ahead)
 
 
-def _pattern(taps: Taps, size: int, together: int, floats: Any) -> _Pattern | None:
+def repeating_pattern(taps: Taps, size: int, together: int, floats: Any) -> _Pattern | None:
     """The pattern of all groups of neighbours; None if they differ otherwise than at x's ends."""
     if len(taps.places) % together:
         return None
@@ -339,7 +339,7 @@ def resample_launches(operation: Resampling, tensors: Sequence[GraphTensor]) -> 
     return [Launch("resample", _source(made), *grid_over(made.walk.total), arguments, ROUNDING)]
 
 
-def _source(made: _Kernel) -> str:
+def _source(made: ResamplingKernel) -> str:
     """The kernel in CUDA C++."""
     element = C_TYPES[made.x.dtype]
     number = DType.FLOAT64 if made.x.dtype is DType.FLOAT64 else DType.FLOAT32
@@ -367,32 +367,32 @@ extern "C" __global__ void resample(
 """
 
 
-def _number(made: _Kernel, n: int) -> str:
+def _number(made: ResamplingKernel, n: int) -> str:
     """The C expression of the coordinate of the neighbour `v` along a dimension."""
     moved = made.together > 1 and [*made.taps][n] == made.fastest
     return f"(n{n}_at + v)" if moved else f"n{n}_at"
 
 
-def _outside(made: _Kernel) -> str:
+def _outside(made: ResamplingKernel) -> str:
     """The C expression of whether the neighbour `v` lies outside x."""
     numbers = [n for n, of in enumerate(made.taps.values()) if made.forward and of.outside.any()]
     found = [f"places{n}[starts{n}[{_number(made, n)}]] < 0" for n in numbers]
     return " || ".join(found) or "false"
 
 
-def _each(made: _Kernel, text: str) -> str:
+def _each(made: ResamplingKernel, text: str) -> str:
     """A C loop over the neighbours `v` of a thread."""
     return f"""
     #pragma unroll
     for (int v = 0; v < {made.neighbours}; ++v) {{ {text} }}"""
 
 
-def _pack(made: _Kernel, v: int | str = "v") -> str:
+def _pack(made: ResamplingKernel, v: int | str = "v") -> str:
     """The C expression of the element of the result that is neighbour `v`."""
     return f"packs[{v} / {made.together}].of[{v} % {made.together}]"
 
 
-def _places(made: _Kernel) -> str:
+def _places(made: ResamplingKernel) -> str:
     """The statements that define where a thread's window begins in x."""
     return "".join(
         f"""I places{n}[{pattern.window}];
@@ -405,7 +405,7 @@ def _places(made: _Kernel) -> str:
     )
 
 
-def _window(made: _Kernel, columns: _Pattern, start: str) -> str:
+def _window(made: ResamplingKernel, columns: _Pattern, start: str) -> str:
     """The statements that read the window: in pieces where it is sure to lie inside x, else one by one."""
     last, piece = made.count - 1, made.piece
     inside = {t: t + columns.first for t in range(columns.window) if 0 <= t + columns.first < columns.step}
@@ -427,7 +427,7 @@ def _window(made: _Kernel, columns: _Pattern, start: str) -> str:
     for (int r = 0; r < {made.rows.window}; ++r) {{ const I row = {start}; {read} }}"""
 
 
-def _copy_body(made: _Kernel) -> str:
+def _copy_body(made: ResamplingKernel) -> str:
     """The C body of a resampling to the nearest, which moves bits."""
     places = [f"places{n}[{_number(made, n)}]" for n in range(made.count) if n not in made.repeating]
     at, outside, pack = " + ".join(["x_at", *places]), _outside(made), _pack(made)
@@ -447,7 +447,7 @@ def _copy_body(made: _Kernel) -> str:
     return _each(made, f"{filled} {pack} = x[{at}];")
 
 
-def _sum_body(made: _Kernel) -> str:
+def _sum_body(made: ResamplingKernel) -> str:
     """The C body of a resampling that adds up weighted elements: nested loops, the last dim innermost."""
     alike = made.together > 1 and made.alike
     weight, at = _before(made.count)
@@ -482,7 +482,7 @@ def _before(n: int) -> tuple[str, str]:
     return (f"weight{n - 1} * ", f"at{n - 1}") if n else ("", "x_at")
 
 
-def _loop_over_table(made: _Kernel, n: int, inner: str) -> str:
+def _loop_over_table(made: ResamplingKernel, n: int, inner: str) -> str:
     """A C loop over the taps along a dimension that has a table."""
     before, start = _before(n)
     number = _number(made, n)
@@ -501,7 +501,7 @@ def _loop_over_table(made: _Kernel, n: int, inner: str) -> str:
     }}"""
 
 
-def _products(made: _Kernel, columns: _Pattern) -> Iterator[list[tuple[str, str]]]:
+def _products(made: ResamplingKernel, columns: _Pattern) -> Iterator[list[tuple[str, str]]]:
     """Yields, for each neighbour, the C expressions of the elements and the weights that it adds up."""
     kind = "" if made.floats is np.float64 else "f"
     for row, column in itertools.product(made.rows.taps, columns.taps):
@@ -512,7 +512,7 @@ def _products(made: _Kernel, columns: _Pattern) -> Iterator[list[tuple[str, str]
         ]
 
 
-def _pattern_source(made: _Kernel, columns: _Pattern) -> str:
+def _pattern_source(made: ResamplingKernel, columns: _Pattern) -> str:
     """The C++ of sums whose places and weights are constants in the source."""
     before, start = _before(made.count - len(made.repeating))
     sums = "".join(

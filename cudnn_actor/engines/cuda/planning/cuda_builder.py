@@ -66,7 +66,7 @@ class CudaBuilder(PieceByPiece):
         """cuDNN's plans that `load_piece` has loaded, by their bytes, until `restore` or `forget_pieces`."""
         self._nowhere: Any = None
         """Device memory of `NOWHERE_BYTES`, once kernels have been loaded."""
-        self._rehearsals = Rehearsals(self._apart)
+        self.rehearsals = Rehearsals(self._apart)
         self.fingerprint = ""
 
     def expect_builds(self) -> None:
@@ -87,7 +87,7 @@ class CudaBuilder(PieceByPiece):
             stream,
             self._journal,
             kernels=kernels,
-            evaluator=self._rehearsals.evaluator,
+            evaluator=self.rehearsals.evaluator,
         )
         cudnn.set_stream(self._context.handle, stream.ptr)
         name = loaded.runtime.getDeviceProperties(self._ordinal)["name"].decode()
@@ -106,7 +106,7 @@ class CudaBuilder(PieceByPiece):
 
     def close(self) -> None:
         """Destroy the handle. Safe to call twice."""
-        self._rehearsals.close()
+        self.rehearsals.close()
         self._journal.close()
         context, self._context = self._context, None
         self._pieces.clear()
@@ -142,7 +142,7 @@ class CudaBuilder(PieceByPiece):
         pool = libraries().cupy.cuda.MemoryPool()
         context = self.context._replace(trying=lambda tag: progress(next(tried), 0, tag), pool=pool)
         if effort == "soon":
-            context = context._replace(evaluator=self._rehearsals.evaluator_soon)
+            context = context._replace(evaluator=self.rehearsals.evaluator_soon)
         limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
 
         def build(piece: OperationGraph) -> CudaPlan:
@@ -151,7 +151,7 @@ class CudaBuilder(PieceByPiece):
             if plan is None:
                 plan = compile_piece(piece, context, limit, soon=effort == "soon")
                 if effort != "soon":
-                    self._rehearsals.note(piece)
+                    self.rehearsals.note(piece)
                 if plan.checked and not plan.provisional:
                     self._keep(key, plan)
             return plan
@@ -163,7 +163,7 @@ class CudaBuilder(PieceByPiece):
                     self.on_piece(self._export(plan))
             return plan
 
-        with self._rehearsals.pause():
+        with self.rehearsals.pause():
             parts = cut(graph)
             if parts is None:
                 return build(graph)
@@ -172,7 +172,7 @@ class CudaBuilder(PieceByPiece):
             loading = loading_ahead(missing if effort == "soon" else (), limit)
             with compiling_ahead(missing, limit, context.evaluator, soon=effort == "soon"), loading:
                 plan = in_pieces(graph, parts, limit, build_and_tell)
-        self._rehearsals.ask(missing)
+        self.rehearsals.ask(missing)
         return plan
 
     def _keep(self, key: tuple[str, int], plan: CudaPlan) -> None:
@@ -185,7 +185,7 @@ class CudaBuilder(PieceByPiece):
         self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback
     ) -> CudaPlan:
         """See `tuning.tune`. Blocks for seconds to minutes. Raises as `build`."""
-        with self._rehearsals.pause():  # or they would be timed, too
+        with self.rehearsals.pause():  # or they would be timed, too
             return tune(graph, self.context, workspace_limit, progress)
 
     @translate_failures
@@ -224,7 +224,7 @@ class CudaBuilder(PieceByPiece):
         known, self._loaded = self._loaded, {}
         plan = load_plan(recipe, lambda data: known.get(data) or self._load(data))
         if not known:
-            self._load_kernels(plan)
+            self.load_kernels(plan)
         return plan
 
     def load_piece(self, data: bytes) -> None:
@@ -235,7 +235,7 @@ class CudaBuilder(PieceByPiece):
                 plan = load_plan(recipe, self._load)
                 steps = (step for step in recipe.steps if isinstance(step, GraphStep))
                 self._loaded |= {step.plan: graph for step, graph in zip(steps, plan.graphs, strict=True)}
-                self._load_kernels(plan)
+                self.load_kernels(plan)
 
     def forget_pieces(self) -> None:
         """See `PieceByPiece.forget_pieces`."""
@@ -244,7 +244,7 @@ class CudaBuilder(PieceByPiece):
     def _load(self, data: bytes) -> Any:
         return load(data, self.context.handle, self.context.stream)
 
-    def _load_kernels(self, plan: CudaPlan) -> None:
+    def load_kernels(self, plan: CudaPlan) -> None:
         """Load the kernels of a plan, as far as that works, so that the engine's thread need not.
 
         A process has each kernel once, whichever of its threads has loaded it.

@@ -363,9 +363,9 @@ class Program:
         """Enqueue the steps, behind a barrier if they need one before them."""
         if self._waits_at_start:
             _enqueue_barrier(self.stream)
-        self._launch(pointers, scalars, workspace)
+        self.launch_steps(pointers, scalars, workspace)
 
-    def _launch(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
+    def launch_steps(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
         """Enqueue the steps."""
         number = 0
         # Once for all steps: there may be thousands of each.
@@ -401,7 +401,7 @@ class Program:
         whole = True
         self._waiting.by_edge = self._full_edges
         try:
-            self._launch(pointers, scalars, workspace)
+            self.launch_steps(pointers, scalars, workspace)
         except Exception:  # noqa: BLE001 - a plan may do anything that a capture forbids
             whole = False
         finally:
