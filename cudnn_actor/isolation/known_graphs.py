@@ -155,7 +155,7 @@ class SentGraphs:
         flush: Callable[[], None],
         forget: Callable[[str], None],
     ) -> None:
-        self._limit, self._know, self._flush, self._forget = nbytes, know, flush, forget
+        self.limit_bytes, self._know, self._flush, self._forget = nbytes, know, flush, forget
         self._nbytes: OrderedDict[str, int] = OrderedDict()
         """Identities → bytes, the least recently used first."""
 
@@ -175,7 +175,7 @@ class SentGraphs:
         self._know(graph)
         self._nbytes[graph.identity] = graph.footprint
         while len(self._nbytes) > 1 and (
-            len(self._nbytes) > MOST_GRAPHS or sum(self._nbytes.values()) > self._limit
+            len(self._nbytes) > MOST_GRAPHS or sum(self._nbytes.values()) > self.limit_bytes
         ):
             self._drop(next(iter(self._nbytes)))
 

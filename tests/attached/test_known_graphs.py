@@ -17,7 +17,7 @@ from cudnn_actor.attached.wire import ForgetGraph, KnowGraph, Requests
 from cudnn_actor.isolation import known_graphs
 from cudnn_actor.processes.frames import encode
 
-from ..inside import service_behind, sessions_of
+from ..inside import channel_of, service_behind, sessions_of
 from .raw_client import ATTACH, Raw
 
 DIMS = (1, 4, 8, 8)
@@ -33,13 +33,14 @@ def sent(client: CudnnRef, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The frames that the client sends."""
     frames: list[Any] = []
     mailbox: Any = service_behind(client).state.mailbox
-    send = mailbox._channel.send
+    channel = channel_of(mailbox)
+    send = channel.send
 
     def noting(frame: Any, descriptors: tuple[int, ...] = ()) -> None:
         frames.append(frame)
         send(frame, descriptors)
 
-    monkeypatch.setattr(mailbox._channel, "send", noting)
+    monkeypatch.setattr(channel, "send", noting)
     return frames
 
 
@@ -94,13 +95,13 @@ async def test_both_sides_keep_the_bounds_and_forgotten_graphs_come_again(
     graphs = [adding(float(value)) for value in range(5)]
     x, y = await client.upload(np.zeros(DIMS, np.float32)), await client.empty(DIMS)
     (session,) = sessions_of(served)
-    kept = session._received._graphs
+    kept = session.received.graphs
     runs = [RunGraph.bind(graph, x=x, y=y) for graph in graphs]
     for value, run in enumerate((*runs, runs[0])):
         await client.ask(run)
         assert np.array_equal(await client.download(y), np.full(DIMS, value % 5))
         assert len(kept) <= 3
-        names = {known.message.graph.identity for known in session._received._known.values()}
+        names = {known.message.graph.identity for known in session.received.known.values()}
         assert all(identity in kept for identity in names)
     assert kinds(sent) == [*["KnowGraph"] * 3, *["KnowGraph", "ForgetGraph"] * 3]
     service_behind(client).state.forget(frozenset({graphs[0].identity}), frozenset())
@@ -112,21 +113,21 @@ async def test_graphs_are_bounded_by_their_bytes_and_the_latest_stays(
     client: CudnnRef, served: ServedSocket
 ) -> None:
     mailbox: Any = service_behind(client).state.mailbox
-    mailbox._graphs._limit = 1
+    mailbox._graphs.limit_bytes = 1
     x, y = await client.upload(np.zeros(DIMS, np.float32)), await client.empty(DIMS)
     (session,) = sessions_of(served)
     for value in range(3):
         await client.ask(RunGraph.bind(adding(float(value)), x=x, y=y))
-        assert len(session._received._graphs) == 1
+        assert len(session.received.graphs) == 1
 
 
 async def test_a_client_that_ends_leaves_no_graph(client: CudnnRef, served: ServedSocket) -> None:
     x, y = await client.upload(np.zeros(DIMS, np.float32)), await client.empty(DIMS)
     await client.ask(RunGraph.bind(adding(1.0), x=x, y=y))
     (session,) = sessions_of(served)
-    assert len(session._received._graphs) == 1
+    assert len(session.received.graphs) == 1
     session.end()
-    assert len(session._received._graphs) == len(session._received._known) == 0
+    assert len(session.received.graphs) == len(session.received.known) == 0
 
 
 def know(graph: Graph, identity: str | None = None) -> bytes:

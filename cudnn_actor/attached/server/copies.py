@@ -39,13 +39,13 @@ class Copies:
         self._turn = asyncio.Lock()
         """A lock that the request whose copy is made next holds. So copies are made in the order of the
         requests."""
-        self._waiting = 0
+        self.waiting = 0
         self._freed = asyncio.Event()
 
     def at_once(self, known: Known) -> bool:
         """Whether an `Allocate` can be checked without waiting."""
         nbytes = _nbytes(known)
-        return not nbytes or (nbytes <= _SHORT_BYTES and not self._waiting and self._has_room(nbytes))
+        return not nbytes or (nbytes <= _SHORT_BYTES and not self.waiting and self._has_room(nbytes))
 
     def copy_and_check(self, known: Known, share: str) -> Known:
         """The message, with a copy of its values, which counts until `release`. Call it only if `at_once` is
@@ -60,7 +60,7 @@ class Copies:
     async def checked_in_turn(self, known: Known, share: str) -> Known:
         """Do what `copy_and_check` does on a thread, once there is room for the copy."""
         nbytes = _nbytes(known)
-        self._waiting += 1
+        self.waiting += 1
         try:
             async with self._turn:
                 while not self._has_room(nbytes):
@@ -73,7 +73,7 @@ class Copies:
                     self.release(nbytes)
                     raise
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
 
     def release(self, nbytes: int) -> None:
         """Stop counting the bytes of a copy whose request was answered."""

@@ -51,7 +51,7 @@ class FairShare(Generic[C, ItemT]):
         """The clients with waiting requests; it is the leftmost one's turn."""
         self.outstanding_us = 0.0
         """The estimated time of the requests that the service has now, in microseconds."""
-        self._count = 0
+        self.count = 0
         self._begun = False
         """Whether the leftmost client has got the quantum of its present turn."""
 
@@ -83,11 +83,11 @@ class FairShare(Generic[C, ItemT]):
         waits, turns go by until the client's credit suffices, and it keeps none of the credit.
         """
         cost_us = max(cost_us, 1.0)
-        if self._turns or (self._count and self.outstanding_us + cost_us > self._window_us):
+        if self._turns or (self.count and self.outstanding_us + cost_us > self._window_us):
             return False
         self._queues[client].credit_us = 0.0
         self.outstanding_us += cost_us
-        self._count += 1
+        self.count += 1
         return True
 
     @property
@@ -98,7 +98,7 @@ class FairShare(Generic[C, ItemT]):
     @property
     def has_one(self) -> bool:
         """Whether the service has exactly one request."""
-        return self._count == 1
+        return self.count == 1
 
     def take(self) -> tuple[C, ItemT, float] | None:
         """The next request for the service, with its client and its estimate; None if no request waits, or if
@@ -108,12 +108,12 @@ class FairShare(Generic[C, ItemT]):
         client = self._next_client()
         queue = self._queues[client]
         item, cost_us = queue.waiting[0]
-        if self._count and self.outstanding_us + cost_us > self._window_us:
+        if self.count and self.outstanding_us + cost_us > self._window_us:
             return None
         queue.waiting.popleft()
         queue.credit_us -= cost_us
         self.outstanding_us += cost_us
-        self._count += 1
+        self.count += 1
         if not queue.waiting:
             self._turns.popleft()
             self._begun = False
@@ -122,8 +122,8 @@ class FairShare(Generic[C, ItemT]):
 
     def finish(self, client: C, cost_us: float, actual_us: float) -> None:
         """Note that a request has ended. `cost_us`: its estimate. `actual_us`: the time that it has taken."""
-        self._count -= 1
-        self.outstanding_us = max(0.0, self.outstanding_us - cost_us) if self._count else 0.0
+        self.count -= 1
+        self.outstanding_us = max(0.0, self.outstanding_us - cost_us) if self.count else 0.0
         if (queue := self._queues.get(client)) is not None:
             credit_us = queue.credit_us + cost_us - actual_us
             if credit_us > 0.0 and not queue.waiting:

@@ -111,13 +111,13 @@ class LentModels:
 
     async def _answer(self, asked: Asked, name: str) -> None:
         try:
-            results = await self._run(name, asked.known.message, asked.timeout_s)
+            results = await self.run(name, asked.known.message, asked.timeout_s)
         except Exception as error:  # noqa: BLE001 - the answer says it
             asked.deliver(None, error)
         else:
             asked.deliver(results, None)
 
-    async def _run(self, name: str, message: RunModel, timeout_s: float | None) -> dict[str, np.ndarray]:
+    async def run(self, name: str, message: RunModel, timeout_s: float | None) -> dict[str, np.ndarray]:
         """Run the model that is lent under a name. If it is closed because another model has got the name,
         run that one."""
         _check_arrays(message)

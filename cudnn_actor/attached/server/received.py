@@ -45,8 +45,8 @@ class Received:
 
     def __init__(self, reading: Reading, segments: Segments, device: str, graph_bytes: int) -> None:
         self._reading, self._segments, self._graph_bytes = reading, segments, graph_bytes
-        self._graphs = ReceivedGraphs(device)
-        self._known: LeastRecent[bytes, Known] = LeastRecent(most=_MOST_KNOWN, nbytes=_KNOWN_BYTES)
+        self.graphs = ReceivedGraphs(device)
+        self.known: LeastRecent[bytes, Known] = LeastRecent(most=_MOST_KNOWN, nbytes=_KNOWN_BYTES)
         """Decoded messages that run a plan, by their bytes."""
         self.kept: dict[int, Known | bytes] = {}
         """The messages that have numbers; as bytes, if they do not run a plan, or could not be decoded."""
@@ -93,14 +93,14 @@ class Received:
 
     def decode(self, body: bytes) -> Known:
         """The message in `body`. Raises `MalformedMessage`."""
-        known = self._known.get(body)
+        known = self.known.get(body)
         if known is None:
             message: Any = self._reading.message(body, self._segments.array)
             if type(message) is RunKnown or type(message) is LoopKnown:
-                message = self._graphs.message(message)
+                message = self.graphs.message(message)
             known = Known(message, references(message))
             if type(message) in COMPUTE:
-                self._known.put(body, known, _BYTES_PER_BYTE * len(body))
+                self.known.put(body, known, _BYTES_PER_BYTE * len(body))
         return known
 
     def know_graph(self, frame: KnowGraph) -> None:
@@ -110,7 +110,7 @@ class Received:
         client lets the server forget graphs that are over the limits. So the limits hold when the next graph
         comes.
         """
-        graphs = self._graphs
+        graphs = self.graphs
         if frame.identity in graphs or blake(frame.body) != frame.identity:
             raise BadFrame(f"graph {frame.identity[:80]!r} has another identity, or came twice")
         if len(graphs) > MOST_GRAPHS or (len(graphs) > 1 and graphs.nbytes > self._graph_bytes):
@@ -119,16 +119,16 @@ class Received:
 
     def forget_graph(self, frame: ForgetGraph) -> None:
         """Drop a graph, the cached messages that run it, and all numbers. Raises `BadFrame`."""
-        if frame.identity not in self._graphs:
+        if frame.identity not in self.graphs:
             raise BadFrame(f"there is no graph {frame.identity[:80]!r} to forget")
         self.forget_messages()
-        graph = self._graphs.forget(frame.identity)
-        for body, known in self._known.items():
+        graph = self.graphs.forget(frame.identity)
+        for body, known in self.known.items():
             if isinstance(known.message, GraphRun) and known.message.graph is graph:
-                self._known.pop(body)
+                self.known.pop(body)
 
     def clear(self) -> None:
         """Drop all graphs and messages, because the client has gone."""
-        self._graphs.clear()
-        self._known.clear()
+        self.graphs.clear()
+        self.known.clear()
         self.forget_messages()

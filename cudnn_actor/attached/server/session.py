@@ -110,13 +110,13 @@ class Session:
         """The client's requests that have not been answered, by number, in order."""
         self._segments = Segments()
         state = server.state
-        self._received = Received(server.reading, self._segments, state.memory.device, state.cache_limit)
-        self._copies = Copies(server.copies)
+        self.received = Received(server.reading, self._segments, state.memory.device, state.cache_limit)
+        self.copies = Copies(server.copies)
         self._drains: deque[int] = deque()
         self._last = 0
         self._loop = asyncio.get_running_loop()
         self._bridge = LoopBridge.of_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self._arrays = ArrayAnswers(
             self._segments, answer=self._answer, end_request=self._end_request, in_task=self._in_task
         )
@@ -126,9 +126,9 @@ class Session:
             Requests: self._take_requests,
             MapSegment: self._map,
             DropSegment: lambda frame: self._segments.drop(frame.number),
-            KnowGraph: self._received.know_graph,
-            ForgetGraph: self._received.forget_graph,
-            ForgetMessages: self._received.forget_messages,
+            KnowGraph: self.received.know_graph,
+            ForgetGraph: self.received.forget_graph,
+            ForgetMessages: self.received.forget_messages,
             Withdraw: self._withdraw,
             Room: lambda frame: self._arrays.take_room(frame, self.asked.get(frame.number)),
             ExportBuffer: self._take_move,
@@ -225,8 +225,8 @@ class Session:
         held = len(self.holdings)
         self.holdings.end()
         self._segments.clear()
-        self._received.clear()
-        for task in self._tasks:
+        self.received.clear()
+        for task in self.tasks:
             task.cancel()
         self._server.forget(self)
         if self.name:
@@ -251,18 +251,18 @@ class Session:
         self._nearness.note_came()
         if frame.first <= self._last:
             self._count_request(frame.first)
-        kept = self._received.kept
+        kept = self.received.kept
         for number, request in enumerate(frame.requests, frame.first):
             if not self.open:  # an answer to one before could not be sent
                 return
             self._last = number
             if type(request) is not int or request not in kept:
-                self._received.note_number(request)
+                self.received.note_number(request)
             try:
                 self._put(number, request)
             except Exception as error:
                 if not isinstance(error, CudnnActorError):
-                    log.exception("request.failed", client=self.name, message=self._received.kind_of(request))
+                    log.exception("request.failed", client=self.name, message=self.received.kind_of(request))
                 if (asked := self.asked.get(number)) is None:
                     self._answer(failure_answer(number, error))
                 else:
@@ -281,9 +281,9 @@ class Session:
         server = self._server
         if len(self.asked) >= server.window:
             self._check_window()
-        known: Any = self._received.kept.get(request) if isinstance(request, int) else None
+        known: Any = self.received.kept.get(request) if isinstance(request, int) else None
         if type(known) is not Known:
-            known = self._received.message(request)
+            known = self.received.message(request)
         if isinstance(request, int):
             request = _PLAIN
         asked = Asked(
@@ -314,11 +314,11 @@ class Session:
             raise other_digest(request.share)
         if request.share:
             asked.digest = request.share, message.spec
-            if not self._copies.at_once(known):
+            if not self.copies.at_once(known):
                 self.asked[number] = asked
                 self._in_task(self._put_checked(asked, request.share))
                 return
-            self._note_copy(asked, self._copies.copy_and_check(known, request.share))
+            self._note_copy(asked, self.copies.copy_and_check(known, request.share))
         self._put_in_turn(asked)
 
     def _take_move(self, frame: ExportBuffer | ImportBuffer) -> None:
@@ -351,7 +351,7 @@ class Session:
         Later requests may overtake it: none of them can name its buffer, which does not exist yet.
         """
         try:
-            self._note_copy(asked, await self._copies.checked_in_turn(asked.known, share))
+            self._note_copy(asked, await self.copies.checked_in_turn(asked.known, share))
             if self.open:
                 self._put_in_turn(asked)
         except Exception as error:  # noqa: BLE001 - no memory, no thread, another digest: the answer says it
@@ -504,7 +504,7 @@ class Session:
     def _take_answer(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         self._settle(asked, value, error)
         if asked.copied:
-            self._copies.release(asked.copied)
+            self.copies.release(asked.copied)
             asked.copied = 0
         if not self.open:
             self.asked.pop(asked.number, None)
@@ -562,8 +562,8 @@ class Session:
         self, work: Coroutine[Any, Any, None], context: contextvars.Context | None = None
     ) -> asyncio.Task[None]:
         task = self._loop.create_task(work, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
         return task
 
     def _in_context(self, asked: Asked) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
