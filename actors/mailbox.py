@@ -258,6 +258,11 @@ class Mailbox:
             self._nudged = not self._sleeping
             self._wake()
 
+    @property
+    def is_nudged(self) -> bool:
+        """Whether the next `take` will return without a message, because of a nudge. Any thread."""
+        return self._nudged
+
     def _wake(self) -> None:
         """Wake the actor if it sleeps. Under the lock: clearing `_sleeping` and waking are one step."""
         if self._sleeping:

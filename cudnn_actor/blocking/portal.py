@@ -43,13 +43,13 @@ class Portal:
         self._open, self._forked = True, False
         self._calls: set[_Call] = set()
         """The calls that have begun and not ended. Only the loop's thread uses it."""
-        self._ending: _Call | None = None
-        self._loop = asyncio.new_event_loop()
+        self.ending: _Call | None = None
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             start_thread(self._thread)
         except BaseException:
-            self._loop.close()
+            self.loop.close()
             raise
         forks.watch(self)
 
@@ -73,7 +73,7 @@ class Portal:
         """
         self.require_other_thread()
         reply = ReplyFuture()
-        call = _Call(lambda: self._loop.create_task(work()), _Waiting(reply))
+        call = _Call(lambda: self.loop.create_task(work()), _Waiting(reply))
         try:
             self._hand_over(call)
             result: T = reply.get()
@@ -113,7 +113,7 @@ class Portal:
         """Run a coroutine on the loop, whose outcome nobody is told, unless the portal is closed. Never
         blocks."""
         with contextlib.suppress(ServiceStopped):
-            self._hand_over(_Call(lambda: self._loop.create_task(work()), _Dropped()))
+            self._hand_over(_Call(lambda: self.loop.create_task(work()), _Dropped()))
 
     def close_soon(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Refuse further calls, run `end`, and then end the thread once all calls have ended.
@@ -121,11 +121,11 @@ class Portal:
         Idempotent: the first `end` counts. Any thread, also within a finalizer; never blocks.
         """
         with self._lock:
-            if self._open and self._ending is None:
-                self._ending = _Call(lambda: self._loop.create_task(self._finish(end)), _Dropped())
-            if self._open and self._ending is not None:
-                with tolerating_closed(self._loop):  # an interrupted call of this method has begun it
-                    self._loop.call_soon_threadsafe(self._ending.begin, self._calls)
+            if self._open and self.ending is None:
+                self.ending = _Call(lambda: self.loop.create_task(self._finish(end)), _Dropped())
+            if self._open and self.ending is not None:
+                with tolerating_closed(self.loop):  # an interrupted call of this method has begun it
+                    self.loop.call_soon_threadsafe(self.ending.begin, self._calls)
                 # Last: if a signal handler raises before it, the next call of this method begins again, which
                 # `begin` allows.
                 self._open = False
@@ -144,8 +144,8 @@ class Portal:
             self._thread.join()
         except BaseException:
             self.close_soon(end)
-            with tolerating_closed(self._loop):  # then it has ended
-                self._loop.call_soon_threadsafe(self._cancel_end)
+            with tolerating_closed(self.loop):  # then it has ended
+                self.loop.call_soon_threadsafe(self._cancel_end)
             self._thread.join()
             raise
 
@@ -163,33 +163,33 @@ class Portal:
         with self._lock:
             if not self._open:
                 raise ServiceStopped(reason="closed", forked=self._forked)
-            self._loop.call_soon_threadsafe(call.begin, self._calls)
+            self.loop.call_soon_threadsafe(call.begin, self._calls)
 
     def _cancel(self, call: _Call) -> None:
         """Cancel a call, or keep it from beginning. Any thread; never blocks."""
         call.wanted = False  # first: the call may not have begun
         if self._forked:
             return  # the loop is the parent's
-        with tolerating_closed(self._loop):  # then it has ended
-            self._loop.call_soon_threadsafe(call.cancel)
+        with tolerating_closed(self.loop):  # then it has ended
+            self.loop.call_soon_threadsafe(call.cancel)
 
     def _cancel_end(self) -> None:
         """Cancel the end behind its first step: a task that is cancelled before that runs nothing at all.
 
         On the loop, behind `begin`, which `close_soon` has scheduled, and which schedules the first step.
         """
-        if self._ending is not None:
-            self._loop.call_soon(self._ending.cancel)
+        if self.ending is not None:
+            self.loop.call_soon(self.ending.cancel)
 
     async def _finish(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await end()
         finally:
-            self._loop.stop()
+            self.loop.stop()
 
     def _run(self) -> None:
         """Run the thread. Calls that are left after the end fail soon, since the service has ended."""
-        loop = self._loop
+        loop = self.loop
         loop.run_forever()
         while left := [*(call.inner for call in self._calls if call.inner), *asyncio.all_tasks(loop)]:
             loop.run_until_complete(asyncio.wait(left))

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help(sys.stderr)
             return 2
         with LogBook(live=args.verbose) as logbook:
-            status = _run(run, args, logbook)
+            status = run_command(run, args, logbook)
         if sys.stdout is not None:
             sys.stdout.flush()
     except UserError as error:
@@ -97,7 +97,8 @@ def _output_is_shut() -> bool:
     return True
 
 
-def _run(run: Callable[[argparse.Namespace], int], args: argparse.Namespace, logbook: LogBook) -> int:
+def run_command(run: Callable[[argparse.Namespace], int], args: argparse.Namespace, logbook: LogBook) -> int:
+    """Run a command. Returns its exit status: 1 if it has failed, and then what was logged is printed."""
     try:
         status = run(args)
     except KeyboardInterrupt:

@@ -106,7 +106,7 @@ def diagnose(device: str = "auto") -> Diagnosis:
     takes more than 30 s is given up.
     """
     found = examine()
-    packages = {name: _first_version(names) for name, names in _PACKAGES.items()}
+    packages = {name: first_version(names) for name, names in _PACKAGES.items()}
     cudnn = _cudnn(found)
     if cudnn is not None:  # possibly the system's, which no package installed
         packages["cuDNN"] = cudnn.version or packages["cuDNN"] or "unknown"
@@ -115,7 +115,7 @@ def diagnose(device: str = "auto") -> Diagnosis:
     isolations = _checks(device, problems)
     on_a_gpu = (isolations["process"].device or "cpu") != "cpu"
     return Diagnosis(
-        version=_first_version(("cudnn-actor",)) or "unknown",
+        version=first_version(("cudnn-actor",)) or "unknown",
         check=isolations["process" if on_a_gpu else "thread"],
         isolations=isolations,
         obstacles=find_obstacles(),
@@ -127,7 +127,7 @@ def diagnose(device: str = "auto") -> Diagnosis:
         missing=_missing(packages, found.driver, problems),
         python=f"{platform.python_implementation()} {platform.python_version()}",
         platform=platform.platform(),
-        required={name: _first_version((name,)) for name in _REQUIRED},
+        required={name: first_version((name,)) for name in _REQUIRED},
         blas=find_blas(),
         cores=len(os.sched_getaffinity(0)),
     )
@@ -145,12 +145,12 @@ def _checks(device: str, problems: tuple[Problem, ...]) -> dict[str, Check]:
     it, which may be this one."""
     preventing = [problem for problem in problems if problem.prevents]
     if device != "auto" or not preventing:
-        return _try_both(device)
+        return try_both(device)
     reason = str(preventing[0])
-    return {name: msgspec.structs.replace(each, reason=reason) for name, each in _try_both("cpu").items()}
+    return {name: msgspec.structs.replace(each, reason=reason) for name, each in try_both("cpu").items()}
 
 
-def _try_both(device: str) -> dict[str, Check]:
+def try_both(device: str) -> dict[str, Check]:
     """Run the check in each isolation.
 
     Process isolation comes first: on a GPU, a library that ends its process then ends only a worker. On a
@@ -224,7 +224,7 @@ def _extra(what: str, needed_for: str, extra: str) -> Missing:
     return Missing(what=what, needed_for=needed_for, command=install_command(extra))
 
 
-def _first_version(names: tuple[str, ...]) -> str | None:
+def first_version(names: tuple[str, ...]) -> str | None:
     """The version of the first of these distributions that is installed. Imports none of them."""
     for name in names:
         try:

@@ -171,7 +171,8 @@ class SocketSource:
             gpu.close()
 
 
-def _source(text: str) -> PrometheusSource | SocketSource:
+def source_of(text: str) -> PrometheusSource | SocketSource:
+    """The source of metrics that a text names: the path of a socket, or the URL of a page."""
     if text.startswith(("unix:", "/")):
         return SocketSource(text)
     return PrometheusSource(text)
@@ -199,7 +200,7 @@ def _interval(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Show the services until interrupted, or once with `--once`. Raises `UserError` if `--once` finds no
     source."""
-    with contextlib.closing(_source(args.source)) as source:
+    with contextlib.closing(source_of(args.source)) as source:
         return _once(source, args) if args.once else _watch(source, args)
 
 

@@ -70,7 +70,7 @@ def until(condition: Callable[[], object]) -> Callable[[], None]:
 
 def asked_to_stop(service: CudnnService) -> bool:
     """Whether the actor, which is at a gate, finds that it is to stop when it returns from there."""
-    return service.ending and service.state.mailbox._nudged
+    return service.ending and service.state.mailbox.is_nudged
 
 
 def let_the_loop_withdraw(gpu: BlockingRef) -> None:
@@ -290,8 +290,8 @@ def test_an_interrupted_call_is_withdrawn_and_leaves_nothing() -> None:
         gate.shut()
         with alarmed(gate.wait_for_arrival):
             gpu.apply(MaxPool(x=x, window=POOL))
-        waiting = service_behind(gpu).state.mailbox._ordinary
-        with alarmed(until(lambda: any(isinstance(each.message, Upload) for each in waiting.copy()))):
+        mailbox = service_behind(gpu).state.mailbox
+        with alarmed(until(lambda: mailbox.first is not None and isinstance(mailbox.first.message, Upload))):
             gpu.write(x, full(5))  # waits behind it
         let_the_loop_withdraw(gpu)
         gate.open()
@@ -315,7 +315,7 @@ def test_an_interrupted_close_stops_without_waiting_for_requests() -> None:
 
         opening = threading.Thread(target=open_once_it_ends)
         opening.start()
-        with alarmed(until(lambda: portal_of(gpu)._ending)):
+        with alarmed(until(lambda: portal_of(gpu).ending)):
             gpu.close(drain_s=1000)
         opening.join()
         assert isinstance(waiting.exception(), ServiceStopped)
@@ -325,7 +325,7 @@ def test_an_interrupted_close_stops_without_waiting_for_requests() -> None:
 
 def test_an_end_that_is_interrupted_before_it_begins_is_begun_and_then_cancelled() -> None:
     portal, asked, told = Portal("portal"), threading.Event(), list[str]()
-    held, scheduled, schedule = threading.Event(), list[object](), portal._loop.call_soon_threadsafe
+    held, scheduled, schedule = threading.Event(), list[object](), portal.loop.call_soon_threadsafe
 
     def noting(callback: Any, *given: Any) -> Any:
         handle = schedule(callback, *given)
@@ -350,7 +350,7 @@ def test_an_end_that_is_interrupted_before_it_begins_is_begun_and_then_cancelled
 
     def interrupted(_end: object) -> None:
         monkey.undo()
-        portal._loop.call_soon_threadsafe = noting  # type: ignore[assignment,method-assign]
+        portal.loop.call_soon_threadsafe = noting  # type: ignore[assignment,method-assign]
         portal.close_soon(end)
         raise Alarm
 

@@ -57,7 +57,7 @@ async def test_what_a_client_process_says_is_wrong_is_counted_and_it_may_be_kill
     said.feed_data(b"ready\nanother result: 3\n")
     said.feed_eof()
     process: Any = SimpleNamespace(stdout=said, pid=7)
-    await callers._hear(process)
+    await callers.hear(process)
     assert callers.victims == {FaultKind.KILL_CLIENT: 7}
     assert (tally.wrong, "another result: 3" in tally.wrongs[0].got) == (1, True)
 
@@ -82,7 +82,7 @@ async def test_an_attached_client_that_loses_a_living_service_is_a_mistake(
             next(iter(sessions_of(served))).end()
             raise ServiceStopped(reason="it was cut")
 
-        monkeypatch.setattr(callers, "_run_tasks", cut)
+        monkeypatch.setattr(callers, "run_tasks", cut)
         with pytest.raises(RuntimeError, match="lost a service that goes on"):
             await callers.callers()["attached"]()
 
@@ -113,7 +113,7 @@ async def test_a_client_that_starts_after_its_turn_is_killed_as_soon_as_it_is_th
     gpu: Any = SimpleNamespace(generation=1, worker_pid=None)
     victims = Victims()
     striker = Striker(gpu, Tally(), Settings(kill_every=0.001, faults=both), victims)
-    monkeypatch.setattr(striker._chance, "choices", lambda *_: [FaultKind.KILL_SERVER])
+    monkeypatch.setattr(striker.chance, "choices", lambda *_: [FaultKind.KILL_SERVER])
     striking = asyncio.create_task(striker.run())
     async with asyncio.timeout(PATIENCE_S):
         while victims.asked.count(FaultKind.KILL_SERVER) < 4:  # in its turn at most twice  # noqa: ASYNC110

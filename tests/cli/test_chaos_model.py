@@ -116,7 +116,7 @@ def test_an_answer_of_both_versions_is_wrong(path: Path, shown: str, wrong: bool
 
     def answer(inputs: Mapping[str, np.ndarray]) -> Any:
         weights = dict(source.tensors)
-        given = load._weights[1]
+        given = load.weights[1]
         names = {"old": [], "new": list(given), "mixed": list(given)[:1]}[shown]
         return case_of(path, source, dict(inputs), weights | {name: given[name] for name in names}).outputs
 

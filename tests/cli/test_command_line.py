@@ -9,7 +9,7 @@ import pytest
 
 from cudnn_actor import __version__
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.cli import _run, main
+from cudnn_actor.cli import main, run_command
 from cudnn_actor.cli.logbook import LogBook
 from cudnn_actor.protocol import ServiceStopped
 
@@ -84,7 +84,7 @@ def test_the_log_is_kept_and_printed_when_the_command_fails(capsys: pytest.Captu
         raise ServiceStopped(reason="smoke")
 
     with LogBook() as logbook:
-        assert _run(fails, argparse.Namespace(), logbook) == 1
+        assert run_command(fails, argparse.Namespace(), logbook) == 1
     errors = capsys.readouterr().err
     assert "gpu.smoke" in errors
     assert "colour=blue" in errors

@@ -211,8 +211,8 @@ def test_a_machine_without_a_gpu_is_told_that_the_cpu_serves_and_given_no_order(
 
 
 def test_packages_that_only_some_commands_need_have_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "_first_version", lambda names: None)
-    monkeypatch.setattr(diagnosis, "_try_both", lambda device: {"thread": TRIED, "process": TRIED})
+    monkeypatch.setattr(diagnosis, "first_version", lambda names: None)
+    monkeypatch.setattr(diagnosis, "try_both", lambda device: {"thread": TRIED, "process": TRIED})
     commands = {one.what: one.command for one in diagnosis.diagnose("cpu").missing}
     assert commands["onnx"] == f'pip install -e "{CLONE}[onnx]"'
     assert commands["onnxruntime"] == f'pip install -e "{CLONE}[cpu]"'

@@ -242,7 +242,7 @@ def test_ctrl_c_ends_it_where_python_forgets_the_exception(
 ) -> None:
     """But not in a process that was started to ignore Ctrl-C."""
     source = Interrupted()
-    monkeypatch.setattr(top, "_source", lambda _: source)
+    monkeypatch.setattr(top, "source_of", lambda _: source)
     with handling_ctrl_c(before):
         with pytest.raises(raised):
             top.run(argparse.Namespace(source="here", json=True, once=False, interval=0.01))

@@ -70,13 +70,13 @@ class AttachedCallers:
     async def _run_attached(self) -> None:
         try:
             async with connect(self.path, name="chaos") as gpu:
-                await self._run_tasks(gpu, LoadKind.ATTACHED, 0)
+                await self.run_tasks(gpu, LoadKind.ATTACHED, 0)
         except ServiceStopped as error:
             if self._ground.gpu.alive:
                 raise RuntimeError("an attached client has lost a service that goes on") from error
             raise
 
-    async def _run_tasks(self, gpu: CudnnRef, kind: LoadKind, first: int) -> None:
+    async def run_tasks(self, gpu: CudnnRef, kind: LoadKind, first: int) -> None:
         """Run the programs of some tasks, each to its end. Raises `ServiceStopped` if the server ends."""
         # A client names its own buffers alone, so it has inputs of its own.
         ground = replace(self._ground, gpu=gpu, inputs={}, quarantined=set())
@@ -96,9 +96,9 @@ class AttachedCallers:
         """Keep a client process running: start another one whenever it has been killed."""
         while not self._ground.ending.is_set():
             async with self._process(FaultKind.KILL_CLIENT, "client", self.path) as process:
-                await self._hear(process)
+                await self.hear(process)
 
-    async def _hear(self, process: asyncio.subprocess.Process) -> None:
+    async def hear(self, process: asyncio.subprocess.Process) -> None:
         """Handle the lines of a client, until it or the run ends."""
         assert process.stdout is not None
         while not self._ground.ending.is_set():
@@ -129,7 +129,7 @@ class AttachedCallers:
                 life += 1
                 with contextlib.suppress(ServiceStopped, StartFailed):  # it may be killed at once
                     async with connect(self._doomed_path, name="chaos") as gpu:
-                        await self._run_tasks(gpu, LoadKind.DOOMED, 10 * life)
+                        await self.run_tasks(gpu, LoadKind.DOOMED, 10 * life)
 
     @contextlib.asynccontextmanager
     async def _process(

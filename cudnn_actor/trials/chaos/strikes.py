@@ -151,7 +151,7 @@ class Striker:
         self._tally = tally
         self._every = settings.kill_every
         self._kinds = [kind for kind in settings.faults if kind in _TARGETS]
-        self._chance = random.Random(f"{settings.seed} strikes")
+        self.chance = random.Random(f"{settings.seed} strikes")
         self._continuing: set[asyncio.Task[None]] = set()
         self._idle: dict[tuple[int, int], float] = {}
         """When a process was first seen with a given amount of CPU time used; by its id and that amount."""
@@ -162,15 +162,15 @@ class Striker:
         A client or a server that has not started when its turn comes is struck as soon as there is one.
         """
         late: set[FaultKind] = set()
-        first = self._chance.sample(self._kinds, len(self._kinds))
+        first = self.chance.sample(self._kinds, len(self._kinds))
         try:
             while self._kinds:
-                pause_s = self._every * self._chance.uniform(0.5, 1.5)
+                pause_s = self._every * self.chance.uniform(0.5, 1.5)
                 await asyncio.sleep(pause_s)
-                (kind,) = self._chance.choices(self._kinds, [_WEIGHTS[kind] for kind in self._kinds])
+                (kind,) = self.chance.choices(self._kinds, [_WEIGHTS[kind] for kind in self._kinds])
                 kind = first.pop() if first else next((each for each in late if each in self._victims), kind)
-                outlasted = self._chance.random() < _OUTLASTED
-                at_once = self._chance.random() < _AT_ONCE
+                outlasted = self.chance.random() < _OUTLASTED
+                at_once = self.chance.random() < _AT_ONCE
                 struck = await self._strike(kind, 0.0 if at_once else pause_s)
                 if struck is None:
                     late.update({kind}.intersection(NEEDED_LOAD))
@@ -215,7 +215,7 @@ class Striker:
         running = [each for each in processes.find() if each.role is _TARGETS[kind] and each.pid != serving]
         if _TARGETS[kind] is Role.FORKSERVER:
             running = [each for each in running if self._is_idle(each)]
-        return self._chance.choice(running) if running else None
+        return self.chance.choice(running) if running else None
 
     def _is_idle(self, found: Found) -> bool:
         now_s = self._tally.now_s
@@ -229,7 +229,7 @@ class Striker:
 
     def _continue_later(self, stopped: Found) -> None:
         async def go_on() -> None:
-            await asyncio.sleep(self._chance.uniform(0.0, _CONTINUED_WITHIN_S))
+            await asyncio.sleep(self.chance.uniform(0.0, _CONTINUED_WITHIN_S))
             processes.send_signal(stopped, signal.SIGCONT)
 
         task = asyncio.create_task(go_on())

@@ -99,7 +99,7 @@ class SwapLoad:
     ) -> None:
         self._gpu, self._path, self._source, self._seed = gpu, path, source, seed
         self._judge = Judge(gpu, self.kind, excused, tally)
-        self._weights: list[dict[str, np.ndarray]] = []
+        self.weights: list[dict[str, np.ndarray]] = []
         """The weights of each version."""
         self._cases: list[list[ModelCase]] = []
         """The cases of each size, one for each version."""
@@ -117,13 +117,13 @@ class SwapLoad:
     def _compute(self) -> None:
         given = [draw_inputs(self._source, size, [self._seed, _NUMBER, size]) for size in SIZES]
         decided = frozenset[str]().union(*(specialise(self._source, each).decided_by for each in given))
-        self._weights = [
+        self.weights = [
             _version(self._source.tensors, decided, self._seed, number) for number in range(_VERSIONS)
         ]
-        if not self._weights[0]:
+        if not self.weights[0]:
             raise LeftOut("the model has no weights of floating-point numbers that can be overwritten")
         for inputs in given:
-            cases = [case_of(self._path, self._source, inputs, each) for each in self._weights]
+            cases = [case_of(self._path, self._source, inputs, each) for each in self.weights]
             for one, other in itertools.combinations(cases, 2):
                 if _same(one.outputs, other.outputs):
                     raise LeftOut("the model's outputs hardly depend on its weights")
@@ -149,7 +149,7 @@ class SwapLoad:
                     return
                 await asyncio.sleep(_LOOK_S)
             new = (version + 1) % _VERSIONS
-            weights, deed = self._weights[new], WeightWrite(new)
+            weights, deed = self.weights[new], WeightWrite(new)
             self._versions.begin(new)
             outcome = await self._judge.outcome_of(lambda: model.write(weights), deed, _NUMBER, burst)  # noqa: B023
             if outcome is None:
