@@ -93,7 +93,7 @@ class Staging:
     def __init__(self, announce: Callable[[int, int, int], None], retire: Callable[[int], None]) -> None:
         self._announce = announce
         self._retire = retire
-        self._pool = ArenaPool(arena_bytes=SEGMENT_BYTES, limit=None)
+        self.pool = ArenaPool(arena_bytes=SEGMENT_BYTES, limit=None)
         self._mapped: dict[int, mmap.mmap] = {}
         self._begins: dict[int, tuple[int, int]] = {}
         """The address and the size in bytes of each mapped segment, by its number."""
@@ -101,7 +101,7 @@ class Staging:
         """Blocks that nothing uses any more; `take_back` frees them. Any thread appends."""
         self.pieces: list[Block] = []
         """Unused blocks for copies of up to `PIECE_BYTES`. The fast path takes the last, and adds to them."""
-        self._stock: frozenset[Block] = frozenset()
+        self.stocked_pieces: frozenset[Block] = frozenset()
         """All pieces, used or not."""
         self.notes: dict[Block, Any] = {}
         """What the user of this object keeps about pieces."""
@@ -109,26 +109,26 @@ class Staging:
 
     def segments(self) -> list[tuple[int, int, int]]:
         """Number, size in bytes and descriptor of each segment, for a new worker to map."""
-        return [(arena.number, arena.nbytes, arena.fd) for arena in self._pool.all()]
+        return [(arena.number, arena.nbytes, arena.fd) for arena in self.pool.all()]
 
     def take(self, nbytes: int) -> Block:
         """Allocate a block. Raises `OutOfMemory`, `OutOfDescriptors`; then nothing has changed."""
         self.take_back()
-        if not self._pool.room_for(nbytes):
+        if not self.pool.room_for(nbytes):
             self._grow(nbytes)
-        arena, offset = self._pool.place(nbytes)
+        arena, offset = self.pool.place(nbytes)
         return Block(arena.number, offset, nbytes)
 
     def stock(self) -> None:
         """Make the pieces, once. Raises as `take`."""
-        if not self._stock:
+        if not self.stocked_pieces:
             while len(self.pieces) < PIECES:
                 self.pieces.append(self.take(PIECE_BYTES + NOTE_BYTES))
-            self._stock = frozenset(self.pieces)
+            self.stocked_pieces = frozenset(self.pieces)
 
     def is_piece(self, block: Block) -> bool:
         """Whether a block is one of those that `stock` has made."""
-        return block in self._stock
+        return block in self.stocked_pieces
 
     def home_of(self, blocks: Sequence[Block]) -> MutableSequence[Block]:
         """The list to which unused blocks are added in one step, instead of by `give_back`. Either all of
@@ -151,10 +151,10 @@ class Staging:
             self.pieces.append(block)
             return
         self._lent.discard(block)
-        arena = next(arena for arena in self._pool.all() if arena.number == block.segment)
+        arena = next(arena for arena in self.pool.all() if arena.number == block.segment)
         arena.free.release(block.offset)
         kept = 0
-        for number, idle in enumerate(sorted(self._pool.idle(), key=lambda each: each.nbytes)):
+        for number, idle in enumerate(sorted(self.pool.idle(), key=lambda each: each.nbytes)):
             kept += idle.nbytes
             if number and kept > _IDLE_BYTES:
                 self._drop(idle.number)
@@ -221,25 +221,25 @@ class Staging:
 
     def close(self) -> None:
         """Close every descriptor. A segment stays mapped while a caller's array uses it."""
-        self._pool.close()
+        self.pool.close()
         self._mapped.clear()
         self._begins.clear()
         self.pieces.clear()
         self.notes.clear()
 
     def _grow(self, nbytes: int) -> None:
-        number, size = self._pool.next(nbytes)
+        number, size = self.pool.next(nbytes)
         left = available()
         if left is not None and size > left:  # Linux would grant it, and kill a process once it is written
-            raise OutOfMemory(requested=nbytes, in_use=self._pool.taken_bytes, limit=None, largest=left)
+            raise OutOfMemory(requested=nbytes, in_use=self.pool.taken_bytes, limit=None, largest=left)
         try:
             descriptor = self._make(number, size)
         except (OSError, OverflowError) as error:
-            refusal = exhaustion(error, requested=size, in_use=self._pool.nbytes)
+            refusal = exhaustion(error, requested=size, in_use=self.pool.nbytes)
             if refusal is None:
                 raise
             raise refusal from error
-        self._pool.add(number, size, descriptor)
+        self.pool.add(number, size, descriptor)
 
     def _make(self, number: int, size: int) -> int:
         """Make a segment, map it, and announce it to all workers. Returns its descriptor."""
@@ -260,4 +260,4 @@ class Staging:
     def _drop(self, number: int) -> None:
         self._retire(number)
         del self._mapped[number], self._begins[number]
-        self._pool.drop(number)
+        self.pool.drop(number)

@@ -63,7 +63,7 @@ _EXIT_S = 2.0
 """Seconds to wait for the exit status of a process whose connection has ended."""
 
 
-class _Incarnation:
+class Incarnation:
     """One process of a member."""
 
     def __init__(self, number: int) -> None:
@@ -133,7 +133,7 @@ class Member:
         self._clock = Clock()
         self._loop = asyncio.get_running_loop()
         self._timers: dict[TimerKey, asyncio.TimerHandle] = {}
-        self._current: _Incarnation | None = None
+        self._current: Incarnation | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Task[None] | None = None
 
@@ -169,7 +169,7 @@ class Member:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case StartChild(incarnation=number):
-                self._current = _Incarnation(number)
+                self._current = Incarnation(number)
                 self._starting = self._spawn(self._start(self._current))
             case StopChild(deadline=deadline):
                 self._spawn(self._stop(self._current, deadline))
@@ -206,7 +206,7 @@ class Member:
 
     # The life of a process.
 
-    async def _start(self, one: _Incarnation) -> None:
+    async def _start(self, one: Incarnation) -> None:
         try:
             await self._launch(one)
             gpu = await connect(self.path, name=self.name)
@@ -231,10 +231,10 @@ class Member:
                 one.close()
         if not one.over and not one.unwanted:
             self._signal(ChildReady(child=self.name, incarnation=one.number))
-            self._spawn(self._follow(one, service))
+            self._spawn(self.follow(one, service))
             self._listener.up(self)
 
-    async def _launch(self, one: _Incarnation) -> None:
+    async def _launch(self, one: Incarnation) -> None:
         """Start the process, and wait until its service serves. Raises `OSError`, `CudnnActorError`."""
         one.control, end_of_child = socket.socketpair()
         one.control.setblocking(False)
@@ -254,7 +254,7 @@ class Member:
         if isinstance(said, Failed):
             raise said.error.to_error()
 
-    async def _follow(self, one: _Incarnation, service: AttachedService) -> None:
+    async def follow(self, one: Incarnation, service: AttachedService) -> None:
         """Tell the pool when the service's own worker restarts, while its process lives."""
         async for event in service.events.follow():
             if one.over:
@@ -264,7 +264,7 @@ class Member:
             elif isinstance(event, Restarted):
                 self._listener.up(self)
 
-    def _note_end(self, one: _Incarnation) -> None:
+    def _note_end(self, one: Incarnation) -> None:
         """Note that the connection to a process has ended, and that its requests and buffers are lost."""
         if one.over:
             return
@@ -274,7 +274,7 @@ class Member:
         if not one.unwanted:
             self._spawn(self._reap(one))
 
-    async def _reap(self, one: _Incarnation) -> None:
+    async def _reap(self, one: Incarnation) -> None:
         """Find out how a process has ended, and report its end, so that it is replaced."""
         how = "has ended"
         if one.child is not None:
@@ -283,10 +283,10 @@ class Member:
         one.close()
         self._note_exit(one, ExitReason.crash(f"its process {how}"))
 
-    def _note_exit(self, one: _Incarnation, reason: ExitReason) -> None:
+    def _note_exit(self, one: Incarnation, reason: ExitReason) -> None:
         self._signal(ChildExited(child=self.name, incarnation=one.number, reason=reason))
 
-    async def _stop(self, one: _Incarnation | None, deadline: float) -> None:
+    async def _stop(self, one: Incarnation | None, deadline: float) -> None:
         """End a process in order, or kill it at the deadline."""
         assert one is not None, "a child that is asked to stop was started"
         one.unwanted = True
@@ -306,7 +306,7 @@ class Member:
         one.close()
         self._note_exit(one, reason)
 
-    def _kill(self, one: _Incarnation | None) -> None:
+    def _kill(self, one: Incarnation | None) -> None:
         """Kill a process, whether it is ready or not."""
         assert one is not None, "a child that is killed was started"
         gpu, self.gpu = self.gpu, None

@@ -27,7 +27,7 @@ class RestartTimes:
         """For each member: when its process or its worker began to restart; None while the member is up."""
         self._of_process = [True] * members
         """For each member: whether its latest restart was one of its process, not of its worker alone."""
-        self._start_s: list[float | None] = [None] * members
+        self.start_s: list[float | None] = [None] * members
         self._worker_s: list[float | None] = [None] * members
 
     def down(self, member: int, now_s: float, *, process: bool) -> None:
@@ -40,12 +40,12 @@ class RestartTimes:
         began_s, self._began_s[member] = self._began_s[member], None
         if began_s is None:
             return
-        known_s = self._start_s if self._of_process[member] else self._worker_s
+        known_s = self.start_s if self._of_process[member] else self._worker_s
         took_s, before_s = now_s - began_s, known_s[member]
         known_s[member] = took_s if before_s is None else before_s + _WEIGHT_OF_NEWEST * (took_s - before_s)
 
     def worker_s(self, member: int) -> float:
         """Seconds that a worker of the member may take to be replaced. The member has been up once."""
-        of_worker_s, of_start_s = self._worker_s[member], self._start_s[member]
+        of_worker_s, of_start_s = self._worker_s[member], self.start_s[member]
         assert of_start_s is not None, "its process has started"
         return of_start_s if of_worker_s is None else of_worker_s

@@ -92,7 +92,7 @@ class Channel:
         self.taken = 0
         """How many parts of the leftmost frame have been handled, for a user who handles it in parts."""
         self._look = connection.recvmsg
-        self._size = _SHORT
+        self.read_size = _SHORT
         """How much is read next."""
         self._raw: list[tuple[bytes, Sequence[tuple[int, int, bytes]], int, Any]] = []
         """Bytes that the kernel has returned and that are not yet made into frames: one item, or none."""
@@ -271,7 +271,7 @@ class Channel:
         raw = self._raw
         if not raw:
             try:
-                raw.extend(_starmap(self._look, _LOOKS[self._size]))
+                raw.extend(_starmap(self._look, _LOOKS[self.read_size]))
             except BlockingIOError:
                 self.drained = True
                 return False
@@ -288,18 +288,18 @@ class Channel:
             and count - _HEAD == _length(data)[0] <= self._longest
         ):
             self.drained = True
-            frames = (self._decode(memoryview(data)[_HEAD:]),)
+            frames = (self.decode(memoryview(data)[_HEAD:]),)
             # One step.
             self.frames += frames
             del raw[0]
-            self._size = _SHORT
+            self.read_size = _SHORT
             return True
-        is_full = count >= self._size
+        is_full = count >= self.read_size
         self.drained = not is_full and not ancillary  # the kernel stops behind bytes with descriptors
         descriptors = descriptors_in(ancillary, flags) if ancillary or flags & _CUT_OFF else ()
         self._take_in(data, descriptors)
         # After that step: if it was interrupted, the next call compares with the same size.
-        self._size = _LONG if is_full else _SHORT
+        self.read_size = _LONG if is_full else _SHORT
         if descriptors and len(self._descriptors) > _MOST_DESCRIPTORS:
             raise BadFrame(f"{len(self._descriptors)} descriptors came that belong to no frame")
         return bool(data)
@@ -335,11 +335,12 @@ class Channel:
             end = LENGTH.size + length
             if len(rest) < end:
                 return frames, rest, end
-            frames.append(self._decode(rest[LENGTH.size : end]))
+            frames.append(self.decode(rest[LENGTH.size : end]))
             rest = rest[end:]
         return frames, rest, LENGTH.size
 
-    def _decode(self, body: memoryview) -> Any:
+    def decode(self, body: memoryview) -> Any:
+        """The frame that these bytes encode. Raises `BadFrame`."""
         try:
             return self._decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -115,7 +115,7 @@ class Launcher:
         """The children that have not been closed, by the number of their launch."""
         self._lost_starts = 0
         """How many servers in a row were killed in their start, up to the last launch."""
-        self._dying: deque[subprocess.Popen[bytes]] = deque()
+        self.dying: deque[subprocess.Popen[bytes]] = deque()
         """Workers that this process has started itself and has yet to reap. Any thread adds one."""
 
     @classmethod
@@ -269,14 +269,14 @@ class Launcher:
         """Forget a closed child. `process`: what this process has yet to reap of it. Any thread."""
         self._children.pop(number, None)
         if process is not None:
-            self._dying.append(process)
+            self.dying.append(process)
 
     def _reap(self) -> None:
         """Reap the closed workers that this process has started itself, as far as they have ended."""
-        for _ in range(len(self._dying)):
-            process = self._dying.popleft()
+        for _ in range(len(self.dying)):
+            process = self.dying.popleft()
             if process.poll() is None:
-                self._dying.append(process)
+                self.dying.append(process)
 
     def _launch_by_server(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
         """Launch a worker with its own lifeline.
@@ -428,9 +428,9 @@ class Launcher:
         for child in list(self._children.values()):
             child.forget()
         self._children.clear()
-        for process in self._dying:
+        for process in self.dying:
             process.returncode = 0
-        self._dying.clear()
+        self.dying.clear()
 
     @classmethod
     def _forget_shared(cls) -> None:

@@ -288,7 +288,7 @@ class Fronts:
         except BaseException:
             channel.close()
             raise
-        return _Front(row, process, channel, self._take, listening)
+        return _Front(row, process, channel, self.take, listening)
 
     def _greet(self, front: _Front) -> None:
         """Tell a new process all that it must know before it listens."""
@@ -340,7 +340,8 @@ class Fronts:
 
     # Frames from processes.
 
-    def _take(self, front: _Front, frame: Any) -> None:
+    def take(self, front: _Front, frame: Any) -> None:
+        """Take a frame that a serving process has sent."""
         if isinstance(frame, Ask):
             self._in_task(self._answer(front, frame))
         elif isinstance(frame, Counts):

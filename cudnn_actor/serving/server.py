@@ -144,12 +144,12 @@ class InferenceServer:
         self.host = host
         self.catalog = catalog
         self.http_port, self.grpc_port = ports
-        self._fronts = fronts
+        self.fronts = fronts
 
     @property
     def processes(self) -> list[int]:
         """The process ids of the serving processes that listen now; an empty list if this process serves."""
-        return [] if self._fronts is None else self._fronts.pids
+        return [] if self.fronts is None else self.fronts.pids
 
 
 @contextlib.asynccontextmanager

@@ -112,8 +112,8 @@ class Inbox:
         self._runs: dict[int, KnownRun | CudnnActorError] = {}
         """The runs of models' graphs, by number; for one that cannot be run, the error."""
         self._early: list[Any] = []
-        self._wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._waited_for = (channel.fileno(), self._wake_event)
+        self.wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waited_for = (channel.fileno(), self.wake_event)
 
     def take(self, most: int, timeout: float | None = None) -> deque[WorkerTask | InternalTask]:
         """The next requests in order, control messages first; waits up to `timeout` seconds for one.
@@ -133,7 +133,7 @@ class Inbox:
 
     def nudge(self) -> None:
         """Wake the main thread. Any thread."""
-        os.eventfd_write(self._wake_event, 1)
+        os.eventfd_write(self.wake_event, 1)
 
     def put_back(self, frames: Iterable[Any]) -> None:
         """Add frames that were read before this object was made. The next `take` handles them."""
@@ -149,8 +149,8 @@ class Inbox:
             ready = self._wait_for_input()
         else:
             ready, _, _ = select.select(self._waited_for, (), (), timeout)
-        if self._wake_event in ready:
-            os.eventfd_read(self._wake_event)
+        if self.wake_event in ready:
+            os.eventfd_read(self.wake_event)
 
     def _wait_for_input(self) -> list[int]:
         """Wait until something can be read: poll at first, then sleep. Returns its descriptors."""

@@ -214,7 +214,7 @@ class Dispatcher(UploadMailbox):
                     return
                 self._taken = mine = True
                 self._here = bridge
-                self._serve()
+                self.serve()
                 # One step, like the handler below.
                 self._taken = mine = False
                 try:
@@ -236,7 +236,7 @@ class Dispatcher(UploadMailbox):
                 pass
             raise
 
-    def _serve(self, *, monitor: bool = False) -> None:
+    def serve(self, *, monitor: bool = False) -> None:
         """Do the work of a turn, with the host held. Raises only the exception of a signal handler.
 
         On the main thread, a signal handler may raise an exception anywhere here (`actors.interrupts`). There
@@ -487,12 +487,12 @@ class Dispatcher(UploadMailbox):
     def hold(self) -> Iterator[WorkerHost]:
         """Wait for the host, hold it, and finish with a turn. For the monitor. Never used on the main thread
         while requests are served."""
-        self._await_host()
+        self.await_host()
         try:
             self._here = None
             self.host.sender.finish_sending()
             yield self.host
-            self._serve(monitor=True)
+            self.serve(monitor=True)
         except BaseException:
             self._wants_turn = True  # replies may have been given before it
             raise
@@ -502,7 +502,12 @@ class Dispatcher(UploadMailbox):
                 self._waiting[0].release()
             self.turn()
 
-    def _await_host(self) -> None:
+    @property
+    def is_awaited(self) -> bool:
+        """Whether any thread waits for the host. Any thread."""
+        return bool(self._waiting)
+
+    def await_host(self) -> None:
         """Wait until the host is free, and take it.
 
         A waiting thread joins the list first and tests `_taken` second. The holder frees the host first and
@@ -528,7 +533,7 @@ class Dispatcher(UploadMailbox):
         self._wants_reading = True
         self.short_of_memory = False
         with self.hold() as host:
-            self._serve(monitor=True)
+            self.serve(monitor=True)
             yield host
 
     def monitor_reads(self) -> bool:

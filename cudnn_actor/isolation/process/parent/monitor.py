@@ -119,7 +119,7 @@ class WorkerMonitor(Actor):
         self._dispatcher = dispatcher
         self._source = source
         self._generation = generation
-        self._hang_after_s = hang_after_s
+        self.hang_after_s = hang_after_s
         self.worker: Worker | None = None
         """The process; None before it is started, and after its end."""
         self._serving = False
@@ -164,12 +164,12 @@ class WorkerMonitor(Actor):
         if since_s is None:
             return None
         if (building_ns := worker.claims.building_ns) and not is_stopped(worker.pid):
-            since_s = max(since_s, building_ns / 1e9 + max(0.0, BUILT_S - self._hang_after_s))
-        now, every_s = time.monotonic(), look_every_s(self._hang_after_s)
+            since_s = max(since_s, building_ns / 1e9 + max(0.0, BUILT_S - self.hang_after_s))
+        now, every_s = time.monotonic(), look_every_s(self.hang_after_s)
         if now - since_s >= every_s:
             self._wake_event.wake()
         return unless_unread(
-            since_s, self._dispatcher.read_s, now, limit_s=self._hang_after_s, every_s=every_s
+            since_s, self._dispatcher.read_s, now, limit_s=self.hang_after_s, every_s=every_s
         )
 
     def _stalled_since(self, worker: Worker) -> float | None:
@@ -274,8 +274,8 @@ class WorkerMonitor(Actor):
         self._wake_event.clear()
         if self._is_given_up():
             raise Crash("it was given up while it started")
-        if silent.look() >= self._hang_after_s:
-            raise Crash(f"worker {worker.pid} {worker.how_it_hangs(self._hang_after_s)}")
+        if silent.look() >= self.hang_after_s:
+            raise Crash(f"worker {worker.pid} {worker.how_it_hangs(self.hang_after_s)}")
         return events
 
     def _receive(self, worker: Worker) -> list[Any]:

@@ -108,8 +108,8 @@ class WorkerSource:
         self._ask_recipe = recipe
         self._generations = generations
         self._keeps_standby = standby
-        self._hang_after_s = hang_after_s
-        self._ready_within_s = ready_within_s
+        self.hang_after_s = hang_after_s
+        self.ready_within_s = ready_within_s
         self.standby: Worker | None = None
         self.dying: list[Dead] = []
         self._deaths = 0
@@ -199,15 +199,15 @@ class WorkerSource:
 
     def _why_too_late(self, worker: Worker) -> str | None:
         """Why a standby that is not ready is given up; None if it may go on."""
-        if self._silent.look() >= self._hang_after_s:
-            return worker.how_it_hangs(self._hang_after_s)
+        if self._silent.look() >= self.hang_after_s:
+            return worker.how_it_hangs(self.hang_after_s)
         if self._is_overdue():
-            return f"was not ready within {self._ready_within_s:g} s"
+            return f"was not ready within {self.ready_within_s:g} s"
         return None
 
     def _is_overdue(self) -> bool:
         """Whether the standby's launch and start have taken too long."""
-        return self._starting.look() >= self._ready_within_s
+        return self._starting.look() >= self.ready_within_s
 
     def _own_copies(self) -> tuple[Recipe, int]:
         """The recipe and the table's descriptor, with duplicated descriptors for the job's thread.
@@ -229,7 +229,7 @@ class WorkerSource:
             return Worker(recipe, 0, generations, lambda: self._closed.is_set() or self._is_overdue())
         except OSError as error:
             if self._is_overdue():
-                return _Lost(f"it was not launched within {self._ready_within_s:g} s")
+                return _Lost(f"it was not launched within {self.ready_within_s:g} s")
             return _Lost(f"it could not be started: {error}")
         finally:
             os.close(generations)
