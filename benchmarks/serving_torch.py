@@ -50,6 +50,11 @@ class Batches:
         self._start()
         return await answer
 
+    @property
+    def waiting(self) -> int:
+        """How many inputs wait for a later batch."""
+        return len(self._waiting)
+
     def in_its_thread(self, call: Callable[[], object]) -> None:
         """Call something where `run` is called, and wait for it."""
         self._thread.submit(call).result()

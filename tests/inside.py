@@ -6,23 +6,40 @@ crashes and leaks need what is behind it. They ask for it here, so its name stan
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
 
+from cudnn_actor.actors import Actor
 from cudnn_actor.attached.client.delivery import Delivery
+from cudnn_actor.attached.client.link import Link
+from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.launching import Launcher
+from cudnn_actor.supervision.child import ChildSpec
+from cudnn_actor.supervision.supervisor import Supervisor
 
 __all__ = [
+    "actors_of",
+    "announced_segments",
     "answers_cannot_be_taken",
+    "channel_of",
+    "dispatching_of",
     "give_engine",
     "gpu_behind",
+    "has_service",
+    "is_waking",
     "isolation_of",
     "kept_by",
     "launchers",
     "portal_of",
+    "replication_of",
+    "sent_by",
     "service_behind",
     "sessions_of",
+    "sizes_of_batches",
+    "specs_of",
+    "supervisor_of",
     "worker_source_of",
 ]
 
@@ -30,6 +47,50 @@ __all__ = [
 def service_behind(handle: Any) -> Any:
     """The service of a handle or of a spawning; of an attached client, what it has in place of a service."""
     return handle._service
+
+
+def has_service(spawning: Any) -> bool:
+    """Whether a spawning has made its service yet."""
+    return spawning._made is not None
+
+
+def supervisor_of(service: Any) -> Supervisor:
+    """The supervisor of a service that has started."""
+    supervisor: Supervisor | None = service._supervisor
+    assert supervisor is not None
+    return supervisor
+
+
+def specs_of(supervisor: Supervisor) -> dict[str, ChildSpec]:
+    """The specs that a supervisor starts and watches its children by. They may be replaced."""
+    return supervisor._specs
+
+
+def actors_of(supervisor: Supervisor) -> dict[str, Actor]:
+    """The actors that a supervisor's children run as now."""
+    return supervisor._actors
+
+
+def sizes_of_batches(batched: Any) -> tuple[int, ...]:
+    """The numbers of samples in the batches of a batched model."""
+    sizes: tuple[int, ...] = batched._rules.sizes
+    return sizes
+
+
+def is_waking(batched: Any) -> bool:
+    """Whether a batched model will look for a batch to start in a next turn of its loop."""
+    waking: bool = batched._waking
+    return waking
+
+
+def dispatching_of(pool: Any) -> Any:
+    """How a pool gives requests to its members (`cudnn_actor.pool.dispatching.Dispatching`)."""
+    return pool._dispatching
+
+
+def replication_of(pool: Any) -> Any:
+    """What the members or replicas of a pool have copies of."""
+    return pool._replication
 
 
 def gpu_behind(model: Any) -> Any:
@@ -74,6 +135,21 @@ def answers_cannot_be_taken(patch: pytest.MonkeyPatch) -> None:
         raise MemoryError
 
     patch.setattr(Delivery, "_take_enveloped", fail)
+
+
+def channel_of(link: Link) -> Channel:
+    """The channel by which an attached client sends frames and gets answers."""
+    return link._channel
+
+
+def sent_by(link: Link | Delivery) -> Mapping[int, Any]:
+    """What an attached client has sent and has no answer to, by the numbers of the requests."""
+    return link._sent
+
+
+def announced_segments(link: Link) -> Collection[object]:
+    """The segments of shared memory that an attached client has told its server of, and still has."""
+    return link._shared._numbers
 
 
 def sessions_of(served: Any) -> Any:

@@ -79,9 +79,15 @@ def test_a_plain_pykka_actor_talks_to_ours() -> None:
 
 
 def test_an_actor_may_stop_itself() -> None:
-    ref = Caller.start()
-    actor = ref._actor_weakref()
-    assert actor is not None
+    actors = list[Caller]()
+
+    class Noted(Caller):
+        def on_start(self) -> None:
+            actors.append(self)
+
+    ref = Noted.start()
+    assert ref.ask("first") == "first"  # it has started
+    (actor,) = actors
     assert ref.ask(actor.stop, timeout=PATIENCE_S) is None
     assert actor.join(PATIENCE_S)
 

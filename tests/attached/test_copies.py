@@ -35,10 +35,10 @@ async def test_copies_over_the_bound_are_made_when_there_is_room(
             client = await connect(served.path)
             service: Any = service_behind(client)
             (session,) = sessions_of(served)
-            copies = session._copies
+            copies = session.copies
 
             async def two_are_there() -> bool:
-                return (copies.nbytes, copies._waiting) == (2 * spec.nbytes, 3)
+                return (copies.nbytes, copies.waiting) == (2 * spec.nbytes, 3)
 
             with gate.closed():
                 first = gpu.submit(trio.product())
@@ -53,10 +53,10 @@ async def test_copies_over_the_bound_are_made_when_there_is_room(
                 refs = await asyncio.gather(*sharing)
                 for ref, expected in zip(refs, values, strict=True):
                     assert np.array_equal(await client.download(ref), expected)
-                assert (copies.nbytes, copies._waiting) == (0, 0)
+                assert (copies.nbytes, copies.waiting) == (0, 0)
             else:
                 await asyncio.gather(*sharing, return_exceptions=True)
-                assert not session._tasks
+                assert not session.tasks
             await client.aclose()
             await gpu.drain()
             assert (await gpu.statistics()).live_buffers == 3

@@ -16,7 +16,7 @@ from cudnn_actor.attached import serve_socket
 from cudnn_actor.attached.wire import Withdraw
 from cudnn_actor.messages import Free
 
-from ..inside import service_behind
+from ..inside import sent_by, service_behind
 from ..patience import PATIENCE_S
 from ..service.rigs import Gate, Trio, in_thread, isolated, outcome, spawn_gated
 from .client_program import X
@@ -39,9 +39,9 @@ async def client(request: pytest.FixtureRequest, gate: Gate, tmp_path: Path) -> 
 async def expire(client: CudnnRef, *, of: int, last: bool = False) -> None:
     """Have the timeout pass now of all requests, or of the last, once so many have been sent."""
     link: Any = service_behind(client).state.mailbox
-    while len(link._sent) < of:  # noqa: ASYNC110 - the link says nothing
+    while len(sent_by(link)) < of:  # noqa: ASYNC110 - the link says nothing
         await asyncio.sleep(0)
-    envelopes = [sent.envelope for sent in link._sent.values()]
+    envelopes = [sent.envelope for sent in sent_by(link).values()]
     for each in envelopes[-1:] if last else envelopes:
         each.future.get_loop().call_soon_threadsafe(each.expire)
 

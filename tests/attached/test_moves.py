@@ -46,7 +46,7 @@ from cudnn_actor.processes.frames import BadFrame, encode
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-from ..inside import service_behind
+from ..inside import sent_by, service_behind
 from ..patience import PATIENCE_S
 from .conftest import eventually
 from .raw_client import ATTACH, Raw
@@ -285,7 +285,7 @@ async def test_a_free_that_is_late_has_started_only_if_it_was_of_a_live_buffer(
         await gpu.free(ref)  # the client does not know
 
     def late(delivery: Delivery, answer: Any, bridges: Any) -> None:
-        sent = delivery._sent[answer.number]
+        sent = sent_by(delivery)[answer.number]
         assert isinstance(sent, Sent)
         sent.envelope.timed_out = True
         take(delivery, answer, bridges)

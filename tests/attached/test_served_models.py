@@ -149,7 +149,7 @@ async def test_a_name_may_get_another_model_and_lose_it(
         expected = await gpu.run(successor, image=IMAGE)
         running = asyncio.ensure_future(images.run(image=several))
         (session,) = sessions_of(lending)
-        while not session._tasks:  # noqa: ASYNC110 - until the server imports it for these dims
+        while not session.tasks:  # noqa: ASYNC110 - until the server imports it for these dims
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         lending.lend("images", successor)
@@ -179,7 +179,7 @@ async def test_a_run_that_is_withdrawn_is_answered_and_leaves_no_share(
     with pytest.raises(asyncio.CancelledError):
         await running
     await gpu_behind(images).drain()
-    assert (lending.share._count, lending.share.outstanding_us) == (0, 0.0)
+    assert (lending.share.count, lending.share.outstanding_us) == (0, 0.0)
     assert await images.run(image=IMAGE)
 
 
@@ -189,10 +189,10 @@ async def test_a_run_that_is_withdrawn_ends(
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(lending.lent, "_run", never)
+    monkeypatch.setattr(lending.lent, "run", never)
     running = asyncio.ensure_future(images.run(image=IMAGE))
     (session,) = sessions_of(lending)
-    while not session._tasks:  # noqa: ASYNC110 - until the server has it
+    while not session.tasks:  # noqa: ASYNC110 - until the server has it
         await asyncio.sleep(0)
     running.cancel()
     await gpu_behind(images).drain(timeout=PATIENCE_S)
@@ -206,9 +206,9 @@ async def test_a_client_that_goes_in_a_run_leaves_no_share(
     while not session.asked:  # noqa: ASYNC110 - until the server has it
         await asyncio.sleep(0)
     session.end()
-    await asyncio.gather(running, *session._tasks, return_exceptions=True)
+    await asyncio.gather(running, *session.tasks, return_exceptions=True)
     await asyncio.sleep(0)  # what a task that has ended calls
-    assert (lending.share._count, lending.share.outstanding_us) == (0, 0.0)
+    assert (lending.share.count, lending.share.outstanding_us) == (0, 0.0)
 
 
 async def test_threads_run_it_without_asyncio(lending: ServedSocket, own: Model, gpu: CudnnRef) -> None:

@@ -24,7 +24,7 @@ from cudnn_actor.attached.wire import Place
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-from ..inside import service_behind
+from ..inside import announced_segments, service_behind
 
 VALUES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -166,12 +166,12 @@ async def test_a_service_reads_them_where_they_lie(client: CudnnRef) -> None:
     given = [copy, own, copy[1 << 15 :]]
     refs = [await client.upload(each) for each in given]
     assert not service.link.staging.segments()  # nothing was copied on the way
-    assert len(service.link._shared._numbers) == 2
+    assert len(announced_segments(service.link)) == 2
     for ref, expected in zip(refs, (big, big + 1, big[1 << 15 :]), strict=True):
         np.testing.assert_array_equal(await client.download(ref), expected)
     del copy, own, given
     gc.collect()
-    assert not service.link._shared._numbers
+    assert not announced_segments(service.link)
     assert await client.ping() == 1  # the server has taken the end of the segments for what it is
 
 

@@ -30,7 +30,7 @@ async def test_what_waits_is_run_together_and_each_gets_its_own() -> None:
         while not begun.is_set():  # noqa: ASYNC110 - a thread tells
             await asyncio.sleep(0)
         rest = [asyncio.create_task(client.post("/", content=b"%d" % number)) for number in range(1, 7)]
-        while len(batches._waiting) < len(rest):  # noqa: ASYNC110
+        while batches.waiting < len(rest):  # noqa: ASYNC110
             await asyncio.sleep(0)
         go.set()
         answers = [await each for each in (first, *rest)]

@@ -312,7 +312,7 @@ class SimulatedWorker:
             case ReadStaged(src=src, values=values):
                 target = self._stages.array(values, src.spec)
             case ConvFwd(y=output) | Fill(dst=output) | Copy(dst=output) | WriteStaged(dst=output):
-                target = self._array(task, output)
+                target = self.array(task, output)
             case _:
                 return
         target.reshape(-1)[: max(1, target.size // 2)] = GARBAGE
@@ -350,22 +350,22 @@ class SimulatedWorker:
     def _run(self, task: Task) -> None:
         match task.message:
             case ConvFwd(x=x, w=w, y=y, beta=beta):
-                output = self._array(task, y)
-                output[...] = computed(self._array(task, x), self._array(task, w), output, beta)
+                output = self.array(task, y)
+                output[...] = computed(self.array(task, x), self.array(task, w), output, beta)
             case Fill(dst=dst, value=value):
-                self._array(task, dst)[...] = value
+                self.array(task, dst)[...] = value
             case Copy(src=src, dst=dst):
-                self._array(task, dst)[...] = self._array(task, src)
+                self.array(task, dst)[...] = self.array(task, src)
             case WriteStaged(dst=dst, values=values):
-                self._array(task, dst)[...] = self._stages.array(values, dst.spec)
+                self.array(task, dst)[...] = self._stages.array(values, dst.spec)
             case ReadStaged(src=src, values=values):
-                self._stages.array(values, src.spec)[...] = self._array(task, src)
+                self._stages.array(values, src.spec)[...] = self.array(task, src)
             case RunPlaced():
                 pass  # what it would compute is not simulated
             case other:
                 raise AssertionError(f"{other} is nothing that a worker is asked for")
 
-    def _array(self, task: Task, ref: BufferRef) -> np.ndarray:
+    def array(self, task: Task, ref: BufferRef) -> np.ndarray:
         arena, offset, _ = task.places[ref.slot, ref.generation]
         return self._memory.bind(arena, offset, ref.spec)
 

@@ -50,5 +50,5 @@ def test_a_long_frame_takes_few_readings_and_a_short_one_little_memory(
     assert readings <= 3
     there.send(KnowGraph("x", b"short"))
     here.fetch()
-    assert here._size == SHORT
+    assert here.read_size == SHORT
     assert here.drained

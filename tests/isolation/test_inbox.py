@@ -46,7 +46,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     parent.close()
     channel.close()
     page.close()
-    os.close(inbox._wake_event)  # a worker's ends with its process
+    os.close(inbox.wake_event)  # a worker's ends with its process
 
 
 def send(parent: Channel, number: int) -> None:

@@ -423,7 +423,7 @@ def test_a_worker_is_started_without_a_server_if_servers_are_killed_in_their_sta
     assert description(launcher).parent == os.getpid(), "and the next"
     child = launcher.launch(f"{HERE}:stays", [])
     child.close()
-    assert not [process for process in launcher._dying if process.wait(PATIENCE_S) is None]
+    assert not [process for process in launcher.dying if process.wait(PATIENCE_S) is None]
     module.chmod(0o644)
     until = time.monotonic() + PATIENCE_S
     while description(launcher).parent != launcher.pid:

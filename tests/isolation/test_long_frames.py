@@ -91,7 +91,8 @@ async def test_explanations_that_do_not_fit_into_one_frame_are_all_answered() ->
 def test_an_answer_that_fits_into_no_frame_is_an_error_of_its_request_alone() -> None:
     ours, theirs = channel_pair()
     page, parent = StatusPage.create(4), Channel(ours, FROM_WORKER)
-    outbox = Outbox(Channel(theirs, FROM_PARENT), page)
+    channel = Channel(theirs, FROM_PARENT)
+    outbox = Outbox(channel, page)
     piece = PieceOfPlan(operations=(0,), labels=("m" * LONGEST,), steps=(), plan="p")
     message = Explain(graph=long_graph(1, 100).body)
     outbox.give(WorkerTask(message, 7, 0, None, page), Explanation(plan="p", digest="d", pieces=(piece,)))
@@ -99,7 +100,7 @@ def test_an_answer_that_fits_into_no_frame_is_an_error_of_its_request_alone() ->
     (answer,) = answers.answers
     assert (type(answer), answer.number, answer.error.kind) == (Refused, 7, "InvalidRequest")
     assert "ask about a smaller graph" in str(answer.error.to_error())
-    for end in (page, parent, outbox._channel):
+    for end in (page, parent, channel):
         end.close()
 
 

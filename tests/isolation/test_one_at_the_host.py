@@ -28,7 +28,7 @@ from ..patience import PATIENCE_S
 
 LOOKS = 2000
 """A thread that has waited for so many looks at it is stuck."""
-WITH_THE_HOST = [Dispatcher._serve.__code__, send_alone.__code__]
+WITH_THE_HOST = [Dispatcher.serve.__code__, send_alone.__code__]
 """The functions that have the host."""
 RETURNS = {
     (code, step.offset)
@@ -36,7 +36,7 @@ RETURNS = {
     for step in dis.get_instructions(code)
     if step.opname.startswith("RETURN")
 }
-STEPS = [Dispatcher._await_host, Dispatcher.hold.__wrapped__, Dispatcher.turn]  # type: ignore[attr-defined]
+STEPS = [Dispatcher.await_host, Dispatcher.hold.__wrapped__, Dispatcher.turn]  # type: ignore[attr-defined]
 
 
 def hearing(hear: Hear) -> AbstractContextManager[None]:
@@ -166,7 +166,7 @@ class Monitor:
 
     @property
     def waits(self) -> bool:
-        return bool(self._dispatcher._waiting)
+        return self._dispatcher.is_awaited
 
 
 class Encounter:

@@ -412,7 +412,7 @@ class Late:
 
     def trace(self, frame: FrameType, _event: str, _: Any) -> None:
         thread = threading.current_thread()
-        waits = frame.f_code is Dispatcher._await_host.__code__
+        waits = frame.f_code is Dispatcher.await_host.__code__
         if waits and self.caught is None and thread.name.startswith(WorkerMonitor.__name__):
             self.caught = thread
             self.let_go.wait(3 * PATIENCE_S)

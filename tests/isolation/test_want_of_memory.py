@@ -74,8 +74,8 @@ async def test_an_answer_that_cannot_be_decoded_for_want_of_memory_comes_when_th
     asked: Callable[[CudnnRef], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with unharmed() as gpu:
-        decoded, left = wanting(Channel._decode, 7)
-        monkeypatch.setattr(Channel, "_decode", decoded)
+        decoded, left = wanting(Channel.decode, 7)
+        monkeypatch.setattr(Channel, "decode", decoded)
         assert await asked(gpu) == 1
         assert not left
 

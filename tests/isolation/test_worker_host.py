@@ -375,7 +375,7 @@ def test_a_half_written_buffer_is_half_written(office: Office) -> None:
     begun(office, Fill(dst=ref, value=7.0))
     (task,) = office.worker.running
     office.worker.die()
-    assert office.worker._array(task, ref).reshape(-1)[0] == GARBAGE
+    assert office.worker.array(task, ref).reshape(-1)[0] == GARBAGE
     office.host.recovery.reclaim(office.host.recovery.take_over_requests("it died", may_still_write=False))
     office.attach()
     office.settle()

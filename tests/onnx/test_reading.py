@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from cudnn_actor import DType, InvalidRequest, TensorSpec, spawn
 from cudnn_actor.errors import InvalidModel, ModelNotFound
 from cudnn_actor.onnx import ModelLimits, OnnxModel
+from cudnn_actor.onnx.reading import read
 
 from ..in_one_test import cases_in_one_test
 from .mutation import damaged, fate
@@ -158,7 +159,7 @@ def test_nodes_may_come_in_any_order() -> None:
     nodes = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend(reversed(nodes))
-    assert [each.name for each in OnnxModel(model)._file.nodes] == [each.name for each in nodes]
+    assert [each.name for each in read(model).nodes] == [each.name for each in nodes]
 
 
 @pytest.mark.parametrize(("limits", "name"), [({"nbytes": 1000}, "nbytes"), ({"nodes": 5}, "nodes")])

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cudnn_actor.pool.member import Member, _Incarnation
+from cudnn_actor.pool.member import Incarnation, Member
 from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.supervision import (
     ChildPolicy,
@@ -48,11 +48,11 @@ class Notes:
 
 
 async def test_a_member_whose_worker_restarts_pauses_until_it_is_back() -> None:
-    notes, log, one = Notes(), EventLog(), _Incarnation(1)
+    notes, log, one = Notes(), EventLog(), Incarnation(1)
     policy = SupervisorPolicy(children=(ChildPolicy(id="m"),))
     member = Member(0, "m", options={}, path=Path("nowhere"), policy=policy, listener=notes)
     service: Any = SimpleNamespace(events=log)
-    following = asyncio.ensure_future(member._follow(one, service))
+    following = asyncio.ensure_future(member.follow(one, service))
 
     async def happens(event: LifecycleEvent) -> list[str]:
         log.append(event)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from cudnn_actor.pool.replicas import Replica
 from cudnn_actor.supervision import Escalated, ExitKind, Restarting, Started, Stopped
 
 from ..forked_programs import Program
+from ..inside import dispatching_of, replication_of
 from .conftest import is_back, kill, product, send, some
 
 
@@ -162,7 +164,7 @@ async def test_a_member_that_cannot_get_all_that_the_pool_has_is_started_again_w
         w = some(8, 8)
         weights = await pool.upload(w)
         failing = Failing()
-        await pool._replication.add(failing)
+        await replication_of(pool).add(failing)
         kill(pool, 0)
         await is_back(pool, 0, 3)
         assert failing.made == 3
@@ -173,9 +175,9 @@ async def test_what_is_uploaded_while_a_member_starts_or_pauses_is_there_too(poo
     """Whichever comes first: the member's own start makes what it lacks, or the upload waits for it."""
     kill(pool, 0)
     early = await pool.upload(some(8, 8))  # its process is not there yet
-    pool._dispatching.pause(1)  # as while its worker restarts
+    dispatching_of(pool).pause(1)  # as while its worker restarts
     late = await pool.upload(some(8, 8))
-    pool._dispatching.up(1)
+    dispatching_of(pool).up(1)
     await is_back(pool, 0, 2)
     assert set(early.at) == set(late.at) == {0, 1}
     await pool.free(early)
@@ -281,7 +283,7 @@ async def test_with_fewer_members_than_min_ready_the_pool_stops_and_says_so_to_w
 
 async def test_closing_waits_for_what_has_begun_and_removes_the_sockets() -> None:
     pool = await spawn_pool(["cpu"])
-    folder = pool._folder.path
+    folder = Path(pool.statistics().members[0].socket).parent
     assert folder.exists()
     task = pool.submit(product(), x=some(4, 8), w=np.eye(8, dtype=np.float32))
     await asyncio.sleep(0)
@@ -380,7 +382,7 @@ async def test_what_a_restarting_worker_had_runs_elsewhere_if_that_is_sooner() -
     graph, x, w = product(), some(4, 8), some(8, 8)
     async with spawn_pool(["cpu", "cpu"], isolation="process") as pool:
         await asyncio.gather(*(pool.compute(graph, x=x, w=w) for _ in range(8)))
-        pool._dispatching.restart_times._start_s[0] = 100.0  # later than elsewhere, however slow that is
+        dispatching_of(pool).restart_times.start_s[0] = 100.0  # later than elsewhere, however slow that is
         worker = pool.on(0).worker_pid
         assert worker is not None
         os.kill(worker, signal.SIGSTOP)

@@ -19,7 +19,7 @@ from cudnn_actor.pool.shared_source import SharedSource, share_source
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from tests.onnx.small_models import FLOAT, model_of, node
 
-from ..inside import service_behind
+from ..inside import announced_segments, service_behind
 from .conftest import is_back, kill
 
 SIDE = 1024
@@ -54,7 +54,7 @@ async def test_weights_are_read_once_and_again_by_nobody(pool: Pool, tmp_path: P
         assert bytes_read(pid) - before < NBYTES / 4
     for member in (0, 1):
         service: Any = service_behind(pool.on(member))
-        assert len(service.link._shared._numbers) == 1
+        assert len(announced_segments(service.link)) == 1
         assert not service.link.staging.segments()  # and copied once
     (tmp_path / "weights.bin").unlink()
     kill(pool, 0)

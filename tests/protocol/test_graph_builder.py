@@ -78,8 +78,14 @@ class TestShapes:
         g = GraphBuilder()
         x = g.input("x", (2, 8, 4, 5), layout="NHWC")
         rows = x.transpose(0, 2, 3, 1)
-        layouts = [of._entry.spec.layout for of in (rows, g.rms_norm(rows), rows.transpose(0, 3, 1, 2), x.T)]
-        assert layouts == [Layout.NCHW, Layout.NCHW, Layout.NHWC, Layout.NCHW]
+        turned = (rows, g.rms_norm(rows), rows.transpose(0, 3, 1, 2), x.T)
+        graph = g.build({str(number): tensor for number, tensor in enumerate(turned)})
+        assert [port.spec.layout for port in graph.outputs] == [
+            Layout.NCHW,
+            Layout.NCHW,
+            Layout.NHWC,
+            Layout.NCHW,
+        ]
 
 
 class TestDtypes:

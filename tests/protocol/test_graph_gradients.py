@@ -11,6 +11,7 @@ from cudnn_actor.protocol import (
     LayerNorm,
     MaxPool,
     MaxPoolBackward,
+    TensorSpec,
     Window,
 )
 
@@ -35,8 +36,6 @@ class TestAnswers:
         assert self.g.grad(middle + 1.0, [middle, self.x])[0].dims == middle.dims
 
     def test_operations_are_called_by_the_line_that_they_are_the_gradient_of(self) -> None:
-        label = self.g.grad(self.y, self.x)._entry.label
-        assert label.startswith("gradient of ")
         g = GraphBuilder()
         x = g.input("x", (2,))
         graph = g.build(dx=g.grad(g.exp(x), x))
@@ -101,7 +100,8 @@ class TestOutputs:
         x, dy = g.input("x", (1, 2, 5, 5), layout="NHWC"), g.input("dy", (1, 2, 2, 2))
         index = g.input("index", (1, 2, 2, 2), "int64")
         backward = MaxPoolBackward(dy=dy, index=index, window=SQUARES)
-        assert g.apply(backward, like={"dx": x})._entry.spec == x._entry.spec
+        graph = g.build(dx=g.apply(backward, like={"dx": x}))
+        assert graph.outputs[0].spec == TensorSpec.packed((1, 2, 5, 5), "float32", "NHWC")
         for like, field in (
             (None, "dx"),
             ({"dx": index}, "dx"),

@@ -42,6 +42,7 @@ from cudnn_actor.supervision import Escalated, Restarted, Restarting, Stopped
 
 from ..examples.test_guides import ROOT, said
 from ..examples.test_readme import printed, programs
+from ..inside import replication_of
 from ..onnx.small_models import FLOAT, image_model, model_of, node
 from ..patience import PATIENCE_S
 from ..pool.test_models import WEIGHTS, answer_of, layers
@@ -79,7 +80,8 @@ def replicas_of(pool: RayPool) -> Sequence[Watched]:
 
 def held_by(pool: RayPool) -> Mapping[Held, object]:
     """What all replicas have, and the current recipes."""
-    return pool._replication.held
+    held: Mapping[Held, object] = replication_of(pool).held
+    return held
 
 
 def send(number: signal.Signals, pid: int | None) -> None:

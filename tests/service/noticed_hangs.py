@@ -16,9 +16,8 @@ from cudnn_actor import CudnnRef
 from cudnn_actor.actors import Actor
 from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
 from cudnn_actor.service.service import CHILD
-from cudnn_actor.supervision.supervisor import Supervisor
 
-from ..inside import service_behind, worker_source_of
+from ..inside import actors_of, service_behind, specs_of, supervisor_of, worker_source_of
 
 __all__ = [
     "LATE_S",
@@ -41,9 +40,8 @@ def notice_hang(gpu: CudnnRef) -> None:
 
     Call it when the incarnation hangs, and before anything else can end it. Any thread; never blocks.
     """
-    supervisor: Supervisor | None = service_behind(gpu)._supervisor
-    assert supervisor is not None
-    specs, actor = supervisor._specs, supervisor._actors[CHILD]
+    supervisor = supervisor_of(service_behind(gpu))
+    specs, actor = specs_of(supervisor), actors_of(supervisor)[CHILD]
     own = specs[CHILD]
 
     def make_successor(incarnation: int) -> Actor:
@@ -51,9 +49,7 @@ def notice_hang(gpu: CudnnRef) -> None:
         return own.make(incarnation)
 
     if isinstance(actor, WorkerMonitor):
-        actor._hang_after_s = (
-            NOTICED_S  # first: the supervisor reads its own limit before it asks the monitor
-        )
+        actor.hang_after_s = NOTICED_S  # first: the supervisor reads its own limit before it asks the monitor
     specs[CHILD] = msgspec.structs.replace(own, hang_after_s=NOTICED_S, make=make_successor)
     supervisor.mailbox.nudge()  # it may be asleep for an eighth of the service's own limit
 
@@ -64,9 +60,8 @@ def no_progress_since(gpu: CudnnRef) -> float | None:
     In seconds of the monotonic clock. The watchdog takes an incarnation for hung by the age of this time, and
     by nothing else. So work that moves it on is no hang, however slow the machine is.
     """
-    supervisor: Supervisor | None = service_behind(gpu)._supervisor
-    assert supervisor is not None
-    actor = supervisor._actors[CHILD]
+    supervisor = supervisor_of(service_behind(gpu))
+    actor = actors_of(supervisor)[CHILD]
     assert actor is not None
     return actor.working_since()
 
@@ -75,12 +70,11 @@ def no_progress_since(gpu: CudnnRef) -> float | None:
 def short_limit(gpu: CudnnRef, seconds: float) -> Iterator[None]:
     """Give the present incarnation so many seconds for progress, during the block: for what is no hang, but
     would look like one. What comes before and after the block may take its time."""
-    supervisor: Supervisor | None = service_behind(gpu)._supervisor
-    assert supervisor is not None
-    specs, actor = supervisor._specs, supervisor._actors[CHILD]
+    supervisor = supervisor_of(service_behind(gpu))
+    specs, actor = specs_of(supervisor), actors_of(supervisor)[CHILD]
     own = specs[CHILD]
     if isinstance(actor, WorkerMonitor):
-        actor._hang_after_s = seconds  # first: see `notice_hang`
+        actor.hang_after_s = seconds  # first: see `notice_hang`
     specs[CHILD] = msgspec.structs.replace(own, hang_after_s=seconds)
     supervisor.mailbox.nudge()
     try:
@@ -88,26 +82,26 @@ def short_limit(gpu: CudnnRef, seconds: float) -> Iterator[None]:
     finally:
         specs[CHILD] = own
         if isinstance(actor, WorkerMonitor):
-            actor._hang_after_s = service_behind(gpu).options.hang_after_s
+            actor.hang_after_s = service_behind(gpu).options.hang_after_s
 
 
 @contextmanager
 def hanging_standby(gpu: CudnnRef) -> Iterator[None]:
     """Give a standby that starts `NOTICED_S` for progress, during the block. The next one has more again."""
     source = worker_source_of(service_behind(gpu))
-    own, source._hang_after_s = source._hang_after_s, NOTICED_S
+    own, source.hang_after_s = source.hang_after_s, NOTICED_S
     try:
         yield
     finally:
-        source._hang_after_s = own
+        source.hang_after_s = own
 
 
 @contextmanager
 def late_standby(gpu: CudnnRef) -> Iterator[None]:
     """Give a standby `LATE_S` to start, during the block. The next one has more again."""
     source = worker_source_of(service_behind(gpu))
-    own, source._ready_within_s = source._ready_within_s, LATE_S
+    own, source.ready_within_s = source.ready_within_s, LATE_S
     try:
         yield
     finally:
-        source._ready_within_s = own
+        source.ready_within_s = own

@@ -15,6 +15,7 @@ from cudnn_actor import (
 from cudnn_actor.errors import UnsupportedModel
 from tests.onnx.small_models import FLOAT, model_of, node
 
+from ..inside import sizes_of_batches
 from .rigs import spawn
 from .test_batched_models import batched, check, doubling, rows
 
@@ -79,7 +80,7 @@ async def test_sizes_are_powers_of_two_and_the_most_unless_they_are_given() -> N
             ({"max_batch": 12}, (1, 2, 4, 8, 12)),
             ({"sizes": [8, 1, 8]}, (1, 8)),
         ):
-            assert gpu.batched(model, **options)._rules.sizes == sizes
+            assert sizes_of_batches(gpu.batched(model, **options)) == sizes
 
 
 async def test_an_output_that_does_not_follow_is_found_on_entry() -> None:

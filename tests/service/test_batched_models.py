@@ -31,6 +31,7 @@ from cudnn_actor.messages import RunModel
 from tests.log_lines import capture_logs
 from tests.onnx.small_models import FLOAT, image_model, model_of, node
 
+from ..inside import is_waking
 from ..loop_clock import LONG_S, pass_time
 from ..patience import PATIENCE_S
 from .rigs import Gate, in_thread, spawn, spawn_gated, spawn_poisoned
@@ -205,7 +206,7 @@ async def test_answers_are_arrays_of_their_own() -> None:
 async def test_while_a_batch_runs_the_next_is_collected() -> None:
     async with held(max_delay_us=FOR_EVER_US) as (_, endpoint, gate, first):
         waiting = [endpoint.submit(x=rows(n)) for n in range(5)]
-        await until(lambda: not endpoint._waking)
+        await until(lambda: not is_waking(endpoint))
         assert (endpoint.statistics().running, endpoint.statistics().waiting) == (1, 5)
         gate.open()
         for number, answer in enumerate(await asyncio.gather(*waiting)):
@@ -453,7 +454,7 @@ async def test_a_close_that_is_cancelled_leaves_nobody_waiting() -> None:
     async with held(max_batch=1, max_delay_us=0) as (_, endpoint, gate, first):
         waiting = [endpoint.submit(x=rows(n)) for n in range(5)]
         closing = asyncio.ensure_future(endpoint.aclose())
-        await until(lambda: not endpoint._waking and endpoint.statistics().running == 3)
+        await until(lambda: not is_waking(endpoint) and endpoint.statistics().running == 3)
         closing.cancel()
         outcomes = await asyncio.gather(first, *waiting, return_exceptions=True)
         assert all(isinstance(each, asyncio.CancelledError) for each in outcomes)

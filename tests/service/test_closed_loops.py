@@ -15,7 +15,7 @@ from cudnn_actor import CudnnRef, CudnnService
 from cudnn_actor.messages import Drain, GetStatistics
 from cudnn_actor.models.loop_locks import LoopLocks
 
-from ..inside import service_behind
+from ..inside import has_service, service_behind
 from ..patience import PATIENCE_S
 from .rigs import Gate, Trio, gated_service, in_thread, spawn, start
 from .test_several_loops import on_threads
@@ -134,7 +134,7 @@ def test_a_start_that_is_dropped_with_its_loop_ends_its_service() -> None:
         await spawning
 
     left = LeftLoop(body())
-    while spawning._made is None:  # a thread finds the engine first
+    while not has_service(spawning):  # a thread finds the engine first
         left.loop.run_until_complete(asyncio.sleep(0))
     closed_with_its_loop(left)
     service_behind(spawning).stopped.result(PATIENCE_S)
@@ -147,7 +147,7 @@ def test_a_start_that_is_dropped_before_there_is_a_service_leaves_nothing() -> N
         await spawning
 
     closed_with_its_loop(LeftLoop(body()))
-    assert spawning._made is None
+    assert not has_service(spawning)
 
 
 def test_an_aclose_that_is_dropped_with_its_loop_ends_its_service() -> None:

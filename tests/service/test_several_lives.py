@@ -17,7 +17,7 @@ from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import Escalated, ExitReason, Restarting, Started, Stopped
 
-from ..inside import isolation_of
+from ..inside import isolation_of, supervisor_of
 from ..patience import PATIENCE_S
 from .limited import no_descriptors
 from .rigs import (
@@ -163,8 +163,7 @@ async def test_a_close_waits_for_the_life_that_it_ends_too() -> None:
 
 def test_a_lost_supervisor_that_comes_back_in_the_middle_of_its_news_leaves_the_next_life_alone() -> None:
     service = start(device="cpu")
-    lost = service._supervisor
-    assert lost is not None
+    lost = supervisor_of(service)
     with service._turning:  # so its thread cannot finish what it does with its next event
         service.end("the first life's end")
         assert not lost.join(0.2)  # it has the event, and waits

@@ -36,7 +36,7 @@ async def test_a_process_that_hangs_is_killed_and_one_that_begins_is_waited_for(
     monkeypatch.setattr(fronts, "_ANSWER_S", LONG_S)
     monkeypatch.setattr(fronts, "_LOOK_S", LONG_S)
     withheld: list[tuple[Any, Any]] = []
-    take = fronts.Fronts._take
+    take = fronts.Fronts.take
 
     def take_but(self: fronts.Fronts, front: Any, frame: Any) -> None:
         if isinstance(frame, Listens):
@@ -57,7 +57,7 @@ async def test_a_process_that_hangs_is_killed_and_one_that_begins_is_waited_for(
         await all_answer(server, 404)
         # One that listens, which the owner has not heard: clients may reach it, so it must know of a change.
         with monkeypatch.context() as patch:
-            patch.setattr(fronts.Fronts, "_take", take_but)
+            patch.setattr(fronts.Fronts, "take", take_but)
             os.kill(server.processes[0], signal.SIGKILL)
             await until(lambda: bool(withheld))
         ((front, listens),) = withheld
@@ -65,7 +65,7 @@ async def test_a_process_that_hangs_is_killed_and_one_that_begins_is_waited_for(
         await until(lambda: bool(front.waited_for))
         os.kill(front.pid, signal.SIGCONT)
         await loading
-        take(server._fronts, front, listens)  # type: ignore[arg-type]
+        take(server.fronts, front, listens)  # type: ignore[arg-type]
         await all_answer(server, 200)
 
 

@@ -129,8 +129,9 @@ def test_names_and_versions_that_are_none_are_skipped(tmp_path: Path) -> None:
 
 async def test_the_name_of_a_model_is_text(catalog: Catalog, tmp_path: Path) -> None:
     origin = Origin(put(tmp_path, 1) / "model.onnx", "1")
+    catalog.add(3, origin)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="name"):
-        await catalog._load(3, origin)  # type: ignore[arg-type]
+        await catalog.load(3, origin)  # type: ignore[arg-type]
 
 
 class Unforeseen(Exception):
