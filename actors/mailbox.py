@@ -111,6 +111,11 @@ class Mailbox:
             return None
 
     @property
+    def messages(self) -> list[Any]:
+        """The messages that wait in here, control messages first, as they are now. Any thread."""
+        return [each.message for each in (*self._control.copy(), *self._ordinary.copy())]
+
+    @property
     def waiting(self) -> int:
         """Messages that have not been started: those in here, and those that the actor has deferred."""
         return len(self) + self.waiting_elsewhere()

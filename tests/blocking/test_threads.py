@@ -291,7 +291,7 @@ def test_an_interrupted_call_is_withdrawn_and_leaves_nothing() -> None:
         with alarmed(gate.wait_for_arrival):
             gpu.apply(MaxPool(x=x, window=POOL))
         mailbox = service_behind(gpu).state.mailbox
-        with alarmed(until(lambda: mailbox.first is not None and isinstance(mailbox.first.message, Upload))):
+        with alarmed(until(lambda: any(isinstance(each, Upload) for each in mailbox.messages))):
             gpu.write(x, full(5))  # waits behind it
         let_the_loop_withdraw(gpu)
         gate.open()
