@@ -28,6 +28,7 @@ __all__ = [
     "give_engine",
     "gpu_behind",
     "has_service",
+    "host_is_awaited",
     "is_waking",
     "isolation_of",
     "kept_by",
@@ -135,6 +136,11 @@ def answers_cannot_be_taken(patch: pytest.MonkeyPatch) -> None:
         raise MemoryError
 
     patch.setattr(Delivery, "_take_enveloped", fail)
+
+
+def host_is_awaited(dispatcher: Any) -> bool:
+    """Whether any thread waits for the worker host, which another thread has."""
+    return bool(dispatcher._waiting)
 
 
 def channel_of(link: Link) -> Channel:

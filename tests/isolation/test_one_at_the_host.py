@@ -23,6 +23,7 @@ from cudnn_actor.isolation.process.parent.straight_path import send_alone
 from cudnn_actor.messages import Ping
 from tests.service.rigs import Trio
 
+from ..inside import host_is_awaited
 from ..instructions import Hear, instructions
 from ..patience import PATIENCE_S
 
@@ -166,7 +167,7 @@ class Monitor:
 
     @property
     def waits(self) -> bool:
-        return self._dispatcher.is_awaited
+        return host_is_awaited(self._dispatcher)
 
 
 class Encounter:

@@ -502,11 +502,6 @@ class Dispatcher(UploadMailbox):
                 self._waiting[0].release()
             self.turn()
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether any thread waits for the host. Any thread."""
-        return bool(self._waiting)
-
     def await_host(self) -> None:
         """Wait until the host is free, and take it.
 
