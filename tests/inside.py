@@ -111,7 +111,7 @@ def portal_of(handle: Any) -> Any:
 
 def launchers() -> tuple[Launcher, ...]:
     """The launchers that this process has, one for each set of modules."""
-    return tuple(Launcher._shared.values())
+    return tuple(Launcher.shared.values())
 
 
 def isolation_of(service: Any) -> Any:
@@ -121,12 +121,12 @@ def isolation_of(service: Any) -> Any:
 
 def worker_source_of(service: Any) -> Any:
     """What launches a service's workers and has its standby, in process isolation."""
-    return isolation_of(service)._life.source
+    return isolation_of(service).life.source
 
 
 def give_engine(service: Any, engine: object) -> None:
     """Have a service that has not started use another engine in place of its own."""
-    isolation_of(service)._engine = engine
+    isolation_of(service).engine = engine
 
 
 def answers_cannot_be_taken(patch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ print(json.dumps({
     "names": [stream.name for stream in (sys.stdin, sys.stdout, sys.stderr)],
     "seekable": [stream.seekable() for stream in (sys.stdin, sys.stdout, sys.stderr)],
     "buffered": [(stream.line_buffering, stream.write_through) for stream in (sys.stdout, sys.stderr)],
-    "read": sys.stdin.read(), "launchers": len(Launcher._shared),
+    "read": sys.stdin.read(), "launchers": len(Launcher.shared),
 }))
 """
 

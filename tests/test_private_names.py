@@ -9,7 +9,7 @@ from .test_packages import ROOT
 
 TESTS = ROOT / "tests"
 ALLOWED = {
-    "the place that reaches behind handles for all other tests": {"inside.py": 23},
+    "the place that reaches behind handles for all other tests": {"inside.py": 20},
     "the guards against leaks, which look at every descriptor and child": {"conftest.py": 11},
     "a client's steps, one by itself: a request that no client makes, or an answer that comes late": {
         "attached/test_deadlines.py": 2,
@@ -50,7 +50,7 @@ def test_each_way_to_a_private_name_is_found(tmp_path: Path) -> None:
     file = tmp_path / "test_it.py"
     file.write_text(
         "from cudnn_actor.serving.grpc_schema import _POOL\n"
-        "from cudnn_actor.isolation import _life\n"
+        "from cudnn_actor.isolation import _dispatcher\n"
         "def test(gpu, monkeypatch):\n"
         "    assert gpu._service\n"
         "    monkeypatch.setattr(gpu, '_state', 3)\n"
@@ -60,4 +60,4 @@ def test_each_way_to_a_private_name_is_found(tmp_path: Path) -> None:
         "    def other(self): return super()._engine\n"
         "def use(own): return own._portal, own._replace()\n"
     )
-    assert sorted(private_names(file)) == ["_life", "_service", "_state"]
+    assert sorted(private_names(file)) == ["_dispatcher", "_service", "_state"]

@@ -99,7 +99,7 @@ class Launcher:
         Path of the Python that runs the server; None for the one that `find_python` finds.
     """
 
-    _shared: ClassVar[dict[tuple[tuple[str, ...], str | None], Launcher]] = {}
+    shared: ClassVar[dict[tuple[tuple[str, ...], str | None], Launcher]] = {}
     _shared_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, preload: tuple[str, ...], executable: str | None = None) -> None:
@@ -122,7 +122,7 @@ class Launcher:
     def of_process(cls, preload: tuple[str, ...], executable: str | None = None) -> Launcher:
         """The process's launcher for these modules, in this order, and this Python. Never blocks."""
         with cls._shared_lock:
-            return cls._shared.setdefault((preload, executable), cls(preload, executable))
+            return cls.shared.setdefault((preload, executable), cls(preload, executable))
 
     @property
     def pid(self) -> int | None:
@@ -434,7 +434,7 @@ class Launcher:
 
     @classmethod
     def _forget_shared(cls) -> None:
-        launchers, cls._shared, cls._shared_lock = cls._shared, {}, threading.Lock()
+        launchers, cls.shared, cls._shared_lock = cls.shared, {}, threading.Lock()
         for launcher in launchers.values():
             launcher._forget()
 
@@ -445,7 +445,7 @@ def close_launchers() -> None:
     For tests. The interpreter does this at its exit.
     """
     with Launcher._shared_lock:
-        launchers = list(Launcher._shared.values())
+        launchers = list(Launcher.shared.values())
     for launcher in launchers:
         launcher.close()
 

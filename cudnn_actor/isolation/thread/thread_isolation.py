@@ -36,7 +36,7 @@ class ThreadIsolation:
     def __init__(self, options: Options, engine: EngineChoice) -> None:
         self.replaceable = engine.outlives_context
         self._options = options
-        self._engine = engine
+        self.engine = engine
         self._state: ServiceState | None = None
         """The state, with the memory of the present life or the last one; None before the first."""
         self._actor: CudnnActor | None = None
@@ -54,7 +54,7 @@ class ThreadIsolation:
         """Store the state. A builder process starts when a plan must be built."""
         self._state = state
         state.builders = self._builders = BuilderHost(
-            (SERVING, *self._engine.preload), self._options.executable
+            (SERVING, *self.engine.preload), self._options.executable
         )
 
     def actor(self, incarnation: int) -> CudnnActor:
@@ -62,8 +62,8 @@ class ThreadIsolation:
         check_lost_thread(self._actor)
         state = self._state
         assert state is not None
-        limit_arenas(state.memory, self._options, self._engine)  # no actor lives, and nothing else uses it
-        self._actor = CudnnActor(state, self._engine.make, incarnation)
+        limit_arenas(state.memory, self._options, self.engine)  # no actor lives, and nothing else uses it
+        self._actor = CudnnActor(state, self.engine.make, incarnation)
         return self._actor
 
     def progress(self) -> Progress:

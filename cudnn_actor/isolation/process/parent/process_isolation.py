@@ -72,11 +72,11 @@ class ProcessIsolation:
         self._executable = None if options.executable is None else os.fspath(options.executable)
         find_python(self._executable)  # raise now, not when a worker starts: retrying would not help
         self._options = options
-        self._engine = engine
+        self.engine = engine
         self._dispatcher = Dispatcher(options.mailbox)
         self._generations: GenerationTable | None = None
         """The generation table of the life that begins next."""
-        self._life: _Life | None = None
+        self.life: _Life | None = None
         """The present life or the last one; None before the first."""
         self._monitor: WorkerMonitor | None = None
         self._remove_plans: weakref.finalize[..., Any] | None = None
@@ -114,7 +114,7 @@ class ProcessIsolation:
         self._dispatcher.host = WorkerHost(
             state,
             self._dispatcher.reply,
-            host_arenas=self._engine.host_arenas,
+            host_arenas=self.engine.host_arenas,
             verifies=self._options.verify,
             keeps_recent=self._options.standby > 0,
         )
@@ -126,16 +126,16 @@ class ProcessIsolation:
             hang_after_s=self._options.hang_after_s,
             ready_within_s=self.ready_within_s,
         )
-        self._life = _Life(state, generations, builders, source)
+        self.life = _Life(state, generations, builders, source)
 
     def _make_recipe(self, builders: BuilderHost) -> Recipe:
-        queue = None if self._engine.host_arenas else builders.start()
-        options, engine = self._options, self._engine.worker
+        queue = None if self.engine.host_arenas else builders.start()
+        options, engine = self._options, self.engine.worker
         assert engine is not None, "only this process can make the engine"
         hello = Hello(
             make=engine.make,
             arguments=engine.arguments,
-            device=self._engine.device,
+            device=self.engine.device,
             generation=0,
             window=WINDOW,
             workspace_limit=options.workspace_limit,
@@ -158,7 +158,7 @@ class ProcessIsolation:
     def _preload(self) -> tuple[str, ...]:
         """Modules to preload: the same for workers and builder processes, so that they share one
         forkserver."""
-        return (_MAIN, SERVING, *self._engine.preload)
+        return (_MAIN, SERVING, *self.engine.preload)
 
     def _plan_directory(self) -> str | None:
         """The directory where workers store plans, so that a successor and a standby find earlier plans.
@@ -167,7 +167,7 @@ class ProcessIsolation:
         """
         if self._options.plan_store is not None:
             return str(self._options.plan_store)
-        if self._engine.host_arenas:  # the CPU engine: its plans take no time to build
+        if self.engine.host_arenas:  # the CPU engine: its plans take no time to build
             return None
         folder = OwnFolder("plans")
         self._remove_plans = forks.finalize(self, folder.remove)
@@ -176,10 +176,10 @@ class ProcessIsolation:
     def actor(self, incarnation: int) -> WorkerMonitor:
         """A monitor for a new worker."""
         check_lost_thread(self._monitor)
-        life = self._life
+        life = self.life
         assert life is not None
         with self._dispatcher.hold():  # whoever sends uses the table
-            limit_arenas(life.state.memory, self._options, self._engine)
+            limit_arenas(life.state.memory, self._options, self.engine)
         self._dispatcher.loops_may_stay_awake = may_keep_one_busy()  # reads files, as a supervisor may
         self._monitor = WorkerMonitor(
             life.state,
@@ -203,7 +203,7 @@ class ProcessIsolation:
     @property
     def standby(self) -> StandbyState:
         """The state of the standby, according to the source of workers."""
-        life = self._life
+        life = self.life
         return StandbyState.NONE if life is None else life.source.standby_state(self._dispatcher.host)
 
     @property
@@ -221,7 +221,7 @@ class ProcessIsolation:
     @property
     def standby_host_bytes(self) -> int:
         """Bytes of host memory of the standby, as of its last heartbeat."""
-        life = self._life
+        life = self.life
         standby = None if life is None else life.source.standby
         return 0 if standby is None else standby.claims.resident_bytes
 
@@ -235,7 +235,7 @@ class ProcessIsolation:
     def end(self) -> None:
         """Kill the standby, answer remaining requests, forget the loop, release transfer memory and table."""
         self._monitor = if_lost(self._monitor)
-        life, dispatcher = self._life, self._dispatcher
+        life, dispatcher = self.life, self._dispatcher
         if life is None:
             return
         with dispatcher.hold() as host:
