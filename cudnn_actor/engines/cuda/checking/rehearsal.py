@@ -161,6 +161,7 @@ class Rehearsals:
 
 
 def rehearse(graph: OperationGraph, context: BuildContext, evaluator: type[OnDevice]) -> None:
+    """Run the self-check of a graph without a plan, so that the device is ready to evaluate it."""
     check = SelfCheck(graph, context, evaluator=evaluator)
     try:
         check.rehearse()
