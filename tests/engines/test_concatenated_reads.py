@@ -74,7 +74,8 @@ IN_PARTS: dict[str, Make] = {
 def test_concatenations_that_functions_read_compute_the_same_in_parts(name: str) -> None:
     graph = of(IN_PARTS[name])
     found = read_in_parts(graph.body)
-    assert found is not None and found.graph is not None
+    assert found is not None
+    assert found.graph is not None
     assert not any(each.kind == "concat" for each in found.graph.operations)
     check(graph)
 

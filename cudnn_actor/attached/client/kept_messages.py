@@ -39,7 +39,7 @@ class KeptMessages:
         self._keeps = True
         """Whether messages get numbers now."""
 
-    def numbered(self, request: Request, cached: CachedMessage) -> Request | None:
+    def with_number(self, request: Request, cached: CachedMessage) -> Request | None:
         """A request that names a message by its number, or gives it one, if it is not too long for that. None
         if all numbers have to be taken back first.
 

@@ -1,8 +1,7 @@
 """The correct results of any graph: its operations' definitions, in double.
 
-Small graphs are computed on the host: on the device, CuPy compiles each of its
-functions at the first use, which takes seconds on a new machine. Of large
-products, only a part is computed: evenly spaced rows and columns.
+Small graphs are computed on the host: on the device, CuPy compiles each of its functions at the first use,
+which takes seconds on a new machine. Of large products, evenly spaced rows and columns are computed.
 """
 
 from __future__ import annotations
