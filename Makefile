@@ -73,16 +73,8 @@ test-all: export TEST_ALL := 1
 test-all: test
 
 # Without a GPU, where there is one: on purpose, so that nothing warns of it.
-SUITE := CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -m "not gpu and not support"
-suite: $(VENV)/.collected
-	$(SUITE) --numprocesses 4 --dist worksteal --timeout 1200
-
-# Once for an environment, one process collects the tests. It keeps what pytest compiles of them, and what hypothesis
-# reads in them. All processes of the suite import all tests at the same time, so each would do that work, too.
-$(VENV)/.collected: $(VENV)/.dev
-	@mkdir -p build
-	@$(SUITE) --collect-only -qqq > build/collected 2>&1 || (cat build/collected; false)
-	@touch $@
+suite: $(VENV)/.dev
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -m "not gpu and not support" --numprocesses 4 --dist worksteal --timeout 1200
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
