@@ -41,7 +41,7 @@ import numpy as np
 
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, Receipt
 from cudnn_actor.attached.client.attached_service import AttachedService
-from cudnn_actor.attached.wire import FROM_SERVER, Answers, Attached, Done, Requests, from_client
+from cudnn_actor.attached.wire import FROM_CLIENT, FROM_SERVER, Answers, Attached, Done, Requests
 from cudnn_actor.pool.dispatching import Dispatching
 from cudnn_actor.pool.replicas import PoolBuffer
 from cudnn_actor.pool.requests import PoolRequests
@@ -104,7 +104,7 @@ class _Member:
 def answer_all(connection: socket.socket) -> None:
     """Answer each request of a client with the same receipt, until it has gone."""
     connection.send(b"r")
-    channel = Channel(connection, from_client())
+    channel = Channel(connection, FROM_CLIENT)
     while not channel.ended:
         select.select([channel], [], [])
         channel.fetch()

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from .forked_programs import run
-
 ROOT = Path(__file__).parents[1]
 TOP = ("cudnn_actor", "actors", "protocol", "supervision")
 PLUGIN = "pytest_cudnn_actor.py"
@@ -38,11 +36,6 @@ def test_an_import_brings_neither_structlog_nor_rich_nor_an_engine() -> None:
     assert not found & {"structlog", "rich", "onnx", "cupy", "cudnn", "fastapi", "multiprocessing"}
     engines = ("cpu.engine", "cpu.fast", "cpu.exact", "cuda.engine", "cuda.planning", "cuda.kernels")
     assert not modules & {f"cudnn_actor.engines.{each}" for each in engines}
-
-
-def test_an_import_makes_no_decoder_of_clients_frames() -> None:
-    program = "import cudnn_actor.attached.wire as wire; print(wire.from_client.cache_info().currsize)"
-    assert run(["-c", program], check=True).stdout == "0\n"
 
 
 def test_every_folder_of_code_is_a_declared_package() -> None:

@@ -25,7 +25,6 @@ than `MOST_KEPT` messages of `KEPT_BYTES` together have numbers: it takes all nu
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -48,6 +47,7 @@ from cudnn_actor.service.metrics import Metrics
 from cudnn_actor.supervision import LifecycleEvent
 
 __all__ = [
+    "FROM_CLIENT",
     "FROM_SERVER",
     "INLINE_BYTES",
     "KEPT_BYTES",
@@ -88,7 +88,6 @@ __all__ = [
     "Withdraw",
     "Withdrawn",
     "digest_of",
-    "from_client",
     "writing",
 ]
 
@@ -442,14 +441,8 @@ class Exported(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 FromServer = Attached | Refusal | Happened | Status | Lent | Answers | Near | Exported
 
+FROM_CLIENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromClient)
 FROM_SERVER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromServer)
-
-
-@functools.cache
-def from_client() -> msgspec.msgpack.Decoder[Any]:
-    """The decoder of a client's frames. The first call in a process takes some 20 ms, for the operations of
-    graphs; so it is made by processes that serve a socket, and not by all that import this package."""
-    return msgspec.msgpack.Decoder(FromClient)
 
 
 def digest_of(array: np.ndarray) -> str:

@@ -27,7 +27,7 @@ from cudnn_actor.attached.client.sent import Sent
 from cudnn_actor.attached.server import holdings
 from cudnn_actor.attached.server.holdings import MOST_IMPORTS
 from cudnn_actor.attached.server.moves import message_of
-from cudnn_actor.attached.wire import ExportBuffer, ImportBuffer, from_client
+from cudnn_actor.attached.wire import FROM_CLIENT, ExportBuffer, ImportBuffer
 from cudnn_actor.broker.service_state import Import
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu.arenas import Arenas
@@ -409,7 +409,7 @@ def test_whatever_numbers_come_a_buffer_lies_inside_its_arena(
     arena_bytes: int, offset: int, dims: list[int]
 ) -> None:
     ours, theirs = channel_pair()
-    channel = Channel(ours, from_client())
+    channel = Channel(ours, FROM_CLIENT)
     frame = ImportBuffer(1, arena_bytes, offset, TensorSpec.packed(dims), None)
     descriptor = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]

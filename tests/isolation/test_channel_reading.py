@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from cudnn_actor.attached.wire import KnowGraph, from_client
+from cudnn_actor.attached.wire import FROM_CLIENT, KnowGraph
 from cudnn_actor.processes import channel as module
 from cudnn_actor.processes.channel import Channel, channel_pair
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
-    pair = [Channel(end, from_client()) for end in channel_pair()]
+    pair = [Channel(end, FROM_CLIENT) for end in channel_pair()]
     yield pair[0], pair[1]
     for end in pair:
         end.close()

@@ -28,6 +28,7 @@ from cudnn_actor.attached.server.own_weights import OwnWeights
 from cudnn_actor.attached.server.session import Session
 from cudnn_actor.attached.server.shared_weights import SharedWeights
 from cudnn_actor.attached.wire import (
+    FROM_CLIENT,
     LONGEST,
     Attached,
     Happened,
@@ -35,7 +36,6 @@ from cudnn_actor.attached.wire import (
     Reading,
     Refusal,
     Status,
-    from_client,
 )
 from cudnn_actor.models import Model
 from cudnn_actor.processes.channel import Channel
@@ -196,7 +196,7 @@ class ServedSocket:
         self.shared = SharedWeights(self.state)
         self.lent = LentModels(loaded)
         self._own_weights = OwnWeights(service, self.shared, wanted=weights)
-        self.reading, self._frames = Reading(), from_client()
+        self.reading = Reading()
         self._sessions: set[Session] = set()
         self._pumping = self._pumps_soon = False
         self._finished = -1
@@ -250,7 +250,7 @@ class ServedSocket:
                 log.warning("client.refused", reason=str(error))
                 self._loop.remove_reader(self._listener.fileno())  # `_look` adds it: else the loop would spin
             return
-        channel = Channel(connection, self._frames, longest=LONGEST)
+        channel = Channel(connection, FROM_CLIENT, longest=LONGEST)
         problem, pid = self._problem(connection)
         if problem is not None:
             log.warning("client.refused", pid=pid, reason=str(problem))
