@@ -14,7 +14,8 @@ What is not under the lock, and why this is safe:
 
 - A child's exit is seen through its pidfd, and its signals are sent through it. Neither needs the server.
 - `close` wakes a waiting launch before it waits for the lock itself. It only shuts the socket down, and
-  leaves the descriptor to the thread that holds the lock.
+  leaves the descriptor to the thread that holds the lock. If that thread has started a server and not noted
+  it yet, `close` sees none. So it also replaces `_closed`, which each launch looks at while it waits.
 
 A fork of the user's process keeps none of this: its copies of the descriptors are closed right after the
 fork, so that neither its end nor its exit handlers affect the processes of its parent. (A descriptor that
@@ -113,6 +114,8 @@ class Launcher:
         self._numbers = itertools.count(1)
         self._children: dict[int, Child] = {}
         """The children that have not been closed, by the number of their launch."""
+        self._closed = object()
+        """Another object after each call of `close`. Any thread."""
         self._lost_starts = 0
         """How many servers in a row were killed in their start, up to the last launch."""
         self.dying: deque[subprocess.Popen[bytes]] = deque()
@@ -197,13 +200,18 @@ class Launcher:
         LaunchFailed
             See `LaunchFailed`.
         """
+        closed = self._closed
+
+        def refused() -> bool:
+            return self._closed is not closed or unwanted()
+
         try:
             while not self._lock.acquire(timeout=SERVER_LOOK_S):
-                refuse_if(unwanted)
+                refuse_if(refused)
             try:
                 self._reap()
-                child = self._launch_with_retries(main, fds, unwanted)
-                self._provide_heir(unwanted)
+                child = self._launch_with_retries(main, fds, refused)
+                self._provide_heir(refused)
             finally:
                 self._lock.release()
             return child  # noqa: TRY300 - errors above become `LaunchFailed` below
@@ -312,10 +320,11 @@ class Launcher:
             raise
 
     def close(self) -> None:
-        """End the server and all workers. Blocks until they have ended. A running launch fails.
+        """End the server and all workers. Blocks until they have ended. Launches that have begun fail.
 
         A later launch starts another server. Idempotent.
         """
+        self._closed = object()
         if (server := self._server) is not None:
             server.unwanted = True
             server.hang_up()

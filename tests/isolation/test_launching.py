@@ -14,11 +14,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from cudnn_actor.processes import launching
 from cudnn_actor.processes.launching import Child, Launcher, LaunchFailed, close_launchers
+from cudnn_actor.processes.server_link import ServerLink
 
 from ..forked_programs import Program
 from ..patience import PATIENCE_S
@@ -442,6 +445,7 @@ def test_warming_starts_the_imports_and_does_not_wait_for_them(fifo: Path) -> No
 
 def test_closing_ends_a_launch_that_waits_for_imports(fifo: Path) -> None:
     launcher = Launcher.of_process((*PRELOAD, "preloaded_late"))
+    launcher.warm()
     with ThreadPoolExecutor(1) as threads:
         launch = threads.submit(launcher.launch, f"{HERE}:says_hello", [])
         with fifo.open("w"), server_pidfd(launcher) as [server]:
@@ -449,6 +453,33 @@ def test_closing_ends_a_launch_that_waits_for_imports(fifo: Path) -> None:
             assert not lives(server)
             with pytest.raises(LaunchFailed):
                 launch.result(PATIENCE_S)
+
+
+def test_closing_ends_a_launch_that_has_just_started_a_server(
+    fifo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher has not noted the server yet, so `close` cannot hang up."""
+    launcher = Launcher.of_process((*PRELOAD, "preloaded_late"))
+    started, closing = threading.Event(), threading.Event()
+
+    def slow(*args: Any, **options: Any) -> ServerLink:
+        started.set()
+        assert closing.wait(PATIENCE_S)
+        return ServerLink(*args, **options)
+
+    def close() -> None:
+        closing.set()
+        launcher.close()
+
+    monkeypatch.setattr(launching, "ServerLink", slow)
+    with ThreadPoolExecutor(2) as threads:
+        launch = threads.submit(launcher.launch, f"{HERE}:says_hello", [])
+        assert started.wait(PATIENCE_S)
+        closed = threads.submit(close)
+        with fifo.open("w"):  # until this is closed, the server's imports do not end
+            with pytest.raises(LaunchFailed):
+                launch.result(PATIENCE_S)
+            closed.result(PATIENCE_S)
 
 
 def test_a_launch_that_nobody_wants_any_more_does_not_wait_for_imports(fifo: Path) -> None:
