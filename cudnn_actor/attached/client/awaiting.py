@@ -54,7 +54,8 @@ class Awaiting:
     def note_answered(self, in_flight: int) -> None:
         """Note that answers have come, and how many requests are in flight now."""
         self._awaits = in_flight > 0
-        self._is_soon = self._loop.time() - self._sent_alone_s < ANSWER_S
+        sent_s = self._sent_alone_s
+        self._is_soon = sent_s > -math.inf and self._loop.time() - sent_s < ANSWER_S
 
     def await_answer(self) -> None:
         """Stay awake until all is answered, but for `ANSWER_S` at most."""

@@ -499,7 +499,7 @@ class Link(Mailbox):
                 bridge.wake()
         if self._channel.ended:
             self.end("the connection to the service's process has ended")
-        elif len(self):
+        elif self._ordinary or self._control:
             self.turn()
 
     def _take_frames(self, bridges: set[LoopBridge]) -> None:
