@@ -83,15 +83,10 @@ class Waking:
         callbacks = list(map(_first, waiting))
         if not all(those_of) or len(waiting) != len(futures) or self._if_cancelled in callbacks:
             # Not each has one callback, that of the task that waits for it.
-            if_cancelled = self._if_cancelled
-            _run_through(map(_remove, futures, _again_and_again(if_cancelled)))
-            woken = [
-                (each, future)
-                for future, those in zip(futures, those_of, strict=True)
-                for each in those or ()
-                if each[0] is not if_cancelled
-            ]
-            waiting, owners = [each for each, _ in woken], [future for _, future in woken]
+            _run_through(map(_remove, futures, _again_and_again(self._if_cancelled)))
+            those_of = list(map(_callbacks_of, futures))
+            owners = [future for future, those in zip(futures, those_of, strict=True) for _ in those or ()]
+            waiting = list(_together(filter(None, those_of)))
             callbacks = list(map(_first, waiting))
         try:
             _run_through(map(_remove, owners, callbacks))
