@@ -88,6 +88,32 @@ async def test_it_overtakes_no_message_that_waits(rig: Rig) -> None:
     assert await rig.one.result() == 10.0
 
 
+@pytest.mark.parametrize("what", ["message", "observer", "end"])
+async def test_one_who_is_woken_by_an_answer_overtakes_nothing_either(rig: Rig, what: str) -> None:
+    """What keeps a message from being sent again counts from the moment on at which a woken task brings it
+    about."""
+    link = service_behind(rig.client).state.mailbox
+
+    async def asks() -> object:
+        await rig.client.ask(rig.product)
+        if what == "message":
+            rig.client.tell(Fill(dst=rig.one.x, value=5.0))
+        elif what == "observer":
+            link.observer = object()
+        else:
+            service_behind(rig.client).end("tired")
+        refused = rig.again() is None
+        link.observer = None
+        if what == "end":
+            return refused
+        await rig.client.ask(rig.product)
+        return refused
+
+    assert await asyncio.gather(asks(), asks()) == [True, True]
+    if what == "message":
+        assert await rig.one.result() == 10.0
+
+
 @pytest.mark.parametrize("way", ["ask", "submit"])
 async def test_messages_keep_their_order_whichever_way_they_are_sent(rig: Rig, way: str) -> None:
     """The second of each round reads what the first writes."""
