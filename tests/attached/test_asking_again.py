@@ -88,7 +88,7 @@ async def test_it_overtakes_no_message_that_waits(rig: Rig) -> None:
     assert await rig.one.result() == 10.0
 
 
-@pytest.mark.parametrize("what", ["message", "observer", "end"])
+@pytest.mark.parametrize("what", ["told", "submitted", "observer", "end"])
 async def test_one_who_is_woken_by_an_answer_overtakes_nothing_either(rig: Rig, what: str) -> None:
     """What keeps a message from being sent again counts from the moment on at which a woken task brings it
     about."""
@@ -96,8 +96,11 @@ async def test_one_who_is_woken_by_an_answer_overtakes_nothing_either(rig: Rig, 
 
     async def asks() -> object:
         await rig.client.ask(rig.product)
-        if what == "message":
+        if what == "told":
             rig.client.tell(Fill(dst=rig.one.x, value=5.0))
+        elif what == "submitted":
+            for value in (4.0, 5.0):  # the first is sent at once, so the second waits
+                rig.client.submit(Fill(dst=rig.one.x, value=value))
         elif what == "observer":
             link.observer = object()
         else:
@@ -110,7 +113,7 @@ async def test_one_who_is_woken_by_an_answer_overtakes_nothing_either(rig: Rig, 
         return refused
 
     assert await asyncio.gather(asks(), asks()) == [True, True]
-    if what == "message":
+    if what in ("told", "submitted"):
         assert await rig.one.result() == 10.0
 
 

@@ -39,7 +39,7 @@ class KeptMessages:
         self._keeps = True
         """Whether messages get numbers now."""
 
-    def with_number(self, request: Request, cached: CachedMessage) -> Request | None:
+    def request_by_number(self, request: Request, cached: CachedMessage) -> Request | None:
         """A request that names a message by its number, or gives it one, if it is not too long for that. None
         if all numbers have to be taken back first.
 
@@ -60,8 +60,8 @@ class KeptMessages:
         return Request(body, None, 0, request.timeout_s, "", request.headers, self._last)
 
     def note(self, request: Request, cached: CachedMessage, epoch: int, times: int) -> None:
-        """Note that a request of `numbered` is sent before all later ones. `epoch`: that of the buffers.
-        `times`: as it was then."""
+        """Note that a request of `request_by_number` is sent before all later ones. `epoch`: that of the
+        buffers. `times`: as it was then."""
         number = request.body if request.keep is None else request.keep
         if isinstance(number, bytes):
             return

@@ -415,7 +415,7 @@ class Link(Mailbox):
         times = -1
         while cached is not None and times != kept.times:
             times = kept.times
-            numbered = kept.with_number(request, cached)
+            numbered = kept.request_by_number(request, cached)
             if numbered is None:
                 self._forget_messages(ForgetMessages())
         assert numbered is not None
