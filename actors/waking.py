@@ -67,13 +67,13 @@ class Waking:
         who wait for them, in this order.
 
         If this raises, those whose results are set are called all the same, and the other futures still have
-        those who wait for them. In asyncio's debug mode, the loop calls each as it does with `set_result`,
-        and reports the slow ones.
+        those who wait for them. The loop calls those who wait for a single future, as it does with
+        `set_result`. In asyncio's debug mode, it calls all of them, and reports the slow ones.
         """
         if any(map(_done, futures)):
             open_ones = [pair for pair in zip(futures, values, strict=True) if not pair[0].done()]
             futures, values = [future for future, _ in open_ones], [value for _, value in open_ones]
-        if self._loop.get_debug():
+        if len(futures) == 1 or self._loop.get_debug():
             for future, value in zip(futures, values, strict=True):
                 future.remove_done_callback(self._if_cancelled)
                 future.set_result(value)
