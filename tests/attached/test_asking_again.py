@@ -112,7 +112,7 @@ async def test_one_who_is_woken_by_an_answer_overtakes_nothing_either(rig: Rig, 
         await rig.client.ask(rig.product)
         return refused
 
-    assert await asyncio.gather(asks(), asks()) == [True, True]
+    assert set(await asyncio.gather(asks(), asks())) == {True}
     if what in ("told", "submitted"):
         assert await rig.one.result() == 10.0
 
