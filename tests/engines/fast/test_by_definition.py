@@ -18,7 +18,7 @@ from cudnn_actor.engines.cpu.fast.resampling import resample, resample_backward
 from cudnn_actor.engines.cpu.fast.scattering import scatter
 from cudnn_actor.engines.cpu.fast.sorting import top_k
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
-from cudnn_actor.protocol import DType, GraphBuilder, TensorSpec
+from cudnn_actor.protocol import DType, GraphBuilder, Layout, TensorSpec
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
     AvgPool,
@@ -391,3 +391,38 @@ def test_what_is_recorded_serves_every_program_of_a_plan(monkeypatch: pytest.Mon
         found.append((y, [*kernel.recordings.values()]))
     np.testing.assert_array_equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "recorded"), [("NCHW", "NCHW", 1), ("NHWC", "NHWC", 2), ("NHWC", "NCHW", 1)]
+)
+def test_what_a_run_needs_is_recorded_before_it_and_no_layout_that_it_cannot_have(
+    x: str, y: str, recorded: int
+) -> None:
+    """A recording takes longer than a run of a small operation."""
+    dims = (1, 4, 9, 7)
+    specs = {
+        "x": TensorSpec.packed(dims, "float32", Layout(x)),
+        "y": TensorSpec.packed(dims, "float32", Layout(y)),
+    }
+    operation: Any = LocalResponseNorm(x="x", y="y", size=3)
+    kernel: Any = PARTS(operation, specs)
+    kernel.footprint(1)
+    assert len(kernel._recordings) == recorded
+    run(kernel, {"x": array_of(specs["x"], np.ones(dims))}, {"y": array_of(specs["y"])})
+    assert len(kernel._recordings) == recorded
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_images_of_either_layout_are_recorded_before_a_run(layout: str) -> None:
+    """Whatever the layout of the results is."""
+    dims, grid = (1, 4, 9, 7), TensorSpec.packed((1, 9, 7, 2), "float32")
+    y = TensorSpec.packed(dims, "float32")
+    specs = {"x": TensorSpec.packed(dims, "float32", Layout(layout)), "grid": grid, "y": y}
+    operation: Any = GridSample(x="x", grid="grid", y="y")
+    kernel: Any = PARTS(operation, specs)
+    kernel.footprint(1)
+    recorded = len(kernel._recordings)
+    given = {"x": array_of(specs["x"], np.ones(dims)), "grid": array_of(grid, np.zeros(grid.dims))}
+    run(kernel, given, {"y": array_of(y)})
+    assert len(kernel._recordings) == recorded
