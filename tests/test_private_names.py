@@ -26,12 +26,12 @@ ALLOWED = {
         "service/test_several_lives.py": 1,
     },
     "words that are rarely drawn, a builder without cuDNN, and a step of the fast path": {
-        "engines/test_random.py": 1,
-        "engines/test_rehearsals.py": 1,
+        "engines/operations/test_random.py": 1,
+        "engines/cuda/checking/test_rehearsals.py": 1,
         "memory/test_ready_slots.py": 1,
     },
     "what a Ray pool has, behind functions for all tests of Ray": {"ray/scenarios.py": 2},
-    "names of Python's threads, which the product has, too": {"engines/fast/test_lanes.py": 3},
+    "names of Python's threads, which the product has, too": {"engines/cpu/fast/test_lanes.py": 3},
 }
 """Why, and in which file how often."""
 

@@ -1,1 +1,1 @@
-"""One contract for every engine: `test_contract_*` runs on each that this machine has, the rest on one."""
+"""One contract for every engine: `contract/` runs on each that this machine has, the rest on one."""

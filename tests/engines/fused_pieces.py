@@ -15,7 +15,7 @@ from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph
 
-from .test_partition import array_in, evaluated, filled
+from .cuda.planning.test_partition import array_in, evaluated, filled
 
 __all__ = ["check_results", "only_kernel"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cudnn_actor.protocol import GraphBuilder, OperationGraph, Tensor
 from cudnn_actor.protocol.operations import LayerNorm, RMSNorm
 
-from .test_kernel_caches import piece_of
+from .cuda.cudnn.test_kernel_caches import piece_of
 
 __all__ = [
     "COMPILED",

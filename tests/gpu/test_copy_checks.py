@@ -10,7 +10,7 @@ import pytest
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 
-from ..engines.test_copy_checks import CASES, GRAPHS, fault
+from ..engines.cuda.checking.test_copy_checks import CASES, GRAPHS, fault
 
 
 @pytest.fixture

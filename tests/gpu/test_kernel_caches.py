@@ -13,7 +13,7 @@ from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import GraphStep
 from cudnn_actor.protocol import OperationGraph
 
-from ..engines.test_kernel_caches import convolution, product
+from ..engines.cuda.cudnn.test_kernel_caches import convolution, product
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
 )
 
-from ..engines.test_matmul import RESULTS, lying
+from ..engines.operations.test_matmul import RESULTS, lying
 from ..engines.workbench import workbench
 from ..support.claims import biased, product
 from .sabotages import shorter_sums

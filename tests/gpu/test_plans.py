@@ -37,8 +37,8 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations import PointwiseMode
 
+from ..engines.cuda.planning.test_ranking import FEW
 from ..engines.references import assert_close
-from ..engines.test_ranking import FEW
 from ..engines.workbench import Workbench, workbench
 
 CONV = ConvSpec.symmetric(2, pad=1)

@@ -22,12 +22,12 @@ from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.recipe import KernelStep, ProductStep
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, OperationGraph, Tensor
 
+from ..engines.cuda.planning.test_aligned_products import ODD
+from ..engines.cuda.planning.test_products import GRAPHS as SPLIT
+from ..engines.cuda.planning.test_products import PRODUCTS, added, biased, product, swiglu
+from ..engines.cuda.planning.test_reshaped_products import block
 from ..engines.differences import computed
 from ..engines.references import relative_error
-from ..engines.test_aligned_products import ODD
-from ..engines.test_products import GRAPHS as SPLIT
-from ..engines.test_products import PRODUCTS, added, biased, product, swiglu
-from ..engines.test_reshaped_products import block
 from .bounds import UNIT
 from .test_epilogues import run
 from .test_operation_checks import builder

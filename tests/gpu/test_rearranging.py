@@ -13,7 +13,7 @@ from cudnn_actor.engines.cuda.planning.rearranging import rearrangements
 from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.recipe import ProductStep
 
-from ..engines.test_rearranging import PATCHES, PIXELS, PRODUCTS, STRIDED, layer, shortcut
+from ..engines.cuda.planning.test_rearranging import PATCHES, PIXELS, PRODUCTS, STRIDED, layer, shortcut
 from .test_operation_checks import builder
 
 __all__ = ["builder"]

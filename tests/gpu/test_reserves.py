@@ -22,8 +22,8 @@ from cudnn_actor.operations import Recurrent, RecurrentBackwardData, RecurrentBa
 from cudnn_actor.protocol import DType, GraphBuilder
 from cudnn_actor.service.reserves import keeping
 
+from ..engines.cuda.operations.test_recurrent_passes import Messages
 from ..engines.references import relative_error
-from ..engines.test_recurrent_passes import Messages
 from ..service.trained_layers import LAYERS, Arrays, Layer
 
 BOUNDS = {DType.FLOAT64: 1e-12, DType.FLOAT32: 2e-5, DType.FLOAT16: 1e-2, DType.BFLOAT16: 6e-2}

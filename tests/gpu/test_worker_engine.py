@@ -1,6 +1,6 @@
 """The engine of a worker process: memory that its parent shares with it, and what it finds imported.
 
-`tests/engines/test_contract_shared.py` has what both engines do, pinned or not. Here is what only a device
+`tests/engines/contract/test_shared.py` has what both engines do, pinned or not. Here is what only a device
 does: it copies on its own, while other work runs.
 """
 
@@ -25,8 +25,8 @@ from cudnn_actor.engines.remote import BuilderHost
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.messages.lowering import lower
 
+from ..engines.contract.test_shared import settle, spec_of, values_of
 from ..engines.shared_memory import SharedMemory, shared_memory
-from ..engines.test_contract_shared import settle, spec_of, values_of
 from ..engines.workbench import Workbench, workbench
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,8 @@ import pytest
 from cudnn_actor.engines.cuda.running.recipe import Timed
 from cudnn_actor.protocol import GraphBuilder, Numerics, OperationGraph
 
-from ..engines import test_ranking
-from ..engines.test_kernel_caches import biased, convolution, product
+from ..engines.cuda.cudnn.test_kernel_caches import biased, convolution, product
+from ..engines.cuda.planning import test_ranking
 from .building import first_plan, listed, listed_pieces, ranked, tried
 from .child import Child
 

@@ -15,7 +15,7 @@ from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
 from cudnn_actor.engines.cuda.operations.cublaslt import Descriptors, LtProduct, preference
 from cudnn_actor.engines.cuda.planning.products import product_of
 
-from ..engines.test_products import PRODUCTS
+from ..engines.cuda.planning.test_products import PRODUCTS
 from .child import Child
 from .headers import Prototype, include_folder, parse, prototypes
 

@@ -6,7 +6,7 @@ import pytest
 
 from cudnn_actor.protocol import OperationGraph
 
-from ..engines.test_kernel_caches import biased, convolution, product
+from ..engines.cuda.cudnn.test_kernel_caches import biased, convolution, product
 from .child import Child
 from .kernels import Built, built
 

@@ -4,7 +4,7 @@ lines.
 `RULES` are asked in turn, and the first that has an answer decides. Two of them have rules of their own: a
 pointwise operation becomes an epilogue if all of `EPILOGUE_RULES` allow it, and part of the group that
 computes an operand if one of `GROUP_RULES` does. So a new fusion is another function in one of the three,
-with an example in `tests/engines/test_fusion_rules.py`.
+with an example in `tests/engines/cuda/planning/test_fusion_rules.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What every engine does: each of these runs on each engine that this machine has."""

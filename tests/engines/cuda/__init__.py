@@ -1,0 +1,1 @@
+"""The CUDA engine, as far as it shows without a GPU."""

@@ -1,0 +1,1 @@
+"""Self-checks, run on the host."""

@@ -1,0 +1,1 @@
+"""Transfers, and ranges around launches."""

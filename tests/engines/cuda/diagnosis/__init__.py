@@ -1,0 +1,1 @@
+"""Installations, and what a GPU says."""

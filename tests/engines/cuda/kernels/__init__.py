@@ -1,0 +1,1 @@
+"""Kernels of our own, compiled for the host and run there."""

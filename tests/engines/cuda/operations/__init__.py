@@ -1,0 +1,1 @@
+"""How CUDA runs operations."""

@@ -1,0 +1,1 @@
+"""Where graphs are cut, and what becomes of the pieces."""

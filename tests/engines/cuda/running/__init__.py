@@ -1,0 +1,1 @@
+"""Plans, programs and what they prepare."""

@@ -1,0 +1,1 @@
+"""Gradients of operations and graphs, against finite differences and PyTorch."""
