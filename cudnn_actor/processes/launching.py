@@ -202,16 +202,16 @@ class Launcher:
         """
         closed = self._closed
 
-        def refused() -> bool:
+        def is_refused() -> bool:
             return self._closed is not closed or unwanted()
 
         try:
             while not self._lock.acquire(timeout=SERVER_LOOK_S):
-                refuse_if(refused)
+                refuse_if(is_refused)
             try:
                 self._reap()
-                child = self._launch_with_retries(main, fds, refused)
-                self._provide_heir(refused)
+                child = self._launch_with_retries(main, fds, is_refused)
+                self._provide_heir(is_refused)
             finally:
                 self._lock.release()
             return child  # noqa: TRY300 - errors above become `LaunchFailed` below

@@ -1,7 +1,7 @@
 """Writes ONNX models: as much of the format as graphs of one function, without control flow, need.
 
 The package onnx writes them too. To import it takes 0.15 s, which each new worker would take longer to answer
-again, and 13 MB. `` reads what is written here with that package.
+again, and 13 MB. `tests/engines/cpu/test_sessions.py` reads what is written here with that package.
 
 https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 https://protobuf.dev/programming-guides/encoding/

@@ -408,9 +408,9 @@ def test_what_a_run_needs_is_recorded_before_it_and_no_layout_that_it_cannot_hav
     operation: Any = LocalResponseNorm(x="x", y="y", size=3)
     kernel: Any = PARTS(operation, specs)
     kernel.footprint(1)
-    assert len(kernel._recordings) == recorded
+    assert len(kernel.recordings) == recorded
     run(kernel, {"x": array_of(specs["x"], np.ones(dims))}, {"y": array_of(specs["y"])})
-    assert len(kernel._recordings) == recorded
+    assert len(kernel.recordings) == recorded
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -422,7 +422,7 @@ def test_images_of_either_layout_are_recorded_before_a_run(layout: str) -> None:
     operation: Any = GridSample(x="x", grid="grid", y="y")
     kernel: Any = PARTS(operation, specs)
     kernel.footprint(1)
-    recorded = len(kernel._recordings)
+    recorded = len(kernel.recordings)
     given = {"x": array_of(specs["x"], np.ones(dims)), "grid": array_of(grid, np.zeros(grid.dims))}
     run(kernel, given, {"y": array_of(y)})
-    assert len(kernel._recordings) == recorded
+    assert len(kernel.recordings) == recorded
