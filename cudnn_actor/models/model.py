@@ -227,7 +227,7 @@ class Model:
         again: bool = True,
         crashes: int = 0,
     ) -> dict[str, Any]:
-        """Run the model with inputs that `validated` has returned. `again` and `crashes` are those of
+        """Run the model with inputs that `validated_inputs` has returned. `again` and `crashes` are those of
         `RunModel`."""
         specs = _specs_of(given)
         return await self._run_with(given, specs, deadline, keep=keep, again=again, crashes=crashes)

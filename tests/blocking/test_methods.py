@@ -46,7 +46,7 @@ OTHER_NAMES = {"aclose": "close"}
 INTERNAL = {
     Model: {
         *("belongs_to", "end", "lend", "prepare", "replace_by", "replaceable_by", "reserve"),
-        *("run_checked", "validated", "warm_for"),
+        *("run_checked", "validated_inputs", "warm_for"),
     },
     Scope: {"is_of"},
 }
