@@ -370,8 +370,8 @@ class Keeping:
         return True
 
     def end(self) -> None:
-        """Give back the graphs and weights that no run uses, and each other one when its runs end. Any thread
-        may call this, also within a finalizer."""
+        """Give back the graphs and weights that no run uses, and the others when the runs that use them end.
+        Any thread may call this, also within a finalizer."""
         with self.lock:
             self.closed = True
             unused = self._evict()

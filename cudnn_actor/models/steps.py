@@ -25,8 +25,8 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["StepsRun", "explained_steps"]
 
 _FIRST_TURNS = 256
-"""A loop that may have more turns, with rows whose number its data decides, first has so many: see
-`StepsRun._run_in_parts`."""
+"""The turns of the first part of a loop that may have more turns, and whose data decides how many rows it
+has: see `StepsRun._run_in_parts`."""
 
 
 class StepsRun:

@@ -357,8 +357,9 @@ class CpuEngine:
     def _known_small(
         self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]
     ) -> FastProgram | None:
-        """The program of a plan of small products that ran on these buffers before: it needs no more checks,
-        and no limit of BLAS. None for others. Most of a small request's time is that of what finds it.
+        """The program of a plan of small products that ran on these buffers before. It needs no more checks,
+        and no limit of BLAS. None if there is none. For a small request, all that finds its program takes
+        longer than the program.
         """
         if type(plan) is not FastPlan or not plan.is_small or len(scalars) != plan.scalars:
             return None

@@ -39,8 +39,8 @@ def with_settings() -> Iterator[None]:
 
 
 def caller_with_settings() -> Calling:
-    """What calls a function with NumPy set for plans. One thread at a time may use it, and not in such a
-    call. Buffers that are smaller where it is made stay.
+    """A function that calls another one with NumPy set for plans. One thread at a time may call it, and none
+    within such a call. If NumPy's buffers are smaller now, they keep their size.
 
     To enter a context that has the settings takes less than a tenth of a microsecond, and to set them and to
     set them back takes four.
