@@ -174,6 +174,7 @@ async def test_those_whose_results_are_set_are_woken_if_a_later_one_fails() -> N
         future.set_exception(LookupError())
     await turns()
     assert ran[3:] == [(futures[2], "task 2"), (futures[3], "task 3")]
+    assert [type(future.exception()) for future in futures[2:]] == [LookupError, LookupError]
 
 
 async def test_a_task_that_is_cancelled_after_the_result_is_cancelled() -> None:

@@ -20,7 +20,7 @@ from cudnn_actor.messages import ConvFwd, Fill
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.messages.codec import encode_message
 
-from ..inside import answers_cannot_be_taken, service_behind, sessions_of
+from ..inside import answers_cannot_be_taken, sent_by, service_behind, sessions_of
 from ..patience import PATIENCE_S
 from ..service.rigs import Gate, Trio, in_thread, outcome, spawn_gated
 
@@ -458,5 +458,7 @@ async def test_a_request_that_cannot_be_noted_ends_the_connection(rig: Rig) -> N
     mailbox._unsent = Full()
     errors = [await outcome(rig.sent("ask", rig.product)), await outcome(rig.sent("ask", rig.total))]
     assert [type(error) for error in errors] == [MemoryError, MemoryError]
+    noted = [*sent_by(mailbox).values()]
     mailbox._unsent = []
     assert isinstance(await outcome(rig.client.submit(rig.total)), ServiceStopped)
+    assert [type(future.exception()) for future in noted] == [ServiceStopped, ServiceStopped]

@@ -163,7 +163,7 @@ def test_inference_has_no_reduction() -> None:
 @pytest.mark.parametrize(("layout", "together"), [(Layout.NHWC, True), (Layout.NCHW, False)])
 def test_weights_of_neighbouring_channels_are_read_together(layout: Layout, together: bool) -> None:
     (text,) = sources(*made(GROUPS, (2, 32, 5, 8), BF16, layout))
-    assert ("Beside<float, V> of_scale" in text) is together
+    assert ("Pack<float, V> of_scale" in text) is together
 
 
 def test_cudnn_overwrites_nothing_that_it_reads_but_a_norms_running_statistics() -> None:

@@ -87,7 +87,7 @@ def test_a_piece_says_what_runs_what_is_fused_and_why() -> None:
     assert total.labels != again.labels
     assert (functions.steps, functions.why) == (("generated kernel",), (REASON,))
     assert [label.split()[0] for label in functions.labels] == ["exp", "mul"]
-    assert "test_cuda_explaining.py:" in functions.labels[0]
+    assert "test_explaining.py:" in functions.labels[0]
 
 
 def test_what_lies_between_pieces_is_told_with_the_memory_that_it_shares() -> None:
@@ -273,7 +273,7 @@ def test_scratch_over_the_limit_is_refused_before_any_piece_is_built() -> None:
     with pytest.raises(OutOfMemory) as caught:
         in_pieces(graph.body, parts, scratch_bytes(parts) - 1, never)
     assert caught.value.limit == scratch_bytes(parts) - 1
-    assert "sum at test_cuda_explaining.py:" in graph.body.where(caught.value.operations)
+    assert "sum at test_explaining.py:" in graph.body.where(caught.value.operations)
 
 
 def test_workspace_over_the_limit_names_the_piece_that_needs_most() -> None:
