@@ -167,6 +167,22 @@ async def test_a_request_that_crashes_twice_is_quarantined_with_its_plan() -> No
         assert gpu.generation == 3
 
 
+async def test_a_message_that_was_sent_before_its_plan_was_quarantined_is_refused() -> None:
+    faults = FaultPlan().at(3, Fault.STICKY, of=ConvFwd, times=2)
+    async with spawn(device="cpu", faults=faults) as gpu:
+        trio, wide = await Trio.on(gpu), await Trio.on(gpu)
+        message = wide.product()
+        for _ in range(2):  # in the second one, the service knows it
+            assert isinstance(await gpu.ask(message), Receipt)
+        with pytest.raises(QuarantinedRequest, match="running at two crashes"):
+            await gpu.ask(trio.product())
+        for _ in range(2):
+            with pytest.raises(QuarantinedRequest):
+                await gpu.ask(message)
+        assert isinstance(await gpu.ask(wide.sum()), Receipt)
+        assert gpu.generation == 3
+
+
 @THREAD_ONLY  # a plan counts what is handed to a worker, which is far ahead of what it runs
 async def test_those_behind_a_quarantined_request_run_in_order() -> None:
     gate = Gate()

@@ -15,7 +15,7 @@ import pytest
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine, engine, measuring, transfer
-from cudnn_actor.engines.cpu.fast.plan import FastPlan
+from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.protocol import DType, GraphBuilder
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -122,6 +122,22 @@ def test_what_a_small_plan_does_not_take_is_refused_on_buffers_that_it_has_run_o
         assert not buffers[-1].any()
         made.execute(plan, buffers, ())
         assert buffers[-1].all()
+
+
+def test_an_error_of_a_run_is_the_same_on_buffers_that_a_small_plan_has_run_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("the test")
+
+    graph = product()
+    buffers = buffers_of(graph)
+    with opened(CpuEngine()) as made:
+        plan = made.build(graph, workspace_limit=None)
+        monkeypatch.setattr(FastProgram, "run", fails)
+        for _ in range(2):  # in the second one, these buffers are known
+            with pytest.raises(EngineFailure, match="the test"):
+                made.execute(plan, buffers, ())
 
 
 def test_no_part_of_a_copy_goes_on_when_a_handler_has_interrupted_it(monkeypatch: pytest.MonkeyPatch) -> None:
