@@ -9,6 +9,7 @@ Progress is noted behind each call.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from cudnn_actor.protocol.operations.base import Part, Region
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["ByDefinition", "by_definition", "definition_in_scratch"]
+__all__ = ["ByDefinition", "by_definition", "definition_in_scratch", "is_channels_last"]
 
 Array = npt.NDArray[Any]
 _PART_ELEMENTS = 1 << 15
@@ -104,11 +105,21 @@ class _Bound:
 
 @dataclass(frozen=True, eq=False)
 class ByDefinition:
-    """Evaluates an operation whose results have these dims."""
+    """Evaluates an operation whose results have these dims.
+
+    `channels_last`: whether the results' arrays may lie channels-last, although their tensors do not.
+    """
 
     node: Node
     specs: Specs
     dims: Dims
+    channels_last: bool = False
+
+    def with_channels_last(self) -> ByDefinition:
+        """The kernel for results whose arrays may lie channels-last. What is recorded stays so."""
+        kernel = dataclasses.replace(self, channels_last=True)
+        kernel.recordings.update(self.recordings)
+        return kernel
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for what is recorded; else none, since NumPy allocates."""
@@ -140,11 +151,13 @@ class ByDefinition:
     def _layouts(self) -> tuple[bool, ...]:
         """Whether channels lie side by side, for each layout of arrays that a run may have.
 
-        Arrays of a program have the order of their tensors, or that of the dims. Those of images are chosen
-        for each program.
+        Arrays of results have the order of their tensors, or that of the dims, unless the compiler has given
+        them another one (`channels_last`). The layout of images is chosen for each program.
         """
         name, _ = self._outputs[0]
-        last = bool(self._indexed_operands) or _is_channels_last(self.specs[name].strides)
+        last = (
+            self.channels_last or bool(self._indexed_operands) or is_channels_last(self.specs[name].strides)
+        )
         return (False, True) if last and len(self.dims) > 2 else (False,)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
@@ -155,7 +168,7 @@ class ByDefinition:
         bound: dict[tuple[_Recorded, int], _Bound] = {}
         steps: list[Step] = []
         operands = {**operands}
-        last = _is_channels_last(strides)
+        last = is_channels_last(strides)
         extents = self.block_extents(order)
         for name in self._indexed_operands:
             cut = extents[1] < self.dims[1]
@@ -330,7 +343,7 @@ def _within(box: Box, region: Region) -> Box:
     )
 
 
-def _is_channels_last(strides: Sequence[int]) -> bool:
+def is_channels_last(strides: Sequence[int]) -> bool:
     """Whether channels lie side by side."""
     return len(strides) > 2 and abs(strides[1]) < min(map(abs, strides[2:]))
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cudnn_actor.engines.base import no_progress
+from cudnn_actor.engines.cpu.fast.by_definition import ByDefinition, is_channels_last
 from cudnn_actor.engines.cpu.fast.kernel_table import kernel_of
 from cudnn_actor.engines.cpu.fast.kernels import carried_number, carrier_dtype
 from cudnn_actor.engines.cpu.fast.open_chain import OpenChain
@@ -173,6 +174,8 @@ class _Compiler:
         if isinstance(kernel, Chain):
             self._chain.add(number)
             return
+        if isinstance(kernel, ByDefinition) and any(map(self._may_lie_channels_last, operation.writes)):
+            kernel = kernel.with_channels_last()
         self._end_chain()
         for uid in operation.writes:
             self._make(uid)
@@ -257,6 +260,17 @@ class _Compiler:
             self._strides[uid] = tensor.strides
 
     # Arrays.
+
+    def _may_lie_channels_last(self, uid: int) -> bool:
+        """Whether the array of a result may lie channels-last, although the tensor does not: in the workspace
+        (`_hold`), or in the memory of a result of the chain behind it (`_write_ahead`)."""
+        graph, tensor = self._graph, self._graph.tensor(uid)
+        virtual = tensor.role is TensorRole.VIRTUAL
+        if (virtual or uid in self._apart) and len(tensor.dims) in self._channels_last_ranks:
+            return True
+        return virtual and any(
+            each.dims == tensor.dims and is_channels_last(each.strides) for each in graph.tensors
+        )
 
     def _hold(self, tensor: GraphTensor) -> None:
         self._held[tensor.uid] = tensor

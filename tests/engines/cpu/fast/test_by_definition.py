@@ -14,6 +14,7 @@ import pytest
 from cudnn_actor.engines.cpu.fast import by_definition, scattering, sorting
 from cudnn_actor.engines.cpu.fast.compiler import compile_fast
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
+from cudnn_actor.engines.cpu.fast.recording import Recording
 from cudnn_actor.engines.cpu.fast.resampling import resample, resample_backward
 from cudnn_actor.engines.cpu.fast.scattering import scatter
 from cudnn_actor.engines.cpu.fast.sorting import top_k
@@ -375,6 +376,44 @@ def test_what_windows_of_all_sizes_give_is_cut_by_images_and_channels() -> None:
     part = operation.part(specs, {"y": (*whole, *rows)})
     assert part.inputs["x"] == (*whole, slice(0, 7), slice(0, 5))
     assert operation.part(specs, {"y": (*whole, slice(0, 2), slice(0, 4))}) is None
+
+
+def convolved(b: GraphBuilder) -> Any:
+    """A graph in which arrays of NCHW tensors lie channels-last, since convolutions are faster so."""
+    x = b.conv(b.input("x", (1, 3, 9, 7)), b.input("w", (4, 3, 3, 3)))
+    return b.build(y=b.conv(b.local_response_norm(x, size=3), b.input("v", (2, 4, 3, 3)))).body
+
+
+def written_ahead(b: GraphBuilder) -> Any:
+    """A graph whose first piece writes to the buffer of the second one's result, which is channels-last."""
+    y = b.local_response_norm(b.input("x", (1, 4, 9, 7)), size=3)
+    return b.build(y=b.to_layout(b.relu(y), Layout.NHWC)).body
+
+
+def in_order(b: GraphBuilder) -> Any:
+    """A graph of which nothing lies channels-last."""
+    return b.build(y=b.relu(b.local_response_norm(b.input("x", (1, 4, 9, 7)), size=3))).body
+
+
+@pytest.mark.parametrize(("graph_of", "recorded"), [(convolved, 2), (written_ahead, 2), (in_order, 1)])
+def test_what_a_run_needs_is_recorded_when_its_plan_is_built(
+    graph_of: Callable[[GraphBuilder], Any], recorded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the arrays have another layout than their tensors: a recording takes longer than a run."""
+    made = list[Recording]()
+
+    def noted() -> Recording:
+        made.append(Recording())
+        return made[-1]
+
+    monkeypatch.setattr(by_definition, "Recording", noted)
+    graph = graph_of(GraphBuilder())
+    plan = compile_fast(graph, 1)
+    assert plan is not None
+    assert len(made) == recorded
+    tensors = [graph.tensor(uid).spec for uid in graph.bound]
+    plan.bind([array_of(spec) for spec in tensors], aligned_bytes(plan.workspace))
+    assert len(made) == recorded
 
 
 def test_what_is_recorded_serves_every_program_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
