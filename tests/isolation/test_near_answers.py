@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -209,6 +210,7 @@ async def test_worker_and_loop_are_awake_for_a_new_buffer_if_there_are_cores(
                 await sleeps.until_time_passes()
             points.let_go("finished")
             np.testing.assert_array_equal(await gpu.download(await future), values)
-    roused = [(0, True)] * (cores > 2)
-    assert sent[: len(roused) + 1] == [*roused, (1, False)]
+    roused = [*itertools.takewhile((0, True).__eq__, sent)]  # again, if the monitor takes long
+    assert bool(roused) is (cores > 2)
+    assert sent[len(roused)] == (1, False)
     assert all(requests for requests, _ in sent[len(roused) :])
