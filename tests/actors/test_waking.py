@@ -172,6 +172,7 @@ async def test_those_whose_results_are_set_are_woken_if_a_later_one_fails() -> N
     assert ran == [(futures[0], "task 0"), (futures[1], "task 1"), "after"]
     for future in futures[2:]:
         future.set_exception(LookupError())
+        assert isinstance(future.exception(), LookupError)
     await turns()
     assert ran[3:] == [(futures[2], "task 2"), (futures[3], "task 3")]
     assert [type(future.exception()) for future in futures[2:]] == [LookupError, LookupError]
