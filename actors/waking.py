@@ -67,8 +67,9 @@ class Waking:
         who wait for them, in this order.
 
         If this raises, those whose results are set are called all the same, and the other futures still have
-        those who wait for them. The loop calls those who wait for a single future, as it does with
-        `set_result`. In asyncio's debug mode, it calls all of them, and reports the slow ones.
+        those who wait for them. Raises `InvalidStateError` if a signal handler has cancelled one meanwhile,
+        as asyncio's own does: then call this again. The loop calls those who wait for a single future, as it
+        does with `set_result`. In asyncio's debug mode, it calls all of them, and reports the slow ones.
         """
         if any(map(_done, futures)):
             open_ones = [pair for pair in zip(futures, values, strict=True) if not pair[0].done()]
@@ -88,18 +89,22 @@ class Waking:
             owners = [future for future, those in zip(futures, those_of, strict=True) for _ in those or ()]
             waiting = list(_together(filter(None, those_of)))
             callbacks = list(map(_first, waiting))
+        woken = zip(waiting, owners)  # noqa: B905 - they have the same length
+        both = itertools.chain(map(_remove, owners, callbacks), map(_set_result, futures, values))
         try:
-            _run_through(map(_remove, owners, callbacks))
-            _run_through(map(_set_result, futures, values))
+            # One step: a future that is cancelled before it still has its callbacks, which the loop calls.
+            _run_through(both)
         except BaseException:
             self._put_back(waiting, owners)
             raise
-        self._woken.append(zip(waiting, owners))  # noqa: B905 - they have the same length
+        self._woken.append(woken)
 
     def _put_back(self, waiting: list[_Waiting], owners: list[asyncio.Future[Any]]) -> None:
-        """Let the futures that have no result have their callbacks again."""
+        """Let the futures that have no result have their callbacks again, but for cancelled ones."""
         woken = []
         for (callback, context), future in zip(waiting, owners, strict=True):
+            if future.cancelled():
+                continue
             if future.done():
                 woken.append(((callback, context), future))
             else:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import dis
+import itertools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import CodeType
 from typing import Any
 
 import pytest
 
 from cudnn_actor.actors.waking import Waking
+
+from ..instructions import instructions
+from ..patience import PATIENCE_S
 
 _name: contextvars.ContextVar[str] = contextvars.ContextVar("_name")
 
@@ -191,3 +199,99 @@ async def test_a_task_that_is_cancelled_after_the_result_is_cancelled() -> None:
     await woken_by(waking)
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def places_of(code: CodeType) -> frozenset[int]:
+    """Offsets of the instructions before which the interpreter runs signal handlers."""
+    steps = list(dis.get_instructions(code))
+    return frozenset(
+        step.offset for last, step in itertools.pairwise(steps) if last.opname.startswith(("CALL", "RESUME"))
+    )
+
+
+class Handler:
+    """A signal handler that runs at one place of `set_results`, if there are so many."""
+
+    def __init__(self, at: int, act: Callable[[], object]) -> None:
+        self._left, self._act, self.has_run = at, act, False
+        codes = [Waking.set_results.__code__, Waking._put_back.__code__]
+        self._places = {code: places_of(code) for code in codes}
+
+    def armed(self) -> AbstractContextManager[None]:
+        """Have it run in the block."""
+        return instructions(self._places, self._hear)
+
+    def _hear(self, code: CodeType, offset: int) -> None:
+        if offset in self._places[code]:
+            self._left -= 1
+            if self._left == 0:
+                self.has_run = True
+                self._act()
+
+
+async def waits(future: asyncio.Future[int], ran: list[Any]) -> None:
+    """Note the result of a future, and what comes when it is awaited no more."""
+    try:
+        ran.append(await future)
+        await asyncio.sleep(0)  # a task that is woken twice ends here too early, or with an error
+        ran.append("went on")
+    except asyncio.CancelledError:
+        ran.append("cancelled")
+
+
+@pytest.mark.parametrize("callback", [False, True], ids=["tasks alone", "with a callback"])
+async def test_whoever_is_cancelled_at_any_place_is_woken_once_and_so_are_the_others(callback: bool) -> None:
+    """As by asyncio's own handler of SIGINT."""
+    loop = asyncio.get_running_loop()
+    waking = waking_with()
+    for at in itertools.count(1):
+        futures, ran = [loop.create_future() for _ in range(4)], [list[Any]() for _ in range(4)]
+        if callback:
+            futures[1].add_done_callback(nothing)
+        tasks = [loop.create_task(waits(*each)) for each in zip(futures, ran, strict=True)]
+        await asyncio.sleep(0)
+        handler = Handler(at, tasks[2].cancel)
+        with handler.armed():
+            try:
+                waking.set_results(futures, range(4))
+                tries = 1
+            except asyncio.InvalidStateError:
+                tries = 2
+        if tries == 2:
+            waking.set_results(futures, range(4))
+        await woken_by(waking)
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+        assert [ran[number] for number in (0, 1, 3)] == [[number, "went on"] for number in (0, 1, 3)]
+        assert ran[2] == (["cancelled"] if handler.has_run else [2, "went on"])
+        if not handler.has_run:
+            break
+    assert at > 5
+
+
+class Interrupt(BaseException):
+    """Of a signal handler."""
+
+
+async def test_an_interrupt_at_any_place_loses_nobody_and_wakes_nobody_twice() -> None:
+    loop = asyncio.get_running_loop()
+    waking = waking_with()
+
+    def interrupt() -> None:
+        raise Interrupt
+
+    for at in itertools.count(1):
+        futures, ran = [loop.create_future() for _ in range(4)], [list[Any]() for _ in range(4)]
+        tasks = [loop.create_task(waits(*each)) for each in zip(futures, ran, strict=True)]
+        await asyncio.sleep(0)
+        handler = Handler(at, interrupt)
+        with contextlib.suppress(Interrupt), handler.armed():
+            waking.set_results(futures, range(4))
+        waking.wake_soon()
+        for number, future in enumerate(futures):
+            if not future.done():
+                future.set_result(number)
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+        assert ran == [[number, "went on"] for number in range(4)]
+        if not handler.has_run:
+            break
+    assert at > 5
