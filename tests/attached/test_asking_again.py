@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from cudnn_actor.protocol.messages.codec import encode_message
 
 from ..inside import answers_cannot_be_taken, sent_by, service_behind, sessions_of
 from ..patience import PATIENCE_S
+from ..service.injection_program import Injected, Injector
 from ..service.rigs import Gate, Trio, in_thread, outcome, spawn_gated
 
 WINDOW = 8
@@ -462,3 +464,31 @@ async def test_a_request_that_cannot_be_noted_ends_the_connection(rig: Rig) -> N
     unnoted = list(mailbox._sent.values())  # nobody was given these futures
     assert isinstance(await outcome(rig.client.submit(rig.total)), ServiceStopped)
     assert ["could not send" in str(future.exception()) for future in unnoted] == [True] * 2
+
+
+async def test_a_signal_handler_that_raises_while_answers_are_delivered_leaves_nobody_waiting(
+    rig: Rig, reported: list[Any]
+) -> None:
+    """Requests with and without an envelope, wherever it raises."""
+    injector, raised = Injector("/client/delivery.py", "/client/link.py", "/actors/waking.py"), 0
+    for at in itertools.count(1):
+        async with connect(rig.served.path) as client:
+            one = await Trio.on(client)
+            message = one.product()
+            await client.ask(message)
+            with rig.gate.closed():
+                before = rig.gpu.submit(rig.product)
+                await in_thread(rig.gate.wait_for_arrival)
+                waiting = [asyncio.ensure_future(client.ask(message)) for _ in range(2)]
+                waiting += [client.submit(message, timeout=PATIENCE_S), client.submit(message)]
+                await turns()
+            with injector.armed(at):
+                await asyncio.wait([before, *waiting], timeout=PATIENCE_S)
+            outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE_S)
+            assert all(isinstance(each, Receipt | ServiceStopped) for each in outcomes), outcomes
+            await before
+        raised += bool(injector.where)
+        if not injector.where:
+            break
+    assert raised > 10
+    assert {type(error) for error in reported} == {Injected}

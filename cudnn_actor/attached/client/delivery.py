@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, StaleBufferError
 from cudnn_actor.protocol.messages.messages import Allocate, Free
-from cudnn_actor.protocol.messages.receipts import Receipt
 
 if TYPE_CHECKING:
     from cudnn_actor.attached.client.link import Link
@@ -88,26 +87,30 @@ class Delivery:
         numbers = list(map(_number_of, answers))
         requests = list(map(self._sent.get, numbers))
         if set(map(type, requests)) == _ONLY_FUTURES and set(map(type, answers)) == _ONLY_DONE:
-            self._give(numbers, requests, map(_receipt_of, answers))
+            self._give(numbers, requests, answers)
             return
-        plain: list[Done] = []
-        futures: list[asyncio.Future[Any]] = []
+        plain: list[tuple[asyncio.Future[Any], Done]] = []
         try:
             for answer in answers:
                 sent = self._sent.get(answer.number)
                 if type(sent) is _Future and type(answer) is Done:
-                    plain.append(answer)
-                    futures.append(sent)
+                    plain.append((sent, answer))
                 else:
                     self._take_enveloped(sent, answer, bridges)
         finally:
-            self._give(list(map(_number_of, plain)), futures, map(_receipt_of, plain))
+            done = [answer for _, answer in plain]
+            self._give(list(map(_number_of, done)), [future for future, _ in plain], done)
 
-    def _give(self, numbers: list[int], futures: list[Any], receipts: Iterable[Receipt]) -> None:
+    def _give(self, numbers: list[int], futures: list[Any], answers: list[Done]) -> None:
         """Give receipts to requests of `ask_again`. If this fails, those without one are in `_sent` still."""
         if len(set(numbers)) != len(numbers):
             raise BadFrame("two answers to one request")
-        self._waking.set_results(futures, receipts)
+        while True:
+            try:
+                self._waking.set_results(futures, map(_receipt_of, answers))
+                break
+            except asyncio.InvalidStateError:  # one was cancelled meanwhile: the others get theirs
+                continue
         _run_through(map(self._sent.pop, numbers, itertools.repeat(None)))
 
     def _take_enveloped(self, sent: Any, answer: Any, bridges: set[LoopBridge]) -> None:
@@ -124,15 +127,19 @@ class Delivery:
             self.take_answer(answer, bridges)
             return
         # Often, a plan has run, for a caller on this loop. Such a request has no memory to free.
-        del self._sent[answer.number]
-        envelope.elsewhere = None
-        self._bridge.awaited -= 1
         if envelope.watch is not None:
             envelope.unwatch()
         if envelope.timed_out:
             envelope.end_expired(True)
-        else:
-            future.set_result(answer.receipt)
+        receipt, set_result = answer.receipt, future.set_result
+        # One step. If a signal handler raises before it, the request gets the end of the connection.
+        del self._sent[answer.number]
+        envelope.elsewhere = None
+        self._bridge.awaited -= 1
+        try:  # noqa: SIM105 - `suppress` has functions in Python, in which a signal handler may raise
+            set_result(receipt)
+        except asyncio.InvalidStateError:  # the timeout was told, or a signal handler has cancelled it
+            pass
 
     def take_answer(self, answer: Any, bridges: set[LoopBridge]) -> None:
         """Deliver an answer, whatever it is. Raises `BadFrame`."""

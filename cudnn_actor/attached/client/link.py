@@ -492,8 +492,12 @@ class Link(Mailbox):
             self._waking.wake_soon()
             raise
         else:
-            if self._waking:
-                self._waking.wake()
+            try:
+                if self._waking:
+                    self._waking.wake()
+            except BaseException:  # perhaps of a signal handler, before anybody was called
+                self._waking.wake_soon()
+                raise
         finally:
             for bridge in bridges:
                 bridge.wake()
