@@ -6,6 +6,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 from cudnn_actor.attached.wire import KEPT_BYTES, MOST_KEPT, Request
 from cudnn_actor.broker.message_cache import CachedMessage
@@ -20,6 +21,10 @@ _LONGEST = _BYTES // 64
 """The bytes of the longest message that gets a number."""
 
 
+_Entry = tuple[int, Any, weakref.ref[CachedMessage]]
+"""The number of a message, the message, and its record."""
+
+
 class KeptMessages:
     """The numbers of messages, as the server has been told of them. Used on the owning loop only.
 
@@ -29,15 +34,16 @@ class KeptMessages:
     def __init__(self) -> None:
         self.again: dict[int, int] = {}
         """Ids of messages → numbers, of messages that may be sent without being checked: none of their
-        buffers has ended. The number n of a message that runs a graph stands here as -n. A record keeps its
-        message, so no other message has its id."""
-        self._numbers: dict[int, tuple[int, weakref.ref[CachedMessage]]] = {}
-        """Ids of messages → numbers, and the messages' records."""
+        buffers has ended. The number n of a message that runs a graph stands here as -n. Each is also in
+        `_numbers`."""
+        self._numbers: dict[int, _Entry] = {}
+        """Ids of messages → entries. An entry keeps its message, so no other message has its id, not even if
+        the entry could not be dropped with the record."""
         self._last = self._count = self._nbytes = 0
         self.times = 0
         """How often all numbers were taken back."""
-        self._keeps = True
-        """Whether messages get numbers now."""
+        self._pauses = 0
+        """How many calls of `none_kept` are under way. Meanwhile, no message gets a number."""
 
     def request_by_number(self, request: Request, cached: CachedMessage) -> Request | None:
         """A request that names a message by its number, or gives it one, if it is not too long for that. None
@@ -50,7 +56,7 @@ class KeptMessages:
         if (known := self._numbers.get(id(cached.message))) is not None:
             return Request(known[0], None, 0, request.timeout_s, "", request.headers)
         nbytes = len(body)
-        if nbytes > _LONGEST or not self._keeps:
+        if nbytes > _LONGEST or self._pauses:
             return request
         if self._count >= _MOST or self._nbytes + nbytes > _BYTES:
             return None
@@ -69,7 +75,8 @@ class KeptMessages:
         identity, numbers, again = id(message), self._numbers, self.again
         entry = numbers.get(identity)
         if request.keep is not None:
-            entry = number, weakref.ref(cached, functools.partial(_drop, identity, numbers, again))
+            gone = functools.partial(_drop, identity, numbers, again)
+            entry = number, message, weakref.ref(cached, gone)
         if entry is None:
             return
         value = -number if type(message) in GRAPH_RUNS else number
@@ -86,24 +93,30 @@ class KeptMessages:
 
     @contextlib.contextmanager
     def none_kept(self) -> Iterator[None]:
-        """Take all numbers back, because the server is told to do so here. Meanwhile, no message gets one."""
-        self._keeps = False
-        self.again.clear()
-        self._numbers.clear()
-        self._count = self._nbytes = 0
-        self.times += 1
-        yield
-        self._keeps = True
+        """Take all numbers back, because the server is told to do so here. Meanwhile, no message gets one.
+
+        A finalizer may call this while another call is under way. If the server could not be told, its
+        messages count still.
+        """
+        self._pauses += 1
+        try:
+            self.again.clear()
+            self._numbers.clear()
+            self.times += 1
+            yield
+            self._count = self._nbytes = 0
+        finally:
+            self._pauses -= 1
 
 
 def _drop(
     identity: int,
-    numbers: dict[int, tuple[int, weakref.ref[CachedMessage]]],
+    numbers: dict[int, _Entry],
     again: dict[int, int],
     reference: weakref.ref[CachedMessage],
 ) -> None:
     """Drop the entry of a message whose record has gone."""
     entry = numbers.get(identity)
-    if entry is not None and entry[1] is reference:
+    if entry is not None and entry[2] is reference:
+        again.pop(identity, None)  # first: while it is there, the message keeps its id
         numbers.pop(identity, None)
-        again.pop(identity, None)
