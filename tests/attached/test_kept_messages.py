@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import Receipt
+from cudnn_actor import OutOfMemory, Receipt, ServiceStopped
 from cudnn_actor.attached.client import kept_messages
 from cudnn_actor.attached.client.kept_messages import KeptMessages
 from cudnn_actor.attached.wire import ForgetMessages, Request
@@ -18,10 +18,10 @@ from cudnn_actor.processes.channel import Channel
 
 from ..inside import service_behind
 from ..service.injection_program import Injected, Injector
-from ..service.rigs import outcome
-from .test_asking_again import Frames, Rig, kept, rig
+from ..service.rigs import in_thread, outcome
+from .test_asking_again import WINDOW, Frames, Rig, kept, reported, rig, turns
 
-__all__ = ["kept", "rig"]
+__all__ = ["kept", "reported", "rig"]
 
 
 def record(message: Any) -> CachedMessage:
@@ -95,3 +95,47 @@ async def test_if_the_server_cannot_be_told_that_numbers_are_taken_back_it_is_to
     assert [type(body) for body in frames.bodies()][-2:] == [int, int]
     assert max(kept) == 4
     assert service_behind(rig.client).state.mailbox.waiting == 0
+
+
+@pytest.mark.parametrize("error", [MemoryError, Injected])
+async def test_if_a_message_can_be_given_no_number_those_behind_it_are_sent(
+    rig: Rig, reported: list[Any], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """They have waited in the mailbox, since the window was full."""
+    with_number, errors = KeptMessages.with_number, [error()]
+
+    def failing(numbers: KeptMessages, request: Request, cached: CachedMessage) -> Request | None:
+        if errors:
+            raise errors.pop()
+        return with_number(numbers, request, cached)
+
+    with rig.gate.closed():
+        sent = [rig.client.submit(rig.product) for _ in range(WINDOW)]
+        await in_thread(rig.gate.wait_for_arrival)
+        waiting = [asyncio.ensure_future(rig.client.ask(message)) for message in [rig.total] * 4]
+        await turns()
+        monkeypatch.setattr(KeptMessages, "with_number", failing)
+    failed, *others = [await outcome(future) for future in waiting]
+    assert isinstance(failed, OutOfMemory if error is MemoryError else Injected)
+    assert [type(each) for each in [*others, *await asyncio.gather(*sent)]] == [Receipt] * (3 + WINDOW)
+    assert not reported
+
+
+async def test_a_request_that_cannot_be_noted_leaves_nobody_waiting(rig: Rig, reported: list[Any]) -> None:
+    """Neither those behind it, which have waited in the mailbox."""
+
+    class Full(list[Any]):
+        def append(self, _: object) -> None:
+            raise MemoryError
+
+    mailbox = service_behind(rig.client).state.mailbox
+    with rig.gate.closed():
+        sent = [rig.client.submit(rig.product) for _ in range(WINDOW)]
+        await in_thread(rig.gate.wait_for_arrival)
+        waiting = [asyncio.ensure_future(rig.client.ask(message)) for message in [rig.total] * 4]
+        await turns()
+        mailbox._unsent = Full()
+    outcomes = [await outcome(future) for future in waiting]
+    assert all(isinstance(each, ServiceStopped) for each in outcomes), outcomes
+    assert {type(each) for each in reported} == {MemoryError}
+    await asyncio.gather(*sent, return_exceptions=True)

@@ -330,13 +330,23 @@ class Link(Mailbox):
             return
         if self._ordinary or self._control or self._afterwards:
             while (room := self._window - len(self._sent)) > 0 and (batch := self.take(room, 0.0)):
-                for envelope in batch:
-                    self._prepare(envelope)
+                self._prepare_all(batch)
         self._flush()
+
+    def _prepare_all(self, batch: list[Envelope]) -> None:
+        """Make requests ready to be sent. If one raises, those behind it wait in the mailbox again."""
+        for count, envelope in enumerate(batch, 1):
+            try:
+                self._prepare(envelope)
+            except BaseException:  # also of a signal handler
+                self._asks_on = 0
+                self.restore(batch[count:])
+                self._schedule()  # it also sends those that are ready, or ends the connection
+                raise
 
     def _flush(self) -> None:
         """Send the requests that are ready, in one frame."""
-        if not self._unsent or self._ended:
+        if self._last == self._told or self._ended:
             return
         fresh: list[Request | int] = []  # this may run a finalizer that sends a message
         first, requests, last, frame = self._told + 1, self._unsent, self._last, None
@@ -386,18 +396,19 @@ class Link(Mailbox):
                 self._delivery.reply(envelope, lent, None)
                 return
             request, cached = self._request(sent, envelope, message), envelope.found
-        except Exception as error:  # noqa: BLE001 - whatever a message of the user's raises is its answer
+            observer = self._delivery.observer
+            if observer is not None and (headers := observer.sent(envelope)) is not None:
+                request = msgspec.structs.replace(request, headers=headers)
+            self._put_by(sent, request, cached)
+        except Exception as error:
+            if sent.number and self._sent.get(sent.number) is sent:  # the connection has its answer
+                raise
             self._outcomes.free(sent)
-            self._delivery.reply(envelope, None, as_answer(error))
-            return
-        observer = self._delivery.observer
-        if observer is not None and (headers := observer.sent(envelope)) is not None:
-            request = msgspec.structs.replace(request, headers=headers)
-        self._put_by(sent, request, cached)
+            self._delivery.reply(envelope, None, as_answer(error))  # whatever a message of the user's raises
 
     def _send_move(self, sent: Sent, envelope: Envelope, message: Export | Import) -> None:
         """Send a request that is a frame of its own, after all earlier requests. Raises `OSError`."""
-        while self._unsent and not self._ended:  # a finalizer may send messages meanwhile
+        while self._last != self._told and not self._ended:  # a finalizer may send messages meanwhile
             self._flush()
         sent.number = self._last = self._told = self._last + 1
         self._send(*move_frame(sent.number, message, envelope.timeout_s))
@@ -418,6 +429,8 @@ class Link(Mailbox):
             numbered = kept.request_by_number(request, cached)
             if numbered is None:
                 self._forget_messages(ForgetMessages())
+                if self._ended:
+                    raise ActorStopped(reason=self.closed or "closed")
         assert numbered is not None
         # One step.
         unsent, last = self._unsent, self._last + 1
@@ -452,9 +465,10 @@ class Link(Mailbox):
     def _forget_messages(self, frame: ForgetMessages | ForgetGraph) -> None:
         """Send a frame that takes the numbers of all messages back."""
         with self._kept.none_kept():
-            while self._unsent and not self._ended:  # they name messages by their numbers
+            while self._last != self._told and not self._ended:  # they name messages by their numbers
                 self._flush()
-            self._send(frame)
+            if not self._ended:
+                self._send(frame)
 
     def _make_known(self, graph: Graph) -> None:
         check_length("graph", len(graph.encoded))
