@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -224,7 +224,7 @@ class Requests(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
         The requests. One that has nothing but a message with a number is that number.
     """
 
-    first: int
+    first: Annotated[int, msgspec.Meta(le=2**63 - 1)]  # so the numbers behind it can be encoded, too
     requests: list[Request | int]
 
 

@@ -74,6 +74,7 @@ FRAMES: dict[str, tuple[bytes, str]] = {
     "room that nobody needs": (encode(Room(7, None, 0)), "needs none"),
     "no descriptor": (encode(MapSegment(0, 4096)), "without the descriptor"),
     "numbers that fall": (encode(Requests(0, [Request(b"")])), "came after"),
+    "numbers without an end": (encode(Requests(2**64 - 1, [Request(b"")] * 2)), "9223372036854775807"),
     "no such message": (encode(Requests(1, [7])), "no message 7"),
     "no such message to be run late": (encode(Requests(1, [Request(7, timeout_s=1.0)])), "no message 7"),
     "a number given twice": (encode(Requests(1, [Request(b"", keep=1)] * 2)), "message 1 came twice"),
