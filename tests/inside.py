@@ -35,6 +35,7 @@ __all__ = [
     "launchers",
     "portal_of",
     "replication_of",
+    "requests_cannot_be_noted",
     "sent_by",
     "service_behind",
     "sessions_of",
@@ -136,6 +137,16 @@ def answers_cannot_be_taken(patch: pytest.MonkeyPatch) -> None:
         raise MemoryError
 
     patch.setattr(Delivery, "_take_enveloped", fail)
+
+
+def requests_cannot_be_noted(client: Any) -> None:
+    """Have an attached client raise `MemoryError` where it notes a request for its next frame."""
+
+    class Full(list[Any]):
+        def append(self, _: object) -> None:
+            raise MemoryError
+
+    service_behind(client).state.mailbox._unsent = Full()
 
 
 def host_is_awaited(dispatcher: Any) -> bool:

@@ -16,7 +16,7 @@ import pytest
 
 from cudnn_actor.actors.waking import Waking
 
-from ..instructions import instructions
+from ..instructions import functions_in, instructions
 from ..patience import PATIENCE_S
 
 _name: contextvars.ContextVar[str] = contextvars.ContextVar("_name")
@@ -210,12 +210,11 @@ def places_of(code: CodeType) -> frozenset[int]:
 
 
 class Handler:
-    """A signal handler that runs at one place of `set_results`, if there are so many."""
+    """A signal handler that runs at one place of `actors.waking`, if there are so many."""
 
     def __init__(self, at: int, act: Callable[[], object]) -> None:
         self._left, self._act, self.has_run = at, act, False
-        codes = [Waking.set_results.__code__, Waking._put_back.__code__]
-        self._places = {code: places_of(code) for code in codes}
+        self._places = {code: places_of(code) for code in functions_in("/actors/waking.py")}
 
     def armed(self) -> AbstractContextManager[None]:
         """Have it run in the block."""

@@ -21,7 +21,7 @@ from cudnn_actor.messages import ConvFwd, Fill
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.messages.codec import encode_message
 
-from ..inside import answers_cannot_be_taken, sent_by, service_behind, sessions_of
+from ..inside import answers_cannot_be_taken, requests_cannot_be_noted, service_behind, sessions_of
 from ..patience import PATIENCE_S
 from ..service.injection_program import Injected, Injector
 from ..service.rigs import Gate, Trio, in_thread, outcome, spawn_gated
@@ -452,18 +452,13 @@ async def test_requests_whose_sending_fails_are_sent_after_all_or_get_the_end(
 async def test_a_request_that_cannot_be_noted_ends_the_connection(rig: Rig) -> None:
     """As for want of memory: those behind it would have wrong numbers."""
 
-    class Full(list[Any]):
-        def append(self, _: object) -> None:
-            raise MemoryError
-
-    mailbox = service_behind(rig.client).state.mailbox
-    mailbox._unsent = Full()
+    requests_cannot_be_noted(rig.client)
     errors = [await outcome(rig.sent("ask", rig.product)), await outcome(rig.sent("ask", rig.total))]
     assert [type(error) for error in errors] == [MemoryError, MemoryError]
-    mailbox._unsent = []
-    unnoted = list(mailbox._sent.values())  # nobody was given these futures
-    assert isinstance(await outcome(rig.client.submit(rig.total)), ServiceStopped)
-    assert ["could not send" in str(future.exception()) for future in unnoted] == [True] * 2
+    with pytest.raises(MemoryError):
+        rig.client.submit(rig.one.product())
+    await turns()
+    assert isinstance(await outcome(rig.sent("ask", rig.total)), ServiceStopped)
 
 
 async def test_a_signal_handler_that_raises_while_answers_are_delivered_leaves_nobody_waiting(
@@ -479,6 +474,7 @@ async def test_a_signal_handler_that_raises_while_answers_are_delivered_leaves_n
             with rig.gate.closed():
                 before = rig.gpu.submit(rig.product)
                 await in_thread(rig.gate.wait_for_arrival)
+                waiting: list[asyncio.Future[Any]]
                 waiting = [asyncio.ensure_future(client.ask(message)) for _ in range(2)]
                 waiting += [client.submit(message, timeout=PATIENCE_S), client.submit(message)]
                 await turns()

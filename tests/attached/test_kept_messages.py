@@ -16,7 +16,7 @@ from cudnn_actor.attached.wire import ForgetMessages, Request
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.processes.channel import Channel
 
-from ..inside import service_behind
+from ..inside import requests_cannot_be_noted, service_behind
 from ..service.injection_program import Injected, Injector
 from ..service.rigs import in_thread, outcome
 from .test_asking_again import WINDOW, Frames, Rig, kept, reported, rig, turns
@@ -123,18 +123,12 @@ async def test_if_a_message_can_be_given_no_number_those_behind_it_are_sent(
 
 async def test_a_request_that_cannot_be_noted_leaves_nobody_waiting(rig: Rig, reported: list[Any]) -> None:
     """Neither those behind it, which have waited in the mailbox."""
-
-    class Full(list[Any]):
-        def append(self, _: object) -> None:
-            raise MemoryError
-
-    mailbox = service_behind(rig.client).state.mailbox
     with rig.gate.closed():
         sent = [rig.client.submit(rig.product) for _ in range(WINDOW)]
         await in_thread(rig.gate.wait_for_arrival)
         waiting = [asyncio.ensure_future(rig.client.ask(message)) for message in [rig.total] * 4]
         await turns()
-        mailbox._unsent = Full()
+        requests_cannot_be_noted(rig.client)
     outcomes = [await outcome(future) for future in waiting]
     assert all(isinstance(each, ServiceStopped) for each in outcomes), outcomes
     assert {type(each) for each in reported} == {MemoryError}

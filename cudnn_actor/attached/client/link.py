@@ -266,7 +266,11 @@ class Link(Mailbox):
         unsent, last = self._unsent, self._last + 1
         sent[last] = future
         self._last = last
-        unsent.append(number)
+        try:
+            unsent.append(number)
+        except MemoryError:
+            future.cancel()  # nobody gets it
+            raise
         if len(unsent) >= self._act_at:
             self._act()
         return future
