@@ -114,7 +114,10 @@ async def test_one_who_is_woken_by_an_answer_overtakes_nothing_either(rig: Rig, 
         await rig.client.ask(rig.product)
         return refused
 
-    assert set(await asyncio.gather(asks(), asks())) == {True}
+    first, second = await asyncio.gather(asks(), asks(), return_exceptions=True)
+    assert first is True
+    # If the second answer comes in another frame, the task gets the end of the service instead.
+    assert second is True or (what == "end" and isinstance(second, ServiceStopped))
     if what in ("told", "submitted"):
         assert await rig.one.result() == 10.0
 

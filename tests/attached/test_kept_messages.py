@@ -36,7 +36,7 @@ class Message:
 
 def noted(numbers: KeptMessages, cached: CachedMessage) -> Request:
     """A request for which a message has got its number."""
-    request = numbers.with_number(Request(b"message"), cached)
+    request = numbers.request_by_number(Request(b"message"), cached)
     assert request is not None
     numbers.note(request, cached, 1, numbers.times)
     return request
@@ -102,19 +102,19 @@ async def test_if_a_message_can_be_given_no_number_those_behind_it_are_sent(
     rig: Rig, reported: list[Any], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     """They have waited in the mailbox, since the window was full."""
-    with_number, errors = KeptMessages.with_number, [error()]
+    request_by_number, errors = KeptMessages.request_by_number, [error()]
 
     def failing(numbers: KeptMessages, request: Request, cached: CachedMessage) -> Request | None:
         if errors:
             raise errors.pop()
-        return with_number(numbers, request, cached)
+        return request_by_number(numbers, request, cached)
 
     with rig.gate.closed():
         sent = [rig.client.submit(rig.product) for _ in range(WINDOW)]
         await in_thread(rig.gate.wait_for_arrival)
         waiting = [asyncio.ensure_future(rig.client.ask(message)) for message in [rig.total] * 4]
         await turns()
-        monkeypatch.setattr(KeptMessages, "with_number", failing)
+        monkeypatch.setattr(KeptMessages, "request_by_number", failing)
     failed, *others = [await outcome(future) for future in waiting]
     assert isinstance(failed, OutOfMemory if error is MemoryError else Injected)
     assert [type(each) for each in [*others, *await asyncio.gather(*sent)]] == [Receipt] * (3 + WINDOW)
