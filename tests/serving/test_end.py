@@ -18,6 +18,8 @@ from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve
 from ..patience import PATIENCE_S
 from .servers import PLAIN, running, workers_of, write_square
 
+REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
+
 
 async def test_it_is_no_longer_ready_while_it_answers_what_is_under_way(tmp_path: Path) -> None:
     service = {"device": "cpu", "isolation": "process", "max_restarts": 0}
@@ -41,7 +43,7 @@ async def test_it_is_no_longer_ready_while_it_answers_what_is_under_way(tmp_path
             await asyncio.wait([running_server], timeout=0)
             assert not running_server.done()
             assert (await http.get("/v2/health/live")).status_code == 503
-            assert (await http.post("/v2/models/square/infer", json={})).status_code == 503
+            assert (await http.post("/v2/models/square/infer", json=REQUEST)).status_code == 503
     with pytest.raises(ServiceStopped, match="max_restarts=0"):
         await running_server
 
