@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from cudnn_actor.protocol import (
+    BufferRef,
     DeadlineExceeded,
     ExecutionFailed,
+    GraphBuilder,
+    Loop,
     OutcomeUnknown,
     OutOfMemory,
     QuarantinedRequest,
+    RunLoop,
     StaleBufferError,
     StaleReason,
 )
@@ -138,6 +142,24 @@ def test_a_request_that_was_dropped_at_its_deadline_has_not_run() -> None:
     burst = [fill(y, 7, timeout_s=0.0), download(y)]
     dropped = DeadlineExceeded(timeout_s=0.0, started=False)
     assert Oracle().judge(burst, [dropped, values(7, 7, 7, 7)])
+
+
+@pytest.mark.parametrize(
+    "outcome", [asyncio.CancelledError(), DeadlineExceeded(timeout_s=0.01, started=True)]
+)
+def test_what_a_loop_writes_may_hold_anything_once_its_caller_has_left(outcome: BaseException) -> None:
+    """It ends between two turns. Of a fill, the same is a lie."""
+    g = GraphBuilder()
+    a, b = buffer(1), buffer(2, (values(0, 0, 0, 0),))
+    loop = Loop(body=g.build(b=g.input("a", a.ref.spec.dims) + 1.0), carried={"a": "b"})
+    scratch = BufferRef(slot=3, generation=1, spec=loop.scratch, device="cpu")
+    message = RunLoop.bind(loop, {"a": a.ref, "b": b.ref}, turns=9, scratch=scratch)
+    leaves = {"cancel_after_s": 0.0, "timeout_s": 0.01}
+    run = Deed(message, (a, b), {b: lambda: (values(9, 9, 9, 9),)}, **leaves)  # type: ignore[arg-type]
+    assert Oracle().judge([run, download(b)], [outcome, values(4, 4, 4, 4)]) == []
+    y = buffer(4, (values(0, 0, 0, 0),))
+    filled = fill(y, 9, cancel_after_s=0.0, timeout_s=0.01)
+    assert Oracle().judge([filled, download(y)], [outcome, values(4, 4, 4, 4)])
 
 
 def test_nobody_is_cancelled_or_timed_out_who_did_not_ask_for_it() -> None:

@@ -58,6 +58,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages.messages import Allocate, Download
 from cudnn_actor.protocol.messages.operands import operands
+from cudnn_actor.protocol.messages.run_loop import RunLoop
 
 __all__ = [
     "MOST_CONTENTS",
@@ -337,7 +338,12 @@ def _forget(deed: Deed) -> None:
 
 
 def _perhaps(deed: Deed) -> None:
-    """Update the models for a request that may have run to its end, in part, or not at all."""
+    """Update the models for a request that may have run to its end, in part, or not at all.
+
+    A loop whose caller has left ends between two turns, so what it writes may hold anything.
+    """
+    if isinstance(deed.message, RunLoop):
+        _forget(deed)
     held = [(model, both(model.contents, after())) for model, after in deed.writes.items()]
     for model, contents in held:
         model.contents = contents
