@@ -254,10 +254,14 @@ class _Compiler:
     def _make(self, uid: int) -> None:
         """Give a result an array that kernels can write to."""
         tensor = self._graph.tensor(uid)
-        if tensor.role is TensorRole.VIRTUAL or uid in self._apart:
+        if self._in_workspace(tensor):
             self._hold(tensor)
         else:
             self._strides[uid] = tensor.strides
+
+    def _in_workspace(self, result: GraphTensor) -> bool:
+        """Whether the array of a result lies in the workspace."""
+        return result.role is TensorRole.VIRTUAL or result.uid in self._apart
 
     # Arrays.
 
@@ -265,10 +269,9 @@ class _Compiler:
         """Whether the array of a result may lie channels-last, although the tensor does not: in the workspace
         (`_hold`), or in the memory of a result of the chain behind it (`_write_ahead`)."""
         graph, tensor = self._graph, self._graph.tensor(uid)
-        virtual = tensor.role is TensorRole.VIRTUAL
-        if (virtual or uid in self._apart) and len(tensor.dims) in self._channels_last_ranks:
+        if self._in_workspace(tensor) and len(tensor.dims) in self._channels_last_ranks:
             return True
-        return virtual and any(
+        return tensor.role is TensorRole.VIRTUAL and any(
             each.dims == tensor.dims and is_channels_last(each.strides) for each in graph.tensors
         )
 
