@@ -27,13 +27,18 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import deque
+from typing import Any
 
-__all__ = ["is_interruptible", "is_of_a_handler"]
+__all__ = ["is_interruptible", "is_of_a_handler", "run_through"]
 
 _OF_THE_SYSTEM = frozenset(
     {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
     | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}
 )
+run_through = deque[Any](maxlen=0).extend
+"""Runs an iterator to its end in a single call of a C function. If that calls C functions alone, no handler runs
+meanwhile."""
 _get_ident = threading.get_ident
 _main = threading.main_thread().ident
 

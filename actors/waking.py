@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from cudnn_actor.actors.interrupts import run_through
+
 __all__ = ["Waking"]
 
 _Future = asyncio.Future
 _done, _set_result, _remove = _Future.done, _Future.set_result, _Future.remove_done_callback
 _callbacks_of, _first = attrgetter("_callbacks"), itemgetter(0)
 _together, _again_and_again = itertools.chain.from_iterable, itertools.repeat
-_run_through = deque[object](maxlen=0).extend
-"""Runs an iterator to its end in a single call of a C function."""
 _Callback = Callable[[asyncio.Future[Any]], object]
 _Waiting = tuple[_Callback, contextvars.Context]
 _Woken = Iterator[tuple[_Waiting, asyncio.Future[Any]]]
@@ -84,7 +84,7 @@ class Waking:
         callbacks = list(map(_first, waiting))
         if not all(those_of) or len(waiting) != len(futures) or self._if_cancelled in callbacks:
             # Not each has one callback, that of the task that waits for it.
-            _run_through(map(_remove, futures, _again_and_again(self._if_cancelled)))
+            run_through(map(_remove, futures, _again_and_again(self._if_cancelled)))
             those_of = list(map(_callbacks_of, futures))
             owners = [future for future, those in zip(futures, those_of, strict=True) for _ in those or ()]
             waiting = list(_together(filter(None, those_of)))
@@ -93,7 +93,7 @@ class Waking:
         both = itertools.chain(map(_remove, owners, callbacks), map(_set_result, futures, values))
         try:
             # One step: a future that is cancelled before it still has its callbacks, which the loop calls.
-            _run_through(both)
+            run_through(both)
         except BaseException:
             self._put_back(waiting, owners)
             raise

@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors import forks
-from cudnn_actor.actors.interrupts import is_of_a_handler
+from cudnn_actor.actors.interrupts import is_of_a_handler, run_through
 from cudnn_actor.processes.frames import LENGTH, LONGEST, BadFrame, encode
 
 __all__ = ["LOST", "Channel", "channel_pair", "descriptors_in"]
@@ -54,8 +54,6 @@ _LATER = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 """Errors after which sending may succeed later. The other side still exists."""
 _ANCILLARY = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
-_run_through = deque[None](maxlen=0).extend
-"""Runs an iterator to its end in a single call of a C function."""
 _LOOKS = {size: ((size, _ANCILLARY, int(socket.MSG_CMSG_CLOEXEC)),) for size in (_SHORT, _LONG)}
 
 
@@ -218,7 +216,7 @@ class Channel:
         closing = map(os.close, ours)
         # One step: its last line is the only call.
         self._copies -= ours
-        _run_through(closing)
+        run_through(closing)
 
     def _give_up_sending(self) -> None:
         self._out.clear()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge
+from cudnn_actor.actors.interrupts import run_through
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.waking import Waking
 from cudnn_actor.attached.client.held import HeldBuffers
@@ -34,8 +34,6 @@ log = Log("cudnn_actor.attached")
 
 _Future = asyncio.Future
 _number_of, _receipt_of = attrgetter("number"), attrgetter("receipt")
-_run_through = deque[object](maxlen=0).extend
-"""Runs an iterator to its end in a single call of a C function."""
 _ONLY_FUTURES, _ONLY_DONE = {_Future}, {Done}
 
 
@@ -111,7 +109,7 @@ class Delivery:
                 break
             except asyncio.InvalidStateError:  # one was cancelled meanwhile: the others get theirs
                 continue
-        _run_through(map(self._sent.pop, numbers, itertools.repeat(None)))
+        run_through(map(self._sent.pop, numbers, itertools.repeat(None)))
 
     def _take_enveloped(self, sent: Any, answer: Any, bridges: set[LoopBridge]) -> None:
         envelope = None if type(sent) is not Sent else sent.envelope

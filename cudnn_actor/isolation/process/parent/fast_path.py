@@ -20,6 +20,7 @@ from collections.abc import Iterator, MutableSequence, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope, Mailbox
+from cudnn_actor.actors.interrupts import run_through
 from cudnn_actor.broker.answer_times import MOST_WAITING
 from cudnn_actor.broker.request_counts import NO_TALLY, NONE_MOVED
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest, claims_lock
@@ -35,7 +36,7 @@ from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.codec import decode_reply
 from cudnn_actor.protocol.messages.messages import COMPUTE, Allocate, Download, Ping, RunModel, Upload
 
-__all__ = ["FEW", "FILL", "Reply", "complete", "counting", "hand_over", "run_through", "takes_long"]
+__all__ = ["FEW", "FILL", "Reply", "complete", "counting", "hand_over", "takes_long"]
 
 Reply = tuple[Envelope, Any, BaseException | None]
 
@@ -50,8 +51,6 @@ _NO_MEMORY: _Memory = ([], [], (), ())
 FEW = 6
 """How many slots a step names."""
 FILL = tuple((_NOBODY,) * (FEW - n) for n in range(FEW + 1))
-run_through = deque[None](maxlen=0).extend
-"""Runs an iterator to its end in a single call of a C function."""
 
 
 def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cudnn_actor.actors import Envelope, LoopBridge, Mailbox
+from cudnn_actor.actors.interrupts import run_through
 from cudnn_actor.broker.answer_times import MOST_WAITING
 from cudnn_actor.isolation.process.parent.fast_path import (
     FEW,
     FILL,
     Reply,
     counting,
-    run_through,
     takes_long,
 )
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
