@@ -37,8 +37,8 @@ _OF_THE_SYSTEM = frozenset(
     | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}
 )
 run_through = deque[Any](maxlen=0).extend
-"""Runs an iterator to its end in a single call of a C function. If that calls C functions alone, no handler runs
-meanwhile."""
+"""Runs an iterator to its end in a single call of a C function. If that calls C functions alone, no handler
+runs meanwhile."""
 _get_ident = threading.get_ident
 _main = threading.main_thread().ident
 

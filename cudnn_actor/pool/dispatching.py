@@ -224,7 +224,7 @@ class Dispatching:
         if cost_us is None:
             self._end_unusual(request, member)
             return
-        # The same as `Routing.answered` and `Costs.answered`, inlined.
+        # The same as `Routing.end_answered` and `Costs.note_answer`, inlined.
         self._device_us[member] -= cost_us
         self.finished[member] += 1
         now_s, given_s, last_s = self._clock(), request.given_s, self._last_s[member]
