@@ -9,7 +9,7 @@ try:
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise ImportError(f"models need the package onnx: {install_command('onnx')}") from error
 
+from cudnn_actor.onnx.model_limits import ModelLimits
 from cudnn_actor.onnx.onnx_model import OnnxModel
-from cudnn_actor.onnx.reading import ModelLimits
 
 __all__ = ["ModelLimits", "OnnxModel"]

@@ -1,5 +1,7 @@
 """How much an import may compute by itself, in the process that imports: bytes of arrays, and steps.
 
+`ModelLimits` (`model_limits`) has the numbers. Here they are counted.
+
 A file of few bytes can ask for constants of any size. So an array is counted here before it is made: by the
 function that computes constants, and by each operator that makes an array for the graph.
 

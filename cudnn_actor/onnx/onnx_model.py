@@ -15,10 +15,11 @@ from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_s
 from cudnn_actor.onnx.budget import Recorded, TooManyOperations
 from cudnn_actor.onnx.cutting import specialise
 from cudnn_actor.onnx.dtypes import check_dtypes
+from cudnn_actor.onnx.model_limits import ModelLimits
 from cudnn_actor.onnx.open_dims import problems_of_nodes
 from cudnn_actor.onnx.operator_checks import problems_of, unknown_versions
 from cudnn_actor.onnx.precision import checked_precision
-from cudnn_actor.onnx.reading import ModelFile, ModelLimits, read
+from cudnn_actor.onnx.reading import ModelFile, read
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.types.checks import require_flag, require_whole
 from cudnn_actor.protocol.types.dtypes import DTypeLike

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnx
 from onnx import checker, numpy_helper
@@ -19,6 +18,7 @@ from onnx import checker, numpy_helper
 from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.models.errors import InvalidModel, ModelNotFound
 from cudnn_actor.models.source import Feature
+from cudnn_actor.onnx.model_limits import ModelLimits, limits_of_import
 from cudnn_actor.onnx.schemas import domain_of, of_onnx
 from cudnn_actor.onnx.tensors import (
     array_of,
@@ -30,12 +30,11 @@ from cudnn_actor.onnx.tensors import (
     size_of,
 )
 from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.types.checks import require_awaited, require_whole
+from cudnn_actor.protocol.types.checks import require_awaited
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = [
     "ModelFile",
-    "ModelLimits",
     "declared_in",
     "in_order",
     "label_of",
@@ -48,49 +47,6 @@ Opsets = Mapping[str, int]
 _UNKNOWN = "cudnn_actor.unknown"
 _UNKNOWN_DIMS = (None, -1, "", "-1", "?")
 """The values that exporters write for a dim of any size. They are no names that several dims share."""
-
-
-class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a model may be.
-
-    Parameters
-    ----------
-    nbytes
-        The bytes of the model's file, and of all its tensors.
-    nodes
-        The nodes of the model, including those of its functions and subgraphs; and the nodes of an import, in
-        which functions are expanded and loops unrolled. A call or a turn with more inputs or outputs than
-        nodes counts with that number.
-    constants
-        The bytes of arrays that an import may make by itself, in addition to 16 for each byte of the file and
-        of its tensors. A node that needs more is left to the service, or refused if its values decide over
-        shapes.
-    steps
-        The elementary steps, of about a nanosecond each, that an import may take to compute these arrays, in
-        addition to 320 for each such byte.
-    unrolled
-        How many operations a graph may have by unrolling a `Loop` or a `Scan` of the model itself. A longer
-        one runs as a loop: see `cudnn-actor docs onnx`. None for the limit of a graph, which is also the
-        largest value.
-
-    Raises
-    ------
-    InvalidRequest
-        A limit is no whole number of at least 1, or, for `unrolled`, of at least 0.
-    """
-
-    nbytes: int = 64 << 30
-    nodes: int = 200_000
-    constants: int = 256 << 20
-    steps: int = 1 << 33
-    unrolled: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if name != "unrolled":
-                msgspec.structs.force_setattr(self, name, require_whole(name, getattr(self, name), 1))
-        if self.unrolled is not None:
-            msgspec.structs.force_setattr(self, "unrolled", require_whole("unrolled", self.unrolled, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +121,7 @@ def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits
     opsets = versions(bare.opset_import)
     _check(bare, nodes, proto.graph.initializer)
     nbytes += sum(array.nbytes for array in tensors.values()) + _encoded_bytes(proto)
-    declared, limits = declared_in(proto.graph), _of_import(limits, nbytes)
+    declared, limits = declared_in(proto.graph), limits_of_import(limits, nbytes)
     return ModelFile(inputs, defaults, outputs, opsets, tensors, nodes, functions, declared, limits)
 
 
@@ -176,13 +132,6 @@ def _encoded_bytes(proto: onnx.ModelProto) -> int:
         return sum(each.ByteSize() for each in parts)
     except Exception as error:
         raise InvalidModel(where="the graph", problem="has a part of more than 2 GiB") from error
-
-
-def _of_import(limits: ModelLimits, nbytes: int) -> ModelLimits:
-    """The limits of an import of a file that has `nbytes` bytes with its tensors."""
-    return msgspec.structs.replace(
-        limits, constants=limits.constants + 16 * nbytes, steps=limits.steps + 320 * nbytes
-    )
 
 
 def _check_names(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
