@@ -148,8 +148,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run(args: argparse.Namespace) -> int:
+    from cudnn_actor.serving.model_settings import Batching  # noqa: PLC0415
     from cudnn_actor.serving.server import ServerOptions, serve, told_to_end  # noqa: PLC0415 - needs the extra
-    from cudnn_actor.serving.settings import Batching  # noqa: PLC0415
 
     service: dict[str, Any] = {
         "device": args.device,

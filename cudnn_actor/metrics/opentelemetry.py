@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import cudnn_actor
 from cudnn_actor.broker.request_counts import Histogram
 from cudnn_actor.extras import install_command
-from cudnn_actor.metrics.families import FAMILIES, Family, Kind, cumulative
+from cudnn_actor.metrics.metric_table import FAMILIES, Family, Kind, cumulative
 from cudnn_actor.metrics.services import HasMetrics, Services
 from cudnn_actor.metrics.spans import RequestSpans
 from cudnn_actor.service.metrics import Metrics

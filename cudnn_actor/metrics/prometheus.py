@@ -16,7 +16,7 @@ from typing import Any
 
 from cudnn_actor.broker.request_counts import Histogram
 from cudnn_actor.extras import install_command
-from cudnn_actor.metrics.families import FAMILIES, Kind, cumulative
+from cudnn_actor.metrics.metric_table import FAMILIES, Kind, cumulative
 from cudnn_actor.metrics.services import Services
 
 try:

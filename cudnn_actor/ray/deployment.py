@@ -10,8 +10,8 @@ from typing import Any
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.ray.deployed import forwarding, replica_of
+from cudnn_actor.serving.model_settings import Batching
 from cudnn_actor.serving.server import ServerOptions
-from cudnn_actor.serving.settings import Batching
 
 __all__ = ["deployment"]
 

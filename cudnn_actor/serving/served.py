@@ -14,7 +14,7 @@ from cudnn_actor.models import BatchedModel, Model
 from cudnn_actor.models.source import Feature
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.serving.settings import Batching, Settings
+from cudnn_actor.serving.model_settings import Batching, Settings
 from cudnn_actor.serving.statistics import ModelCounts, count_samples
 from cudnn_actor.serving.tensors import NAMES
 from cudnn_actor.serving.under_way import UnderWay

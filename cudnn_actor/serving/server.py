@@ -29,9 +29,9 @@ from cudnn_actor.serving.fronts import FrontAdministration, Fronts, serving_proc
 from cudnn_actor.serving.host import Host
 from cudnn_actor.serving.limits import Limits
 from cudnn_actor.serving.listening import Listening, listen, reserve_port
+from cudnn_actor.serving.model_settings import Batching, Settings, read_settings
 from cudnn_actor.serving.regions import SharedMemory
 from cudnn_actor.serving.served import Served, load
-from cudnn_actor.serving.settings import Batching, Settings, read_settings
 from cudnn_actor.serving.tokens import Tokens
 from cudnn_actor.serving.watch import Watch
 

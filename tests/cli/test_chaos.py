@@ -29,13 +29,15 @@ from cudnn_actor.protocol.operations import OPERATIONS
 from cudnn_actor.supervision import Fault, FaultPlan
 from cudnn_actor.trials.chaos.answers import VALUES, Answers
 from cudnn_actor.trials.chaos.computations import HEAVY, message, updated_inputs
+from cudnn_actor.trials.chaos.faults import FaultKind
 from cudnn_actor.trials.chaos.graph_computation import GraphComputation
 from cudnn_actor.trials.chaos.graphs import LOAD
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.loop_computation import LoopComputation
 from cudnn_actor.trials.chaos.one_run import Outcome, run_once
 from cudnn_actor.trials.chaos.oracle import Contents, Deed, Model, Oracle, Wrong
 from cudnn_actor.trials.chaos.report import faults_met, print_report, report_of
-from cudnn_actor.trials.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import STALL_S, Settings
 from cudnn_actor.trials.chaos.strikes import fault_plan
 from cudnn_actor.trials.chaos.tally import Tally
 from cudnn_actor.trials.chaos.task_program import bursts, problems_of, program

@@ -14,10 +14,12 @@ import pytest
 from cudnn_actor.trials.chaos import attached_program, processes, strikes
 from cudnn_actor.trials.chaos.answers import Answers
 from cudnn_actor.trials.chaos.attached import AttachedCallers
+from cudnn_actor.trials.chaos.faults import FaultKind
 from cudnn_actor.trials.chaos.load import Ground
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.oracle import Oracle
 from cudnn_actor.trials.chaos.processes import Found
-from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import Settings
 from cudnn_actor.trials.chaos.strikes import Striker
 from cudnn_actor.trials.chaos.tally import Tally
 

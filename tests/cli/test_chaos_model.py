@@ -17,8 +17,8 @@ import pytest
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol import ExecutionFailed, OutcomeUnknown, OutOfMemory
+from cudnn_actor.trials.chaos.faults import FaultKind
 from cudnn_actor.trials.chaos.models import ModelLoad, case_of, cases_of
-from cudnn_actor.trials.chaos.settings import FaultKind
 from cudnn_actor.trials.chaos.swaps import SwapLoad, Versions
 from cudnn_actor.trials.chaos.tally import Tally
 

@@ -20,7 +20,7 @@ pytest.importorskip("opentelemetry.sdk", reason="it is in the group `test`")
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from cudnn_actor.metrics.families import FAMILIES, Kind, cumulative
+from cudnn_actor.metrics.metric_table import FAMILIES, Kind, cumulative
 from cudnn_actor.metrics.opentelemetry import ServiceMetrics
 
 Numbers = dict[tuple[str, frozenset[tuple[str, Any]]], float]

@@ -22,8 +22,8 @@ from tritonclient.utils import InferenceServerException
 
 from cudnn_actor import connect
 from cudnn_actor.serving.failures import Refused, Unauthorised
+from cudnn_actor.serving.model_settings import Batching
 from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve
-from cudnn_actor.serving.settings import Batching
 from cudnn_actor.serving.tokens import Tokens
 
 from ..inside import kept_by, service_behind

@@ -17,8 +17,8 @@ import pytest
 import tritonclient.grpc.aio as triton
 
 from cudnn_actor.errors import InvalidRequest, StartFailed
+from cudnn_actor.serving.model_settings import Batching
 from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve, serve_with
-from cudnn_actor.serving.settings import Batching
 
 from ..service.rigs import Gate, in_thread, spawn_gated
 from .servers import PLAIN, until, write_square

@@ -13,8 +13,8 @@ import pytest
 from cudnn_actor import InvalidRequest, spawn
 from cudnn_actor.serving.catalog import Catalog, Origin
 from cudnn_actor.serving.failures import NotServed, Refused
+from cudnn_actor.serving.model_settings import Batching, Settings, read_settings
 from cudnn_actor.serving.served import Served, load
-from cudnn_actor.serving.settings import Batching, Settings, read_settings
 from cudnn_actor.serving.watch import Watch, found_models
 
 from ..inside import gpu_behind

@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import tritonclient.grpc.aio as triton
 
+from cudnn_actor.serving.model_settings import Batching
 from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve_with
-from cudnn_actor.serving.settings import Batching
 
 from ..service.rigs import Gate, in_thread, spawn_gated
 from .servers import PLAIN, until, write_square

@@ -19,16 +19,11 @@ from rich.console import Console
 from cudnn_actor.cli.user_error import UserError, check_writable, whole_number
 from cudnn_actor.trials.bench.record import write
 from cudnn_actor.trials.chaos import processes
+from cudnn_actor.trials.chaos.faults import NEEDED_LOAD, FaultKind, possible_faults
 from cudnn_actor.trials.chaos.harness import Harness
+from cudnn_actor.trials.chaos.load_kinds import OF_A_MODEL, LoadKind
 from cudnn_actor.trials.chaos.report import Report, print_report
-from cudnn_actor.trials.chaos.settings import (
-    NEEDED_LOAD,
-    OF_A_MODEL,
-    FaultKind,
-    LoadKind,
-    Settings,
-    possible_faults,
-)
+from cudnn_actor.trials.chaos.settings import Settings
 
 __all__ = ["add_arguments", "run"]
 

@@ -20,11 +20,13 @@ from cudnn_actor.attached import connect
 from cudnn_actor.protocol import ServiceStopped, StartFailed
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.trials.chaos import attached_program, processes
+from cudnn_actor.trials.chaos.faults import FaultKind
 from cudnn_actor.trials.chaos.load import Ground, Task
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.oracle import Wrong
 from cudnn_actor.trials.chaos.processes import Found, Role
 from cudnn_actor.trials.chaos.senders import LoopSender
-from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import Settings
 from cudnn_actor.trials.chaos.task_program import bursts
 
 __all__ = ["AttachedCallers"]

@@ -11,6 +11,7 @@ from cudnn_actor.models import BatchedModel, Model
 from cudnn_actor.models.source import Source
 from cudnn_actor.protocol import CudnnActorError, InvalidRequest, QuarantinedRequest
 from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.models import (
     Judge,
     LeftOut,
@@ -22,7 +23,6 @@ from cudnn_actor.trials.chaos.models import (
     wrongs,
 )
 from cudnn_actor.trials.chaos.oracle import BatchedRun
-from cudnn_actor.trials.chaos.settings import LoadKind
 from cudnn_actor.trials.chaos.tally import Tally
 
 __all__ = ["BatchedLoad"]

@@ -13,6 +13,7 @@ from typing import Any
 from cudnn_actor.protocol import ServiceStopped
 from cudnn_actor.trials.chaos.attached import AttachedCallers
 from cudnn_actor.trials.chaos.load import Ground, Task
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.senders import (
     AlarmedSender,
     GivenUp,
@@ -22,7 +23,7 @@ from cudnn_actor.trials.chaos.senders import (
     Sender,
     run_without_a_loop,
 )
-from cudnn_actor.trials.chaos.settings import LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import Settings
 from cudnn_actor.trials.chaos.task_program import bursts
 
 __all__ = ["Crowd", "run_under_alarms"]

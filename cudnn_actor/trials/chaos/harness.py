@@ -26,9 +26,10 @@ from cudnn_actor.protocol import InvalidRequest
 from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.crowd import run_under_alarms
 from cudnn_actor.trials.chaos.load import Ground
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.one_run import Interrupted, Outcome, run_once
 from cudnn_actor.trials.chaos.report import Report, report_of
-from cudnn_actor.trials.chaos.settings import LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import Settings
 from cudnn_actor.trials.chaos.strikes import injected_errors
 from cudnn_actor.trials.chaos.tally import Tally
 from cudnn_actor.trials.chaos.watchdog import Watchdog

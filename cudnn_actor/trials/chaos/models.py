@@ -20,8 +20,8 @@ from cudnn_actor.models import Feature, Model
 from cudnn_actor.models.source import NeedsValues, Source, Specialised
 from cudnn_actor.protocol import CudnnActorError, OutOfMemory, QuarantinedRequest, ServiceStopped, TensorSpec
 from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.oracle import ModelRun, Wrong, text, was_refused
-from cudnn_actor.trials.chaos.settings import LoadKind
 from cudnn_actor.trials.chaos.tally import Tally
 
 __all__ = [

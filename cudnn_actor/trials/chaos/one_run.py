@@ -40,10 +40,11 @@ from cudnn_actor.trials.chaos.computations import Problem, accumulates, message
 from cudnn_actor.trials.chaos.crowd import Crowd
 from cudnn_actor.trials.chaos.graphs import LOAD
 from cudnn_actor.trials.chaos.load import Ground, Task
+from cudnn_actor.trials.chaos.load_kinds import OF_A_MODEL, LoadKind
 from cudnn_actor.trials.chaos.models import LeftOut, LoadOfModel, ModelLoad, cases_of
 from cudnn_actor.trials.chaos.oracle import Oracle
 from cudnn_actor.trials.chaos.senders import LoopSender
-from cudnn_actor.trials.chaos.settings import OF_A_MODEL, LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import Settings
 from cudnn_actor.trials.chaos.strikes import Striker, fault_plan, injected_errors, watch
 from cudnn_actor.trials.chaos.swaps import SwapLoad
 from cudnn_actor.trials.chaos.tally import LostRequest, Tally

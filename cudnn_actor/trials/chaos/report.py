@@ -13,8 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from cudnn_actor.trials.bench.record import machine, now, versions
+from cudnn_actor.trials.chaos.faults import FaultKind
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.one_run import Outcome
-from cudnn_actor.trials.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import STALL_S, Settings
 from cudnn_actor.trials.chaos.tally import (
     BIN_S,
     InjectedFault,

@@ -22,8 +22,8 @@ import pykka
 from cudnn_actor.protocol import RunGraph, ServiceStopped
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.oracle import Alarmed, Deed
-from cudnn_actor.trials.chaos.settings import LoadKind
 from cudnn_actor.trials.chaos.tally import Waiting
 
 __all__ = [

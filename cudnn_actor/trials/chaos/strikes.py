@@ -14,34 +14,29 @@ import random
 import signal
 from collections.abc import Mapping
 
-from cudnn_actor.protocol import ExecutionFailed, OutOfMemory
-from cudnn_actor.protocol.messages.messages import COMPUTE
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Restarted, Restarting
+from cudnn_actor.supervision import Fault, FaultPlan, FaultRule, Restarted, Restarting
 from cudnn_actor.trials.chaos import processes
+from cudnn_actor.trials.chaos.faults import (
+    CAUSES,
+    ERRORS,
+    HANGS,
+    KILLS,
+    NEEDED_LOAD,
+    OF_A_WRITE,
+    RULES,
+    TARGETS,
+    FaultKind,
+)
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.processes import Found, Role
-from cudnn_actor.trials.chaos.settings import NEEDED_LOAD, FaultKind, LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import Settings
 from cudnn_actor.trials.chaos.tally import Tally
 
 __all__ = ["Striker", "fault_plan", "injected_errors", "watch"]
 
-_KILLS = {
-    FaultKind.KILL: Role.WORKER,
-    FaultKind.KILL_STANDBY: Role.WORKER,
-    FaultKind.KILL_FORKSERVER: Role.FORKSERVER,
-    FaultKind.KILL_BUILDER: Role.BUILDER,
-    FaultKind.KILL_CLIENT: Role.OTHER,
-    FaultKind.KILL_SERVER: Role.OTHER,
-}
-_HANGS = {
-    FaultKind.HANG: Role.WORKER,
-    FaultKind.HANG_STANDBY: Role.WORKER,
-    FaultKind.HANG_FORKSERVER: Role.FORKSERVER,
-    FaultKind.HANG_BUILDER: Role.BUILDER,
-}
-_TARGETS = _KILLS | _HANGS
 _OF_THE_SERVING = (FaultKind.KILL, FaultKind.HANG)
-_WEIGHTS = dict.fromkeys(_HANGS, 1) | dict.fromkeys(_KILLS, 2) | {FaultKind.KILL: 5}
+_WEIGHTS = dict.fromkeys(HANGS, 1) | dict.fromkeys(KILLS, 2) | {FaultKind.KILL: 5}
 _OUTLASTED = 0.75
 """The fraction of stopped serving workers that are left to the watchdog; the others are killed, or continued,
 before. Of the other stopped processes, the same fraction stays stopped until something ends them."""
@@ -59,31 +54,12 @@ _FAILING_STARTS = 0.2
 _MOST_STARTS = 5000
 _MESSAGES_PER_S = {"cpu": 3000, "cuda": 15000}
 """Rough rate of a service under faults: only this is known of the rates beforehand."""
-_COMPUTE = sorted(message.__name__ for message in COMPUTE)
-_FALLIBLE = (*_COMPUTE, "Allocate", "Upload", "Download", "Copy", "Fill", "RunModel")
-_RULES: dict[FaultKind, tuple[Fault, float, tuple[str | None, ...]]] = {
-    FaultKind.POISON: (Fault.STICKY, 0.5, (None,)),
-    FaultKind.FAIL: (Fault.FAIL_EXECUTION, 4.0, _FALLIBLE),
-    FaultKind.MEMORY: (Fault.OUT_OF_MEMORY, 4.0, _FALLIBLE),
-}
-"""For each kind that comes with a message: the fault that the plan injects, approximately how often per
-signal, and the messages affected; None: all. No `Free` is made to fail: for a buffer that no caller received,
-no one would repeat it."""
-_OF_A_WRITE = {FaultKind.POISON: (Fault.STICKY, 0.25), FaultKind.FAIL: (Fault.FAIL_EXECUTION, 0.1)}
-"""Faults of writes of weights, which are rare, with their probabilities: some writes end two workers."""
-_ERRORS = ((ExecutionFailed, FaultKind.FAIL), (OutOfMemory, FaultKind.MEMORY))
-"""The error that a caller gets for each kind of fault that affects one request."""
-_CAUSES = (
-    (ExitKind.CRASH, "INJECTED_STICKY_ERROR", FaultKind.POISON),
-    (ExitKind.START_FAILED, "injected crash in start", FaultKind.START),
-)
-"""The cause that a restart has if it was injected."""
 
 
 def fault_plan(settings: Settings) -> FaultPlan:
     """The faults that are injected inside the service."""
     per_message = 1 / (_MESSAGES_PER_S[settings.engine] * settings.kill_every)
-    injected = [_RULES[kind] for kind in settings.faults if kind in _RULES]
+    injected = [RULES[kind] for kind in settings.faults if kind in RULES]
     rules = [
         FaultRule(fault=fault, probability=min(1.0, per_strike * per_message), of=name)
         for fault, per_strike, names in injected
@@ -92,7 +68,7 @@ def fault_plan(settings: Settings) -> FaultPlan:
     if LoadKind.SWAPS in settings.load:
         rules += [
             FaultRule(fault=fault, probability=chance, of="WriteWeights")
-            for kind, (fault, chance) in _OF_A_WRITE.items()
+            for kind, (fault, chance) in OF_A_WRITE.items()
             if kind in settings.faults
         ]
     if FaultKind.START in settings.faults:
@@ -108,7 +84,7 @@ def fault_plan(settings: Settings) -> FaultPlan:
 
 def injected_errors(settings: Settings) -> dict[type[Exception], FaultKind]:
     """The errors that callers get from injected faults, and the kind of each."""
-    return {error: kind for error, kind in _ERRORS if kind in settings.faults}
+    return {error: kind for error, kind in ERRORS if kind in settings.faults}
 
 
 async def watch(gpu: CudnnRef, tally: Tally, *, pauses: bool) -> None:
@@ -125,7 +101,7 @@ async def watch(gpu: CudnnRef, tally: Tally, *, pauses: bool) -> None:
             tally.ends(event.generation)
             if pauses:
                 tally.excuse(event.delay_s)
-            for exit, words, kind in _CAUSES:
+            for exit, words, kind in CAUSES:
                 if event.cause.kind is exit and words in event.cause.cause:
                     tally.note_fault(kind, event.generation)
 
@@ -150,7 +126,7 @@ class Striker:
         self._gpu = gpu
         self._tally = tally
         self._every = settings.kill_every
-        self._kinds = [kind for kind in settings.faults if kind in _TARGETS]
+        self._kinds = [kind for kind in settings.faults if kind in TARGETS]
         self.chance = random.Random(f"{settings.seed} strikes")
         self._continuing: set[asyncio.Task[None]] = set()
         self._idle: dict[tuple[int, int], float] = {}
@@ -178,7 +154,7 @@ class Striker:
                 late.discard(kind)
                 if kind is FaultKind.HANG and outlasted:
                     await self._until_replaced(struck.pid)
-                elif kind in _HANGS and not outlasted:
+                elif kind in HANGS and not outlasted:
                     self._continue_later(struck)
         finally:
             for task in self._continuing:
@@ -190,7 +166,7 @@ class Striker:
         A worker that serves is struck after it has served for `served_s`.
         """
         patience_s = self._tally.now_s + _PATIENCE_S
-        number = signal.SIGSTOP if kind in _HANGS else signal.SIGKILL
+        number = signal.SIGSTOP if kind in HANGS else signal.SIGKILL
         while True:
             generation = self._gpu.generation
             target = self._target(kind, served_s)
@@ -211,9 +187,9 @@ class Striker:
             return Found(serving, Role.WORKER)
         if kind in NEEDED_LOAD:
             pid = self._victims.get(kind)
-            return None if pid is None else Found(pid, _TARGETS[kind])
-        running = [each for each in processes.find() if each.role is _TARGETS[kind] and each.pid != serving]
-        if _TARGETS[kind] is Role.FORKSERVER:
+            return None if pid is None else Found(pid, TARGETS[kind])
+        running = [each for each in processes.find() if each.role is TARGETS[kind] and each.pid != serving]
+        if TARGETS[kind] is Role.FORKSERVER:
             running = [each for each in running if self._is_idle(each)]
         return self.chance.choice(running) if running else None
 

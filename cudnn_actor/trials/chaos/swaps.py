@@ -23,6 +23,7 @@ from cudnn_actor.models.source import SwappableSource
 from cudnn_actor.protocol import CudnnActorError, QuarantinedRequest
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.models import (
     SIZES,
     Judge,
@@ -36,7 +37,6 @@ from cudnn_actor.trials.chaos.models import (
     take_turns,
 )
 from cudnn_actor.trials.chaos.oracle import ModelRun, WeightWrite, Wrong, text
-from cudnn_actor.trials.chaos.settings import LoadKind
 from cudnn_actor.trials.chaos.tally import Tally
 
 __all__ = ["SwapLoad", "Versions"]

@@ -20,8 +20,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from cudnn_actor.protocol import Receipt
+from cudnn_actor.trials.chaos.faults import FaultKind
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
 from cudnn_actor.trials.chaos.oracle import Deed, ModelRun, Wrong, describe
-from cudnn_actor.trials.chaos.settings import STALL_S, FaultKind, LoadKind
+from cudnn_actor.trials.chaos.settings import STALL_S
 
 __all__ = [
     "BIN_S",

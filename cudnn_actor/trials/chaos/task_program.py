@@ -14,7 +14,8 @@ from typing import NamedTuple
 from cudnn_actor.trials.chaos.answers import VALUES
 from cudnn_actor.trials.chaos.computations import HEAVY
 from cudnn_actor.trials.chaos.graphs import LIGHT, LOAD
-from cudnn_actor.trials.chaos.settings import LoadKind, Settings
+from cudnn_actor.trials.chaos.load_kinds import LoadKind
+from cudnn_actor.trials.chaos.settings import Settings
 
 __all__ = ["PLACES", "Action", "Step", "bursts", "problems_of", "program"]
 

@@ -1,4 +1,7 @@
-"""The settings of a model, by which it is loaded and batched: a file `model.toml` beside the model's file."""
+"""The settings of a model, by which it is loaded and batched: a file `model.toml` beside the model's file.
+
+`read_settings` reads it, and `server` makes arguments of `CudnnRef.load` and `CudnnRef.batched` of them.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_settings(path: Path, default: Settings) -> Settings:
-    """Read a `model.toml`; `default` if there is no such file. Raises `Refused`, also for unknown keys."""
+    """Read a `model.toml`; `default` if there is no such file.
+
+    Raises `Refused` for a file that is not valid. For an unknown key, the error names the key, its table, and
+    the page that lists the keys.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cudnn_actor.metrics.families import FAMILIES, markdown_table
+from cudnn_actor.metrics.metric_table import FAMILIES, markdown_table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/observability.md"
 
 
 def test_the_page_lists_all_metrics() -> None:
-    """If it does not: `python -c "from cudnn_actor.metrics.families import *; print(markdown_table())"`."""
+    """If it does not, print the table:
+
+    `python -c "from cudnn_actor.metrics.metric_table import *; print(markdown_table())"`.
+    """
     assert markdown_table() in PAGE.read_text()
 
 
