@@ -1,4 +1,7 @@
-"""The end of a call that sends several requests, or waits for other work too."""
+"""The end of a call that sends several requests, or waits for other work too.
+
+The deadline of a single request is its envelope's: `Envelope.expire` says what happens when it passes.
+"""
 
 from __future__ import annotations
 

@@ -273,8 +273,10 @@ class Envelope:
     def expire(self) -> None:
         """Tell an asyncio caller that its timeout has passed. Only on the future's own loop.
 
-        If another process has to be asked whether the message has started, the caller is told once it has
-        answered, or after `_WORD_S` seconds.
+        A message that has not started never starts. One that has started runs to its end, wherever that is,
+        and its result is discarded. If a process has the message, this asks the process which of both it is:
+        a worker's status page says so at once. Else the caller is told once the process has answered, or
+        after `_WORD_S` seconds.
         """
         assert self.future is not None
         if not self.future.done():

@@ -1,4 +1,20 @@
-"""Overwrites the weights of a model: one write at a time, and no graph is added during a write."""
+"""Overwrites the weights of a model: one write at a time, and no graph is added during a write.
+
+Why no answer mixes old and new weights:
+
+- A write of any number of weights is one message, `WriteWeights`. The broker lets it begin only when all runs
+  that read these weights have been answered, and holds later runs of the model back until then
+  (`broker.held_back`).
+- All loops of such a model are unrolled, so each of its runs is one message, too.
+- An engine that has computed something from the weights alone is told of the write
+  (`execution.expected_runs`).
+- A write that fails has written nothing, or has torn the weights: then no run reads them, and their values
+  are uploaded again.
+- A graph that is added has the values of all writes before: see `after_writes`.
+
+A model that is replaced by another file has other buffers: each run is sent for one of both models
+(`Model.replace_by`).
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import numpy as np
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.compute_types import asks_for_more
 from cudnn_actor.protocol.graphs.expressions import Made, Tensor
+from cudnn_actor.protocol.graphs.layouts import in_layout_of_operands
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.protocol.graphs.number_ranges import as_compared, require_unsigned
@@ -24,7 +25,6 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     Reshape,
     TensorRole,
-    Transpose,
 )
 from cudnn_actor.protocol.operations.field_checks import check_parameters
 from cudnn_actor.protocol.types.checks import (
@@ -37,7 +37,7 @@ from cudnn_actor.protocol.types.checks import (
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.spatial import are_several
-from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
@@ -130,7 +130,9 @@ class Recorder:
             node.check(specs | {name: inferred[name] for name in names})
         label = self._label(operation)
         results = {
-            name: self._add(Made(self._laid_out(node, inferred[name], specs), TensorRole.VIRTUAL, label))
+            name: self._add(
+                Made(in_layout_of_operands(node, inferred[name], specs), TensorRole.VIRTUAL, label)
+            )
             for name in names
         }
         changes = {name: results.get(name) for name in operation.outputs}
@@ -356,7 +358,7 @@ class Recorder:
         made: int | None = getattr(node, name)
         if made is None:
             specs = {n: self._tensors[uid].spec for n, uid in node.named(node.inputs)}
-            spec = self._laid_out(node, node.infer(specs)[name], specs)
+            spec = in_layout_of_operands(node, node.infer(specs)[name], specs)
             made = self._add(Made(spec, TensorRole.VIRTUAL, self._tensors[number].label))
             self._operations[place] = msgspec.structs.replace(node, **{name: made})
             self._writers[made] = place
@@ -401,24 +403,6 @@ class Recorder:
     def _add(self, made: Made) -> int:
         self._tensors.append(made)
         return len(self._tensors) - 1
-
-    @staticmethod
-    def _laid_out(node: Node, spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> TensorSpec:
-        """A result's spec: channels last if an operand of its rank is, or a transpose of images makes it so.
-
-        A transpose of rank 3 does not: what follows is a product or a norm far more often than a convolution,
-        and those are several times as slow if their last dim is not contiguous.
-        """
-        if not 3 <= spec.rank <= 5:
-            return spec
-        last = TensorSpec.packed(spec.dims, spec.dtype, Layout.NHWC)
-        if isinstance(node, Transpose):
-            if spec.rank == 3:
-                return spec
-            seen = node.view(inputs["x"].dims, inputs["x"].strides).strides
-            along = zip(spec.dims, seen, last.strides, strict=True)
-            return last if all(one == other or size == 1 for size, one, other in along) else spec
-        return last if any(i.rank == spec.rank and i.layout is Layout.NHWC for i in inputs.values()) else spec
 
 
 def pointwise_mode(mode: object) -> PointwiseMode:

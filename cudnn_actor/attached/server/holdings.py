@@ -1,5 +1,9 @@
 """The buffers and models that one client has in the service. It can name no others, and leaves none
-behind."""
+behind.
+
+However a client ends, also by SIGKILL, the kernel closes its socket. As soon as the server's loop sees that,
+`Session.end` frees what is here. The bytes of a buffer are reused once no unfinished request uses them.
+"""
 
 from __future__ import annotations
 

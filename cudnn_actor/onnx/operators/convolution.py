@@ -75,7 +75,7 @@ def _layout(node: Node) -> Layout | None:
     """The layout in which a convolution runs; None for its operands' layout.
 
     Operands of half types need their channels last, so that the convolution can be fused with later
-    operations.
+    operations. The results of these follow: see `protocol.graphs.layouts`.
     """
     return (
         Layout.NHWC

@@ -1,6 +1,7 @@
 """Rules that lay results of pieces into the memory of other tensors, so that they need no copy.
 
-A rule returns a tensor's form in that memory, and perhaps its place there; None if a copy is needed.
+A rule returns a tensor's form in that memory, and perhaps its place there; None if a copy is needed. Whether
+a value has its channels last is not decided here, but when a graph is built: `protocol.graphs.layouts`.
 """
 
 from __future__ import annotations
