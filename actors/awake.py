@@ -50,7 +50,7 @@ class Awake:
     def stay(
         self, seconds: float, goes_on: Callable[[], bool], look: Callable[[], bool] | None = None
     ) -> None:
-        """Stay awake for so many seconds at most, as long as `goes_on` returns True.
+        """Stay awake as long as `goes_on` returns True, for `seconds` at most.
 
         `look`: looks once for what is near, handles it, and returns whether it was there; None for nothing of
         the kind. It runs in the context in which this object was made.

@@ -379,7 +379,7 @@ class OutOfMemory(OperationError, MemoryError):
         return type(self).of_facts(facts)
 
     def beside(self, *, in_use: int, arena_bytes: int) -> Self:
-        """A copy of this error for a service whose buffers take so many bytes."""
+        """A copy of this error, with the bytes that the service's buffers take, and those of its arenas."""
         return type(self).of_facts({**self._facts, "in_use": in_use, "arena_bytes": arena_bytes})
 
 

@@ -2,9 +2,9 @@
 
 The largest are placed first, each as low as it fits: that takes little more memory than
 the most that is held at once. Each is compared with all that are held at the same time,
-so the work grows with how many those are. Where they are very many, as where a gradient
+so the work grows with the number of these. Where that is large, as where a gradient
 keeps the values of thousands of layers, places are given in the order of the pieces
-instead: with so many, that takes no more memory.
+instead. With that many tensors, this order takes no more memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from cudnn_actor.memory.free_list import GRANULARITY, FreeList, round_up
 __all__ = ["Held", "places"]
 
 _MOST_COMPARED = 128
-"""How many others may be held at the same time as each, on average."""
+"""The most tensors that may be held at the same time as a tensor, on average, where the largest are placed
+first."""
 
 
 class Held(NamedTuple):

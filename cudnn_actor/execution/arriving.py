@@ -25,7 +25,8 @@ class Arriving(NamedTuple):
     is_there
         Whether the part with this number is there.
     first_missing
-        The first of so many parts, from this number on, that is not there; how many there are if all are.
+        Takes a number and a count of parts. Returns the first part that is not there, from that number on;
+        the count if all are there.
     """
 
     array: np.ndarray

@@ -146,8 +146,11 @@ class Window(Parameters, tag=True):
         )
 
     def reaching(self, x: Sequence[slice], counts: Sequence[int]) -> list[slice]:
-        """Windows side by side, of so many: all that have an element in a part of the input, and one that
-        does not begin behind its start."""
+        """The windows that have an element in a part `x` of the input, as a slice for each spatial dim.
+
+        `counts`: how many windows there are. The slice also has a window that does not begin behind the
+        part's start.
+        """
         found = []
         for axis, (part, count) in enumerate(zip(x, counts, strict=True)):
             stride, pre = self.stride[axis], self.pre_padding[axis]

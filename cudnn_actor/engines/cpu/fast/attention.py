@@ -1,4 +1,4 @@
-"""Attention: a few rows of scores at a time, of so many keys that they stay in the cache."""
+"""Attention: a few rows of scores at a time, for as many keys as fit into the cache."""
 
 from __future__ import annotations
 

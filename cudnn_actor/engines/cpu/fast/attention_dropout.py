@@ -50,7 +50,8 @@ def _record_draws(rows: int, keys: int, dropout: float, dtype: np.dtype[Any]) ->
 
 
 def drawing_bytes(extents: tuple[int, int, int], dropout: float, dtype: np.dtype[Any]) -> int:
-    """Bytes of scratch for so many heads, rows and keys of a block; none without dropout."""
+    """Bytes of scratch for the draws of a block, `extents`: its heads, rows and keys. None without
+    dropout."""
     heads, rows, keys = extents
     if not dropout:
         return 0
@@ -58,7 +59,7 @@ def drawing_bytes(extents: tuple[int, int, int], dropout: float, dtype: np.dtype
 
 
 class Drawing:
-    """Draws in a lane's memory, for blocks of up to so many heads, rows and keys.
+    """Draws in a lane's memory, for the heads, rows and keys of the largest block.
 
     `state`: the operand, which is read for each block.
     """

@@ -144,7 +144,8 @@ class _Rows:
 
     @staticmethod
     def footprint(extents: tuple[int, int, int], features: tuple[int, int], itemsize: int) -> int:
-        """Bytes of scratch for so many heads, rows and keys of a block, and features of keys and values."""
+        """Bytes of scratch for a block. `extents`: its heads, rows and keys. `features`: of keys, and of
+        values."""
         _, rows, keys = extents
         more = (max(rows, keys), max(features))
         own = (

@@ -21,9 +21,9 @@ __all__ = ["Heads"]
 _MOST = 1 << 15
 """Scores of a block: with what they are multiplied with, they stay in a small L2 cache."""
 _ROWS, _KEYS = 64, 512
-"""A block has that many, where there are as many: products of fewer are slow."""
+"""The least rows and keys of a block, where there are as many: products of fewer are slow."""
 _TASKS = 8
-"""Heads are computed together only if so many calls remain."""
+"""The least calls that must remain where several heads are computed together in one call."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ class Rows:
 
     @staticmethod
     def footprint(extents: tuple[int, int, int], features: tuple[int, int], itemsize: int) -> int:
-        """Bytes of scratch for so many heads, rows and keys of a block, and features of keys and values."""
+        """Bytes of scratch for a block. `extents`: its heads, rows and keys. `features`: of keys, and of
+        values."""
         count = extents[0] * extents[1]
         own = footprint(*[(count, features[1])] * 2, *[(count,)] * 5, itemsize=itemsize)
         return own + Scores.footprint(extents, features[0], itemsize)

@@ -115,7 +115,7 @@ class Scores:
 
     @staticmethod
     def footprint(extents: tuple[int, int, int], features: int, itemsize: int) -> int:
-        """Bytes of scratch for so many heads, rows and keys of a block, and features of a key."""
+        """Bytes of scratch for a block. `extents`: its heads, rows and keys. `features`: of a key."""
         heads, rows, keys = extents
         arrays = ((heads * rows, features), (heads * rows, keys), (rows, keys))
         return footprint(*arrays, itemsize=itemsize)

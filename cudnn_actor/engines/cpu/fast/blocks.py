@@ -16,9 +16,11 @@ __all__ = ["BLOCK_ELEMENTS", "FEW_CHANNELS", "block_elements", "merged_axes", "p
 Dims = tuple[int, ...]
 
 BLOCK_ELEMENTS = 16384
-"""Elements of a block: 64 KiB of float32. In shorter ones, NumPy takes longer for the call than for these."""
+"""Elements of a block: 64 KiB of float32. For a shorter block, NumPy takes longer to begin than to
+compute."""
 _LARGE, _LARGER = 1 << 24, 1 << 28
-"""Tensors of so many elements are cut into blocks of two and of eight times as many: each takes a call."""
+"""Tensors of more elements have blocks of twice `BLOCK_ELEMENTS`, and of eight times as many, since each
+block takes a call."""
 _LINE = 16
 """Elements of a cache line. Rows are cut at multiples of that."""
 FEW_CHANNELS = _LINE
@@ -77,7 +79,8 @@ def merged_axes(
 
 
 def pieces(dims: Dims, most: int) -> Iterator[tuple[int | slice, ...]]:
-    """Indices of the parts of a tensor that have at most so many elements, in C order. The first is largest.
+    """Indices that cut a tensor into parts of at most `most` elements, in C order. The first part is the
+    largest.
 
     Outer axes are indexed, so that parts have fewer dims, and one is cut into slices of about the same size;
     inner ones are left whole. The parts of the innermost axis start at multiples of 16. Where a part has to

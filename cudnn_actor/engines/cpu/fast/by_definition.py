@@ -44,12 +44,13 @@ __all__ = ["ByDefinition", "by_definition", "definition_in_scratch", "is_channel
 
 Array = npt.NDArray[Any]
 _PART_ELEMENTS = 1 << 15
-"""Elements of the largest operand or result of a part: some arrays of so many stay in the cache."""
+"""Elements of the largest operand or result of a part. Several arrays of this size fit into the cache."""
 _REPEATED = 2
-"""How many times as many elements all parts may have together as the whole. Parts with much in common are
-larger: gradients of pooling would compute what large windows share again and again."""
+"""The most elements of all parts together, as a multiple of the elements of the whole. Where parts have much
+in common, they are made larger: gradients of pooling would compute what large windows share again and
+again."""
 _MOST_SCRATCH = 16 << 20
-"""Bytes for each lane. NumPy would allocate as many for a part that cannot be cut."""
+"""The most bytes of scratch of each lane. NumPy would allocate as many for a part that cannot be cut."""
 _NS = 20
 """Nanoseconds of an element, about."""
 _AS_THEY_ARE = ("float32", "float64", "int64", "uint64")

@@ -8,7 +8,7 @@ where they lie, so they decide in which order. Columns are stored in one of two 
 
 Both are filled from a part of the image that lies in the same order, whatever the order of the tensor: that
 part is padded, and has as many elements as the columns divided by the taps. Where strides or dilations leave
-so many elements out that it would have more elements than the columns, these are filled tap by tap instead.
+out most elements, the part would have more elements than the columns. Then columns are filled tap by tap.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Columns:
         return (0, *pixels, 1, *depth) if by_pixel else (0, 1, *depth, *pixels)
 
     def dims(self, tile: Dims, channels: int) -> Dims:
-        """Dims of the columns for a tile of y's dims and so many channels of each group."""
+        """Dims of the columns for a tile of y, with `channels` channels of each group."""
         geometry = self._geometry
         return (tile[0], geometry.groups, channels, *geometry.taps, *tile[2:])
 

@@ -48,7 +48,7 @@ _MOST_LANE_BYTES = 256 << 20
 def compile_fast(
     graph: OperationGraph, lanes: int, on_progress: Callable[[], None] = no_progress
 ) -> FastPlan | None:
-    """Make a graph ready to run in float32, on so many lanes.
+    """Make a graph ready to run in float32, on `lanes` lanes.
 
     None if no operation has a kernel, if a convolution has none, or if one needs very much scratch memory.
     Then exact plans compute it, convolutions in tiles.

@@ -54,7 +54,8 @@ _FEW_FILTERS = 1 << 20
 
 
 def products_ns(geometry: ConvGeometry, pairs: int) -> float:
-    """About how long it takes to compute and add up the products of so many pairs of a tap and an output."""
+    """About how many nanoseconds it takes to compute and add up products: of `pairs` pairs of a tap and an
+    output."""
     return pairs * geometry.x[1] * (0.02 * geometry.y[1] / geometry.groups + 0.3)
 
 

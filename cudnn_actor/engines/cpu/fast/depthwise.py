@@ -160,7 +160,7 @@ def _run(array: Floats, channels: int) -> bool:
 
 
 def _in_runs(array: Floats, pixels: int) -> Floats:
-    """An array of dims (..., width, channels) whose rows are cut into runs of so many pixels."""
+    """An array of dims (..., width, channels), whose rows are cut into runs of `pixels` pixels each."""
     *dims, width, channels = array.shape
     *strides, step, inner = array.strides
     return np.lib.stride_tricks.as_strided(

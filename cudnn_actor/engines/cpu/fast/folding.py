@@ -31,11 +31,12 @@ Select = Callable[[_Any], _Any]
 _MOST = 1 << 15
 """Elements of a block."""
 _RUN = 256
-"""Lines of a block, where the elements of so many lines are neighbours in memory."""
+"""The most lines of a block, where elements of several lines are neighbours in memory."""
 _SHORT = 16
-"""Fewer neighbours than that are copied as slowly as single elements."""
+"""The least neighbours that are copied faster than single elements."""
 _SEGMENTS = 8
-"""Lines are cut into so many parts for lanes, if there are fewer blocks of lines."""
+"""The number of parts into which lines are cut, so that each lane has some, if there are fewer blocks of
+lines."""
 
 
 def store(total: Floats, into: Floats) -> None:
@@ -117,7 +118,7 @@ class Folding:
         return [deal(numbered, len(lanes), segment), deal(cut.kept, len(lanes), join_segments)]
 
     def _lines(self, run: int) -> int:
-        """The most lines of a block, of which so many are neighbours."""
+        """The most lines of a block. `run`: of how many lines elements are neighbours in memory."""
         return max(1, _MOST // self.length, min(run, _RUN) if run >= _SHORT else 1)
 
     def _blocks(self, x: _Any) -> _Blocks:

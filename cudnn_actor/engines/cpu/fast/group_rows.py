@@ -35,7 +35,8 @@ _MOST_FILTERS = 8
 _LEAST_DEPTH, _LEAST_PIXELS = 24, 512
 """Elements of a filter, and pixels of y. For fewer, each call's own overhead shows."""
 _FEW_ROWS, _MANY_CHANNELS = 4, 64
-"""BLAS multiplies a matrix of fewer rows with one of so many channels no sooner than one row with columns."""
+"""With fewer rows in the matrix of filters and at least this many channels, BLAS is no faster than with
+columns, where the matrix has one row."""
 _BLOCK_BYTES = 4 << 20
 """Shifted copies and products of a block, at most."""
 _ENOUGH_BLOCKS, _WINDOWS, _LEAST_BLOCK_BYTES = 8, 4, 1 << 18

@@ -135,7 +135,7 @@ def _scratch_bytes(nbytes: int) -> int:
 
 
 def _wrap_indices(given: Array, size: int, indices: Array, spare: Array) -> list[Call]:
-    """Calls that copy indices to int64, those below 0 counted from the end of so many elements."""
+    """Calls that copy indices to int64. To an index below 0 they add `size`: it counts from the end."""
     return [
         partial(np.copyto, indices, given),
         partial(np.right_shift, indices, np.array(63), spare),

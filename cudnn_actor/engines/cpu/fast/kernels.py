@@ -52,11 +52,11 @@ MOST_SCRATCH = 4 << 20
 _MOST_CALLS = 100_000
 """Calls that any kernel may take. Each has about 1 kB, and takes 20 µs to be bound."""
 _OF_A_BLOCK, _BLOCK_BYTES = 48, 32768
-"""Calls that a kernel of large tensors may take for each block of so many bytes."""
+"""The calls that a kernel of large tensors may take for each block, and the bytes of a block."""
 
 
 def most_calls(nbytes: int) -> int:
-    """The most calls that a kernel may take whose largest tensor has so many bytes."""
+    """The most calls that a kernel may take whose largest tensor has `nbytes` bytes."""
     return max(_MOST_CALLS, _OF_A_BLOCK * (nbytes // _BLOCK_BYTES))
 
 
@@ -66,11 +66,14 @@ end."""
 
 
 COPY_NS = 0.45
-"""Nanoseconds of a copied element, about."""
+"""About how many nanoseconds it takes to copy an element."""
 
 
 def lanes_worth(lanes: Sequence[Scratch], ns: float) -> Sequence[Scratch]:
-    """The lanes that a step is dealt to which takes so many nanoseconds on one of them: all, or the first."""
+    """The lanes to which a step is dealt: all of them, or the first alone if the step is brief.
+
+    `ns`: about how many nanoseconds the step takes on one lane.
+    """
     return lanes if ns > BRIEF_NS else lanes[:1]
 
 
@@ -92,7 +95,7 @@ class Kernel(Protocol):
     """Computes one operation, block by block. It depends on dims and dtypes, not on addresses."""
 
     def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each of so many lanes needs."""
+        """The bytes of scratch that each lane needs, if there are `lanes` of them."""
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run on these arrays, whose addresses stay the same. Operands are not written.
@@ -103,7 +106,7 @@ class Kernel(Protocol):
 
 
 class Calls:
-    """Several calls as one, made one after the other."""
+    """One call that makes several calls, one after the other."""
 
     __slots__ = ("calls",)
 
@@ -111,7 +114,7 @@ class Calls:
         self.calls = tuple(each for call in calls for each in of_calls(call))
 
     def __call__(self) -> None:
-        """Make them."""
+        """Make the calls."""
         for call in self.calls:
             call()
 
@@ -149,9 +152,10 @@ def deal(
     bind: Callable[[T, int], Call | Sequence[Call]],
     ahead: Sequence[Sequence[Call]] = (),
 ) -> Step:
-    """A step of blocks that so many lanes compute, each the next one in turn.
+    """A step in which `count` lanes compute blocks: block i is computed by lane i modulo `count`.
 
-    `bind` gives the calls for a block and the number of its lane. `ahead`: what each lane calls first.
+    `bind` takes a block and the number of its lane, and returns the block's calls. `ahead`: the calls that
+    each lane makes first.
     """
     calls = [[*first] for first in ahead] or [[] for _ in range(count)]
     for number, block in enumerate(blocks):

@@ -105,7 +105,7 @@ def blocks_of_lines(like: Floats, axes: Sequence[int]) -> Iterator[Box]:
 
 
 def boxes_of_elements(dims: Sequence[int], most: int) -> Iterator[Box]:
-    """Boxes that cover these dims, of at most so many elements, or of one: whole in the last dims."""
+    """Boxes that cover these dims, with at most `most` elements each, or one. The last dims are not cut."""
     place, inner = len(dims), 1
     while place and inner * dims[place - 1] <= most:
         place -= 1

@@ -205,7 +205,7 @@ def of_samples(array: Floats, box: Box) -> Floats:
 
 
 def _parts(rows: int, columns: int, most: int) -> list[tuple[slice, slice]]:
-    """Rows and columns of at most so many blocks: the larger dim is cut first."""
+    """The rows and columns of each block, of `most` blocks at most. The larger dim is cut first."""
     first, second = (columns, rows) if columns >= rows else (rows, columns)
     of_first = _power(min(most, first // _LEAST_SIZE))
     of_second = _power(min(most // of_first, second // _LEAST_SIZE))

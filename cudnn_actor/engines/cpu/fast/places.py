@@ -118,7 +118,8 @@ def flat_memory(x: Array) -> tuple[Array, Dims, int]:
 def places_bytes(
     node: Gathering[Any] | Scattering[Any], x: Dims, indices: Dims, block: int, *, flat: bool
 ) -> int:
-    """Bytes of scratch for the places of a block of at most so many elements. `flat`: as distances."""
+    """Bytes of scratch for the places of a block of at most `block` elements. `flat`: whether they are
+    distances."""
     dims = node.places(x, indices).dims
     box = max(boxes_of_elements(dims, block), key=lambda box: math.prod(box_dims(box)))
     of_x, of_indices = (as_strided(np.empty(0), of, [0] * len(of)) for of in (x, indices))

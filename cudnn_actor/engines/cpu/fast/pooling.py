@@ -287,7 +287,7 @@ class Pooling:
 
 
 def _pays(axis: Axis, run: int) -> bool:
-    """Whether windows at all places take less time than runs of so many elements. In ns."""
+    """Whether windows at all places take fewer nanoseconds than one slice of `run` elements for each tap."""
     assert axis.taps is not None
     taps = len(axis.taps)
     in_slices = taps * (80 + run / 4)
@@ -295,7 +295,7 @@ def _pays(axis: Axis, run: int) -> bool:
 
 
 def _doubling_pays(axis: Axis, lines: int) -> bool:
-    """Whether windows along so many lines take less time by doubling. In ns."""
+    """Whether windows along `lines` lines take fewer nanoseconds by doubling."""
     apart = _CALL_NS * axis.calls(axis.count) + axis.longest * axis.count * lines / 4
     return _CALL_NS * doubling_calls(axis) + doubling_elements(axis) * lines / 4 < apart
 

@@ -207,7 +207,7 @@ class Cuts:
 
 
 def cuts_of(join: Join, axes: Iterable[Axis], channels: int, most: int, *, channels_last: bool) -> Cuts:
-    """The cuts with which a block takes at most so many bytes of scratch, or those of one element.
+    """The cuts with which a block takes at most `most` bytes of scratch, or those of one element.
 
     `channels`: how many images have. Where channels do not lie side by side, a block has one of them.
     """

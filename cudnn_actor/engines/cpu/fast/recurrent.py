@@ -1,7 +1,7 @@
 """Layers of recurrent networks: one product for the input of many steps, and then one product a step.
 
-The input is multiplied for so many steps at a time that the result stays small. Then the tasks walk through
-these steps, each with a state of its own.
+The input is multiplied for several steps at a time: for few enough that the result stays small. Then the
+tasks walk through these steps, each with a state of its own.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ class Sizes(NamedTuple):
 
 
 def turns(steps: int, most: int, way: int) -> list[Turn]:
-    """The steps of a direction in turns of at most so many, in the order in which they are walked."""
+    """The steps of a direction, cut into turns of at most `most` steps, in the order in which they are
+    walked."""
     starts = range(0, steps, most)
     if way == 0:
         return [Turn(slice(start, min(start + most, steps)), False) for start in starts]

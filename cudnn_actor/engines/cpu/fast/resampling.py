@@ -207,7 +207,8 @@ class Resampled:
         return Resized(axis, self.x[axis], self.y[axis], self.dtype)
 
     def _most_read(self, axis: int, extent: int) -> int:
-        """The most elements of x that a block of so many elements of y along an axis reaches over."""
+        """The most elements of x along an axis, from the first to the last that a block reads, where the
+        block has `extent` elements of y."""
         starts = np.arange(0, self.y[axis], extent)
         ends = np.minimum(starts + extent, self.y[axis]) - 1
         first, last = (self.taps.taps(axis, each).places for each in (starts, ends))

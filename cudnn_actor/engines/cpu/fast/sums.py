@@ -16,9 +16,10 @@ from cudnn_actor.engines.cpu.scratch import Scratch
 __all__ = ["dots_into", "has_dense_rows", "ones", "reduced_into", "squares_into", "sums_into"]
 
 _SHORT = 16
-"""Lines of up to so many elements are reduced side by side."""
+"""The most elements of lines that are reduced side by side, one element of all lines at a time."""
 _LONG, _PARTS = 1024, (64, 128, 32, 16)
-"""Lines from so many elements on are added up in parts of one of these sizes."""
+"""Lines with at least `_LONG` elements are added up in parts, of the first of these sizes that divides
+them."""
 
 
 def has_dense_rows(array: Floats) -> bool:
@@ -32,7 +33,8 @@ def has_dense_rows(array: Floats) -> bool:
 
 
 def reduced_into(ufunc: np.ufunc, array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
-    """A call that reduces the lines of an array. `out`: its dims with 1 for those of lines."""
+    """A call that reduces the lines of an array. `out` has the array's dims, with 1 for those of the
+    lines."""
     if axes == (1,) and array.ndim == 2 and array.shape[1] <= _SHORT < array.shape[0]:
         columns = [array[:, place : place + 1] for place in range(array.shape[1])]
         return partial(_fold, ufunc, columns, out)
@@ -47,9 +49,8 @@ def _fold(ufunc: np.ufunc, columns: Sequence[Floats], out: Floats) -> None:
 
 
 def sums_into(array: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
-    """A call that adds up the lines of an array, as `reduced_into`; long ones in parts, which loses less.
-
-    The sums of parts are kept.
+    """A call that adds up the lines of an array, as `reduced_into`. It adds up long lines in parts: that
+    loses less to rounding. The sums of parts have memory of their own in `scratch`.
     """
     if axes != (1,) or array.dtype.kind != "f" or not has_dense_rows(array) or array.shape[1] == 1:
         return reduced_into(np.add, array, axes, out)

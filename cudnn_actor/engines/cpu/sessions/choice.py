@@ -24,9 +24,9 @@ Sessions = Literal["never", "where it pays", "wherever it can"]
 """The graphs that ONNX Runtime runs, if it has all of their operations."""
 _MANY_OPERATIONS = 16
 _MANY_MULTIPLICATIONS = 1 << 20
-"""A graph with so many operations, or multiplications, takes a tenth of a millisecond. A session takes some
-milliseconds to be made, and each run of it some 10 us beside its work; NumPy takes 5 us for each
-operation."""
+"""The operations or the multiplications from which on a session pays. A graph of that size takes NumPy a
+tenth of a millisecond: 5 us for each operation. A session takes some milliseconds to be made, and each of its
+runs some 10 us beside its work."""
 
 
 def wants_session(graph: OperationGraph, sessions: Sessions) -> bool:

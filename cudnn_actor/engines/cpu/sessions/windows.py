@@ -87,7 +87,11 @@ def emit_resample(draft: Draft, operation: Resample[int]) -> None:
 
 
 def _nearest(draft: Draft, operation: Resample[int], along: Mapping[int, Taps]) -> str:
-    """Single elements. Those that are each there so many times are one `Resize`, which is fast."""
+    """A resampling to the nearest: it repeats single elements.
+
+    Along axes where each element is repeated equally often, it is one `Resize`, which is fast. Along all
+    others it is a `Gather`.
+    """
     dims, value = draft.dims(operation.x), draft.read(operation.x)
     times = np.ones(len(dims), np.float32)
     for axis, taps in along.items():
