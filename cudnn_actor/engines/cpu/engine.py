@@ -331,7 +331,7 @@ class CpuEngine:
         A limit takes some 30 us, so a plan that runs small products alone has none.
         """
         ran = _that_runs(plan)
-        if isinstance(ran, SessionPlan) or (isinstance(ran, FastPlan) and ran.is_small):
+        if isinstance(ran, SessionPlan) or (isinstance(ran, FastPlan) and ran.has_small_products):
             return contextlib.nullcontext()
         return threads_of_blas(_BLAS_ALONE if isinstance(ran, FastPlan) else self._lanes.count)
 
@@ -361,7 +361,7 @@ class CpuEngine:
         and no limit of BLAS. None if there is none. For a small request, all that finds its program takes
         longer than the program.
         """
-        if type(plan) is not FastPlan or not plan.is_small or len(scalars) != plan.scalars:
+        if type(plan) is not FastPlan or not plan.has_small_products or len(scalars) != plan.scalars:
             return None
         programs = self._fast_programs.get(plan)
         return None if programs is None else programs.find_known(buffers)

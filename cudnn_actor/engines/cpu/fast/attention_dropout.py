@@ -1,6 +1,7 @@
 """Dropout of attention: the factors of some weights, drawn in each run by the definition of random numbers.
 
-What that does is recorded once for the largest block, and made for each in the memory of its lane.
+The definition is recorded once for the largest block, and its calls are made for each block in the memory of
+the block's lane.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Drawing:
     def factors(self, numbers: Array, keys: range) -> Floats:
         """The factors of the weights of some keys, dims (rows, keys): 0 for weights that are dropped.
 
-        `numbers`: those of the rows' first weights, dims (heads..., rows, 1). The result is overwritten by
-        the next one.
+        `numbers`: the numbers of the rows' first weights, dims (heads..., rows, 1). The result is overwritten
+        by the next one.
         """
         rows = numbers.size
         np.copyto(self._state, self._given)

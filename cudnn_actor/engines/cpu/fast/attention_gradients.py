@@ -40,7 +40,7 @@ def attention_backward(node: Node, specs: Specs) -> Kernel | None:
 
 @dataclass(frozen=True)
 class _Backward:
-    """`dbias`: its dims, if it is wanted."""
+    """The kernel of `AttentionBackward`. `dbias`: the dims of this result; None if it is not wanted."""
 
     heads: Heads
     dbias: tuple[int, ...] | None
@@ -91,13 +91,14 @@ class _Backward:
         return [*steps, deal(self._tasks(), len(lanes), call)]
 
     def _rows(self) -> list[tuple[int, Box]]:
-        """Numbers of heads that share keys, and some of their rows."""
+        """The blocks of rows of the heads that share keys: for each, the number of the head, and its rows."""
         heads = self.heads
         count, rows = (1, heads.size) if heads.side_by_side else (heads.size, heads.q[2])
         return [*itertools.product(range(count), boxes_of_elements((rows,), heads.extents[1]))]
 
     def _tasks(self) -> list[list[tuple[int, int]]]:
-        """Samples and heads of k. Those whose gradients of the bias are added up are one task."""
+        """The pairs of a sample and a head of k, by task. Pairs that add to the same gradient of the bias are
+        one task, since lanes must not add to it at the same time."""
         samples, groups = self.heads.v[:2]
         shared = (False, False) if self.dbias is None else (self.dbias[0] == 1, self.dbias[1] == 1)
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -107,7 +108,8 @@ class _Backward:
         return [*found.values()]
 
     def _of_bias(self, dbias: Floats, sample: int, head: int, part: slice) -> Floats:
-        """The gradient of the bias of some rows, or of all of them together."""
+        """The part of dbias to which some rows of a head add: one row for each, or a single row for all of
+        them."""
         of_sample: Floats = dbias[0 if dbias.shape[0] == 1 else sample]
         one, each = slice(0, 1), slice(head, head + self.heads.size)
         if self.heads.side_by_side:
@@ -119,14 +121,15 @@ class _Backward:
 
 
 class _Rows:
-    """A call that adds to the gradients what some rows of one head give.
+    """A call that adds the shares of some rows of one head to the gradients.
 
     Parameters
     ----------
     own
-        dy, y and statistics of these rows, what `Scores` takes, and dq; dbias if it is wanted.
+        The arrays of these rows, by name: dy, y, statistics, the arrays that `Scores` takes, dq, and dbias if
+        it is wanted.
     sums
-        dk and dv of all positions, to which is added.
+        dk and dv of all positions. The shares are added to these.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class _Rows:
         return footprint(*own, itemsize=itemsize) + Scores.footprint(extents, features[0], itemsize)
 
     def __call__(self) -> None:
-        """Add what these rows give; store dq."""
+        """Add the shares of these rows, and store dq."""
         own = self._own
         rows, blocks = self._scores.begin()
         self._dq.fill(0)

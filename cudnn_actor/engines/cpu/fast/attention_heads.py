@@ -19,7 +19,7 @@ from cudnn_actor.protocol.operations.base import Specs
 __all__ = ["Heads"]
 
 _MOST = 1 << 15
-"""Scores of a block: with what they are multiplied with, they stay in a small L2 cache."""
+"""The most scores of a block: together with the values, they stay in a small L2 cache."""
 _ROWS, _KEYS = 64, 512
 """The least rows and keys of a block, where there are as many: products of fewer are slow."""
 _TASKS = 8
@@ -30,7 +30,7 @@ _TASKS = 8
 class Heads:
     """The heads, rows and keys of an attention, and how its scores are cut into blocks.
 
-    `q`, `v`: the dims of these.
+    `q`, `v`: the dims of these operands.
     """
 
     node: Attention[int] | AttentionBackward[int]
@@ -48,12 +48,13 @@ class Heads:
 
     @property
     def size(self) -> int:
-        """Heads that share keys."""
+        """How many heads share keys."""
         return self.q[1] // self.v[1]
 
     @property
     def side_by_side(self) -> bool:
-        """Whether the heads that share keys are the rows of a matrix: where each has one row."""
+        """Whether heads that share keys have one row each. Then they are computed as the rows of one
+        matrix."""
         return self.q[2] == 1
 
     @property
@@ -83,7 +84,7 @@ class Heads:
         return parted.swapaxes(2, 3) if self.side_by_side else parted
 
     def drawing_bytes(self) -> int:
-        """Bytes of scratch of each lane in which a block's dropout is drawn."""
+        """The bytes of scratch that each lane needs to draw a block's dropout."""
         return drawing_bytes(self.extents, self.node.dropout, self.dtype)
 
     def drawing(self, operands: Operands, scratch: Scratch) -> Drawing | None:
@@ -94,7 +95,7 @@ class Heads:
 
     def operands_by_row(self, operands: Operands, scratch: Scratch) -> dict[str, Floats]:
         """The operands that have a value for each row, by name: the bias, the slopes, and the number of the
-        row's first weight, as far as they are needed."""
+        row's first weight. Those that the operation does not have are left out."""
         found = {}
         if self.node.dropout:
             found["numbers"] = self.by_group(weight_numbers(self.q, self.v[2], scratch))
@@ -106,7 +107,7 @@ class Heads:
         return found
 
     def visibility(self, operands: Operands, scratch: Scratch) -> Callable[[slice, slice], Visibility]:
-        """A function that returns the visibility of keys from some rows of some samples."""
+        """A function that takes samples and rows, as slices, and returns which keys these see."""
         masks = Masks(self.node.bounds(self.q[2], self.v[2]), scratch)
         blocks = [
             range(each.start, each.stop) for (each,) in boxes_of_elements((self.v[2],), self.extents[2])

@@ -30,7 +30,7 @@ class Rows:
     v
         The values of all keys.
     scores
-        What gives the scores of these rows.
+        Computes the scores of these rows.
     """
 
     def __init__(self, own: Mapping[str, Floats], v: Floats, scores: Scores, scratch: Scratch) -> None:
@@ -103,7 +103,7 @@ class Rows:
         np.divide(self._sums, self._of_rows[2], self._own["y"])
 
     def _clear(self, start: int) -> None:
-        """Store the results of rows that see nothing."""
+        """Store the results of rows that see no key."""
         self._own["y"][..., start:, :] = 0
         if "statistics" in self._own:
             self._own["statistics"][..., start:, :] = -np.inf

@@ -1,4 +1,5 @@
-"""Scores of attention: of some rows and keys at a time, with what is added to them and what hides them."""
+"""Scores of attention, of some rows and keys at a time, with biases and ALiBi added, and hidden keys
+masked."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Masks:
-    """The masks of scores that the bounds of a position's view hide. All blocks of the same offset have the
-    same mask.
+    """The masks of keys that rows do not see because they are too far before or behind them.
 
-    `bounds`: as `Attention.bounds` gives them. Masks are kept by `scratch`.
+    Blocks of the same size and with the same distance between rows and keys share a mask, which `scratch`
+    keeps. `bounds`: how many keys a position sees before and behind itself, as `Attention.bounds` gives them.
     """
 
     def __init__(self, bounds: tuple[int | None, int | None], scratch: Scratch) -> None:
@@ -67,8 +68,8 @@ class Visibility(NamedTuple):
 class Block(NamedTuple):
     """Scores of some rows and some keys.
 
-    `matrix`: the scores of all heads below each other. `shared`: these keys and values. `apart`: for ALiBi,
-    how far keys are from rows.
+    `matrix`: the scores of all heads below each other. `shared`: the block's keys and values. `apart`: memory
+    for ALiBi's distances of keys from rows.
     """
 
     keys: range
@@ -90,11 +91,11 @@ class Scores:
     shared
         k and v, dims (heads..., positions, features), as BLAS takes them.
     visibility
-        Which rows, and which keys they see.
+        The rows, and which keys they see.
     scale
-        What scores are multiplied with.
+        The factor of the scores.
     drawing
-        What draws dropout; None without it.
+        The drawing of dropout; None without dropout.
     """
 
     def __init__(
@@ -152,7 +153,8 @@ class Scores:
     def begin(self) -> tuple[int, list[Block]]:
         """Multiply the queries with the scale.
 
-        Returns how many rows count, which is read in each run, and the blocks of keys of which any does.
+        Returns how many of the rows are no padding, and the blocks that have keys which are no padding. Both
+        are read in each run.
         """
         rows, keys = self._count_unpadded()
         blocks = [block for block in self._blocks if block.keys.start < keys] if rows else []
@@ -172,7 +174,7 @@ class Scores:
         )
 
     def compute(self, block: Block) -> None:
-        """Compute a block's scores; -infinity for what is hidden."""
+        """Compute a block's scores: -infinity for hidden keys and for padding."""
         np.matmul(self.queries, block.shared[0].swapaxes(-1, -2), block.scores)
         if block.bias is not None:
             np.add(block.scores, block.bias, block.scores)
@@ -189,13 +191,14 @@ class Scores:
         return None if self._drawing is None else self._drawing.factors(self._own["numbers"], block.keys)
 
     def drop(self, block: Block) -> None:
-        """Drop some of the weights in the place of a block's scores."""
+        """Multiply the weights, which lie in the place of the block's scores, with their factors of
+        dropout."""
         factors = self.factors(block)
         if factors is not None:
             np.multiply(block.matrix, factors, block.matrix)
 
     def _subtract_alibi(self, scores: Floats, apart: Floats, keys: range) -> None:
-        """Subtract ALiBi's part."""
+        """Subtract ALiBi's share: the distance of a key from a row, times the head's slope."""
         rows = np.array(self._visibility.rows, apart.dtype)
         np.subtract(rows[:, None], np.array(keys, apart.dtype), apart)
         np.absolute(apart, apart)

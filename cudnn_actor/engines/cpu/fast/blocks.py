@@ -42,11 +42,11 @@ def merged_axes(
     Parameters
     ----------
     dims
-        What the arrays are broadcast to.
+        The dims that the arrays are broadcast to.
     arrays
-        Of these dims, or with some of size 1.
+        Arrays of these dims, of which any may be 1.
     leading
-        The number of the array that decides about the order, slowest first.
+        The number of the array that decides about the order of the axes: the slowest first.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Programs of one plan: it stays bound to the buffers that it ran on lately."""
+"""The programs of a plan: it stays bound to the sets of buffers that it ran on lately."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ import numpy.typing as npt
 from cudnn_actor.engines.cpu.fast.plan import FastProgram
 from cudnn_actor.memory.least_recent import LeastRecent
 
-__all__ = ["AT_A_TIME", "BoundPrograms", "is_small"]
+__all__ = ["AT_A_TIME", "BoundPrograms", "several_fit"]
 
 _MOST_BYTES = 4 << 20
 """Bytes that all programs of a plan may keep together."""
 AT_A_TIME = 8
-"""On how many sets of buffers a plan of a small program may be expected to run at a time."""
+"""The most sets of callers' arrays to which a plan stays bound at a time."""
 _BYTES_OF_CALL = 1 << 10
 """The memory that a bound call takes, about."""
 _MOST_SEEN = 1024
-"""Sets of buffers that are known by their objects alone."""
+"""The most sets of buffers that are found by the ids of their objects."""
 
 
 class BoundPrograms:
-    """Binding takes up to a third of the time of a run. So programs are kept, and found by their memory.
+    """The programs of a plan, found by the memory of their buffers. To bind a plan anew takes up to a third
+    of the time of a run.
 
-    A program of buffers keeps their memory mapped, and no other memory can have its addresses meanwhile. One
-    of callers' arrays (`FastLaunch`) has addresses alone, and runs on whatever lies there when it is found.
+    A program of buffers keeps their memory mapped, so no other memory can have its addresses meanwhile. A
+    program of callers' arrays (`FastLaunch`) has their addresses alone, and runs on the arrays that lie there
+    when it is found.
     """
 
     def __init__(self) -> None:
@@ -66,8 +68,8 @@ class BoundPrograms:
         return program
 
 
-def is_small(program: FastProgram) -> bool:
-    """Whether `AT_A_TIME` programs such as this one are kept together."""
+def several_fit(program: FastProgram) -> bool:
+    """Whether `AT_A_TIME` programs of this size fit into the bytes that a plan's programs may keep."""
     return AT_A_TIME * _nbytes(program) <= _MOST_BYTES
 
 

@@ -1,10 +1,9 @@
 """Operations evaluated by their definitions, part by part: those without a kernel of their own.
 
-Each part of the results follows from parts of the operands: see `Operation.part`. What the definition does
-is recorded once for all parts of the same dims, and made for each in the scratch memory of its lane, on
+Each part of the results follows from parts of the operands: see `Operation.part`. The calls of the definition
+are recorded once for all parts of the same dims, and made for each part in the scratch memory of its lane, on
 copies of its operands. Where a definition cannot be recorded, NumPy allocates for one part at a time on each
-lane.
-Progress is noted behind each call.
+lane. Progress is noted behind each call.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     deal,
     lanes_worth,
 )
+from cudnn_actor.engines.cpu.fast.memory_orders import is_channels_last
 from cudnn_actor.engines.cpu.fast.recorder import Recorder
 from cudnn_actor.engines.cpu.fast.recording import NotRecordable, Recorded, Recording
 from cudnn_actor.engines.cpu.fast.rounding import store
@@ -40,7 +40,7 @@ from cudnn_actor.protocol.operations.base import Part, Region
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["ByDefinition", "by_definition", "definition_in_scratch", "is_channels_last"]
+__all__ = ["ByDefinition", "by_definition", "definition_in_scratch"]
 
 Array = npt.NDArray[Any]
 _PART_ELEMENTS = 1 << 15
@@ -342,11 +342,6 @@ def _within(box: Box, region: Region) -> Box:
     return tuple(
         slice(of.start - own.start, of.stop - own.start) for of, own in zip(box, region, strict=True)
     )
-
-
-def is_channels_last(strides: Sequence[int]) -> bool:
-    """Whether channels lie side by side."""
-    return len(strides) > 2 and abs(strides[1]) < min(map(abs, strides[2:]))
 
 
 def _round_result(recording: Recording, result: Any, dtype: DType) -> Recorded:

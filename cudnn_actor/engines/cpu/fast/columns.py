@@ -22,15 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.boxes import Box
-from cudnn_actor.engines.cpu.fast.convolution_views import (
-    calls_of_taps,
-    copying,
-    filling,
-    inner,
-    laid_out,
-)
+from cudnn_actor.engines.cpu.fast.convolution_views import calls_of_taps, clear_call, copy_call, inner
 from cudnn_actor.engines.cpu.fast.kernels import Call
 from cudnn_actor.engines.cpu.fast.lines import Floats
+from cudnn_actor.engines.cpu.fast.memory_orders import scratch_in_order
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
@@ -84,20 +79,20 @@ class Columns:
         extents = tuple([stop - start for start, stop in reach])
         whole = source.shape[3:] == extents
         if whole and (geometry.single_tap or self._lies(x, by_pixel)):
-            return [copying(self._patches(source, into.shape), into)]
+            return [copy_call(self._patches(source, into.shape), into)]
         if math.prod(extents) > math.prod(into.shape[3:]):
             by_tap = partial(self._by_tap, x, box, into)
             return calls_of_taps(math.prod(geometry.taps), by_tap)
         spatial = range(3, 3 + self._rank)
         order = (0, *spatial, 1, 2) if by_pixel else (0, 1, 2, *spatial)
         dims = (*x.shape[:3], *extents)
-        padded = laid_out(memory, dims, order, self._dtype)
+        padded = scratch_in_order(memory, dims, order, self._dtype)
         calls: list[Call] = []
         if not whole:
-            calls.append(filling(padded))
+            calls.append(clear_call(padded))
         if source.size:
-            calls.append(copying(source, inner(padded, [overlap.within for overlap in overlaps])))
-        calls.append(copying(self._patches(padded, into.shape), into))
+            calls.append(copy_call(source, inner(padded, [overlap.within for overlap in overlaps])))
+        calls.append(copy_call(self._patches(padded, into.shape), into))
         return calls
 
     def _by_tap(self, x: Floats, box: Box, into: Floats) -> Iterator[Call]:
@@ -108,9 +103,9 @@ class Columns:
             whole = inner(into, (*tap, *[slice(None)] * self._rank))
             target = inner(whole, outputs)
             if target.size < whole.size:
-                yield filling(whole)
+                yield clear_call(whole)
             if target.size:
-                yield copying(inner(x, inputs), target)
+                yield copy_call(inner(x, inputs), target)
 
     def _lies(self, x: Floats, by_pixel: bool) -> bool:
         """Whether runs of x are runs of columns."""

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cudnn_actor.engines.base import no_progress
-from cudnn_actor.engines.cpu.fast.by_definition import ByDefinition, is_channels_last
+from cudnn_actor.engines.cpu.fast.by_definition import ByDefinition
 from cudnn_actor.engines.cpu.fast.kernel_table import kernel_of
 from cudnn_actor.engines.cpu.fast.kernels import carried_number, carrier_dtype
+from cudnn_actor.engines.cpu.fast.memory_orders import is_channels_last
 from cudnn_actor.engines.cpu.fast.open_chain import OpenChain
-from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Given, Piece, Place, View
+from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Piece, Place, RepeatedNumber, View
 from cudnn_actor.engines.cpu.fast.pointwise import Chain, rounding
 from cudnn_actor.engines.cpu.fast.units import (
     Unit,
@@ -119,7 +120,7 @@ class _Compiler:
             pieces=tuple(self._pieces),
             bound=tuple(self._buffer(graph.tensor(uid)) for uid in graph.bound),
             places=tuple(self._place(one, offsets[one.uid]) for one in held.values()),
-            given=tuple(map(self._describe_given, (*graph.scalars, *graph.constants))),
+            repeated=tuple(map(self._repeated_number, (*graph.scalars, *graph.constants))),
             views=tuple(each for each in self._views.items() if self._is_read(each[1], held)),
             held_bytes=held_bytes,
             lane_bytes=lane_bytes,
@@ -324,10 +325,10 @@ class _Compiler:
         number = stored_number(tensor.uid) if tensor.uid in self._apart else tensor.uid
         return Buffer(number, tensor.dims, tensor.dtype)
 
-    def _describe_given(self, uid: int) -> Given:
+    def _repeated_number(self, uid: int) -> RepeatedNumber:
         tensor = self._graph.tensor(uid)
         number = self._graph.constants.get(uid)
-        return Given(uid, tensor.dims, carried_number(tensor.dtype, number), number)
+        return RepeatedNumber(uid, tensor.dims, carried_number(tensor.dtype, number), number)
 
 
 def _is_entangled(result: GraphTensor, operation: Node) -> bool:

@@ -1,9 +1,9 @@
 """Weights of half types, converted to float32 once for all runs of a deployed graph.
 
-A plan converts what it reads of half types in each run, since buffers may have changed. Of buffers that keep
-their values, the plan made here reads arrays of float32 in their place. These live as long as the `Constants`
-object: the engine makes another one after a write to the weights. Plans for other dims have the same arrays
-if these have the same values. So after a write, what was converted before it is not used again.
+A plan converts the buffers of half types that it reads in each run, since they may have changed. In place of
+buffers that keep their values, the plan made here reads arrays of float32. These arrays live as long as the
+`Constants` object: the engine makes another object after a write to the weights. Plans for other dims share
+an array if its values are the same. So after a write, no plan reads an array that was converted before it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Constants:
     plan
         The plan.
     buffers
-        What it runs on: the buffers, but for those that are converted.
+        The arrays that the plan runs on: buffers, and converted weights in place of others.
     converted
-        The arrays that these are converted to.
+        The converted weights among these.
     """
 
     def __init__(
@@ -57,14 +57,19 @@ class Converted:
     def missing_bytes(
         self, plan: FastPlan, buffers: Sequence[npt.NDArray[Any]], constant: Collection[int]
     ) -> int:
-        """Bytes of those that a plan would read and that are not here, if the others are as they were."""
+        """The bytes of the converted weights that a plan would read and that are not here yet, if no weight
+        has changed since it was converted."""
         found = _convertible(plan, constant).items()
         return sum(
             place.nbytes for number, place in found if _key(buffers[number], place) not in self._latest
         )
 
     def of(self, source: npt.NDArray[Any], place: Place) -> npt.NDArray[Any]:
-        """The values of a buffer. Raises `MemoryError`."""
+        """A buffer's values as `place` wants them: an array that is here, if it has these values, else a new
+        one.
+
+        Raises `MemoryError`.
+        """
         array = np.ndarray(place.dims, place.dtype, aligned_bytes(place.nbytes), 0, place.strides)
         np.copyto(array, source, casting="unsafe")
         known = self._latest.get(key := _key(source, place))
@@ -91,9 +96,9 @@ def with_constants(
     converted: Converted,
     on_progress: Callable[[], None] = no_progress,
 ) -> Constants:
-    """The plan for buffers of which some, at these places, keep their values. Raises `MemoryError`.
+    """The plan for buffers of which those at the places `constant` keep their values. Raises `MemoryError`.
 
-    `on_progress` is called after each that is converted.
+    `on_progress` is called after each buffer that is converted.
     """
     found = _convertible(plan, constant)
     arrays, bound = list(buffers), list(plan.bound)

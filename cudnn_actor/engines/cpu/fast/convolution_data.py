@@ -17,23 +17,22 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     FEW_PIXELS,
     MOST_BOUND_TAPS,
     Filters,
-    adding,
+    add_call,
     as_matrices,
     as_results,
     calls_of_taps,
-    channels_last,
-    copying,
-    filling,
+    clear_call,
+    copy_call,
+    has_dense_channels,
     images_joined,
     inner,
-    laid_out,
-    memory_order,
-    multiplying,
+    product_call,
     reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.fast.memory_orders import memory_order, scratch_in_order
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations.convolution import split_groups
@@ -41,9 +40,9 @@ from cudnn_actor.protocol.operations.convolution import split_groups
 __all__ = ["BackwardData", "backward_data"]
 
 _COLUMN_BYTES = 1 << 20
-"""Columns of a block. Outputs that a block shares with its neighbours are computed for each."""
+"""Bytes of the columns of a block. Outputs that a block shares with its neighbours are computed for each."""
 _MOST_COLUMN_BYTES = 4 << 20
-"""Columns of a block with few pixels: then the filter is what a product reads most."""
+"""The same for a block with few pixels, whose product reads the filter more than the columns."""
 _SUMS, _GRADIENT = 4, 16
 """How many times the bytes of columns the sums of a block may have, and its part of dy."""
 _LEAST_ROWS = 64
@@ -53,13 +52,14 @@ _LEAST_CHANNELS = 32
 _CALL_NS, _LATE_CALL_NS = 1000, 4000
 """Nanoseconds to add up the columns of a tap, by a bound call, and by one that is made when it runs."""
 _CLEARLY = 1.3
-"""How much faster another kernel has to be by estimates, which are right within that."""
+"""How many times faster the way tap by tap must be by its estimate: estimates are right within this
+factor."""
 _MOST_OUTPUTS = 12
 """Outputs for each pixel of a block. With more, as large filters have, columns are stored by tap, too."""
 
 
 def backward_data(geometry: ConvGeometry, dtype: type) -> BackwardData | BackwardDataByTap:
-    """The kernel that takes less time."""
+    """The kernel for the gradient: of the two ways, the one that takes less time by their estimates."""
     columns, by_tap = BackwardData(geometry, dtype), BackwardDataByTap(geometry, dtype)
     return by_tap if _CLEARLY * by_tap.ns() < columns.ns() else columns
 
@@ -152,7 +152,7 @@ class BackwardData:
         geometry = self._geometry
         filters = Filters(geometry, operands["w"], lanes[0])
         by_pixel = True in self._tiles and (
-            filters.taps_first or (math.prod(geometry.taps) == 1 and channels_last(results["dx"]))
+            filters.taps_first or (math.prod(geometry.taps) == 1 and has_dense_channels(results["dx"]))
         )
         bound = _Bound(operands["dy"], results["dx"], filters, by_pixel)
 
@@ -167,14 +167,14 @@ class BackwardData:
         target = dx[box]
         outputs = [self._touching(span, axis) for axis, span in enumerate(spans(box))]
         if any(stop <= start for start, stop in outputs):
-            return [filling(target)]
+            return [clear_call(target)]
         pixels = tuple(stop - start for start, stop in outputs)
         part = dy[(box[0], slice(None), *(slice(*span) for span in outputs))]
         gradient = as_results(part, geometry.groups)
         calls: list[Call] = []
         if gradient is None or not blas_takes(gradient):
             copy = memory.take(part.shape, self._dtype)
-            calls.append(copying(part, copy))
+            calls.append(copy_call(part, copy))
             gradient = as_results(copy, geometry.groups)
             assert gradient is not None
         w = self._transpose_filter(filters, box[1])
@@ -183,7 +183,7 @@ class BackwardData:
             if into is not None and blas_takes(into):
                 return [
                     *calls,
-                    multiplying(w, *(images_joined(gradient, into) if by_pixel else (gradient, into))),
+                    product_call(w, *(images_joined(gradient, into) if by_pixel else (gradient, into))),
                 ]
         columns = self._columns(target.shape, pixels, by_pixel, filters.taps_first, memory)
         into = as_matrices(columns, filters.taps_first, len(pixels))
@@ -195,14 +195,14 @@ class BackwardData:
             )
         assert into is not None
         one, other = images_joined(gradient, into) if by_pixel and into.shape[1] == 1 else (gradient, into)
-        calls.append(multiplying(w, one, other))
+        calls.append(product_call(w, one, other))
         return calls + self._scatter(bound, columns, box, outputs, memory)
 
     def _columns(self, dims: Dims, pixels: Dims, by_pixel: bool, taps_first: bool, memory: Scratch) -> Floats:
         geometry = self._geometry
         order = Columns(geometry, self._dtype).order(by_pixel, taps_first)
         full = (dims[0], geometry.groups, dims[1] // geometry.groups, *geometry.taps, *pixels)
-        return laid_out(memory, full, order, self._dtype)
+        return scratch_in_order(memory, full, order, self._dtype)
 
     def _transpose_filter(self, filters: Filters, channels: slice) -> Floats:
         """The filter as matrices (groups, depth of some channels, filters of a group)."""
@@ -228,12 +228,12 @@ class BackwardData:
         sums = target = bound.dx[box]
         order = memory_order(target.ndim, channels_last=bound.by_pixel)
         if target.strides[order[-1]] != target.itemsize:
-            sums = laid_out(memory, target.shape, order, self._dtype)
+            sums = scratch_in_order(memory, target.shape, order, self._dtype)
         per_group = split_groups(sums, geometry.groups)
         adding_up = functools.partial(self._sums, per_group, columns, box, outputs)
-        calls = [filling(sums), *calls_of_taps(math.prod(geometry.taps), adding_up)]
+        calls = [clear_call(sums), *calls_of_taps(math.prod(geometry.taps), adding_up)]
         if sums is not target:
-            calls.append(copying(sums, target))
+            calls.append(copy_call(sums, target))
         return calls
 
     def _sums(self, per_group: Floats, columns: Floats, box: Box, outputs: list[Span]) -> Iterator[Call]:
@@ -242,4 +242,4 @@ class BackwardData:
             pixels, met = geometry.meet(tap, spans(box), outputs)
             into = inner(per_group, pixels)
             if into.size:
-                yield adding(into, inner(columns, (*tap, *met)))
+                yield add_call(into, inner(columns, (*tap, *met)))

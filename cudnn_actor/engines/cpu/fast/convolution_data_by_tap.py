@@ -19,21 +19,20 @@ import numpy as np
 from cudnn_actor.engines.cpu.boxes import Box, boxes, count_boxes, largest_tile
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     FEW_PIXELS,
-    adding,
+    add_call,
     as_results,
-    channels_last,
-    copying,
-    filling,
+    clear_call,
+    copy_call,
+    has_dense_channels,
     images_joined,
     inner,
-    laid_out,
-    memory_order,
-    multiplying,
+    product_call,
     reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, in_turn, made_when_run
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.fast.memory_orders import memory_order, scratch_in_order
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations.convolution import split_groups
@@ -41,16 +40,16 @@ from cudnn_actor.protocol.operations.convolution import split_groups
 __all__ = ["BackwardDataByTap", "products_ns"]
 
 _BLOCK_BYTES, _MOST_BLOCK_BYTES = 1 << 20, 4 << 20
-"""Scratch of a block, and of one with few pixels: of fewer, a product reads the filter more than them."""
+"""Bytes of scratch of a block, and of a block with few pixels, whose product reads the filter most."""
 _ENOUGH_BLOCKS = 8
 _CALLS_NS = 8000
 """The nanoseconds that the calls for a tap of a block take. They are made when they run."""
 _TAPS, _MOST_PARTS = 64, 10_000
 """Taps of a part, in each of which calls are made when it runs; and how many parts there are at most."""
 _FEWER = 4
-"""How many times fewer outputs than taps there are along a dim where outputs are taken one by one."""
+"""How many times more taps than outputs a dim must have for its outputs to be taken one by one."""
 _FEW_FILTERS = 1 << 20
-"""Bytes of a tap of all filters: larger ones are not copied for each output."""
+"""The most bytes of one tap of all filters that are copied for each output."""
 
 
 def products_ns(geometry: ConvGeometry, pairs: int) -> float:
@@ -121,7 +120,7 @@ class BackwardDataByTap:
         """See `Kernel`."""
         geometry, dx = self._geometry, results["dx"]
         steps, filters = self._filters(operands["w"], lanes)
-        by_pixel = geometry.groups == 1 and channels_last(dx) and not any(self._by_output)
+        by_pixel = geometry.groups == 1 and has_dense_channels(dx) and not any(self._by_output)
         bound = _Bound(operands["dy"], dx, filters, by_pixel)
 
         def call(box: Box, lane: int) -> Call:
@@ -139,7 +138,7 @@ class BackwardDataByTap:
         copy = lanes[0].keep((*geometry.taps, *seen.shape[:3]), self._dtype)
         turned = copy.transpose(*range(rank, rank + 3), *range(rank))
         parts = [
-            [copying(seen[:, number :: len(lanes)], turned[:, number :: len(lanes)])]
+            [copy_call(seen[:, number :: len(lanes)], turned[:, number :: len(lanes)])]
             for number in range(min(len(lanes), seen.shape[1]))
         ]
         return [deal(parts, len(lanes), lambda calls, _: calls)], turned
@@ -148,16 +147,16 @@ class BackwardDataByTap:
         sums = target = bound.dx[box]
         order = memory_order(target.ndim, channels_last=bound.by_pixel)
         if target.strides[order[-1]] != target.itemsize:
-            sums = laid_out(memory, target.shape, order, self._dtype)
+            sums = scratch_in_order(memory, target.shape, order, self._dtype)
         per_group = split_groups(sums, self._geometry.groups)
         loops = math.prod(self._loops)
         step = max(_TAPS, -(-loops * count_boxes(self._geometry.x, self._tile) // _MOST_PARTS))
-        calls = [filling(sums)]
+        calls = [clear_call(sums)]
         for start in range(0, loops, step):
             part = range(start, min(start + step, loops))
             calls.append(made_when_run(functools.partial(self._sums, bound, per_group, box, part, memory)))
         if sums is not target:
-            calls.append(copying(sums, target))
+            calls.append(copy_call(sums, target))
         return calls
 
     def _sums(
@@ -204,24 +203,24 @@ class BackwardDataByTap:
         order = memory_order(dy.ndim, channels_last=by_pixel)
         gradient = as_results(dy, groups)
         if gradient is None or not blas_takes(gradient):
-            copy = laid_out(memory, dy.shape, order, self._dtype)
-            yield copying(dy, copy)
+            copy = scratch_in_order(memory, dy.shape, order, self._dtype)
+            yield copy_call(dy, copy)
             gradient = as_results(copy, groups)
         matrices = reshaped_view(w, (groups, filters, channels * math.prod(taps)))
         if matrices is None or not blas_takes(matrices):
             packed = memory.take(w.shape, self._dtype)
-            yield copying(w, packed)
+            yield copy_call(w, packed)
             matrices = packed.reshape(groups, filters, -1)
         dims = (len(dy), groups * channels, *taps, *dy.shape[2:])
-        products = laid_out(memory, dims, order if by_pixel else range(len(dims)), self._dtype)
+        products = scratch_in_order(memory, dims, order if by_pixel else range(len(dims)), self._dtype)
         result = reshaped_view(
             products, (len(dy), groups, channels * math.prod(taps), math.prod(dy.shape[2:]))
         )
         assert gradient is not None
         assert result is not None
         pair = images_joined(gradient, result) if by_pixel else (gradient, result)
-        yield multiplying(matrices.swapaxes(1, 2), *pair)
-        yield adding(into, split_groups(products, groups).transpose(0, 1, 2, *self._in_order()))
+        yield product_call(matrices.swapaxes(1, 2), *pair)
+        yield add_call(into, split_groups(products, groups).transpose(0, 1, 2, *self._in_order()))
 
     def _in_order(self) -> Iterator[int]:
         """The axis of products along each spatial dim: that of its taps, or that of its outputs."""

@@ -13,17 +13,17 @@ import numpy as np
 from cudnn_actor.engines.cpu.boxes import Box, box_dims, boxes, largest_tile
 from cudnn_actor.engines.cpu.fast.columns import Columns
 from cudnn_actor.engines.cpu.fast.convolution_views import (
-    adding,
-    channels_last,
-    copying,
+    add_call,
+    copy_call,
     even,
+    has_dense_channels,
     inner,
-    laid_out,
     reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, made_when_run
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.fast.memory_orders import scratch_in_order
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations.convolution import split_groups
@@ -31,13 +31,13 @@ from cudnn_actor.protocol.operations.convolution import split_groups
 __all__ = ["BackwardFilter"]
 
 _PIXELS = 1024
-"""Pixels of a block, or more: a product of fewer takes more time to add up than to compute."""
+"""The least pixels of a block: a product of fewer takes more time to add up than to compute."""
 _COLUMN_BYTES, _MOST_COLUMN_BYTES = 2 << 20, 8 << 20
 """Columns of a block, and the most of one channel: of fewer pixels where filters are very large."""
 _MOST_BLOCKS = 10_000
 """The most blocks whose calls are bound. With more blocks, calls are made when they run."""
 _GRADIENT = 16
-"""How many times the bytes of columns a block's part of dy may have."""
+"""The most bytes of a block's part of dy, as a multiple of the bytes of its columns."""
 _ENOUGH_PARTS = 6
 """The least parts of the channels with one sum each. With fewer parts, each has several sums."""
 _SUMS_BYTES = 1 << 20
@@ -117,7 +117,7 @@ class BackwardFilter:
         filters, *dims = self._geometry.w
         groups = self._geometry.groups
         x, dw = operands["x"], results["dw"].reshape(groups, filters // groups, *dims)  # a view
-        by_pixel = self._geometry.groups == 1 and channels_last(x)
+        by_pixel = self._geometry.groups == 1 and has_dense_channels(x)
         bound = _Bound(x, operands["dy"], by_pixel, depth_first=not by_pixel and self._has_deep_filters())
         cuts = [len(self._grid) * number // self._sums for number in range(self._sums + 1)]
         memories = [lane.fork() for lane in lanes]
@@ -134,7 +134,7 @@ class BackwardFilter:
         def added_up(number: int, _lane: int) -> list[Call]:
             first, *others = totals[number]
             target = dw[:, :, self._pieces[number]]
-            return [*(adding(first, total) for total in others), copying(first, target)]
+            return [*(add_call(first, total) for total in others), copy_call(first, target)]
 
         numbers = range(len(self._pieces))
         sums = deal(product(numbers, pairwise(cuts)), len(lanes), sum_part)
@@ -162,7 +162,7 @@ class BackwardFilter:
         total = _products(sums, order, bound)
         in_place = self._sums == 1 and total is not None
         if not in_place:
-            sums = laid_out(memory, target.shape, order, self._dtype)
+            sums = scratch_in_order(memory, target.shape, order, self._dtype)
             total = _products(sums, order, bound)
         assert total is not None
         below = memory.fork()
@@ -174,9 +174,9 @@ class BackwardFilter:
             multiply = partial(self._multiply, bound, box, channels, into, below)
             calls += multiply() if few else [made_when_run(multiply)]
             if number:
-                calls.append(adding(total, summand))
+                calls.append(add_call(total, summand))
         if self._sums == 1 and not in_place:
-            calls.append(copying(sums, target))
+            calls.append(copy_call(sums, target))
         return sums, calls
 
     def _multiply(
@@ -191,8 +191,8 @@ class BackwardFilter:
         calls: list[Call] = []
         if gradient is None:
             order = (*range(2, part.ndim), 0, 1) if by_pixel else range(part.ndim)
-            copy = laid_out(memory, part.shape, order, self._dtype)
-            calls.append(copying(part, copy))
+            copy = scratch_in_order(memory, part.shape, order, self._dtype)
+            calls.append(copy_call(part, copy))
             gradient = _blas_view(copy)
         columns, filled = self._fill(x, box, channels, by_pixel, memory)
         assert gradient is not None
@@ -214,7 +214,7 @@ class BackwardFilter:
         dims = self._columns.dims(box_dims(box), source.shape[2])
         taps, pixels = range(3, 3 + rank), range(3 + rank, 3 + 2 * rank)
         order = (0, *pixels, 1, *taps, 2) if by_pixel else (1, 2, *taps, 0, *pixels)
-        columns = laid_out(memory, dims, order, self._dtype)
+        columns = scratch_in_order(memory, dims, order, self._dtype)
         calls = self._columns.fill(source, box, columns, by_pixel, memory)
         depth = columns.transpose(1, *((*taps, 2) if by_pixel else (2, *taps)), 0, *pixels)
         extents = (geometry.groups, math.prod(depth.shape[1 : 2 + rank]), *depth.shape[2 + rank :])

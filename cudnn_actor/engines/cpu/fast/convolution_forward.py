@@ -16,18 +16,18 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     Filters,
     as_matrices,
     as_results,
-    channels_last,
-    copying,
+    copy_call,
     even,
+    has_dense_channels,
     images_joined,
     inner,
-    laid_out,
-    multiplying,
+    product_call,
 )
 from cudnn_actor.engines.cpu.fast.group_rows import GroupRows
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.fast.memory_orders import scratch_in_order
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations.convolution import split_groups
@@ -35,9 +35,9 @@ from cudnn_actor.protocol.operations.convolution import split_groups
 __all__ = ["Forward"]
 
 _COLUMN_BYTES = 1 << 19
-"""Columns of a block. They stay in the second-level cache while they are multiplied."""
+"""Bytes of the columns of a block. They stay in the second-level cache while they are multiplied."""
 _MOST_COLUMN_BYTES = 4 << 20
-"""Columns of a block with few pixels: then the filter is what a product reads most."""
+"""The same for a block with few pixels, whose product reads the filter more than the columns."""
 _ENOUGH_BLOCKS = 6
 """The least blocks of which each lane computes whole ones. With fewer blocks, lanes share each block."""
 _LEAST_FILTERS = 64
@@ -78,7 +78,7 @@ class Forward:
         x = split_groups(operands["x"], self._geometry.groups)
         filters = Filters(self._geometry, operands["w"], lanes[0])
         by_pixel = self._geometry.groups == 1 and (
-            filters.taps_first or (math.prod(self._geometry.taps) == 1 and channels_last(operands["x"]))
+            filters.taps_first or (math.prod(self._geometry.taps) == 1 and has_dense_channels(operands["x"]))
         )
         bound = _Bound(x, y, filters, by_pixel)
         steps = filters.copies()
@@ -122,7 +122,7 @@ class Forward:
                 return view, []
         dims = self._columns.dims(box_dims(box), geometry.w[1])
         order = self._columns.order(bound.by_pixel, bound.filters.taps_first)
-        columns = laid_out(memory, dims, order, self._dtype)
+        columns = scratch_in_order(memory, dims, order, self._dtype)
         filling = [
             self._columns.fill(x[:, :, part], box, columns[:, :, part], bound.by_pixel, lane.fork())
             for part, lane in self._fillings((memory, *others))
@@ -146,12 +146,12 @@ class Forward:
         assert b is not None
         if into is not None and blas_takes(into) and not _narrow(into):
             one, other = images_joined(b, into) if bound.by_pixel else (b, into)
-            return [multiplying(w, one, other)]
+            return [product_call(w, one, other)]
         images, filters, *pixels = target.shape
         apart = memory.take(
             (images, geometry.groups, filters // geometry.groups, math.prod(pixels)), self._dtype
         )
-        return [multiplying(w, b, apart), copying(apart.reshape(target.shape), target)]
+        return [product_call(w, b, apart), copy_call(apart.reshape(target.shape), target)]
 
 
 class _Bound(NamedTuple):
@@ -176,7 +176,7 @@ def _tile_of_outputs(geometry: ConvGeometry, dims: Dims, cost: Callable[[Dims], 
 
 
 def _parts(geometry: ConvGeometry, count: int) -> list[slice]:
-    """Parts of the filters for which products are computed apart, if there are so few blocks."""
+    """The parts of the filters for which products are computed apart, if there are only `count` blocks."""
     filters = geometry.w[0]
     parts = 1
     if geometry.groups == 1 and count < _ENOUGH_BLOCKS:

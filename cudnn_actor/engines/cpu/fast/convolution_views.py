@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, made_when_run
 from cudnn_actor.engines.cpu.fast.lines import Floats
@@ -20,32 +18,30 @@ __all__ = [
     "FEW_PIXELS",
     "MOST_BOUND_TAPS",
     "Filters",
-    "adding",
+    "add_call",
     "as_matrices",
     "as_results",
     "calls_of_taps",
-    "channels_last",
     "channels_moved_last",
-    "copying",
+    "clear_call",
+    "copy_call",
     "even",
-    "filling",
+    "has_dense_channels",
     "images_joined",
     "inner",
-    "is_channels_last",
-    "laid_out",
-    "memory_order",
-    "multiplying",
+    "product_call",
     "reshaped_view",
 ]
 
 FEW_PIXELS = 192
 """A block of fewer pixels takes more time to read the filter than its columns."""
 MOST_BOUND_TAPS = 128
-"""The calls for each tap of larger filters are made when they run."""
+"""The most taps of a filter for each of which calls are bound. For more taps, calls are made when they
+run."""
 
 
 _WITHOUT_COPY: dict[str, Any] = {"copy": False} if np.lib.NumpyVersion(np.__version__) >= "2.1.0" else {}
-"""Older ones make a copy, which is not used."""
+"""Older versions of NumPy make a copy, which is not used."""
 
 
 def reshaped_view(array: Floats, dims: Dims) -> Floats | None:
@@ -57,30 +53,9 @@ def reshaped_view(array: Floats, dims: Dims) -> Floats | None:
     return view if np.may_share_memory(view, array) else None
 
 
-def channels_last(array: Floats) -> bool:
-    """Whether an array of dims N, C, spatial has its channels side by side, and several of them."""
+def has_dense_channels(array: Floats) -> bool:
+    """Whether images, (N, C, spatial), have several pixels of several channels, which lie without gaps."""
     return array.shape[1] > 1 and array.strides[1] == array.itemsize and math.prod(array.shape[2:]) > 1
-
-
-def laid_out(memory: Scratch, dims: Dims, order: Sequence[int], dtype: npt.DTypeLike) -> Floats:
-    """Scratch memory for an array of these dims, whose axes lie in memory in this order, the last densest."""
-    return memory.take(tuple([dims[axis] for axis in order]), dtype).transpose(_places(tuple(order)))
-
-
-def is_channels_last(array: npt.NDArray[Any]) -> bool:
-    """Whether the channels of images, (N, C, spatial), lie side by side."""
-    return abs(array.strides[1]) < min(map(abs, array.strides[2:]))
-
-
-def memory_order(rank: int, *, channels_last: bool) -> tuple[int, ...]:
-    """The axes of images, (N, C, spatial), in the order in which they lie in memory."""
-    return (0, *range(2, rank), 1) if channels_last else tuple(range(rank))
-
-
-@functools.cache
-def _places(order: tuple[int, ...]) -> tuple[int, ...]:
-    """The place of each axis in an order."""
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def channels_moved_last(array: Floats) -> Floats:
@@ -89,33 +64,33 @@ def channels_moved_last(array: Floats) -> Floats:
 
 
 def inner(array: Floats, parts: Iterable[slice | int], whole: int = 0) -> Floats:
-    """A view of parts along the last dims, or along those before the last `whole` ones."""
+    """A view of an array: a part along each of the dims before the last `whole` ones, and all of these."""
     index: Any = (..., *parts, *(slice(None),) * whole)
     view: Floats = array[index]
     return view
 
 
-def copying(source: Floats, target: Floats) -> Call:
+def copy_call(source: Floats, target: Floats) -> Call:
     """A call that copies an array to another of the same dims."""
     return lambda: np.copyto(target, source)
 
 
 def even(size: int, most: int) -> int:
-    """The size of the fewest about equal parts of at most that size."""
+    """The size of the parts if `size` is cut into the fewest about equal parts of at most `most`."""
     return -(-size // -(-size // max(1, most)))
 
 
-def filling(target: Floats) -> Call:
+def clear_call(target: Floats) -> Call:
     """A call that sets an array to zeros."""
     return lambda: target.fill(0)
 
 
-def adding(into: Floats, part: Floats) -> Call:
+def add_call(into: Floats, part: Floats) -> Call:
     """A call that adds an array to another."""
     return lambda: np.add(into, part, out=into)
 
 
-def multiplying(a: Floats, b: Floats, y: Floats) -> Call:
+def product_call(a: Floats, b: Floats, y: Floats) -> Call:
     """A call that computes y = a @ b. Leading dims that are 1 in all of them are dropped."""
     while y.ndim > 2 and y.shape[0] == 1 and b.shape[0] == 1 and (a.ndim < y.ndim or a.shape[0] == 1):
         a, b, y = (a[0] if a.ndim == y.ndim else a), b[0], y[0]
@@ -141,10 +116,10 @@ class Filters:
         self._matrices = self._copied.reshape(dims) if found is None and self._copied is not None else found
 
     def copies(self) -> list[Step]:
-        """A step that copies a filter which lies in another order to memory that is kept."""
+        """The step that copies the filter to memory of its own; none if its matrices are a view."""
         if self._copied is None:
             return []
-        return [(copying(self._source, self._copied),)]
+        return [(copy_call(self._source, self._copied),)]
 
     def matrices(self, filters: slice) -> Floats:
         """The matrices of some filters; of all, if there is more than one group."""
@@ -153,7 +128,8 @@ class Filters:
 
 
 def calls_of_taps(taps: int, make: Callable[[], Iterable[Call]]) -> list[Call]:
-    """Calls for each tap of a filter. With more than `MOST_BOUND_TAPS`, one that makes them when it runs."""
+    """The calls that `make` yields, for each tap of a filter. With more than `MOST_BOUND_TAPS` taps, one call
+    that makes them when it runs."""
     return [*make()] if taps <= MOST_BOUND_TAPS else [made_when_run(make)]
 
 

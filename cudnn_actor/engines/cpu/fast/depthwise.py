@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes
-from cudnn_actor.engines.cpu.fast.convolution_views import adding, channels_moved_last, copying
-from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
+from cudnn_actor.engines.cpu.fast.convolution_views import add_call, channels_moved_last, copy_call
+from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, einsum_call, subscripts
 from cudnn_actor.engines.cpu.fast.depthwise_rows import DepthwiseRows
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
@@ -80,7 +80,7 @@ class DepthwiseForward(DepthwiseBlocks):
         sums = self._sum_of_phases if self._phases else self._sums
         calls = sums(x, taps, into, box, memory)
         if into is not target:
-            calls.append(copying(into, target))
+            calls.append(copy_call(into, target))
         return calls
 
     def _sum_of_phases(self, x: Floats, taps: Floats, into: Floats, box: Box, memory: Scratch) -> list[Call]:
@@ -90,7 +90,7 @@ class DepthwiseForward(DepthwiseBlocks):
             part, w = x[..., phase.pixels], taps[..., phase.taps, :, :]
             calls += phase.kernel._sums(part, w, terms if number else into, box, memory.fork())
             if number:
-                calls.append(adding(into, terms))
+                calls.append(add_call(into, terms))
         return calls
 
     def _sums(self, x: Floats, taps: Floats, into: Floats, box: Box, memory: Scratch) -> list[Call]:
@@ -98,7 +98,7 @@ class DepthwiseForward(DepthwiseBlocks):
         pixels = taps.shape[-2]
         if pixels > 1 and not _run(padded, into.shape[1]):
             copy = self._take(memory, padded.shape)
-            calls.append(copying(padded, copy))
+            calls.append(copy_call(padded, copy))
             padded = copy
         shifted = self._view_by_tap(padded, into.shape)
         moved = channels_moved_last(into)
@@ -109,7 +109,7 @@ class DepthwiseForward(DepthwiseBlocks):
             w = w.reshape(*w.shape[:-2], -1)
         else:
             w = w[..., 0, :]
-        return [*calls, accumulating((shifted, w, moved), *subscripts(len(self._axes)))]
+        return [*calls, einsum_call((shifted, w, moved), *subscripts(len(self._axes)))]
 
 
 class _Phase(NamedTuple):

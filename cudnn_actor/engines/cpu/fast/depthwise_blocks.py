@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cudnn_actor.engines.cpu.boxes import Box, box_dims
-from cudnn_actor.engines.cpu.fast.convolution_views import copying, even, filling, inner, laid_out
+from cudnn_actor.engines.cpu.fast.convolution_views import clear_call, copy_call, even, inner
 from cudnn_actor.engines.cpu.fast.kernels import Call
 from cudnn_actor.engines.cpu.fast.lines import Floats
+from cudnn_actor.engines.cpu.fast.memory_orders import scratch_in_order
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 
-__all__ = ["DepthwiseBlocks", "accumulating", "most_elements", "subscripts"]
+__all__ = ["DepthwiseBlocks", "einsum_call", "most_elements", "subscripts"]
 
 _BLOCK = 1 << 16
 """Elements of a block of results, at most."""
@@ -59,11 +60,11 @@ class DepthwiseBlocks:
         source = np.moveaxis(w[:, 0], 0, -1)[..., None, :]
         dims = (*source.shape[:-2], pixels, source.shape[-1])
         taps = [memory.take(dims, self._dtype) for memory in memories]
-        return taps, [[copying(source, each)] for each in taps]
+        return taps, [[copy_call(source, each)] for each in taps]
 
     def _take(self, memory: Scratch, dims: Dims) -> Floats:
         """Scratch memory for dims N, C, spatial, in channels-last order."""
-        return laid_out(memory, dims, (0, *self._axes, 1), self._dtype)
+        return scratch_in_order(memory, dims, (0, *self._axes, 1), self._dtype)
 
     def _reach(self, tile: Dims) -> Dims:
         """Dims of the part of padded x that a tile of y depends on."""
@@ -80,9 +81,9 @@ class DepthwiseBlocks:
         if source.shape == dims and x.strides[1] == x.itemsize:
             return source, []
         padded = self._take(memory, dims)
-        calls = [filling(padded)] if source.size < padded.size else []
+        calls = [clear_call(padded)] if source.size < padded.size else []
         if source.size:
-            calls.append(copying(source, inner(padded, (overlap.within for overlap in overlaps))))
+            calls.append(copy_call(source, inner(padded, (overlap.within for overlap in overlaps))))
         return padded, calls
 
     def _view_by_tap(self, padded: Floats, dims: Dims) -> Floats:
@@ -102,7 +103,7 @@ def subscripts(rank: int) -> tuple[list[int], list[int], list[int]]:
     return [image, *taps, *pixels, channel], [*taps, channel], [image, *pixels, channel]
 
 
-def accumulating(
+def einsum_call(
     arrays: tuple[Floats, Floats, Floats], of_a: list[int], of_b: list[int], of_sums: list[int]
 ) -> Call:
     """A call that sets the last array to the sums of products of the others."""

@@ -10,14 +10,14 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import (
-    adding,
+    add_call,
     calls_of_taps,
     channels_moved_last,
-    copying,
-    filling,
+    clear_call,
+    copy_call,
     inner,
 )
-from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
+from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, einsum_call, subscripts
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
@@ -61,20 +61,20 @@ class DepthwiseData(DepthwiseBlocks):
             pad = geometry.conv.pre_padding[axis]
             outputs.append(geometry.touching((start + pad, stop + pad), axis))
         if any(stop <= start for start, stop in outputs):
-            return [filling(target)]
+            return [clear_call(target)]
         gradient = dy[(*box[:2], *(slice(*span) for span in outputs))]
         calls: list[Call] = []
         if gradient.strides[1] != gradient.itemsize:
             copy = self._take(memory, gradient.shape)
-            calls.append(copying(gradient, copy))
+            calls.append(copy_call(gradient, copy))
             gradient = copy
         sums = target if target.strides[1] == target.itemsize else self._take(memory, target.shape)
         apart = self._take(memory, gradient.shape)
-        calls.append(filling(sums))
+        calls.append(clear_call(sums))
         adding_up = functools.partial(self._products, (gradient, taps, apart, sums), box, outputs)
         calls += calls_of_taps(self._taps, adding_up)
         if sums is not target:
-            calls.append(copying(sums, target))
+            calls.append(copy_call(sums, target))
         return calls
 
     def _products(
@@ -89,7 +89,7 @@ class DepthwiseData(DepthwiseBlocks):
                 w = inner(taps, (*tap, 0, box[1])).reshape(-1, *(1 for _ in self._axes))
                 terms = inner(apart, met)
                 yield _multiplying(inner(gradient, met), w, terms)
-                yield adding(into, terms)
+                yield add_call(into, terms)
 
 
 class DepthwiseFilter(DepthwiseBlocks):
@@ -130,7 +130,7 @@ class DepthwiseFilter(DepthwiseBlocks):
         def added_up(number: int, _lane: int) -> list[Call]:
             first, *others = totals[number]
             target = np.moveaxis(dw[self._pieces[number], 0], 0, -1)
-            return [*(adding(first, total) for total in others), copying(first, target)]
+            return [*(add_call(first, total) for total in others), copy_call(first, target)]
 
         numbers = range(len(self._pieces))
         sums = deal(product(numbers, pairwise(cuts)), len(lanes), sum_part)
@@ -150,13 +150,13 @@ class DepthwiseFilter(DepthwiseBlocks):
             gradient = dy[box]
             if gradient.strides[1] != gradient.itemsize:
                 copy = self._take(below, gradient.shape)
-                yield copying(gradient, copy)
+                yield copy_call(gradient, copy)
                 gradient = copy
             shifted = self._view_by_tap(padded, gradient.shape)
             into = summand if number else total
-            yield accumulating((shifted, channels_moved_last(gradient), into), of_x, of_y, of_w)
+            yield einsum_call((shifted, channels_moved_last(gradient), into), of_x, of_y, of_w)
             if number:
-                yield adding(total, summand)
+                yield add_call(total, summand)
 
 
 def _multiplying(a: Floats, b: Floats, y: Floats) -> Call:

@@ -17,9 +17,9 @@ import numpy as np
 from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     calls_of_taps,
-    copying,
+    copy_call,
     even,
-    multiplying,
+    product_call,
     reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import most_elements
@@ -111,7 +111,7 @@ class DepthwiseRows(ShiftedRows):
         yield from self._shift(x[0, box[1]], shifted, box, memory)
         yield from self._sums(shifted, w, sums, memory)
         if into is None:
-            yield copying(sums.reshape(result.shape), result)
+            yield copy_call(sums.reshape(result.shape), result)
 
     def _sums(self, shifted: Floats, w: Floats, sums: Floats, memory: Scratch) -> Iterator[Call]:
         """Calls that set `sums`, (channels, outer dims, pixels of all rows), from copies and the filter."""
@@ -125,7 +125,7 @@ class DepthwiseRows(ShiftedRows):
             taps = reshaped_view(phase.taps, filters[:, part].shape)
             if taps is None or not blas_takes(taps):
                 taps = filters[:, part]
-                yield copying(phase.taps, taps.reshape(phase.taps.shape))
+                yield copy_call(phase.taps, taps.reshape(phase.taps.shape))
             copies = shifted[:, phase.number].reshape(columns, channels, -1)
             yield from _product_calls(taps, copies.swapaxes(0, 1), products[part].swapaxes(0, 1))
             terms += (
@@ -173,7 +173,7 @@ def _product_calls(a: Floats, b: Floats, y: Floats) -> Iterator[Call]:
     pixels = even(y.shape[-1], max(_LEAST_PIXELS, _PRODUCTS // (a.shape[-1] * a.shape[-2])))
     for start in range(0, y.shape[-1], pixels):
         part = slice(start, start + pixels)
-        yield multiplying(a, b[..., part], y[..., part])
+        yield product_call(a, b[..., part], y[..., part])
 
 
 def _of_rows(geometry: ConvGeometry) -> ConvGeometry:

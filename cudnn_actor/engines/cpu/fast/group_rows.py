@@ -17,9 +17,9 @@ import numpy as np
 from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     calls_of_taps,
-    copying,
+    copy_call,
     even,
-    multiplying,
+    product_call,
     reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn
@@ -133,7 +133,7 @@ class GroupRows(ShiftedRows):
         yield from self._shift(x, shifted, box, memory)
         yield from self._sums(shifted, w, sums, memory)
         if into is None:
-            yield copying(sums.reshape(result.shape), result)
+            yield copy_call(sums.reshape(result.shape), result)
 
     def _sums(self, shifted: Floats, w: Floats, sums: Floats, memory: Scratch) -> Iterator[Call]:
         """Calls that set `sums`, (filters, outer dims, pixels of all rows), from copies and filters."""
@@ -142,10 +142,10 @@ class GroupRows(ShiftedRows):
         rows = math.prod(taps)
         filters = memory.take((rows, len(w), columns, channels), self._dtype)
         places = tuple(range(2, 2 + len(taps)))
-        yield copying(w.transpose(*places, 0, -1, 1), filters.reshape(*taps, len(w), columns, channels))
+        yield copy_call(w.transpose(*places, 0, -1, 1), filters.reshape(*taps, len(w), columns, channels))
         products = memory.take((rows, len(w), math.prod(spatial)), self._dtype)
         depth = columns * channels
-        yield multiplying(
+        yield product_call(
             filters.reshape(-1, depth), shifted.reshape(depth, -1), products.reshape(rows * len(w), -1)
         )
         dilation = self._geometry.conv.dilation

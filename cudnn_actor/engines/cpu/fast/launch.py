@@ -1,8 +1,8 @@
 """Runs of a fast plan on the arrays of callers.
 
-A plan is bound to memory, which takes longer than to copy what a run reads and writes. So a run is on a
-caller's arrays only where earlier arrays have lain before: allocators give the same memory again and again,
-and buffers stay where they are.
+To bind a plan to memory takes longer than to copy the inputs and outputs of a run. So a run reads and writes
+a caller's arrays in place only if arrays of earlier runs have lain at the same addresses. That is often so:
+allocators give the same memory again and again, and buffers stay where they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cudnn_actor.engines.base import RunAnywhere
-from cudnn_actor.engines.cpu.fast.bound_programs import AT_A_TIME, is_small
+from cudnn_actor.engines.cpu.fast.bound_programs import AT_A_TIME, several_fit
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.in_place import LEAST_BYTES, Arrays, InPlace
 from cudnn_actor.memory.least_recent import LeastRecent
@@ -28,7 +28,7 @@ _Places = tuple[tuple[int, int], ...]
 
 
 class FastLaunch(RunAnywhere):
-    """Runs of a plan on the buffers that it was made for, or on arrays in place of some.
+    """Runs of a plan on the buffers for which this was made, or with arrays in the place of some of these.
 
     None of these arrays is kept: a bound program has no more than their addresses, and it runs only on
     arrays that lie there at that time, with the same dims, strides and dtype.
@@ -38,7 +38,7 @@ class FastLaunch(RunAnywhere):
     plan, buffers
         The plan and the buffers.
     run
-        Computes on buffers, whose objects are the same for the same memory.
+        Runs the plan on buffers. It gets the same objects for the same memory each time.
     """
 
     def __init__(
@@ -60,12 +60,13 @@ class FastLaunch(RunAnywhere):
 
     @staticmethod
     def pays(plan: FastPlan, program: FastProgram) -> bool:
-        """Whether a plan may run on other buffers than those of this program, and that may pay.
+        """Whether a launch of the plan may save time.
 
-        It overwrites no operand, what it reads and writes is large, and it is bound soon: no network is.
+        The plan must overwrite no operand, and read and write many bytes. And it must be bound in little
+        time: programs of whole networks are too large for that.
         """
         nbytes = sum(buffer.nbytes for buffer in program.buffers)
-        return not plan.updates and nbytes >= LEAST_BYTES and is_small(program)
+        return not plan.updates and nbytes >= LEAST_BYTES and several_fit(program)
 
     def __call__(self) -> None:
         """Compute on its buffers."""

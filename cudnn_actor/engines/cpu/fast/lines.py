@@ -1,4 +1,4 @@
-"""Lines of a tensor: its elements along some dims, where the others are fixed.
+"""Lines of a tensor: the elements along some of its dims, with fixed places along the others.
 
 Blocks of lines stay in the cache. A block is a box of the dims that are fixed, with whole lines; its bounds
 follow from dims and strides.
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from cudnn_actor.engines.cpu.boxes import Box
 from cudnn_actor.engines.cpu.scratch import Dims
 
 __all__ = [
@@ -29,16 +30,15 @@ __all__ = [
     "parts_of_lines",
 ]
 
-Box = tuple[slice, ...]
 Floats = npt.NDArray[Any]
 """An array of float32 or float64."""
 
 _BLOCK_BYTES = 128 << 10
-"""Bytes of one array's block: with the result's block, half of a small L2 cache."""
+"""Bytes of a block of one array: together with the result's block, half of a small L2 cache."""
 _LEAST = 8192
 """Elements of a block: with fewer, the calls cost more than what they compute."""
 _FEW, _MANY = 4, 8
-"""How many blocks there are at least, and what their number is a multiple of where there are more."""
+"""The least number of blocks. A larger number of blocks is a multiple of the second number."""
 
 
 def most_lines(dims: Sequence[int], axes: Sequence[int], itemsize: int) -> int:
@@ -60,11 +60,12 @@ class Part(NamedTuple):
     Parameters
     ----------
     arrays
-        With the dims of lines last; matrices, if all can be seen as such without a copy.
+        The arrays, with the dims of lines last. They are matrices, if all of them can be seen so without a
+        copy.
     numbers
-        Arrays with a number for each line: of the same dims, with 1 for those of lines.
+        Arrays with a number for each line. They have the same dims, but 1 along lines.
     axes
-        Which dims these are: only 1 in matrices.
+        The dims along lines: dim 1 of matrices.
     """
 
     arrays: list[Floats]
@@ -137,7 +138,8 @@ def lines(axes: Sequence[int], arrays: Sequence[Floats], numbers: Sequence[Float
 
 
 def joined_axes(array: Floats, axes: range) -> Floats | None:
-    """The array with neighbouring dims as one; None if that takes a copy."""
+    """A view of the array with the dims `axes`, which are neighbours, as one dim; None if only a copy has
+    it."""
     if not _is_one(array, axes.start, axes.stop):
         return None
     return array.reshape(*array.shape[: axes.start], -1, *array.shape[axes.stop :])
@@ -151,11 +153,11 @@ def _is_one(array: Floats, start: int, end: int) -> bool:
 
 
 def beside(array: Floats, box: Box) -> Floats:
-    """The part of an array that belongs to a block; its dims may be 1, for one number for all."""
+    """The part of an array that belongs to a block. Along dims of size 1, all blocks have the same part."""
     pairs = zip(box, array.shape, strict=True)
     return array[tuple(part if size > 1 else slice(0, 1) for part, size in pairs)]
 
 
 def one_each(array: Floats, axes: tuple[int, ...]) -> Dims:
-    """The dims of a number for each line: those of an array, with 1 along the lines."""
+    """The dims of an array with one number for each line of `array`: 1 along the lines."""
     return tuple(1 if axis in axes else size for axis, size in enumerate(array.shape))

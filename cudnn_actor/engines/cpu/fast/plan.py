@@ -21,15 +21,16 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Movement
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Buffer", "FastPlan", "FastProgram", "Given", "Piece", "Place", "View"]
+__all__ = ["Buffer", "FastPlan", "FastProgram", "Piece", "Place", "RepeatedNumber", "View"]
 
 _SMALL = 2048
-"""Elements. With no more in a matrix, m·n·k is at most 2048 ** 1.5."""
+"""Elements of a tensor in a plan of small products. In a product of three such matrices, m·n·k is at most
+2048 ** 1.5."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A bound tensor: the number of its array, and what a buffer for it must be."""
+    """A bound tensor: the number of its array, and the dims and the dtype that its buffer must have."""
 
     number: int
     dims: Dims
@@ -38,7 +39,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Place:
-    """An array in the workspace. `strides` are in bytes."""
+    """An array in the workspace, and the first and the last piece that use it. `strides` are in bytes."""
 
     number: int
     offset: int
@@ -53,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class View:
-    """An array that lies where another's values do: a reshape, a transpose or a slice of it.
+    """An array in the memory of another array: a reshape, a transpose or a slice of it.
 
     Its strides and offset follow from those of `of` when the plan is bound.
     """
@@ -65,8 +66,9 @@ class View:
 
 
 @dataclass(frozen=True)
-class Given:
-    """A scalar or a constant: one number in all elements. `value`: None for a scalar."""
+class RepeatedNumber:
+    """A scalar or a constant: an array with the same number in all elements. `value`: None for a scalar,
+    whose number comes with each run."""
 
     number: int
     dims: Dims
@@ -76,7 +78,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Piece:
-    """Units that run together: the numbers of their operations, and what explanations call them."""
+    """Units that run together: the numbers of their operations, and their step's name in explanations."""
 
     operations: tuple[int, ...]
     step: str
@@ -92,9 +94,10 @@ class FastPlan:
     tag
         `cpu/conv_fwd/1f2e3d4c`: the operation and the first digits of the graph's digest.
     pieces
-        What to run, in order.
-    bound, places, given, views
-        Where the arrays lie. A view is behind the number of its operation.
+        The pieces, in the order in which they run.
+    bound, places, repeated, views
+        The arrays: buffers, arrays in the workspace, repeated numbers, and views of other arrays, each with
+        the number of its operation.
     held_bytes
         Bytes of the workspace that `places` take.
     lane_bytes, lanes
@@ -109,7 +112,7 @@ class FastPlan:
     pieces: tuple[Piece, ...]
     bound: tuple[Buffer, ...]
     places: tuple[Place, ...]
-    given: tuple[Given, ...]
+    repeated: tuple[RepeatedNumber, ...]
     views: tuple[tuple[int, View], ...]
     held_bytes: int
     lane_bytes: int
@@ -123,14 +126,15 @@ class FastPlan:
     def workspace(self) -> int:
         """Bytes of scratch that a run needs.
 
-        Kernels may allocate copies of operands when they are bound. In a run, only these allocate: operations
-        evaluated by definitions that cannot be recorded, for a part on each lane, or for all where there are
-        no parts; and NumPy, for buffers of 1024 elements in which it converts dtypes.
+        Kernels may allocate copies of operands when they are bound. In a run, memory is allocated in two
+        cases only: for operations whose definitions cannot be recorded, and by NumPy, for buffers of 1024
+        elements in which it converts dtypes. Such an operation takes memory for a part on each lane, or for
+        the whole if it has no parts.
         """
         return self.held_bytes + self.lanes * self.lane_bytes
 
     @functools.cached_property
-    def is_small(self) -> bool:
+    def has_small_products(self) -> bool:
         """Whether BLAS runs each product of the plan on its caller's thread, whatever its limit of threads.
 
         OpenBLAS 0.3 does so where m·n·k is at most 262,144, and where a product with a vector has fewer than
@@ -142,7 +146,7 @@ class FastPlan:
 
     @property
     def buffers(self) -> int:
-        """How many a run takes."""
+        """How many buffers a run takes."""
         return len(self.bound)
 
     @property
@@ -173,7 +177,7 @@ class FastPlan:
         for place in self.places:
             arrays[place.number] = np.ndarray(place.dims, place.dtype, workspace, place.offset, place.strides)
         scalars: list[npt.NDArray[Any]] = []
-        for given in self.given:
+        for given in self.repeated:
             value = np.zeros((), given.dtype)
             if given.value is None:
                 scalars.append(value)
@@ -194,7 +198,7 @@ class FastPlan:
         return FastProgram(tuple(buffers), tuple(scalars), tuple(steps), kept)
 
     def explain(self, graph: OperationGraph) -> Explanation:
-        """A piece for each of the plan's; see `engines.base.Plan`."""
+        """The explanation of the plan, piece by piece. See `engines.base.Plan`."""
         return Explanation(
             plan=self.tag,
             digest=graph.digest(),
@@ -243,7 +247,7 @@ class FastProgram:
     buffers
         The buffers that it is bound to.
     scalars
-        Where the numbers of a run are written.
+        The arrays to which a run writes its numbers.
     pieces
         The steps of each piece.
     kept_bytes

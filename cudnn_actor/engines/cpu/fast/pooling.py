@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
@@ -34,6 +33,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
 )
 from cudnn_actor.engines.cpu.fast.lines import joined_axes
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.fast.memory_orders import is_channels_last, memory_order, scratch_in_order
 from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks, extents_of_blocks, part_read, read_dims
 from cudnn_actor.engines.cpu.fast.pooling_doubling import (
     doubling_calls,
@@ -151,7 +151,7 @@ class Pooling:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, y = operands["x"], results["y"]
-        channels_last = is_channels_last(x)
+        channels_last = is_channels_last(x.strides)
         lanes = lanes_worth(lanes, _NS * math.prod(self.x))
 
         def call(block: Block, lane: int) -> Call:
@@ -190,7 +190,7 @@ class Pooling:
         for number in wanted:
             dims = (*place.shape[: 2 + number], axes[number].count, *place.shape[3 + number :])
             last = number == wanted[-1]
-            into = target if last else laid_out(memory, dims, order, self.dtype)
+            into = target if last else scratch_in_order(memory, dims, order, self.dtype)
             yield from self._along(axes[number], 2 + number, place, into, memory)
             place = into
 

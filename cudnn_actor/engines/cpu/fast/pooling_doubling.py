@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
 from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.memory_orders import scratch_in_order
 from cudnn_actor.engines.cpu.fast.pooling_joins import Arrays, Join
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
@@ -126,7 +126,7 @@ class _Levels:
 
         def arrays(count: int) -> list[Array]:
             dims = (*first.shape[:dim], count, *first.shape[dim + 1 :])
-            return [laid_out(memory, dims, order, dtype) for dtype in join.dtypes]
+            return [scratch_in_order(memory, dims, order, dtype) for dtype in join.dtypes]
 
         self._arrays = [arrays(self._length) for _ in range(2)]
         self.elements = self._arrays[0]

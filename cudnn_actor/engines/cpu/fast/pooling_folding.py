@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
 from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.memory_orders import scratch_in_order
 from cudnn_actor.engines.cpu.fast.pooling_doubling import (
     along_dim,
     copies,
@@ -81,7 +81,7 @@ def reduce_by_folding(
             first = x[0]
             dims = (*first.shape[:dim], padded_length(axis), *first.shape[dim + 1 :])
             order = sorted(range(first.ndim), key=lambda axis: -abs(first.strides[axis]))
-            whole = [laid_out(memory, dims, order, dtype) for dtype in join.dtypes]
+            whole = [scratch_in_order(memory, dims, order, dtype) for dtype in join.dtypes]
             yield from pad_elements(axis, dim, x, whole, join)
             x = whole
         windows = [_windows(array, axis, dim) for array in x]
@@ -111,7 +111,7 @@ def _join_by_halves(elements: Arrays, y: Arrays, join: Join, memory: Scratch) ->
         return
     order = sorted(range(len(dims)), key=lambda axis: -abs(y[0].strides[axis]))
     whole = [0, *(1 + axis for axis in order)]
-    parts = [laid_out(memory, (count, *dims), whole, dtype) for dtype in join.dtypes]
+    parts = [scratch_in_order(memory, (count, *dims), whole, dtype) for dtype in join.dtypes]
     yield from copies(elements, parts)
     while count > 1:
         half = count // 2

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, FEW_CHANNELS
-from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
@@ -27,6 +26,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     lanes_worth,
     most_calls,
 )
+from cudnn_actor.engines.cpu.fast.memory_orders import is_channels_last, memory_order, scratch_in_order
 from cudnn_actor.engines.cpu.fast.pooling_element_joins import element_gradient
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, counts_of, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -112,8 +112,8 @@ class Spreading:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         dy, dx = operands["dy"], results["dx"]
-        apart = is_channels_last(dx) and bool(self._apart_bytes)
-        channels_last = is_channels_last(dx) and not apart
+        apart = is_channels_last(dx.strides) and bool(self._apart_bytes)
+        channels_last = is_channels_last(dx.strides) and not apart
         channels = self.channels(channels_last=channels_last)
         lanes = lanes_worth(lanes, _NS * math.prod(self.dx))
         order = memory_order(dx.ndim, channels_last=channels_last)
@@ -123,7 +123,7 @@ class Spreading:
             place = slice(image, image + 1), slice(first, min(first + channels, self.dx[1]))
             memory = lanes[lane].fork()
             size = place[1].stop - place[1].start
-            partly = [laid_out(memory, dims, order, self.dtype) for dims in self.partly(size)]
+            partly = [scratch_in_order(memory, dims, order, self.dtype) for dims in self.partly(size)]
             into = memory.take((1, 1, *self.dx[2:]), self.dtype) if apart else dx[place]
             calls: list[Call] = [partial(np.divide, dy[place], self.counts, partly[0])]
             for axis, (y, x) in zip(self.spread_dims, itertools.pairwise([*partly, into]), strict=True):

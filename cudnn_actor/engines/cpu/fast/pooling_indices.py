@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast import pooling
-from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
@@ -28,6 +27,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     in_turn,
     lanes_worth,
 )
+from cudnn_actor.engines.cpu.fast.memory_orders import is_channels_last, memory_order, scratch_in_order
 from cudnn_actor.engines.cpu.fast.ordered_keys import PLACE_BITS, floats_of_bits, keys_in_order
 from cudnn_actor.engines.cpu.fast.pooling import Pooling, least_of
 from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks
@@ -86,7 +86,7 @@ class IndexedPooling:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, of_keys = operands["x"], self.pooling
-        channels_last = is_channels_last(x)
+        channels_last = is_channels_last(x.strides)
         extents = of_keys.extents(channels_last=channels_last)
         images = lanes[0].keep((*x.shape[:2], *[1] * (x.ndim - 2)), _KEY)
         """The number of the first element of each image."""
@@ -107,13 +107,13 @@ class IndexedPooling:
     ) -> Iterator[Call]:
         read, axes = self.pooling.read(block)
         part, order = x[block[0], block[1], read], numbered.order
-        keys = laid_out(memory, part.shape, order, _KEY)
-        spare, nans = (laid_out(memory, part.shape, order, dtype) for dtype in (self.dtype, np.bool_))
+        keys = scratch_in_order(memory, part.shape, order, _KEY)
+        spare, nans = (scratch_in_order(memory, part.shape, order, dtype) for dtype in (self.dtype, np.bool_))
         # In the order of memory, in which the last dim has no gaps.
         yield from keys_in_order(*(array.transpose(order) for array in (part, spare, nans, keys)))
         yield partial(np.add, keys, numbered.places[: part.shape[2]], keys)
         y = results["y"][block]
-        found = laid_out(memory, y.shape, order, _KEY)
+        found = scratch_in_order(memory, y.shape, order, _KEY)
         last = order[-1] == 1
         yield from self.pooling.reduce_windows(keys, found, axes, memory.fork(), channels_last=last)
         yield from self._values(found, y, order, memory)
@@ -124,8 +124,11 @@ class IndexedPooling:
         yield partial(np.add, found, _LAST + read.start * math.prod(x.shape[3:]), out=results["index"][block])
 
     def _values(self, found: Array, y: Array, order: Sequence[int], memory: Scratch) -> Iterator[Call]:
-        """Calls that store the upper halves in y."""
-        upper, whole = laid_out(memory, y.shape, order, _KEY), laid_out(memory, y.shape, order, np.int32)
+        """Calls that store in y the values in the upper halves of what was found."""
+        upper, whole = (
+            scratch_in_order(memory, y.shape, order, _KEY),
+            scratch_in_order(memory, y.shape, order, np.int32),
+        )
         yield partial(np.right_shift, found, PLACE_BITS, out=upper)
         if self.dtype.kind != "f":
             if self.dtype == np.uint32:
@@ -133,7 +136,7 @@ class IndexedPooling:
             yield partial(np.copyto, y, upper, "unsafe")
             return
         yield partial(np.copyto, whole, upper, "unsafe")
-        yield from floats_of_bits(whole, laid_out(memory, y.shape, order, np.int32))
+        yield from floats_of_bits(whole, scratch_in_order(memory, y.shape, order, np.int32))
         yield partial(np.copyto, y, whole.view(np.float32))
 
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn, made_when_run, most_calls
+from cudnn_actor.engines.cpu.fast.memory_orders import memory_order, scratch_in_order
 from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks, extents_of_blocks, part_read, read_dims
 from cudnn_actor.engines.cpu.fast.pooling_doubling import doubling_scratch, reduce_by_doubling
 from cudnn_actor.engines.cpu.fast.pooling_folding import (
@@ -170,7 +170,7 @@ class JoinedPooling:
 
 def arrays_of(join: Join, dims: Dims, order: Dims, memory: Scratch) -> list[Array]:
     """New arrays of a join's dtypes."""
-    return [laid_out(memory, dims, order, dtype) for dtype in join.dtypes]
+    return [scratch_in_order(memory, dims, order, dtype) for dtype in join.dtypes]
 
 
 def windows_reduced(

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
 from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.memory_orders import scratch_in_order
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["Arrays", "ElementJoin", "FirstLargest", "Join", "ScaledSums", "power"]
@@ -181,4 +181,4 @@ def power(x: Array, p: float, spare: Array) -> Iterator[Call]:
 def _spare(like: Array, memory: Scratch, *dtypes: np.dtype[Any]) -> list[Array]:
     """Scratch arrays that lie in the order of another."""
     order = sorted(range(like.ndim), key=lambda axis: -abs(like.strides[axis]))
-    return [laid_out(memory, like.shape, order, dtype) for dtype in dtypes]
+    return [scratch_in_order(memory, like.shape, order, dtype) for dtype in dtypes]

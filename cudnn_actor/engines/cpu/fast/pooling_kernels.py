@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, lanes_worth
+from cudnn_actor.engines.cpu.fast.memory_orders import is_channels_last
 from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, Edge, JoinedPooling, Parts, Store
 from cudnn_actor.engines.cpu.fast.pooling_powers import clear_unread
 from cudnn_actor.engines.cpu.fast.pooling_tiles import TiledPooling
@@ -47,7 +47,7 @@ class WindowKernel:
     def _steps(self, large: Array, lanes: Sequence[Scratch], load: Edge, store: Store) -> list[Step]:
         """The steps of a run. `large`: the larger tensor, whose order of dims blocks have in memory."""
         lanes = lanes_worth(lanes, self.element_ns * large.size)
-        return self.pooling.bind(lanes, channels_last=is_channels_last(large), load=load, store=store)
+        return self.pooling.bind(lanes, channels_last=is_channels_last(large.strides), load=load, store=store)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.by_definition import definition_in_scratch
-from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
@@ -28,6 +27,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     in_turn,
     lanes_worth,
 )
+from cudnn_actor.engines.cpu.fast.memory_orders import is_channels_last, memory_order, scratch_in_order
 from cudnn_actor.engines.cpu.fast.pooling import Pooling
 from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks
 from cudnn_actor.engines.cpu.fast.pooling_gradients import Spreading, spread_along
@@ -113,16 +113,16 @@ class Norms:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, y = operands["x"], results["y"]
-        last = is_channels_last(x)
+        last = is_channels_last(x.strides)
         order = memory_order(x.ndim, channels_last=last)
         lanes = lanes_worth(lanes, _NS * x.size)
 
         def calls(block: Block, memory: Scratch) -> Iterator[Call]:
             read, axes = self.pooling.read(block)
             part, into = x[block[0], block[1], read], y[block]
-            powers = laid_out(memory, part.shape, order, _WIDE)
+            powers = scratch_in_order(memory, part.shape, order, _WIDE)
             yield from powers_of(part, powers, self.p, order, memory)
-            sums = laid_out(memory, into.shape, order, _WIDE)
+            sums = scratch_in_order(memory, into.shape, order, _WIDE)
             yield from self.pooling.reduce_windows(powers, sums, axes, memory, channels_last=last)
             yield from root(sums, self.p)
             yield partial(np.copyto, into, sums, "same_kind")
@@ -160,15 +160,15 @@ class NormsGradient:
         """The steps of a run: see `Kernel`."""
         x, dx = operands["x"], results["dx"]
         spreading = self.spreading
-        last = is_channels_last(dx)
+        last = is_channels_last(dx.strides)
         order = memory_order(dx.ndim, channels_last=last)
         channels = spreading.channels(channels_last=last)
         lanes = lanes_worth(lanes, _NS * x.size)
 
         def calls(place: tuple[slice, slice], memory: Scratch) -> Iterator[Call]:
             size = place[1].stop - place[1].start
-            partly = [laid_out(memory, dims, order, _WIDE) for dims in spreading.partly(size)]
-            total = laid_out(memory, (1, size, *spreading.dx[2:]), order, _WIDE)
+            partly = [scratch_in_order(memory, dims, order, _WIDE) for dims in spreading.partly(size)]
+            total = scratch_in_order(memory, (1, size, *spreading.dx[2:]), order, _WIDE)
             yield from shares((operands["dy"][place], operands["y"][place]), partly[0], self.p, order, memory)
             for axis, (of, into) in zip(
                 spreading.spread_dims, itertools.pairwise([*partly, total]), strict=True

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
 from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.memory_orders import scratch_in_order
 from cudnn_actor.engines.cpu.fast.pooling_joins import power
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
@@ -32,7 +32,7 @@ def powers_of(x: Array, into: Array, p: float, order: Dims, memory: Scratch) -> 
     """Calls that raise the magnitudes of elements to a power. Scratch: an array of float64 of x's dims."""
     yield partial(np.copyto, into, x)
     yield partial(np.absolute, into, into)
-    yield from power(into, p, laid_out(memory.fork(), x.shape, order, _WIDE))
+    yield from power(into, p, scratch_in_order(memory.fork(), x.shape, order, _WIDE))
 
 
 def root(x: Array, p: float) -> Iterator[Call]:
@@ -55,8 +55,8 @@ def shares(
 ) -> Iterator[Call]:
     """Calls that compute dy / y^(p - 1), of `windows` dy and y; 0 where y is 0."""
     (dy, y), own = windows, memory.fork()
-    powers, spare = (laid_out(own, y.shape, order, _WIDE) for _ in range(2))
-    empty = laid_out(own, y.shape, order, np.bool_)
+    powers, spare = (scratch_in_order(own, y.shape, order, _WIDE) for _ in range(2))
+    empty = scratch_in_order(own, y.shape, order, np.bool_)
     yield partial(np.copyto, into, dy)
     yield partial(np.copyto, powers, y)
     yield partial(np.equal, powers, 0, out=empty)
@@ -73,7 +73,7 @@ def gradient_scratch(dims: Dims) -> int:
 def times_powers(total: Array, x: Array, p: float, order: Dims, memory: Scratch) -> Iterator[Call]:
     """Calls that multiply sums of shares by sign(x) |x|^(p - 1)."""
     own = memory.fork()
-    powers = laid_out(own, x.shape, order, _WIDE)
+    powers = scratch_in_order(own, x.shape, order, _WIDE)
     yield from powers_of(x, powers, p - 1, order, own)
     yield partial(np.multiply, total, powers, total)
     yield partial(np.copyto, powers, x)

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.by_definition import definition_in_scratch
-from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel
+from cudnn_actor.engines.cpu.fast.memory_orders import scratch_in_order
 from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays
 from cudnn_actor.engines.cpu.fast.pooling_joins import ScaledSums, power
 from cudnn_actor.engines.cpu.fast.pooling_kernels import LpGradient, LpNorms
@@ -87,7 +87,7 @@ class ScaledNormsGradient(LpGradient):
     def _load(self, dy: Array, y: Array, into: Sequence[Array], arrays: BlockArrays) -> Iterator[Call]:
         """Calls that spread y and dy. Where y is 0, it is as if there were no window."""
         scale, total = into
-        empty = laid_out(arrays.memory.fork(), y.shape, arrays.order, np.bool_)
+        empty = scratch_in_order(arrays.memory.fork(), y.shape, arrays.order, np.bool_)
         yield partial(np.copyto, scale, y)
         yield partial(np.copyto, total, dy)
         yield partial(np.equal, scale, 0, empty)
@@ -97,7 +97,7 @@ class ScaledNormsGradient(LpGradient):
     def _gradient(self, x: Array, arrays: BlockArrays) -> Generator[Call, None, Array]:
         least, total = arrays.results
         memory = arrays.memory.fork()
-        share, spare = (laid_out(memory, x.shape, arrays.order, _WIDE) for _ in range(2))
+        share, spare = (scratch_in_order(memory, x.shape, arrays.order, _WIDE) for _ in range(2))
         yield partial(np.copyto, share, x)
         yield partial(np.absolute, share, share)
         yield partial(np.divide, share, least, share)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
-from cudnn_actor.engines.cpu.fast.convolution_views import memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
@@ -28,6 +27,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     made_when_run,
     most_calls,
 )
+from cudnn_actor.engines.cpu.fast.memory_orders import memory_order
 from cudnn_actor.engines.cpu.fast.pooling_cuts import Cuts, Piece, cuts_of, grid
 from cudnn_actor.engines.cpu.fast.pooling_joined import (
     BlockArrays,

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.by_definition import definition_in_scratch
-from cudnn_actor.engines.cpu.fast.convolution_views import is_channels_last, laid_out
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.memory_orders import is_channels_last, scratch_in_order
 from cudnn_actor.engines.cpu.fast.ordered_keys import bits_in_order, floats_of_bits
 from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, Parts
 from cudnn_actor.engines.cpu.fast.pooling_joins import FirstLargest
@@ -53,7 +53,7 @@ class WideIndexedPooling(WindowKernel):
         ahead = lanes[0].keep((*x.shape[:2], *[1] * (x.ndim - 2)), _KEY)
         """The number of the first element of each image."""
         ahead[...] = (np.arange(ahead.size) * math.prod(x.shape[2:])).reshape(ahead.shape)
-        spatial = self.pooling.read_dims(channels_last=is_channels_last(x))[2:]
+        spatial = self.pooling.read_dims(channels_last=is_channels_last(x.strides))[2:]
         numbers = lanes[0].keep(spatial, _KEY)
         """The numbers of the elements of a part at the beginning of an image."""
         steps = [math.prod(x.shape[dim + 1 :]) for dim in range(2, x.ndim)]
@@ -81,7 +81,7 @@ def _keys(x: Array, arrays: BlockArrays) -> Iterator[Call]:
     keys = arrays.elements[0]
     if x.dtype.kind == "f":
         memory = arrays.memory.fork()
-        nans, below_0 = (laid_out(memory, x.shape, arrays.order, dtype) for dtype in (np.bool_, _KEY))
+        nans, below_0 = (scratch_in_order(memory, x.shape, arrays.order, dtype) for dtype in (np.bool_, _KEY))
         wide = keys.view(np.float64)
         if x.dtype != wide.dtype:
             yield partial(np.copyto, wide, x)
@@ -96,7 +96,7 @@ def _keys(x: Array, arrays: BlockArrays) -> Iterator[Call]:
 def _elements(keys: Array, y: Array, arrays: BlockArrays) -> Iterator[Call]:
     """Calls that store the elements of keys."""
     if y.dtype.kind == "f":
-        yield from floats_of_bits(keys, laid_out(arrays.memory.fork(), y.shape, arrays.order, _KEY))
+        yield from floats_of_bits(keys, scratch_in_order(arrays.memory.fork(), y.shape, arrays.order, _KEY))
         keys = keys.view(np.float64)
     elif y.dtype == np.uint64:
         yield partial(np.bitwise_xor, keys.view(y.dtype), _SIGN, keys.view(y.dtype))

@@ -1,11 +1,12 @@
 """Definitions of operations as lists of NumPy calls that write to memory that is given to them.
 
-`Operation.evaluate` says what an operation is, in expressions of arrays. Here it is given arrays that have no
-elements: each NumPy call on them is noted down, with the place of its result. What is noted can be made again
-and again on real memory. So a run allocates nothing, and takes no time for expressions.
+`Operation.evaluate` defines an operation by expressions of arrays. Here it is called with arrays that have no
+elements (`Recorded`). Each NumPy call on them is noted down as an instruction, with the place of its result.
+The calls can then be made on real memory again and again. So a run allocates nothing, and evaluates no
+expressions.
 
-This needs a definition whose calls depend on dims and dtypes alone, not on elements, and that uses only what
-is known here. Any other raises `NotRecordable`.
+The calls of the definition must depend on dims and dtypes alone, not on elements, and it may use only
+functions that are listed here. Any other definition raises `NotRecordable`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ to be bound."""
 
 
 class NotRecordable(Exception):
-    """Raised when a definition does what cannot be recorded."""
+    """Raised when a definition makes a call that cannot be recorded."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Memory:
-    """Memory of its own: that of an input or of a result of an instruction."""
+    """The memory of an input of the definition, or of an instruction's result."""
 
     number: int
     nbytes: int
@@ -54,7 +55,7 @@ class _View:
     dtype: np.dtype[Any]
 
     def on(self, memory: Bytes, places: Mapping[int, int]) -> Array:
-        """The array, where all memory is a part of this."""
+        """The array in real memory. `places`: where each memory of the recording lies in `memory`."""
         offset = places[self.memory.number] + self.offset
         array: Array = np.ndarray(self.dims, self.dtype, memory, offset, self.strides)
         return array
@@ -71,9 +72,10 @@ Maker = Callable[..., Call]
 
 @dataclass(frozen=True, eq=False)
 class _Instruction:
-    """A call. `inputs`: views, constants, and names of what else there is when it is bound.
+    """A call.
 
-    `elementwise`: its output may have the place of an input.
+    `inputs`: views, constants, and names of objects that exist only when the recording is bound.
+    `elementwise`: whether the output may lie in the place of an input.
     """
 
     make: Maker
@@ -147,7 +149,10 @@ class Recording:
         self._instructions.append(_Instruction(make, views, output.view_, elementwise))
 
     def finish(self, inputs: Sequence[Recorded], results: Sequence[Recorded]) -> None:
-        """Give all arrays their places. `inputs`, `results`: what is written before, and read behind it."""
+        """Give all arrays their places.
+
+        `inputs` are written before the first instruction, and `results` read behind the last one.
+        """
         first = {one.view_.memory.number: 0 for one in inputs}
         last: dict[int, int] = dict(first)
         sizes = {one.view_.memory.number: one.view_.memory.nbytes for one in inputs}
@@ -199,9 +204,10 @@ class Recording:
     def on(
         self, memory: Bytes, named: Mapping[str, object]
     ) -> tuple[list[Call], Callable[[Recorded], Array]]:
-        """The calls on this memory, of at least `nbytes`, and what gives an array in it.
+        """The calls on this memory, which has at least `nbytes`, and a function that returns a recorded array
+        as an array in it.
 
-        `named`: what instructions have the names of.
+        `named`: the objects that instructions have only the names of.
         """
         offsets = self._offsets
         assert offsets is not None, "`finish` comes first"
@@ -217,7 +223,7 @@ class Recording:
     # Functions.
 
     def apply(self, ufunc: np.ufunc, inputs: Sequence[Any], out: Recorded | None = None) -> Recorded:
-        """The result of a function of elements."""
+        """The result of an elementwise function."""
         if ufunc.nout != 1:
             raise NotRecordable(ufunc.__name__)
         kinds: Any = [type(x) if type(x) in (int, float) else x.dtype for x in map(_known_operand, inputs)]
@@ -276,7 +282,8 @@ class Recording:
         return padded
 
     def take(self, x: Any, indices: Any, axis: int | None = None) -> Recorded:
-        """Elements by their places, which must all exist. Those that operands give must not be below 0."""
+        """Elements by their places, which must all exist. Places that are computed from operands must not be
+        below 0."""
         if axis is None:
             x, axis = x.reshape(-1), 0
         axis %= x.ndim
@@ -306,7 +313,8 @@ class Recording:
         return found
 
     def add_at(self, total: Recorded, at: Any, terms: Recorded) -> None:
-        """Add terms at constant places along a dim, the last that is named; those of one place together."""
+        """Add terms to elements at constant places along the last dim that `at` names. Terms for the same
+        place are added up first."""
         whole = at if isinstance(at, tuple) else (at,)
         *others, places = whole
         if not isinstance(places, np.ndarray) or places.ndim != 1 or others != [slice(None)] * len(others):
@@ -373,7 +381,7 @@ def _order(operands: Sequence[Any], dims: Dims) -> list[int]:
 
 
 class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array without elements: what is done with it is noted in a recording."""
+    """An array without elements. Operations on it are noted in a recording."""
 
     __slots__ = ("_recording", "view_")
     __hash__ = object.__hash__
@@ -413,7 +421,7 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         return np.lib.stride_tricks.as_strided(base.view(self.dtype), self.shape, self.view_.strides)
 
     def _view_through(self, change: Callable[[Array], Array]) -> Recorded:
-        """A view of it, as a change of an array gives one. Raises `NotRecordable` if that is none."""
+        """The view that `change` makes of this array. Raises `NotRecordable` if it makes a copy."""
         own = self._empty()
         seen = change(own)
         if seen is not own and not _shares(seen, own):
@@ -529,7 +537,7 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _shares(seen: Array, own: Array) -> bool:
-    """Whether a view of an array without memory is one, and no copy."""
+    """Whether an array is a view of another one, which has no memory, and no copy of it."""
     base: Any = seen
     while base is not None:
         if base is own:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes, count_boxes
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, FEW_CHANNELS
-from cudnn_actor.engines.cpu.fast.convolution_views import memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     Call,
     Step,
@@ -25,6 +24,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     made_when_run,
     most_calls,
 )
+from cudnn_actor.engines.cpu.fast.memory_orders import memory_order
 from cudnn_actor.engines.cpu.fast.resampling_taps import (
     Allocate,
     Along,

@@ -15,7 +15,13 @@ from functools import partial
 import numpy as np
 
 from cudnn_actor.engines.cpu.boxes import Box
-from cudnn_actor.engines.cpu.fast.convolution_views import adding, copying, filling, inner, reshaped_view
+from cudnn_actor.engines.cpu.fast.convolution_views import (
+    add_call,
+    clear_call,
+    copy_call,
+    inner,
+    reshaped_view,
+)
 from cudnn_actor.engines.cpu.fast.kernels import Call
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
@@ -68,11 +74,11 @@ class ShiftedRows:
             every = shifted[:, phase]
             target = inner(every, (*(p.within for p in planes), part), 1)
             if math.prod(target.shape[2:-2]) < math.prod(every.shape[2:-2]):
-                yield filling(every)
+                yield clear_call(every)
             else:
                 for padded in (every[..., : part.start, :], every[..., part.stop :, :]):
                     if padded.size:
-                        yield filling(padded)
+                        yield clear_call(padded)
             if target.size:
                 yield from self._columns(source, target, spans(box)[-1], memory)
 
@@ -95,7 +101,7 @@ class ShiftedRows:
             packed = runs is not None and pixels.strides[-1] == pixels.itemsize
             if whole and not packed and len(shifts) > 1:
                 copy = memory.fork().take(pixels.shape, self._dtype)
-                yield copying(pixels, copy)
+                yield copy_call(pixels, copy)
                 runs = copy.reshape(len(pixels), -1)
             for column, shift in shifts.items():
                 if whole and runs is not None:
@@ -104,18 +110,18 @@ class ShiftedRows:
                     met, places = self._geometry.meeting(last, column, (0, rows.shape[-1]), span)
                     source = rows[..., met]
                     if source.shape[-1] < target.shape[-1]:
-                        yield filling(target[column])
+                        yield clear_call(target[column])
                     if source.size:
-                        yield copying(source, target[column][..., places])
+                        yield copy_call(source, target[column][..., places])
 
 
 def adding_up(terms: Sequence[Floats], sums: Floats) -> Iterator[Call]:
     """Calls that set an array to the sum of others, of which the first is overwritten."""
     first, *others = terms
     if not others:
-        yield copying(first, sums)
+        yield copy_call(first, sums)
     for term in others[:-1]:
-        yield adding(_with_gaps(first), _with_gaps(term))
+        yield add_call(_with_gaps(first), _with_gaps(term))
     for term in others[-1:]:
         yield partial(np.add, first, term, out=sums)
 
@@ -145,9 +151,9 @@ def _shifting(runs: Floats, target: Floats, shift: int) -> Iterator[Call]:
     assert into is not None
     width, pixels = target.shape[-1], runs.shape[-1]
     if abs(shift) >= width:
-        yield filling(target)
+        yield clear_call(target)
         return
     behind, before = max(shift, 0), max(-shift, 0)
-    yield copying(runs[:, behind : pixels - before], into[:, before : pixels - behind])
+    yield copy_call(runs[:, behind : pixels - before], into[:, before : pixels - behind])
     if shift:
-        yield filling(target[..., width - behind :] if behind else target[..., :before])
+        yield clear_call(target[..., width - behind :] if behind else target[..., :before])
