@@ -20,9 +20,9 @@ from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.engines import Builder, Engine, EngineFailure, Plan
 from cudnn_actor.engines.cuda.running.recipe import Tuning
 from cudnn_actor.engines.remote import BuilderHost
+from cudnn_actor.plan_store.builders import StoringBuilder
 from cudnn_actor.plan_store.plan_file import PlanKey
 from cudnn_actor.plan_store.store import PlanStore
-from cudnn_actor.plan_store.stored import StoredPlans
 from cudnn_actor.protocol import CudnnActorError
 
 __all__ = ["Tuned", "Tuner", "add_arguments", "run", "tune_all"]
@@ -149,7 +149,7 @@ class Tuner:
         self._engine = engine
         self._builder = builder
         self._store = store
-        self._stored = StoredPlans(store, builder)
+        self._stored = StoringBuilder(store, builder)
         self._limit = workspace_limit
 
     def __enter__(self) -> Self:

@@ -26,8 +26,8 @@ from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.engines.base import Builder, Plan
 from cudnn_actor.execution.building import BuildThread, Job, Result, close_all
 from cudnn_actor.execution.executor import Executor
+from cudnn_actor.plan_store.builders import NotStored, RestoringBuilder, StoringBuilder
 from cudnn_actor.plan_store.cache import PlanCache
-from cudnn_actor.plan_store.stored import KeptPlans, NotKept, StoredPlans
 from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.types.tune import Tune
@@ -121,9 +121,9 @@ class Planner:
             return None, self._new_thread(builds, "cudnn-builder")
         # Newest first: a promoted standby may have many plans still to warm, of which requests need few.
         restorer = self._new_thread(
-            KeptPlans(self._store, self._new_builder()), "cudnn-plans", newest_first=True
+            RestoringBuilder(self._store, self._new_builder()), "cudnn-plans", newest_first=True
         )
-        return restorer, self._new_thread(StoredPlans(self._store, builds), "cudnn-builder")
+        return restorer, self._new_thread(StoringBuilder(self._store, builds), "cudnn-builder")
 
     def _new_builder(self) -> Builder:
         builder = self._executor.engine.builder(self._builders)
@@ -210,7 +210,7 @@ class Planner:
         job = self._improving[digest] = Job(digest, graph, self._limit, effort="behind")
         if self._improver is None:
             builder = self._new_builder()
-            builds = builder if self._store is None else StoredPlans(self._store, builder)
+            builds = builder if self._store is None else StoringBuilder(self._store, builder)
             self._improver = self._new_thread(builds, "cudnn-improver")
             self._all_threads.append(self._improver)
             self._improver.start()
@@ -256,7 +256,7 @@ class Planner:
             return
         if self._tuner is None:
             builder = self._new_builder()
-            tunes = builder if self._store is None else StoredPlans(self._store, builder)
+            tunes = builder if self._store is None else StoringBuilder(self._store, builder)
             self._tuner = self._new_thread(tunes, "cudnn-tuner")
             self._all_threads.append(self._tuner)
             self._tuner.start()
@@ -317,7 +317,7 @@ class Planner:
         if job.effort == "behind":
             self._take_better(job, result)
             return
-        if isinstance(result.outcome, NotKept):
+        if isinstance(result.outcome, NotStored):
             self._builder_thread.ask(job)
             return
         self.cache.note_build(result.took_ns)
@@ -330,7 +330,7 @@ class Planner:
         if key is None:  # it was abandoned
             return
         del self._tuning[key]
-        if not isinstance(result.outcome, NotKept):
+        if not isinstance(result.outcome, NotStored):
             self.cache.note_build(result.took_ns)
             outcome = self._prepare(job, result.outcome)
             assert outcome is not None, "it is not built again with less workspace"

@@ -1,4 +1,7 @@
-"""Two builders that use a plan store: `StoredPlans` builds the plans that it lacks, `KeptPlans` does not."""
+"""Two builders with a plan store: one builds the plans that the store lacks, and the other one never builds.
+
+`RestoringBuilder` has a thread of its own, so that a stored plan never waits for a build.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from cudnn_actor.plan_store.plan_file import PlanKey, StoredPlan
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
-__all__ = ["KeptPlans", "NotKept", "StoredPlans"]
+__all__ = ["NotStored", "RestoringBuilder", "StoringBuilder"]
 
 log = Log("cudnn_actor")
 
 
-class StoredPlans:
+class StoringBuilder:
     """A `Builder` that looks into a plan store before it builds, and stores what it builds.
 
     Parameters
@@ -91,13 +94,13 @@ class StoredPlans:
         Raises and blocks like `Builder.tune`. A stored plan is not measured again; `progress` is not called
         then.
         """
-        plan = self.kept_tuned(graph, workspace_limit)
+        plan = self.find_tuned(graph, workspace_limit)
         if plan is None:
             plan = self._builder.tune(graph, workspace_limit=workspace_limit, progress=progress)
             self._keep(self._key(graph, workspace_limit), plan, tuned=True)
         return plan
 
-    def kept_tuned(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
+    def find_tuned(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
         """The stored plan, if it is tuned; None if there is none. Raises `StickyError`."""
         key = self._key(graph, workspace_limit)
         stored = self._store.load(key)
@@ -144,15 +147,12 @@ class StoredPlans:
             self._store.save(key, stored)
 
 
-class NotKept(Exception):
+class NotStored(Exception):
     """Raised when the store does not have a plan, so that it must be built."""
 
 
-class KeptPlans(StoredPlans):
-    """Serves only stored plans; builds none.
-
-    It is used on a thread of its own, so that loading a stored plan never waits for a build.
-    """
+class RestoringBuilder(StoringBuilder):
+    """A `Builder` that only restores plans which the store has. See the module's docstring."""
 
     def expect_builds(self) -> None:
         """Do nothing, because this builder never builds."""
@@ -165,10 +165,10 @@ class KeptPlans(StoredPlans):
         progress: ProgressCallback = unheard,  # noqa: ARG002 - it tries none
         effort: Effort = "best",
     ) -> Plan:
-        """The stored plan. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
+        """The stored plan. Raises `NotStored`, `StickyError`. Blocks for the disk and for restoring."""
         plan = self.find(graph, workspace_limit, effort)
         if plan is None:
-            raise NotKept(graph.digest())
+            raise NotStored(graph.digest())
         return plan
 
     def tune(
@@ -179,7 +179,7 @@ class KeptPlans(StoredPlans):
         progress: ProgressCallback,  # noqa: ARG002 - it measures nothing
     ) -> Plan:
         """The stored plan, if it is tuned. Raises and blocks as `build`."""
-        plan = self.kept_tuned(graph, workspace_limit)
+        plan = self.find_tuned(graph, workspace_limit)
         if plan is None:
-            raise NotKept(graph.digest())
+            raise NotStored(graph.digest())
         return plan

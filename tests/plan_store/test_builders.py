@@ -17,9 +17,9 @@ from cudnn_actor.engines.base import (
     unheard,
 )
 from cudnn_actor.engines.cpu.exact.compiler import compile_plan
+from cudnn_actor.plan_store.builders import NotStored, RestoringBuilder, StoringBuilder
 from cudnn_actor.plan_store.plan_file import PlanKey
 from cudnn_actor.plan_store.store import PlanStore
-from cudnn_actor.plan_store.stored import KeptPlans, NotKept, StoredPlans
 from cudnn_actor.protocol import UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -34,7 +34,7 @@ def key_of(builder: GraphBuilder, limit: int | None = None) -> PlanKey:
 
 def test_a_builder_behind_a_store_is_a_builder(store: PlanStore) -> None:
     inner = GraphBuilder()
-    builder: Builder = StoredPlans(store, inner)
+    builder: Builder = StoringBuilder(store, inner)
     builder.open()
     assert inner.is_open
     assert builder.fingerprint == inner.fingerprint
@@ -48,38 +48,38 @@ def test_a_builder_behind_a_store_is_a_builder(store: PlanStore) -> None:
 
 def test_the_second_process_restores_what_the_first_has_built(store: PlanStore) -> None:
     first, second = GraphBuilder(), GraphBuilder()
-    built = StoredPlans(store, first).build(GRAPH, workspace_limit=None)
-    restored = StoredPlans(store, second).build(GRAPH, workspace_limit=None)
+    built = StoringBuilder(store, first).build(GRAPH, workspace_limit=None)
+    restored = StoringBuilder(store, second).build(GRAPH, workspace_limit=None)
     assert (first.work, second.work) == (["build"], ["restore"])
     assert (restored.tag, restored.workspace) == (built.tag, built.workspace)
     assert restored.tag == compile_plan(GRAPH, None).tag
 
 
 def test_another_library_and_another_limit_build_their_own(store: PlanStore) -> None:
-    StoredPlans(store, GraphBuilder()).build(GRAPH, workspace_limit=None)
+    StoringBuilder(store, GraphBuilder()).build(GRAPH, workspace_limit=None)
     newer, modest = GraphBuilder("numpy of next year"), GraphBuilder()
-    StoredPlans(store, newer).build(GRAPH, workspace_limit=None)
-    StoredPlans(store, modest).build(GRAPH, workspace_limit=1 << 20)
+    StoringBuilder(store, newer).build(GRAPH, workspace_limit=None)
+    StoringBuilder(store, modest).build(GRAPH, workspace_limit=1 << 20)
     assert (newer.work, modest.work) == (["build"], ["build"])
 
 
 def test_another_library_or_device_and_another_limit_are_tuned_anew(store: PlanStore) -> None:
-    StoredPlans(store, GraphBuilder()).tune(GRAPH, workspace_limit=None, progress=unheard)
+    StoringBuilder(store, GraphBuilder()).tune(GRAPH, workspace_limit=None, progress=unheard)
     newer, other, modest = GraphBuilder("numpy of next year"), GraphBuilder("numpy on a gpu"), GraphBuilder()
     for builder, limit in ((newer, None), (other, None), (modest, 1 << 20)):
-        StoredPlans(store, builder).tune(GRAPH, workspace_limit=limit, progress=unheard)
+        StoringBuilder(store, builder).tune(GRAPH, workspace_limit=limit, progress=unheard)
         assert builder.work == ["tune"]
 
 
 def test_what_only_asks_the_store_never_measures(store: PlanStore) -> None:
     asks, tunes = GraphBuilder(), GraphBuilder()
-    kept = KeptPlans(store, asks)
-    with pytest.raises(NotKept):
+    kept = RestoringBuilder(store, asks)
+    with pytest.raises(NotStored):
         kept.tune(GRAPH, workspace_limit=None, progress=unheard)
-    StoredPlans(store, tunes).build(GRAPH, workspace_limit=None)
-    with pytest.raises(NotKept):
+    StoringBuilder(store, tunes).build(GRAPH, workspace_limit=None)
+    with pytest.raises(NotStored):
         kept.tune(GRAPH, workspace_limit=None, progress=unheard)
-    StoredPlans(store, tunes).tune(GRAPH, workspace_limit=None, progress=unheard)
+    StoringBuilder(store, tunes).tune(GRAPH, workspace_limit=None, progress=unheard)
     kept.tune(GRAPH, workspace_limit=None, progress=unheard)
     assert (tunes.work, asks.work) == (["build", "tune"], ["restore"])
 
@@ -87,11 +87,11 @@ def test_what_only_asks_the_store_never_measures(store: PlanStore) -> None:
 def test_a_tuned_plan_serves_builds_and_later_tunings(store: PlanStore) -> None:
     first, second = GraphBuilder(), GraphBuilder()
     told: list[str] = []
-    StoredPlans(store, first).tune(
+    StoringBuilder(store, first).tune(
         GRAPH, workspace_limit=None, progress=lambda done, of, what: told.append(what)
     )
     assert told == ["the only one"]
-    behind = StoredPlans(store, second)
+    behind = StoringBuilder(store, second)
     behind.build(GRAPH, workspace_limit=None)
     behind.tune(GRAPH, workspace_limit=None, progress=unheard)
     assert (first.work, second.work) == (["tune"], ["restore", "restore"])
@@ -99,7 +99,7 @@ def test_a_tuned_plan_serves_builds_and_later_tunings(store: PlanStore) -> None:
 
 def test_a_plan_that_was_only_built_is_tuned_when_that_is_asked_for(store: PlanStore) -> None:
     builder = GraphBuilder()
-    behind = StoredPlans(store, builder)
+    behind = StoringBuilder(store, builder)
     behind.build(GRAPH, workspace_limit=None)
     behind.tune(GRAPH, workspace_limit=None, progress=unheard)
     assert builder.work == ["build", "tune"]
@@ -113,17 +113,17 @@ def test_a_plan_that_the_library_refuses_is_said_built_again_and_replaced(
 ) -> None:
     builder = GraphBuilder()
     store.save(key_of(builder), plan(b"what the library does not know", tuned=True))
-    StoredPlans(store, builder).build(GRAPH, workspace_limit=None)
+    StoringBuilder(store, builder).build(GRAPH, workspace_limit=None)
     assert builder.work == ["build"]
     assert [entry["event"] for entry in logs] == ["plan_store.bad_file"]
     assert "BAD_PLAN" in logs[0]["reason"]
-    StoredPlans(store, builder).build(GRAPH, workspace_limit=None)
+    StoringBuilder(store, builder).build(GRAPH, workspace_limit=None)
     assert builder.work == ["build", "restore"]
 
 
 def test_a_plan_whose_restoring_kills_the_context_is_not_met_again(store: PlanStore) -> None:
     builder = GraphBuilder()
-    behind = StoredPlans(store, builder)
+    behind = StoringBuilder(store, builder)
     behind.build(GRAPH, workspace_limit=None)
     builder.refuses = StickyError("DEAD", "restoring it was too much")
     with pytest.raises(StickyError):
@@ -136,7 +136,7 @@ def test_a_plan_that_cannot_be_exported_serves_and_is_not_kept(
 ) -> None:
     builder = GraphBuilder()
     builder.refuses = EngineFailure("NOT_SUPPORTED", "no such export")
-    made = StoredPlans(store, builder).build(GRAPH, workspace_limit=None)
+    made = StoringBuilder(store, builder).build(GRAPH, workspace_limit=None)
     assert made.tag == compile_plan(GRAPH, None).tag
     assert [entry["event"] for entry in logs] == ["plan_store.not_exported"]
     assert store.load(key_of(builder)) is None
@@ -149,7 +149,7 @@ class KeepsNothing(GraphBuilder):
 
 def test_a_plan_that_is_not_to_be_kept_is_not_kept(store: PlanStore, logs: list[EventDict]) -> None:
     builder = KeepsNothing()
-    StoredPlans(store, builder).build(GRAPH, workspace_limit=None)
+    StoringBuilder(store, builder).build(GRAPH, workspace_limit=None)
     assert not Path(store.directory).exists()
     assert logs == []
 
@@ -168,13 +168,13 @@ class RefusesAll(GraphBuilder):
 
 def test_what_cannot_be_built_raises_as_it_does_without_a_store(store: PlanStore) -> None:
     with pytest.raises(UnsupportedGraph):
-        StoredPlans(store, RefusesAll()).build(GRAPH, workspace_limit=None)
+        StoringBuilder(store, RefusesAll()).build(GRAPH, workspace_limit=None)
 
 
 def test_a_store_that_cannot_be_used_changes_nothing_for_the_builder(tmp_path: Path) -> None:
     (tmp_path / "plans").write_text("a file")
     builder = GraphBuilder()
-    behind = StoredPlans(PlanStore(tmp_path / "plans"), builder)
+    behind = StoringBuilder(PlanStore(tmp_path / "plans"), builder)
     for _ in range(2):
         assert behind.build(GRAPH, workspace_limit=None).tag == compile_plan(GRAPH, None).tag
     assert builder.work == ["build", "build"]
