@@ -1,8 +1,8 @@
-"""How NumPy's functions are set while a plan runs: the elements of their buffers, and no warnings.
+"""NumPy's settings while a plan runs: the size of its functions' buffers, and no warnings.
 
-Where an operand is one number for a row, or the same row for many, they copy it to a buffer until that is
-full, if the rows are shorter than it. With buffers of 8192 elements, as it has them by default, NumPy 2.4
-takes 2.4 times as long to add one number to each row of 3136.
+An operand may have one number for each row, or the same row for all rows. If rows are shorter than a buffer,
+NumPy's functions fill the buffer with copies of such an operand. With buffers of 8192 elements, NumPy 2.4's
+default, it takes 2.4 times as long to add one number to each row of 3136 elements.
 
 Overflow to infinity, and NaN, are valid results, as on a GPU.
 """
@@ -18,9 +18,9 @@ import numpy as np
 __all__ = ["BUFFERED", "IN_CONTEXTS", "Calling", "caller_with_settings", "with_settings"]
 
 BUFFERED = 1024
-"""Elements of a buffer. With fewer, operations on short rows and conversions take longer."""
+"""Elements of a buffer. With smaller buffers, conversions and operations on short rows take longer."""
 IN_CONTEXTS = int(np.__version__.partition(".")[0]) >= 2
-"""Whether NumPy keeps its settings in a context variable. NumPy 1 has them of each thread."""
+"""Whether NumPy keeps its settings in a context variable. NumPy 1 keeps them for each thread."""
 
 Calling = Callable[..., None]
 """A function that calls another one with these arguments."""

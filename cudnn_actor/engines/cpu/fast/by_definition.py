@@ -52,9 +52,9 @@ again."""
 _MOST_SCRATCH = 16 << 20
 """The most bytes of scratch of each lane. NumPy would allocate as many for a part that cannot be cut."""
 _NS = 20
-"""Nanoseconds of an element, about."""
+"""About how many nanoseconds an element takes."""
 _AS_THEY_ARE = ("float32", "float64", "int64", "uint64")
-"""Dtypes of which definitions take values. Those of others are copied."""
+"""The dtypes that definitions compute in. Operands of other dtypes are converted to another one first."""
 
 
 def by_definition(node: Node, specs: Specs) -> ByDefinition | None:
@@ -76,7 +76,7 @@ def _box(dims: Dims) -> Box:
 
 
 def _part_of(array: Array, region: Region) -> Array:
-    """A view: also one without dims is an array."""
+    """The part of an array in a region, as a view: an array even if it has no dims."""
     at: Any = (*region, ...)
     found: Array = array[at]
     return found
@@ -150,7 +150,7 @@ class ByDefinition:
 
     @functools.cached_property
     def _layouts(self) -> tuple[bool, ...]:
-        """Whether channels lie side by side, for each layout of arrays that a run may have.
+        """For each layout that the arrays of a run may have: whether channels lie side by side.
 
         Arrays of results have the order of their tensors, or that of the dims, unless the compiler has given
         them another one (`channels_last`). The layout of images is chosen for each program.
@@ -191,7 +191,7 @@ class ByDefinition:
         return [*steps, deal(boxes(self.dims, extents), len(lanes), call)]
 
     def _key(self, part: Part) -> object:
-        """Equal for parts of which the same is recorded."""
+        """A key that is equal for parts with the same recording."""
         cuts = ((name, self._cut(name, region)) for name, region in part.inputs.items())
         results = ((name, self._cut(name, region)) for name, region in part.results.items())
         moved = ((name, np.shape(value)) for name, value in part.moved.items())
@@ -317,7 +317,7 @@ class ByDefinition:
 
     @property
     def _indexed_operands(self) -> Sequence[str]:
-        """Operands of which a part reads some elements, here and there: they are not copied."""
+        """The operands of which a part reads elements at any places. They are not copied."""
         return ("x",) if isinstance(self.node, GridSample) else ()
 
     def _cut(self, name: str, region: Region) -> Dims:
@@ -338,14 +338,15 @@ class ByDefinition:
 
 
 def _within(box: Box, region: Region) -> Box:
-    """A box of the results in what a part gives of them."""
+    """A box of the results, counted from the start of the region that a part computes."""
     return tuple(
         slice(of.start - own.start, of.stop - own.start) for of, own in zip(box, region, strict=True)
     )
 
 
 def _round_result(recording: Recording, result: Any, dtype: DType) -> Recorded:
-    """Values rounded to a dtype, of that dtype; those of float32 as they are for a dtype carried in it."""
+    """Values rounded to a dtype, as an array of it. Values of float32 stay as they are if the dtype is
+    carried in float32."""
     if not isinstance(result, Recorded):
         raise NotRecordable("a result that does not depend on operands")
     if result.dtype == np.float32 and carrier_dtype(dtype) == np.float32:

@@ -1,4 +1,4 @@
-"""The functions of recurrent cells, which overwrite what they are taken of.
+"""The functions of recurrent cells. They overwrite their operand.
 
 They are those of `CellActivation`, rearranged into few calls with one spare array. A recording of the
 definition would have more: a choice (`where`) is several calls.
@@ -21,7 +21,7 @@ _Mask = npt.NDArray[np.bool_]
 
 
 def apply_function(activation: CellActivation, x: Floats, spare: Floats, mask: _Mask) -> None:
-    """Overwrite x. `spare` and `mask`, of its dims, may hold anything before and after."""
+    """Overwrite x with its function. `spare` and `mask` are scratch arrays with the dims of x."""
     _APPLIED[activation.function](activation, x, spare, mask)
 
 

@@ -31,7 +31,7 @@ __all__ = ["ChainCode", "Tensor"]
 Tensor = TensorSpec | GraphTensor
 _M = PointwiseMode
 _FLOATS_ONLY = {_M.MOD, _M.FMOD, _M.POW, _M.PRELU}
-"""Modes whose formulas are not those of integers."""
+"""Modes whose formulas do not hold for integers."""
 _IN_ANY_TYPE = {_M.IDENTITY, _M.MIN, _M.MAX, _M.SELECT, _M.BITWISE_AND, _M.BITWISE_OR, _M.BITWISE_XOR}
 _IN_ANY_TYPE |= {_M.BITWISE_NOT}
 """Modes that give the same in int64 as in the operands' integer type, if all have that and the result too."""

@@ -88,13 +88,13 @@ class _Backward:
 
     @property
     def _of_sums(self) -> Dims:
-        """The dims of these sums, beside x."""
+        """The dims of an array of these sums that broadcasts to x."""
         samples = 1 if self.node.over_samples else self.dims[0]
         return (samples, *self.dims[1:3], *[1] * (len(self.dims) - 3))
 
     @property
     def _of_groups(self) -> Dims:
-        """The dims of a number for each mean, beside x."""
+        """The dims of an array with a number for each mean that broadcasts to x."""
         return tuple(1 if axis == 2 else size for axis, size in enumerate(self._of_sums))
 
     def footprint(self, lanes: int) -> int:

@@ -70,7 +70,7 @@ class _PerChannel:
         return footprint((most_lines(self.dims, (), self.dtype.itemsize),), itemsize=self.dtype.itemsize)
 
     def of_channels(self, array: Floats) -> Floats:
-        """A number for each channel, beside x."""
+        """An array with a number for each channel, as one that broadcasts to x."""
         return array.reshape(1, *self.dims[1:3], *[1] * (len(self.dims) - 3))
 
     def step(
@@ -142,7 +142,7 @@ class _Normalizing:
 
     @property
     def _of_groups(self) -> Dims:
-        """The dims of a number for each mean, beside x."""
+        """The dims of an array with a number for each mean that broadcasts to x."""
         return tuple(1 if axis in self._folding.axes else size for axis, size in enumerate(self.dims))
 
     def footprint(self, lanes: int) -> int:

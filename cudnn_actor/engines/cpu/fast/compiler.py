@@ -234,7 +234,7 @@ class _Compiler:
         return {}
 
     def _rounding_units(self, operation: Node) -> Iterator[Unit]:
-        """Units that round an operation's results as those that read them see them."""
+        """The units that round an operation's results to their dtypes, for the operations that read them."""
         for uid in operation.writes:
             tensor = self._graph.tensor(uid)
             if self._readers[uid] and carrier_dtype(tensor.dtype) != tensor.dtype.numpy:
@@ -286,7 +286,7 @@ class _Compiler:
         self._strides[tensor.uid] = _dense(tensor.dims, order)
 
     def _lifetimes(self) -> dict[int, Held]:
-        """From the first to the last piece that uses each tensor in the workspace, or a view of it."""
+        """For each tensor in the workspace: the first and the last piece that use it, or a view of it."""
         found: dict[int, Held] = {}
         for number, piece in enumerate(self._pieces):
             for unit in piece.units:
@@ -334,9 +334,9 @@ class _Compiler:
 def _is_entangled(result: GraphTensor, operation: Node) -> bool:
     """Whether the strides of three dims or more are no multiples of each other.
 
-    Then NumPy does not find out in the time that it takes for that whether such an array has an element
-    twice. It changes a copy of it where a function is to write to what it reads. Parts of an array without
-    gaps are not so, except if their channels are seen as groups.
+    NumPy looks for a limited time whether an array has an element twice, and does not find it out for such an
+    array. Where a function is to write to the array that it reads, it then works on a copy. Parts of an array
+    without gaps are not entangled, except if their channels are seen as groups.
     """
     steps = [*zip(result.dims, result.strides, strict=True)]
     if len(steps) > 1 and isinstance(operation, (GroupNorm, GroupNormBackward)):

@@ -26,7 +26,7 @@ from cudnn_actor.engines.cpu.fast.depthwise_blocks import most_elements
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
-from cudnn_actor.engines.cpu.fast.shifted_rows import LEAST_ROW, ShiftedRows, adding_up
+from cudnn_actor.engines.cpu.fast.shifted_rows import LEAST_ROW, ShiftedRows, sum_calls
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.types.conv import ConvSpec
@@ -132,7 +132,7 @@ class DepthwiseRows(ShiftedRows):
                 self._part_of_sums(product.reshape(channels, *spatial), row, sums.shape)
                 for product, row in zip(products[part], phase.rows, strict=True)
             )
-        yield from adding_up(terms, sums)
+        yield from sum_calls(terms, sums)
 
     def _phases(self, w: Floats) -> Iterator[_Phase]:
         """The phases of rows, each with the rows of the filter that meet them."""

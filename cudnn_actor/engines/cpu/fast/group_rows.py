@@ -24,7 +24,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats
-from cudnn_actor.engines.cpu.fast.shifted_rows import LEAST_ROW, ShiftedRows, adding_up
+from cudnn_actor.engines.cpu.fast.shifted_rows import LEAST_ROW, ShiftedRows, sum_calls
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
@@ -154,4 +154,4 @@ class GroupRows(ShiftedRows):
             self._part_of_sums(product.reshape(len(w), *spatial), row, sums.shape)
             for product, row in zip(products, offsets, strict=True)
         ]
-        yield from adding_up(terms, sums)
+        yield from sum_calls(terms, sums)

@@ -53,7 +53,7 @@ class Gathered:
     Parameters
     ----------
     by_places
-        What gathers where the arrays are not as this one wants them.
+        The kernel that gathers if the arrays do not lie as this one needs them.
     samples, outer, size, places, inner
         The dims of x, (samples, outer, size, inner), of the indices and of y.
     """

@@ -58,7 +58,7 @@ __all__ = ["Pooling", "avg_pool", "least_of", "max_pool"]
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
 _NS = 1.8
-"""Nanoseconds of an element of x, about."""
+"""About how many nanoseconds an element of x takes."""
 _CALL_NS = 700
 """Nanoseconds of a call, about, beside its elements."""
 

@@ -1,4 +1,4 @@
-"""How windows are cut of which not even a row fits into scratch memory.
+"""Cuts windows that are so large that not even a row of them fits into scratch memory.
 
 Along each spatial dim a block has some windows, whose elements are cut into parts of a few: the first ones,
 those behind them, and so on. Such parts lie as regular windows do.
@@ -22,11 +22,12 @@ from cudnn_actor.engines.cpu.scratch import Dims, footprint
 __all__ = ["Cuts", "Piece", "cuts_of", "grid"]
 
 Piece = tuple[slice, Axis]
-"""A part of a dim, and the windows in it, or parts of these, counted from its start."""
+"""A part of a dim, and the windows in it, or the parts of windows, counted from the part's start."""
 _CALL = 1000
-"""How many elements take as long to be joined as a call, about."""
+"""About how many elements are joined in the time that a call takes beside its elements."""
 _RUN = 100
-"""How many take as long as a run of elements that lie side by side in x, when it is loaded."""
+"""About how many elements are joined in the time that it takes to begin with a run of neighbours in x, when x
+is loaded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,8 @@ class Cut:
 
     @cached_property
     def part(self) -> Axis:
-        """The windows of a block, with padding. Along `size` lies what it reads at most."""
+        """The windows of the largest block, with padding. Their `size` is the most elements that a block
+        reads."""
         if self.whole:
             return self._whole(max(self.blocks, key=self._extent))[1]
         step, dilation = self._step, self.axis.dilation
@@ -111,7 +113,7 @@ class Cuts:
     Parameters
     ----------
     join
-        What joins elements.
+        The join of two elements.
     channels
         How many channels a block has.
     along

@@ -45,12 +45,12 @@ def is_long(axis: Axis) -> bool:
 
 
 def doubling_calls(axis: Axis) -> int:
-    """How many calls that takes, about."""
+    """About how many calls doubling takes."""
     return 2 * axis.longest.bit_length() + 4
 
 
 def doubling_elements(axis: Axis) -> int:
-    """How many elements of a line that computes, about."""
+    """About how many elements of a line doubling computes."""
     return (axis.longest.bit_length() + 1) * (axis.size + axis.longest * axis.dilation) + 2 * axis.count
 
 

@@ -27,7 +27,7 @@ __all__ = ["ElementGradient", "ElementPooling", "element_gradient", "element_poo
 
 Array = npt.NDArray[Any]
 _NS = 5
-"""Nanoseconds of an element of x, about."""
+"""About how many nanoseconds an element of x takes."""
 
 
 def element_pooling(
@@ -80,7 +80,7 @@ class ElementGradient(WindowKernel):
         How dy is spread along the spatial dims. `pooling` adds what is spread, by the windows of
         `Spread.axes`.
     counts
-        What these are divided by.
+        The divisors of dy.
     """
 
     spread: Spread

@@ -1,6 +1,6 @@
 """Windows along a dim, each by itself: its elements are copied side by side, and halves of them are joined.
 
-That suits windows of which there are few, short ones, and those that have few elements in common.
+This way suits few windows, short windows, and windows that have few elements in common.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _LARGE_IMAGE = 2 * BLOCK_ELEMENTS
 """Pixels of images whose channels, side by side in a line of the cache, leave it before they are
 read again. Each channel is computed apart and copied, in a third to a twentieth of the time."""
 _NS = 1.8
-"""Nanoseconds of an element of dx, about."""
+"""About how many nanoseconds an element of dx takes."""
 
 
 def avg_pool_backward(node: Node, specs: Specs) -> Kernel | None:

@@ -41,7 +41,7 @@ Array = npt.NDArray[Any]
 _FEW = 16
 """The definition takes less time for windows of fewer elements."""
 _NS = 25
-"""Nanoseconds of an element of dy, about."""
+"""About how many nanoseconds an element of dy takes."""
 
 
 def max_pool_backward(node: Node, specs: Specs) -> Kernel | None:

@@ -43,7 +43,7 @@ _KEY = np.dtype(np.int64)
 _LAST = (1 << PLACE_BITS) - 1
 """The number of the first place; it is one less for each place behind it."""
 _NS = 6
-"""Nanoseconds of an element of x, about."""
+"""About how many nanoseconds an element of x takes."""
 
 
 def max_pool(node: Node, specs: Specs) -> Kernel | None:

@@ -29,7 +29,7 @@ __all__ = ["JoinedNorms", "JoinedNormsGradient", "joined_norms", "joined_norms_g
 Array = npt.NDArray[Any]
 _SUMS = partial(ElementJoin, np.add, np.dtype(np.float64), 0.0)
 _NS = 20
-"""Nanoseconds of an element of x, about."""
+"""About how many nanoseconds an element of x takes."""
 
 
 def joined_norms(x: Dims, y: Dims, axes: tuple[Axis, ...], p: float) -> JoinedNorms:

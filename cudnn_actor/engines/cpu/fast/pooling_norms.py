@@ -55,7 +55,7 @@ _LARGEST_P = 6.0
 _FEW = 9
 """The definition of the gradient takes less time for windows of fewer elements."""
 _NS = 10
-"""Nanoseconds of an element of x, about."""
+"""About how many nanoseconds an element of x takes."""
 
 
 def _needs_scales(specs: Specs, p: float) -> bool:

@@ -33,7 +33,7 @@ _WIDE = np.dtype(np.float64)
 _FEW = 100
 """The definition of the gradient takes less time for windows of fewer elements."""
 _NS = 100
-"""Nanoseconds of an element of x, about."""
+"""About how many nanoseconds an element of x takes."""
 
 
 def scaled_norms(node: LpPool[Any], specs: Specs) -> Kernel:

@@ -1,4 +1,4 @@
-"""Windows of which not even a row fits into scratch memory: parts of windows are joined one after the other.
+"""Pools windows that are so large that not even a row of them fits into scratch memory, part by part.
 
 Blocks and parts are those of `Cuts`. Each part is reduced as whole windows are. What is left of the parts
 along the first spatial dim is joined, and then reduced along the other dims: so windows that share rows do

@@ -30,7 +30,7 @@ _KEY = np.dtype(np.int64)
 _SIGN = np.array(1 << 63, np.uint64)
 """Unsigned numbers with this bit changed are signed ones in the same order."""
 _NS = 40
-"""Nanoseconds of an element of x, about."""
+"""About how many nanoseconds an element of x takes."""
 
 
 def wide_max_pool(node: MaxPool[Any], specs: Specs) -> Kernel:

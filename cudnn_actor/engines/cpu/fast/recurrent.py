@@ -118,9 +118,9 @@ class _Walk:
         The weights of the direction, those of the input and of a projection transposed, its bias, and the
         state of the sequences.
     walked
-        What is read and written step by step, in the order of the walk.
+        The arrays that are read and written step by step, in the order of the walk.
     outside
-        Which sequences do not have a step; None if all have all of them.
+        A mask of the sequences that do not have a step; None if all sequences have all steps.
     """
 
     def __init__(

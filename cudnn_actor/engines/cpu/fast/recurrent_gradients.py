@@ -132,12 +132,12 @@ class _WalkBack:
     Parameters
     ----------
     of
-        The mode, and the turn, whose direction it walks against.
+        The mode, and the turn. It walks against the turn's direction.
     given
         The weights of the direction, the gradients of the state behind the last step, and the state before
         the first one.
     walked
-        What is read and written step by step, in the order of time: of all steps.
+        The arrays that are read and written step by step, of all steps in the order of time.
     mask
         Which sequences have a step; None if all have all of them.
     """

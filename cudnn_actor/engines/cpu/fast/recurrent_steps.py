@@ -87,8 +87,8 @@ class _Walk:
     functions
         The functions of the direction.
     own
-        What the direction has: its weights, its bias, its peepholes; of the task's sequences the state, the
-        lengths, and what is read and written step by step, in the order of the walk.
+        The arrays of the direction: weights, bias and peepholes; and the arrays of the task's sequences:
+        state, lengths, and those that are read and written step by step, in the order of the walk.
     turn
         The steps.
     """

@@ -49,7 +49,7 @@ Dims = tuple[int, ...]
 _BLOCK_SCRATCH = 1 << 20
 """Bytes for a block. Where whole images need more, they are cut along the dims that change, too."""
 _NS = 1.8
-"""Nanoseconds of an element of y, about."""
+"""About how many nanoseconds an element of y takes."""
 _GROUP = 16
 """Taps are found once for this many blocks. Behind these blocks, progress is noted."""
 _TAPS_SCRATCH = 1 << 20
@@ -62,7 +62,8 @@ _MOST_TAPS = 16
 _LEAST_ELEMENTS = 2048
 """Elements of a call, on average, where there are many. With fewer, the calls take more time than these."""
 _UNEVEN = 4
-"""How many times as many taps as there are along a dim are computed, so that all elements have as many."""
+"""The most taps that are computed along a dim, as a multiple of the taps that there are: some are added, so
+that all elements have equally many."""
 
 
 def resample(node: Node, specs: Specs) -> Resampled | None:
@@ -99,7 +100,8 @@ def resample_backward(node: Node, specs: Specs) -> Resampled | None:
 
 
 def _in_order(axes: Iterable[int], x: Dims, y: Dims) -> tuple[int, ...]:
-    """The fewest elements first: along dims that shrink, and at last along those that grow."""
+    """The axes in the order that keeps results between them small: first those that shrink, last those that
+    grow."""
     return tuple(sorted(axes, key=lambda axis: (y[axis] / x[axis], -axis)))
 
 
@@ -125,7 +127,7 @@ def _reverse_taps(taps: Taps, size: int) -> Taps | None:
 class Resampled:
     """y from x, along some axes, one after the other; in blocks of y.
 
-    `taps`: what elements along an axis are sums of. `beyond`: the value of elements that lie outside of x.
+    `taps`: the taps along each axis. `beyond`: the value of elements that lie outside of x.
     """
 
     x: Dims

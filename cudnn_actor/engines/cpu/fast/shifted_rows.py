@@ -27,7 +27,7 @@ from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 
-__all__ = ["LEAST_ROW", "ShiftedRows", "adding_up"]
+__all__ = ["LEAST_ROW", "ShiftedRows", "sum_calls"]
 
 LEAST_ROW = 8
 """Pixels of a row. For shorter ones, other ways take less time."""
@@ -105,7 +105,7 @@ class ShiftedRows:
                 runs = copy.reshape(len(pixels), -1)
             for column, shift in shifts.items():
                 if whole and runs is not None:
-                    yield from _shifting(runs, target[column], shift)
+                    yield from _shift_calls(runs, target[column], shift)
                 else:
                     met, places = self._geometry.meeting(last, column, (0, rows.shape[-1]), span)
                     source = rows[..., met]
@@ -115,7 +115,7 @@ class ShiftedRows:
                         yield copy_call(source, target[column][..., places])
 
 
-def adding_up(terms: Sequence[Floats], sums: Floats) -> Iterator[Call]:
+def sum_calls(terms: Sequence[Floats], sums: Floats) -> Iterator[Call]:
     """Calls that set an array to the sum of others, of which the first is overwritten."""
     first, *others = terms
     if not others:
@@ -141,7 +141,7 @@ def _rows_view(array: Floats) -> Floats | None:
     return reshaped_view(array, (len(array), math.prod(array.shape[1:])))
 
 
-def _shifting(runs: Floats, target: Floats, shift: int) -> Iterator[Call]:
+def _shift_calls(runs: Floats, target: Floats, shift: int) -> Iterator[Call]:
     """Calls that copy runs of rows so that each pixel lies where the one was that is `shift` before it.
 
     `runs`: (channels, pixels of all rows). `target`: (channels, spatial dims); pixels that would come from

@@ -38,7 +38,7 @@ _BLOCK_ELEMENTS = 1 << 15
 _MOST_SCRATCH = 64 << 20
 """Bytes for each lane. What needs more has memory of its own, of which there is one for all rows."""
 _NS = 20
-"""Nanoseconds of an element of x, about."""
+"""About how many nanoseconds an element of x takes."""
 
 
 def top_k(node: Node, specs: Specs) -> Sorting | None:
