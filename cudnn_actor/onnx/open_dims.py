@@ -20,7 +20,7 @@ import onnx
 
 from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.models.errors import InvalidModel
-from cudnn_actor.models.source import Feature
+from cudnn_actor.models.source import Feature, dims_text
 from cudnn_actor.onnx.budget import Recorded
 from cudnn_actor.onnx.control import is_control
 from cudnn_actor.onnx.importing import Import
@@ -132,7 +132,7 @@ class _Check:
                 return None  # it may be that another size fits
         first, later, where = failed[0], failed[1:], label_of(node)
         if problem and not same:
-            dims = ", ".join(_text_of_dims(each.dims) for each in inputs if each is not None)
+            dims = ", ".join(dims_text(each.dims) for each in inputs if each is not None)
             raise InvalidModel(where=where, problem=f"has inputs of dims {dims}: {problem}")
         if problem or (same and (first.telling or not later)):
             if problem or first.unfit:
@@ -233,10 +233,6 @@ def _same_dims(made: Value, other: Trial, number: int) -> _Dims:
     return tuple(a if a == b else None for a, b in itertools.zip_longest(made.dims, dims))
 
 
-def _text_of_dims(dims: _Dims) -> str:
-    return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
-
-
 def _problem_of_dims(node: onnx.NodeProto, inputs: Sequence[_Known]) -> str:
     """Why known dims contradict an operator that ONNX does not check enough; empty if they do not."""
     if node.op_type == "Reshape":
@@ -245,7 +241,7 @@ def _problem_of_dims(node: onnx.NodeProto, inputs: Sequence[_Known]) -> str:
     if node.op_type not in _BROADCAST or not dims:
         return ""
     narrow = [each for each in dims[1:] if _differ(dims[0], each)]
-    return f"{_text_of_dims(narrow[0])} is not broadcast to {_text_of_dims(dims[0])}" if narrow else ""
+    return f"{dims_text(narrow[0])} is not broadcast to {dims_text(dims[0])}" if narrow else ""
 
 
 def _differ(wide: _Dims, narrow: _Dims) -> bool:

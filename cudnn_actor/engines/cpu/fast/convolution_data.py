@@ -230,8 +230,8 @@ class BackwardData:
         if target.strides[order[-1]] != target.itemsize:
             sums = scratch_in_order(memory, target.shape, order, self._dtype)
         per_group = split_groups(sums, geometry.groups)
-        adding_up = functools.partial(self._sums, per_group, columns, box, outputs)
-        calls = [clear_call(sums), *calls_of_taps(math.prod(geometry.taps), adding_up)]
+        make_sums = functools.partial(self._sums, per_group, columns, box, outputs)
+        calls = [clear_call(sums), *calls_of_taps(math.prod(geometry.taps), make_sums)]
         if sums is not target:
             calls.append(copy_call(sums, target))
         return calls

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.boxes import Box, boxes
+from cudnn_actor.engines.cpu.boxes import Box
 from cudnn_actor.engines.cpu.fast.convolution_views import add_call, channels_moved_last, copy_call
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, einsum_call, subscripts
 from cudnn_actor.engines.cpu.fast.depthwise_rows import DepthwiseRows
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -57,14 +57,11 @@ class DepthwiseForward(DepthwiseBlocks):
         x, w, y = operands["x"], operands["w"], results["y"]
         if self._rows.takes(x, y):
             return self._rows.bind((x, w), y, lanes)
-        grid = [*boxes(self._geometry.y, self._tile)]
-        memories = [lane.fork() for lane in lanes[: len(grid)]]
-        filters, filled = self._taps_of_lanes(w, self._pixels_in_run(), memories)
 
-        def computing(box: Box, lane: int) -> list[Call]:
-            return self._block(x, filters[lane], y[box], box, memories[lane].fork())
+        def block(box: Box, taps: Floats, memory: Scratch) -> list[Call]:
+            return self._block(x, taps, y[box], box, memory)
 
-        return [deal(grid, len(memories), computing, filled)]
+        return [self._step_of_blocks(w, lanes, block, pixels=self._pixels_in_run())]
 
     def _pixels_in_run(self) -> int:
         """How many pixels a run is over: the filter is as often side by side."""

@@ -1,7 +1,7 @@
 """Blocks of depthwise convolutions, in channels-last order.
 
-`np.einsum` multiplies and adds in one pass over runs of channels. What lies in another order is copied to
-such a block, and from it.
+`np.einsum` multiplies and adds in one pass over runs of channels. Tensors in another order are copied to such
+blocks, and from them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.boxes import Box, box_dims
+from cudnn_actor.engines.cpu.boxes import Box, box_dims, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import clear_call, copy_call, even, inner
-from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.memory_orders import scratch_in_order
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, spans
@@ -22,13 +22,13 @@ from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 __all__ = ["DepthwiseBlocks", "einsum_call", "most_elements", "subscripts"]
 
 _BLOCK = 1 << 16
-"""Elements of a block of results, at most."""
+"""The most elements of a block of results."""
 _LEAST_BLOCK = 1 << 15
-"""Elements of a block of results, at least: a smaller one reads much that its neighbours read, too."""
+"""The least elements of a block of results: a smaller block reads much that its neighbours read, too."""
 _BLOCKS = 8
-"""Blocks of a small tensor."""
+"""How many blocks a small tensor has."""
 _CHANNELS = 2048
-"""Channels of a block, at most. Runs of fewer than a few hundred channels take longer for each."""
+"""The most channels of a block. Runs of fewer than a few hundred channels take longer for each channel."""
 
 
 class DepthwiseBlocks:
@@ -41,16 +41,38 @@ class DepthwiseBlocks:
     dims
         The dims of the tensor whose boxes are blocks.
     dtype
-        That of all arrays.
+        The dtype of all arrays.
     """
 
     def __init__(self, geometry: ConvGeometry, dims: Dims, dtype: type) -> None:
         self._geometry = geometry
-        self._dtype = dtype
+        self._dims, self._dtype = dims, dtype
         self._itemsize = np.dtype(dtype).itemsize
         self._taps = math.prod(geometry.taps)
         self._axes = tuple(range(2, 2 + len(geometry.taps)))
         self._tile = _tile(dims)
+
+    def _step_of_blocks(
+        self,
+        w: Floats,
+        lanes: Sequence[Scratch],
+        block: Callable[[Box, Floats, Scratch], list[Call]],
+        *,
+        pixels: int,
+    ) -> Step:
+        """The step that computes all blocks with a filter.
+
+        `block` returns the calls that compute a box with the filter in a lane's memory, which it is given,
+        too. `pixels`: how often the filter is repeated side by side.
+        """
+        grid = [*boxes(self._dims, self._tile)]
+        memories = [lane.fork() for lane in lanes[: len(grid)]]
+        filters, filled = self._taps_of_lanes(w, pixels, memories)
+
+        def calls(box: Box, lane: int) -> list[Call]:
+            return block(box, filters[lane], memories[lane].fork())
+
+        return deal(grid, len(memories), calls, filled)
 
     def _taps_of_lanes(
         self, w: Floats, pixels: int, memories: Sequence[Scratch]

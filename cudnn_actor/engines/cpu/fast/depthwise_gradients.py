@@ -45,14 +45,11 @@ class DepthwiseData(DepthwiseBlocks):
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
         dy, w, dx = operands["dy"], operands["w"], results["dx"]
-        grid = [*boxes(self._geometry.x, self._tile)]
-        memories = [lane.fork() for lane in lanes[: len(grid)]]
-        filters, filled = self._taps_of_lanes(w, 1, memories)
 
-        def computing(box: Box, lane: int) -> list[Call]:
-            return self._block(dy, filters[lane], dx[box], box, memories[lane].fork())
+        def block(box: Box, taps: Floats, memory: Scratch) -> list[Call]:
+            return self._block(dy, taps, dx[box], box, memory)
 
-        return [deal(grid, len(memories), computing, filled)]
+        return [self._step_of_blocks(w, lanes, block, pixels=1)]
 
     def _block(self, dy: Floats, taps: Floats, target: Floats, box: Box, memory: Scratch) -> list[Call]:
         geometry = self._geometry
@@ -71,8 +68,8 @@ class DepthwiseData(DepthwiseBlocks):
         sums = target if target.strides[1] == target.itemsize else self._take(memory, target.shape)
         apart = self._take(memory, gradient.shape)
         calls.append(clear_call(sums))
-        adding_up = functools.partial(self._products, (gradient, taps, apart, sums), box, outputs)
-        calls += calls_of_taps(self._taps, adding_up)
+        make_products = functools.partial(self._products, (gradient, taps, apart, sums), box, outputs)
+        calls += calls_of_taps(self._taps, make_products)
         if sums is not target:
             calls.append(copy_call(sums, target))
         return calls
