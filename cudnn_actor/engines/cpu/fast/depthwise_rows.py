@@ -91,7 +91,10 @@ class DepthwiseRows(ShiftedRows):
         calls = math.prod(rows) + 2 * columns  # of a block, about
 
         def call(box: Box, lane: int) -> Call:
-            block = partial(self._block, x[box[0]], w[box[1], 0], y[box], box, lanes[lane])
+            result, sums_of = y[box][0], partial(self._sums, w[box[1], 0])
+            copies = self._shifted_dims(result.shape)
+            image = x[box[0].start, box[1]]
+            block = partial(self._compute_block, (image, result), box, lanes[lane], copies, sums_of)
             return in_turn(calls_of_taps(calls, block))
 
         return [deal(boxes(self._geometry.y, self._tile), len(lanes), call)]
@@ -102,18 +105,7 @@ class DepthwiseRows(ShiftedRows):
         stride = self._geometry.conv.stride[-2]
         return (self._geometry.taps[-1], stride, sums[0], *outer, -(-rows // stride), sums[-1])
 
-    def _block(self, x: Floats, w: Floats, target: Floats, box: Box, lane: Scratch) -> Iterator[Call]:
-        result, memory = target[0], lane.fork()
-        shifted = memory.take(self._shifted_dims(result.shape), self._dtype)
-        runs = (*result.shape[:-2], math.prod(result.shape[-2:]))
-        into = reshaped_view(result, runs)
-        sums = memory.take(runs, self._dtype) if into is None else into
-        yield from self._shift(x[0, box[1]], shifted, box, memory)
-        yield from self._sums(shifted, w, sums, memory)
-        if into is None:
-            yield copy_call(sums.reshape(result.shape), result)
-
-    def _sums(self, shifted: Floats, w: Floats, sums: Floats, memory: Scratch) -> Iterator[Call]:
+    def _sums(self, w: Floats, shifted: Floats, sums: Floats, memory: Scratch) -> Iterator[Call]:
         """Calls that set `sums`, (channels, outer dims, pixels of all rows), from copies and the filter."""
         columns, _, channels, *spatial = shifted.shape
         count = math.prod(self._geometry.taps[:-1])

@@ -20,7 +20,6 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     copy_call,
     even,
     product_call,
-    reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats
@@ -109,7 +108,9 @@ class GroupRows(ShiftedRows):
         def call(box: Box, lane: int) -> Call:
             group = box[1].start // self._filters
             image = x[box[0].start, group * channels : (group + 1) * channels]
-            block = partial(self._block, image, w[box[1]], y[box][0], box, lanes[lane])
+            result, sums_of = y[box][0], partial(self._sums, w[box[1]])
+            copies = self._shifted_dims(result.shape)
+            block = partial(self._compute_block, (image, result), box, lanes[lane], copies, sums_of)
             return in_turn(calls_of_taps(calls, block))
 
         return [deal(boxes(self._geometry.y, self._tile), len(lanes), call)]
@@ -124,18 +125,7 @@ class GroupRows(ShiftedRows):
         reach = (self._rows(axis, extent) for axis, extent in enumerate(sums[1:-1]))
         return (self._geometry.taps[-1], 1, self._geometry.w[1], *reach, sums[-1])
 
-    def _block(self, x: Floats, w: Floats, result: Floats, box: Box, lane: Scratch) -> Iterator[Call]:
-        memory = lane.fork()
-        shifted = memory.take(self._shifted_dims(result.shape), self._dtype)
-        runs = (*result.shape[:-2], math.prod(result.shape[-2:]))
-        into = reshaped_view(result, runs)
-        sums = memory.take(runs, self._dtype) if into is None else into
-        yield from self._shift(x, shifted, box, memory)
-        yield from self._sums(shifted, w, sums, memory)
-        if into is None:
-            yield copy_call(sums.reshape(result.shape), result)
-
-    def _sums(self, shifted: Floats, w: Floats, sums: Floats, memory: Scratch) -> Iterator[Call]:
+    def _sums(self, w: Floats, shifted: Floats, sums: Floats, memory: Scratch) -> Iterator[Call]:
         """Calls that set `sums`, (filters, outer dims, pixels of all rows), from copies and filters."""
         *taps, columns = self._geometry.taps
         _, _, channels, *spatial = shifted.shape

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,9 @@ from cudnn_actor.engines.cpu.fast.recurrent_walks import (
     Sizes,
     Task,
     Turn,
+    begin_states,
     in_order,
+    store_states,
     transpose_for_blas,
     turns,
     within,
@@ -56,7 +57,7 @@ class _Layer:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         steps: list[Step] = []
         node, sizes, x, keep = self.node, self.sizes, operands["x"], lanes[0].keep
-        directions, batch, rows, state, hidden = sizes
+        directions, batch, rows, *_ = sizes
         given = {
             name: transpose_for_blas(operands[name], steps, lanes)
             for name in ("w_ih", "w_hr")
@@ -64,12 +65,10 @@ class _Layer:
         }
         given["w_hh"] = blas_operand(operands["w_hh"], steps, lanes)
         given |= {"bias": operands["bias"]} if "bias" in operands else {}
-        states = {"h": keep((directions, batch, state), x.dtype)}
-        if node.mode is RecurrentMode.LSTM:
-            states["c"] = keep((directions, batch, hidden), x.dtype)
-        for name, own in states.items():
-            first = operands.get(f"{name}0")
-            steps.append((partial(own.fill, 0) if first is None else partial(np.copyto, own, first),))
+        names = "hc" if node.mode is RecurrentMode.LSTM else "h"
+        firsts = {name: operands.get(f"{name}0") for name in names}
+        states, begin = begin_states(sizes, firsts, x.dtype, lanes[0])
+        steps += begin
         most = min(len(x), sizes.steps_of_turn(self.itemsize))
         walked = {"input": keep((directions, most, batch, rows), x.dtype), **results}
         mask = within(node, len(x), batch)
@@ -88,8 +87,7 @@ class _Layer:
                 return _Walk(node.mode, own, self._of_turn(walked, task, turn), outside, lanes[lane].fork())
 
             steps.append(deal(sizes.tasks, len(lanes), call))
-        ends = {f"{name}_n": own for name, own in states.items()}
-        return steps + [(partial(np.copyto, results[n], own),) for n, own in ends.items() if n in results]
+        return steps + store_states({f"{name}_n": own for name, own in states.items()}, results)
 
     def _of_turn(self, walked: Operands, task: Task, turn: Turn) -> dict[str, Floats]:
         """The arrays that a task reads and writes step by step, in the order in which it walks through a

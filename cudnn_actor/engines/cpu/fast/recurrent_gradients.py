@@ -13,7 +13,16 @@ from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, c
 from cudnn_actor.engines.cpu.fast.lines import Floats, joined_axes
 from cudnn_actor.engines.cpu.fast.matrices import as_blas_takes_it, blas_operand, copy_step, product_steps
 from cudnn_actor.engines.cpu.fast.recurrent import recurrent
-from cudnn_actor.engines.cpu.fast.recurrent_walks import Mask, Sizes, Task, Turn, turns, within
+from cudnn_actor.engines.cpu.fast.recurrent_walks import (
+    Mask,
+    Sizes,
+    Task,
+    Turn,
+    begin_states,
+    store_states,
+    turns,
+    within,
+)
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
     Node,
@@ -64,17 +73,15 @@ class _OfData:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         steps: list[Step] = []
         node, sizes, y, keep = self.node, self.sizes, operands["y"], lanes[0].keep
-        directions, batch, rows, state, hidden = sizes
+        directions, batch, rows, state, _ = sizes
         weights = {
             name: blas_operand(operands[name], steps, lanes) for name in ("w_hh", "w_hr") if name in operands
         }
         of_gates = keep((len(y), batch, directions, rows), y.dtype)
-        states = {"h": keep((directions, batch, state), y.dtype)}
-        if node.mode is RecurrentMode.LSTM:
-            states["c"] = keep((directions, batch, hidden), y.dtype)
-        for name, own in states.items():
-            last = operands.get(f"d{name}_n")
-            steps.append((partial(own.fill, 0) if last is None else partial(np.copyto, own, last),))
+        names = "hc" if node.mode is RecurrentMode.LSTM else "h"
+        lasts = {name: operands.get(f"d{name}_n") for name in names}
+        states, begin = begin_states(sizes, lasts, y.dtype, lanes[0])
+        steps += begin
         mask = within(node, len(y), batch)
         most = sizes.steps_of_turn(self.itemsize)
 
@@ -98,8 +105,7 @@ class _OfData:
         together = _rows(operands["w_ih"], steps, lanes)
         of_both = of_gates.reshape(len(y), batch, directions * rows)
         steps += product_steps(of_both, together[None], results["dx"], lanes)
-        firsts = {f"d{name}0": own for name, own in states.items()}
-        return steps + [(partial(np.copyto, results[n], own),) for n, own in firsts.items() if n in results]
+        return steps + store_states({f"d{name}0": own for name, own in states.items()}, results)
 
 
 @dataclass(frozen=True)

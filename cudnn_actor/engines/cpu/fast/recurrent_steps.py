@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,15 @@ from cudnn_actor.engines.cpu.fast.cell_functions import apply_function
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carrier_dtype, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_operand
-from cudnn_actor.engines.cpu.fast.recurrent_walks import Sizes, Task, Turn, in_order, turns
+from cudnn_actor.engines.cpu.fast.recurrent_walks import (
+    Sizes,
+    Task,
+    Turn,
+    begin_states,
+    in_order,
+    store_states,
+    turns,
+)
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import CellActivation, Node, RecurrentCell, RecurrentSteps
 from cudnn_actor.protocol.operations.base import Specs
@@ -49,16 +56,14 @@ class _Steps:
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         steps: list[Step] = []
-        node, sizes, x, keep = self.node, self.sizes, operands["x"], lanes[0].keep
-        directions, batch, rows, _, hidden = sizes
+        node, sizes, x = self.node, self.sizes, operands["x"]
+        directions, _, rows, _, hidden = sizes
         given = {"w": blas_operand(operands["w"], steps, lanes)}
         given |= {name: operands[name] for name in _OF_WAY if name in operands}
-        states = {"h": keep((directions, batch, hidden), x.dtype)}
-        if node.cell is RecurrentCell.LSTM:
-            states["c"] = keep((directions, batch, hidden), x.dtype)
-        for name, own in states.items():
-            first = operands.get(f"{name}0")
-            steps.append((partial(own.fill, 0) if first is None else partial(np.copyto, own, first),))
+        names = "hc" if node.cell is RecurrentCell.LSTM else "h"
+        firsts = {name: operands.get(f"{name}0") for name in names}
+        states, begin = begin_states(sizes, firsts, x.dtype, lanes[0])
+        steps += begin
         functions, count = node.functions(directions), node.cell.functions
         most = sizes.steps_of_turn(self.itemsize)
         ways = (turns(len(x), most, int(node.is_backwards(way))) for way in range(directions))
@@ -75,8 +80,7 @@ class _Steps:
                 return _Walk(node, functions[way * count : (way + 1) * count], own, turn, lanes[lane].fork())
 
             steps.append(deal(sizes.tasks, len(lanes), call))
-        ends = {f"{name}_n": own for name, own in states.items()}
-        return steps + [(partial(np.copyto, results[n], own),) for n, own in ends.items() if n in results]
+        return steps + store_states({f"{name}_n": own for name, own in states.items()}, results)
 
 
 class _Walk:

@@ -7,18 +7,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Step
+from cudnn_actor.engines.cpu.fast.kernels import Operands, Step
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_operand
 from cudnn_actor.engines.cpu.scratch import Scratch
 
-__all__ = ["Mask", "Sizes", "Task", "Turn", "in_order", "transpose_for_blas", "turns", "within"]
+__all__ = [
+    "Mask",
+    "Sizes",
+    "Task",
+    "Turn",
+    "begin_states",
+    "in_order",
+    "store_states",
+    "transpose_for_blas",
+    "turns",
+    "within",
+]
 
 Mask = npt.NDArray[np.bool_]
 _LEAST_WORK = 1 << 20
@@ -85,6 +97,25 @@ class Sizes(NamedTuple):
     def most_rows(self) -> int:
         """Sequences of the largest task."""
         return max(int(task.rows.stop - task.rows.start) for task in self.tasks)
+
+
+def begin_states(
+    sizes: Sizes, firsts: Mapping[str, Floats | None], dtype: npt.DTypeLike, lane: Scratch
+) -> tuple[dict[str, Floats], list[Step]]:
+    """The states h and c of all directions, as far as `firsts` has them, and the steps that set their first
+    values: None for 0."""
+    units = {"h": sizes.state, "c": sizes.hidden}
+    states = {name: lane.keep((sizes.directions, sizes.batch, units[name]), dtype) for name in firsts}
+    steps: list[Step] = [
+        (partial(own.fill, 0) if (first := firsts[name]) is None else partial(np.copyto, own, first),)
+        for name, own in states.items()
+    ]
+    return states, steps
+
+
+def store_states(states: Mapping[str, Floats], results: Operands) -> list[Step]:
+    """The steps that copy states to the results of the same names, as far as there are such results."""
+    return [(partial(np.copyto, results[name], own),) for name, own in states.items() if name in results]
 
 
 def turns(steps: int, most: int, way: int) -> list[Turn]:

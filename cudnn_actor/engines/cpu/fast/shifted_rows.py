@@ -9,7 +9,7 @@ the filter, what it adds to y, shifted by whole rows. Those are added up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -45,6 +45,29 @@ class ShiftedRows:
     def _rows(self, axis: int, extent: int) -> int:
         start, stop = self._geometry.reach((0, extent), axis)
         return stop - start
+
+    def _compute_block(
+        self,
+        arrays: tuple[Floats, Floats],
+        box: Box,
+        lane: Scratch,
+        dims: Dims,
+        sums_of: Callable[[Floats, Floats, Scratch], Iterator[Call]],
+    ) -> Iterator[Call]:
+        """Calls that compute a box of y from copies of an image's channels.
+
+        `arrays`: the image with these channels, and the box of y. `dims`: the copies' dims. `sums_of` returns
+        the calls that set an array, (channels, outer dims, pixels of all rows), from the copies.
+        """
+        (x, result), memory = arrays, lane.fork()
+        shifted = memory.take(dims, self._dtype)
+        runs = (*result.shape[:-2], math.prod(result.shape[-2:]))
+        into = reshaped_view(result, runs)
+        sums = memory.take(runs, self._dtype) if into is None else into
+        yield from self._shift(x, shifted, box, memory)
+        yield from sums_of(shifted, sums, memory)
+        if into is None:
+            yield copy_call(sums.reshape(result.shape), result)
 
     def _part_of_sums(self, product: Floats, row: Dims, dims: Dims) -> Floats:
         """The part of a product for all pixels of the copies that a row of the filter adds to sums of these

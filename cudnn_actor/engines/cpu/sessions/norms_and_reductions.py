@@ -155,8 +155,7 @@ def emit_layer_norm(draft: Draft, operation: LayerNorm[int]) -> None:
     axes = draft.list_of(range(axis, len(draft.dims(operation.x))))
     mean = draft.emit("ReduceMean", x, axes)
     centred = draft.emit("Sub", x, mean)
-    variance = draft.emit("ReduceMean", draft.emit("Mul", centred, centred), axes)
-    deviation = draft.emit("Sqrt", draft.emit("Add", variance, draft.number(operation.epsilon)))
+    deviation = _root_of_mean_square(draft, centred, axes, operation.epsilon)
     found = draft.emit("Div", centred, deviation)
     if operation.scale is not None:
         found = draft.emit("Mul", found, draft.read_float(operation.scale))
@@ -173,14 +172,19 @@ def emit_rms_norm(draft: Draft, operation: RMSNorm[int]) -> None:
     """Write a norm by the root of the mean of squares."""
     dims = draft.dims(operation.x)
     x, axes = draft.read_float(operation.x), draft.list_of(range(operation.axis % len(dims), len(dims)))
-    squares = draft.emit("ReduceMean", draft.emit("Mul", x, x), axes)
-    root = draft.emit("Sqrt", draft.emit("Add", squares, draft.number(operation.epsilon)))
+    root = _root_of_mean_square(draft, x, axes, operation.epsilon)
     found = draft.emit("Div", x, root)
     if operation.scale is not None:
         found = draft.emit("Mul", found, draft.read_float(operation.scale))
     draft.write_float(operation.y, found)
     if operation.inverse_rms is not None:
         draft.write_float(operation.inverse_rms, draft.emit("Reciprocal", root))
+
+
+def _root_of_mean_square(draft: Draft, x: str, axes: str, epsilon: float) -> str:
+    """The root of the mean of x's squares along axes, plus a small number."""
+    squares = draft.emit("ReduceMean", draft.emit("Mul", x, x), axes)
+    return draft.emit("Sqrt", draft.emit("Add", squares, draft.number(epsilon)))
 
 
 def emit_batch_norm(draft: Draft, operation: BatchNorm[int]) -> None:
