@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-__all__ = ["ROOT", "EventRecord", "Log", "carrying", "service_here", "speak_for", "speaking_for"]
+__all__ = ["ROOT", "EventRecord", "Log", "carry_service", "service_here", "speak_for", "speaking_for"]
 
 ROOT = "cudnn_actor"
 """The root of this package's loggers."""
@@ -158,7 +158,7 @@ def speaking_for(service: str | None) -> Iterator[None]:
         _speaker.service = before
 
 
-def carrying(run: Callable[[], None]) -> Callable[[], None]:
+def carry_service(run: Callable[[], None]) -> Callable[[], None]:
     """Wrap a new thread's function, so that its log lines name the same service as this thread's."""
     service = _speaker.service
 

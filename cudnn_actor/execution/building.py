@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from cudnn_actor.actors.logs import Log, carrying
+from cudnn_actor.actors.logs import Log, carry_service
 from cudnn_actor.actors.threads import start_thread
 from cudnn_actor.engines.base import Builder, Effort, Plan, StickyError
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -89,7 +89,7 @@ class BuildThread:
         """The job in work, once nobody wants its result."""
         self._since: float | None = None
         self._results: deque[Result] = deque()
-        self._thread = threading.Thread(target=carrying(self._run), name=name, daemon=True)
+        self._thread = threading.Thread(target=carry_service(self._run), name=name, daemon=True)
 
     # The actor's side.
 

@@ -131,12 +131,12 @@ class Executor(Generic[T]):
 
     def build(self, graph: OperationGraph, workspace_limit: int | None) -> Plan:
         """Build a plan. Blocks. Raises `UnsupportedGraph`, `OutOfMemory`, `ExecutionFailed`, `Crash`."""
-        tag = self.building(graph)
+        tag = self.build_tag(graph)
         build = functools.partial(self.engine.build, graph, workspace_limit=workspace_limit)
         plan: Plan = self.call(tag, build)
         return plan
 
-    def building(self, graph: OperationGraph) -> str:
+    def build_tag(self, graph: OperationGraph) -> str:
         """The tag for errors of a plan that is being built."""
         return tag_of(self.engine.name, graph, "build")
 

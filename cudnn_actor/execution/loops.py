@@ -111,7 +111,7 @@ class Loops:
         asks = () if loop.condition is None else (even[loop.condition], odd[loop.condition])
         return _Steps(
             initial=[(ports[name], even[name]) for name in loop.carried],
-            ask=[self._asking(loop, place, pace) for place in asks],
+            ask=[self._condition_reader(loop, place, pace) for place in asks],
             load=[row_copy(ports[name], rows[name], store=False) for name in loop.scanned],
             run=[
                 self._expect(plan, lowered, ports | rows | _carried_bindings(loop, before, after))
@@ -130,7 +130,7 @@ class Loops:
         names = lowered.loop.loop.body.names_of
         return self._engine.expect(plan, [ports[names[uid]] for uid in lowered.graph.bound], ())
 
-    def _asking(self, loop: Loop, place: Binding, pace: _Pace) -> Callable[[], bool]:
+    def _condition_reader(self, loop: Loop, place: Binding, pace: _Pace) -> Callable[[], bool]:
         """A function that reads a condition. It waits for the turns before it."""
         if self._page is None:
             self._page = mmap.mmap(-1, mmap.PAGESIZE)

@@ -357,7 +357,7 @@ class Planner:
     def _prepare(self, job: Job, outcome: Plan | BaseException) -> Outcome | None:
         """A plan that is ready to run, or the error. None while one with less workspace is being built."""
         if isinstance(outcome, BaseException):
-            return self._meaning(outcome, job.graph)
+            return self._error_of(outcome, job.graph)
         try:
             self._executor.call("prepare", self._executor.engine.prepare, outcome)
         except OutOfMemory as error:
@@ -370,8 +370,8 @@ class Planner:
             return error
         return outcome
 
-    def _meaning(self, error: BaseException, graph: OperationGraph) -> CudnnActorError:
-        meant = self._executor.diagnose(error, self._executor.building(graph))
+    def _error_of(self, error: BaseException, graph: OperationGraph) -> CudnnActorError:
+        meant = self._executor.diagnose(error, self._executor.build_tag(graph))
         if isinstance(meant, Crash):
             # not `digest_in_work`: the thread may be building another graph by now
             raise BuildCrash(str(meant), graph.digest()) from error

@@ -82,15 +82,15 @@ class PartImport:
         if value.fixed or value.is_constant:
             return self.imports.ports.constant(value.elements, fixed=value.fixed, key=value.key, name=name)
         known = Pending([value], lambda: value.array)
-        made = self._moving(name, value.dims, value.dtype, lambda: of.cell(value, name), known)
+        made = self._moved_value(name, value.dims, value.dtype, lambda: of.cell(value, name), known)
         made.standing = value.standing
         return made
 
     def result(self, name: str, dims: tuple[int, ...], dtype: DType, cell: str) -> Value:
         """The value that a loop has left in a cell."""
-        return self._moving(name, dims, dtype.numpy, lambda: cell, lambda: _unknown(name))
+        return self._moved_value(name, dims, dtype.numpy, lambda: cell, lambda: _unknown(name))
 
-    def _moving(
+    def _moved_value(
         self,
         name: str,
         dims: tuple[int, ...],

@@ -88,9 +88,9 @@ def formal(schema: Schema, number: int) -> _Formal | None:
 def dtypes_of_named_types(schema: Schema, inputs: Sequence[Given]) -> dict[str, int]:
     """The dtypes that follow from a node's inputs for the named types of its operator.
 
-    A float32 constant counts as a constant of the half type that it must have: see `Import._agreeing`. Raises
-    `Contradiction` if the operator does not take the dtype of an input, or if two inputs differ that must
-    have the same dtype.
+    A float32 constant counts as a constant of the half type that it must have: see `Import._agreeing_inputs`.
+    Raises `Contradiction` if the operator does not take the dtype of an input, or if two inputs differ that
+    must have the same dtype.
     """
     found: dict[str, tuple[int, str]] = {}
     lenient: dict[str, tuple[int, str]] = {}

@@ -15,7 +15,7 @@ from cudnn_actor.onnx.costs import cost_of
 from cudnn_actor.onnx.schemas import domain_of, infer
 from cudnn_actor.onnx.values import Declined, Value
 
-__all__ = ["fold", "inferred_results", "misfit", "nothing", "slices"]
+__all__ = ["empty_results", "fold", "inferred_results", "misfit", "slices"]
 
 _ANY = 1000
 _LIST = 1024
@@ -181,7 +181,7 @@ def _compute(
     return tuple(None if each is None else np.asarray(each) for each in found)
 
 
-def nothing(
+def empty_results(
     node: onnx.NodeProto, values: Sequence[Value | None], opsets: Mapping[str, int]
 ) -> tuple[np.ndarray | None, ...] | None:
     """The results of a node if none of them has elements; None if that does not follow from dims."""

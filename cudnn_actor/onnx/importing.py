@@ -25,7 +25,7 @@ from cudnn_actor.onnx.budget import Budget, Recorded, TooManyOperations, TooMuch
 from cudnn_actor.onnx.control import CONTROL, is_control
 from cudnn_actor.onnx.dtypes import Given, dtype_code, dtypes_of_named_types, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
-from cudnn_actor.onnx.folding import fold, inferred_results, misfit, nothing
+from cudnn_actor.onnx.folding import empty_results, fold, inferred_results, misfit
 from cudnn_actor.onnx.import_constants import Constants
 from cudnn_actor.onnx.import_outputs import Outputs
 from cudnn_actor.onnx.lists import Listed
@@ -297,7 +297,7 @@ class Import:
             raise Declined(operators.unknown(node, place.opsets))
         moving = any(value is not None and not value.fixed for value in inputs)
         if self.precision is None or not moving or place.as_written or is_control(node):
-            return self._of_operator(node, schema, self._agreeing(node, schema, inputs), place)
+            return self._of_operator(node, schema, self._agreeing_inputs(node, schema, inputs), place)
         _check_no_list(schema, inputs)
         if (kept := self.precision.input_of_conversion(node, inputs)) is not None:
             return [kept]
@@ -354,7 +354,7 @@ class Import:
             return self._run_function(body, nodes, attributes, inputs, inner)
         return found
 
-    def _agreeing(
+    def _agreeing_inputs(
         self, node: onnx.NodeProto, schema: Schema, inputs: list[Value | None]
     ) -> list[Value | None]:
         """The inputs, with float32 constants in the half type of the operands that they must agree with.
@@ -389,7 +389,7 @@ class Import:
             try:
                 return self._constants.compute(view, place.opsets, fixed=fixed)
             except Declined:
-                empty = nothing(view.proto, view.inputs, place.opsets)
+                empty = empty_results(view.proto, view.inputs, place.opsets)
                 if empty is None:
                     raise
                 return [None if each is None else self.ports.constant(each, fixed=True) for each in empty]

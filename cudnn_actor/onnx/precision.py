@@ -168,13 +168,14 @@ class Precision:
 
     def output(self, tensor: Tensor, feature: Feature) -> Tensor:
         """An output in the dtype that the model says."""
-        dtype = _floating(feature.dtype)
+        dtype = _floating_or_none(feature.dtype)
         return tensor if dtype is None or not tensor.dtype.is_floating else self._g.astype(tensor, dtype)
 
     def constant(self, array: np.ndarray, feature: Feature) -> np.ndarray:
         """An output that is a constant, with the dtype of the model's output."""
-        dtype = _floating(feature.dtype)
-        return array if dtype is None or _floating(DType.of(array.dtype)) is None else round_to(array, dtype)
+        dtype = _floating_or_none(feature.dtype)
+        own = _floating_or_none(DType.of(array.dtype))
+        return array if dtype is None or own is None else round_to(array, dtype)
 
     def _source(self, value: Value | None) -> Value | None:
         """The value of a result before it was rounded; the value itself if it was not."""
@@ -225,7 +226,7 @@ def _within_limits(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
     return g.astype(g.where(g.isinf(x), x, g.clip(x, -limit, limit)), dtype)
 
 
-def _floating(dtype: DType | None) -> DType | None:
+def _floating_or_none(dtype: DType | None) -> DType | None:
     return dtype if dtype is not None and dtype.is_floating else None
 
 

@@ -75,7 +75,7 @@ from cudnn_actor.service.arrays import about_array, packed_like
 from cudnn_actor.service.convolution_arguments import convolution_of, require_operands
 from cudnn_actor.service.model_sources import name_of, source_of
 from cudnn_actor.service.outputs import INSTEAD, missing_outputs, missing_ports, outputs_of
-from cudnn_actor.service.reserves import keeping
+from cudnn_actor.service.reserves import graph_with_own_reserve
 from cudnn_actor.service.service import CudnnService
 
 __all__ = ["Requests"]
@@ -986,7 +986,7 @@ class Requests:
         CudnnActorError
             See `ask`.
         """
-        explanation = await self.ask(Explain(graph=keeping(layer)), timeout=timeout)
+        explanation = await self.ask(Explain(graph=graph_with_own_reserve(layer)), timeout=timeout)
         return sum(piece.reserve for piece in explanation.pieces)
 
     def _graph_to_explain(self, what: Graph | Compute) -> OperationGraph:

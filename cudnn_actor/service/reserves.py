@@ -16,10 +16,10 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["keeping"]
+__all__ = ["graph_with_own_reserve"]
 
 
-def keeping(layer: Recurrent[BufferRef]) -> OperationGraph:
+def graph_with_own_reserve(layer: Recurrent[BufferRef]) -> OperationGraph:
     """A graph of the layer that keeps bytes within its plan. The explanation of that plan has their number.
 
     Raises `InvalidRequest` unless `layer` is a recurrent layer whose inputs fit together. Its outputs are

@@ -1,6 +1,6 @@
 """The settings of a model, by which it is loaded and batched: a file `model.toml` beside the model's file.
 
-`read_settings` reads it, and `server` makes arguments of `CudnnRef.load` and `CudnnRef.batched` of them.
+`read_settings` reads it. `served.load` makes arguments of `CudnnRef.load` and `CudnnRef.batched` of its values.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class Function(NamedTuple):
         whole = all(math.isinf(value) or value.is_integer() for value in parameters)
         return self.whole and integers and whole
 
-    def deciding(self, operands: Sequence[_Operand]) -> Sequence[_Operand]:
+    def deciding_operands(self, operands: Sequence[_Operand]) -> Sequence[_Operand]:
         """The operands that decide whether it is computed in uint64: a condition does not."""
         return operands[1:] if self.arity == 3 else operands
 
@@ -190,7 +190,7 @@ class Function(NamedTuple):
         """The values as float64, int64 or uint64. `xp` and the operands are as in `Operation.evaluate`."""
         given: Sequence[float] = parameters
         if self.exact(parameters, integers=all(value.dtype.kind != "f" for value in operands)):
-            unsigned = any(value.dtype.kind == "u" for value in self.deciding(operands))
+            unsigned = any(value.dtype.kind == "u" for value in self.deciding_operands(operands))
             given = saturate_parameters(parameters, unsigned=unsigned)
             operands = [x.astype(xp.uint64 if unsigned else xp.int64, copy=False) for x in operands]
         else:

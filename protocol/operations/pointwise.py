@@ -148,7 +148,7 @@ class Pointwise(Operation[T], tag=True):
     def compute(self, dtypes: tuple[DType, ...]) -> DType:
         function, integers = FUNCTIONS[self.mode], not any(dtype.is_floating for dtype in dtypes)
         if function.exact(tuple(self.effective_parameters.values()), integers=integers):
-            return DType.UINT64 if DType.UINT64 in function.deciding(dtypes) else DType.INT64
+            return DType.UINT64 if DType.UINT64 in function.deciding_operands(dtypes) else DType.INT64
         return super().compute(dtypes)
 
     @property

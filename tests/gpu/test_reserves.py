@@ -20,7 +20,7 @@ from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.cuda.operations.recurrent import Call
 from cudnn_actor.operations import Recurrent, RecurrentBackwardData, RecurrentBackwardWeights
 from cudnn_actor.protocol import DType, GraphBuilder
-from cudnn_actor.service.reserves import keeping
+from cudnn_actor.service.reserves import graph_with_own_reserve
 
 from ..engines.cuda.operations.test_recurrent_passes import Messages
 from ..engines.references import relative_error
@@ -178,7 +178,7 @@ def test_gradients_that_change_what_they_read_are_discarded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     """They would give something else when a request is sent again."""
-    question = keeping(Messages(LSTM).message(Recurrent))
+    question = graph_with_own_reserve(Messages(LSTM).message(Recurrent))
     plan = engine.build(question, workspace_limit=None)
     nbytes = sum(piece.reserve for piece in plan.explain(question).pieces)
     engine.build(Messages(LSTM, nbytes).graph(kind), workspace_limit=None)

@@ -97,7 +97,7 @@ class ConvGeometry:
         stride = self.conv.stride[axis]
         return start * stride, (stop - 1) * stride + self.window[axis]
 
-    def touching(self, inputs: Span, axis: int) -> Span:
+    def touched_outputs(self, inputs: Span, axis: int) -> Span:
         """The outputs that depend on any of a span of padded inputs; stop <= start if there are none."""
         start, stop = inputs
         stride = self.conv.stride[axis]
@@ -121,7 +121,7 @@ class ConvGeometry:
         offset = start + pad - span[0]
         return Overlap(slice(offset, offset + stop - start), slice(start, stop))
 
-    def meeting(self, axis: int, tap: int, inputs: Span, outputs: Span) -> tuple[slice, slice]:
+    def meet_along(self, axis: int, tap: int, inputs: Span, outputs: Span) -> tuple[slice, slice]:
         """The elements of two spans, of inputs and of outputs, that meet in a tap, counted from the starts of
         the spans.
 
@@ -137,12 +137,12 @@ class ConvGeometry:
         end = start + (stop - first - 1) * stride + 1
         return slice(start, end, stride), slice(first - outputs[0], stop - outputs[0])
 
-    def meet(
+    def meet_in_box(
         self, tap: Sequence[int], inputs: Iterable[Span], outputs: Iterable[Span]
     ) -> tuple[list[slice], list[slice]]:
         """The slices of a box of inputs and of a box of outputs that meet in a tap, for each spatial dim: see
-        `meeting`."""
-        pairs = [self.meeting(axis, *of) for axis, of in enumerate(zip(tap, inputs, outputs, strict=True))]
+        `meet_along`."""
+        pairs = [self.meet_along(axis, *of) for axis, of in enumerate(zip(tap, inputs, outputs, strict=True))]
         return [one for one, _ in pairs], [other for _, other in pairs]
 
     @functools.cached_property

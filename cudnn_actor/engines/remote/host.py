@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Self
 
 from cudnn_actor.actors import forks
-from cudnn_actor.actors.logs import Log, carrying
+from cudnn_actor.actors.logs import Log, carry_service
 from cudnn_actor.actors.threads import ThreadRefused, start_thread
 from cudnn_actor.engines.remote.kill_mark import mark_killed
 from cudnn_actor.engines.remote.queue import BuilderQueue, take_connection
@@ -123,7 +123,7 @@ class BuilderHost:
             waiting.setblocking(False)
             wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undone.callback(os.close, wake_event)
-            run = carrying(functools.partial(self._run, waiting, wake_event))
+            run = carry_service(functools.partial(self._run, waiting, wake_event))
             thread = threading.Thread(target=run, name="builder", daemon=True)
             try:
                 start_thread(thread)

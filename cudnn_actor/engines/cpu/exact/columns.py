@@ -100,7 +100,7 @@ class Gather:
         def load_taps(values: Values) -> None:
             columns.fill(0)
             for tap in np.ndindex(*geometry.taps):
-                inputs, outputs = geometry.meet(tap, geometry.input_spans, spans(box))
+                inputs, outputs = geometry.meet_in_box(tap, geometry.input_spans, spans(box))
                 into = columns[:, *tap, :, *outputs]
                 if into.size:
                     source = (box[0], channels, *inputs)
@@ -129,7 +129,9 @@ class Scatter:
 
     def outputs(self, box: Box) -> list[Span]:
         """The spans of outputs that touch a box of dx; one of them may be empty."""
-        return [self._geometry.touching(span, axis) for axis, span in enumerate(self._padded_spans(box))]
+        return [
+            self._geometry.touched_outputs(span, axis) for axis, span in enumerate(self._padded_spans(box))
+        ]
 
     def footprint(self, tile: Dims) -> int:
         """Bytes of scratch for a box of dx of these dims, columns not counted."""

@@ -143,7 +143,7 @@ class _Compiler:
             if isinstance(operation, Reshape)
         }
         self._drafts = self._cut()
-        self._intermediates = self._crossing()
+        self._intermediates = self._crossing_tensors()
         order = (*self._intermediates, *graph.bound, *graph.scalars, *self._views)
         self._index = {uid: index for index, uid in enumerate(order)}
 
@@ -187,7 +187,7 @@ class _Compiler:
             drafts[-1].add(number, operation)
         return drafts
 
-    def _crossing(self) -> tuple[int, ...]:
+    def _crossing_tensors(self) -> tuple[int, ...]:
         """Virtual tensors that one stage writes and another reads. They need memory for the whole tensor."""
         home = {uid: draft for draft in self._drafts for uid in draft.results}
         crossing: dict[int, None] = {}

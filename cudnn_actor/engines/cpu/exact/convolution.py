@@ -132,7 +132,7 @@ class BackwardDataByTap(_Filtering):
         def add_up(values: Values) -> None:
             sums.fill(0)
             for tap in np.ndindex(*geometry.taps):
-                inputs, outputs = geometry.meet(tap, spans(box), geometry.output_spans)
+                inputs, outputs = geometry.meet_in_box(tap, spans(box), geometry.output_spans)
                 into = sums[:, :, *inputs]
                 if not into.size:
                     continue

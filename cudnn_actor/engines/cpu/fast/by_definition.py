@@ -363,7 +363,7 @@ def _calls(bound: _Bound, part: Part, given: Operands, into: Operands, box: Box)
     for name, array in bound.moved.items():
         yield partial(np.copyto, array, np.asarray(part.moved[name]))
     for name, arrays in bound.images.items():
-        yield arrays.showing(given[name])
+        yield arrays.show_call(given[name])
     yield from bound.calls
     for name, array in bound.results.items():
         wanted = array[_within(box, part.results[name])] if array.ndim else array

@@ -118,7 +118,7 @@ class ChainCode:
         if node.mode in _FLOATS_ONLY or node.mode not in FORMULAS:
             return None
         operands = [self._operand(key) for key in node.operands]
-        deciding = list(function.deciding(operands))
+        deciding = list(function.deciding_operands(operands))
         own = _alike(deciding) and (
             function.truth or (node.mode in _IN_ANY_TYPE and deciding[0].dtype == result.numpy)
         )

@@ -169,7 +169,7 @@ class _Normalizing:
         between: list[Call] = [partial(self._invert, variance, inverse)]
         if isinstance(self.node, BatchNormTraining):
             of_x = {"running_mean": mean, "running_variance": variance}
-            between += self._running(self.node, (operands, results), of_x, (one, other))
+            between += self._update_running(self.node, (operands, results), of_x, (one, other))
         given = [
             inverse,
             *(per_channel.of_channels(operands[name]) for name in ("scale",) if name in operands),
@@ -187,7 +187,7 @@ class _Normalizing:
         np.sqrt(inverse, inverse)
         np.reciprocal(inverse, inverse)
 
-    def _running(
+    def _update_running(
         self,
         node: BatchNormTraining[int],
         given: tuple[Operands, Operands],

@@ -99,7 +99,7 @@ class Columns:
         """Calls that fill columns from where x lies."""
         geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
-            inputs, outputs = geometry.meet(tap, geometry.input_spans, spans(box))
+            inputs, outputs = geometry.meet_in_box(tap, geometry.input_spans, spans(box))
             whole = inner(into, (*tap, *[slice(None)] * self._rank))
             target = inner(whole, outputs)
             if target.size < whole.size:

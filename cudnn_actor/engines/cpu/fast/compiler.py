@@ -15,7 +15,7 @@ from cudnn_actor.engines.cpu.fast.kernels import carried_number, carrier_dtype
 from cudnn_actor.engines.cpu.fast.memory_orders import is_channels_last
 from cudnn_actor.engines.cpu.fast.open_chain import OpenChain
 from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Piece, Place, RepeatedNumber, View
-from cudnn_actor.engines.cpu.fast.pointwise import Chain, rounding
+from cudnn_actor.engines.cpu.fast.pointwise import Chain, rounding_kernel
 from cudnn_actor.engines.cpu.fast.units import (
     Unit,
     copy_unit,
@@ -238,7 +238,7 @@ class _Compiler:
         for uid in operation.writes:
             tensor = self._graph.tensor(uid)
             if self._readers[uid] and carrier_dtype(tensor.dtype) != tensor.dtype.numpy:
-                yield kernel_unit(rounding(tensor), {"x": uid}, {"y": uid}, self._lanes)
+                yield kernel_unit(rounding_kernel(tensor), {"x": uid}, {"y": uid}, self._lanes)
 
     def _load(self, uid: int) -> None:
         """Give a tensor an array that kernels can read."""

@@ -165,7 +165,7 @@ class BackwardData:
         dy, dx, filters, by_pixel = bound
         geometry = self._geometry
         target = dx[box]
-        outputs = [self._touching(span, axis) for axis, span in enumerate(spans(box))]
+        outputs = [self._touched_outputs(span, axis) for axis, span in enumerate(spans(box))]
         if any(stop <= start for start, stop in outputs):
             return [clear_call(target)]
         pixels = tuple(stop - start for start, stop in outputs)
@@ -216,9 +216,9 @@ class BackwardData:
             w = w[:, :, channels.start * taps : channels.stop * taps]
         return w.swapaxes(1, 2)
 
-    def _touching(self, span: Span, axis: int) -> Span:
+    def _touched_outputs(self, span: Span, axis: int) -> Span:
         pad = self._geometry.conv.pre_padding[axis]
-        return self._geometry.touching((span[0] + pad, span[1] + pad), axis)
+        return self._geometry.touched_outputs((span[0] + pad, span[1] + pad), axis)
 
     def _scatter(
         self, bound: _Bound, columns: Floats, box: Box, outputs: list[Span], memory: Scratch
@@ -239,7 +239,7 @@ class BackwardData:
     def _sums(self, per_group: Floats, columns: Floats, box: Box, outputs: list[Span]) -> Iterator[Call]:
         geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
-            pixels, met = geometry.meet(tap, spans(box), outputs)
+            pixels, met = geometry.meet_in_box(tap, spans(box), outputs)
             into = inner(per_group, pixels)
             if into.size:
                 yield add_call(into, inner(columns, (*tap, *met)))

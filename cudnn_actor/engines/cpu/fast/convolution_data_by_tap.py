@@ -177,7 +177,7 @@ class BackwardDataByTap:
         geometry = self._geometry
         number = int(place)
         if not self._by_output[axis]:
-            pixels, outputs = geometry.meeting(axis, number, span, (0, geometry.y[axis + 2]))
+            pixels, outputs = geometry.meet_along(axis, number, span, (0, geometry.y[axis + 2]))
             return _Meeting(pixels, outputs, number)
         dilation = geometry.conv.dilation[axis]
         offset = number * geometry.conv.stride[axis] - geometry.conv.pre_padding[axis] - span[0]

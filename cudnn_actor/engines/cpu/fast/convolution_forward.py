@@ -85,12 +85,12 @@ class Forward:
         grid = [*boxes(self._geometry.y, self._tile)]
         if len(self._parts) == 1:
 
-            def computing(box: Box, lane: int) -> list[Call]:
+            def block(box: Box, lane: int) -> list[Call]:
                 memory = lanes[lane].fork()
                 columns, filling = self._fill(bound, box, memory)
                 return [*chain.from_iterable(filling), *self._multiply(bound, box, columns, memory)]
 
-            return [*steps, deal(grid, len(lanes), computing)]
+            return [*steps, deal(grid, len(lanes), block)]
         for box in grid:
             steps += self._steps_sharing_columns(bound, box, lanes)
         return steps

@@ -56,7 +56,7 @@ class DepthwiseData(DepthwiseBlocks):
         outputs = []
         for axis, (start, stop) in enumerate(spans(box)):
             pad = geometry.conv.pre_padding[axis]
-            outputs.append(geometry.touching((start + pad, stop + pad), axis))
+            outputs.append(geometry.touched_outputs((start + pad, stop + pad), axis))
         if any(stop <= start for start, stop in outputs):
             return [clear_call(target)]
         gradient = dy[(*box[:2], *(slice(*span) for span in outputs))]
@@ -80,12 +80,12 @@ class DepthwiseData(DepthwiseBlocks):
         gradient, taps, apart, sums = arrays
         geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
-            pixels, met = geometry.meet(tap, spans(box), outputs)
+            pixels, met = geometry.meet_in_box(tap, spans(box), outputs)
             into = inner(sums, pixels)
             if into.size:
                 w = inner(taps, (*tap, 0, box[1])).reshape(-1, *(1 for _ in self._axes))
                 terms = inner(apart, met)
-                yield _multiplying(inner(gradient, met), w, terms)
+                yield _multiply_call(inner(gradient, met), w, terms)
                 yield add_call(into, terms)
 
 
@@ -156,5 +156,5 @@ class DepthwiseFilter(DepthwiseBlocks):
                 yield add_call(total, summand)
 
 
-def _multiplying(a: Floats, b: Floats, y: Floats) -> Call:
+def _multiply_call(a: Floats, b: Floats, y: Floats) -> Call:
     return lambda: np.multiply(a, b, out=y)

@@ -110,7 +110,7 @@ class ImageArrays:
         self.channels_last = channels_last
         self.matrices: list[Array] = []
 
-    def showing(self, x: Array) -> Call:
+    def show_call(self, x: Array) -> Call:
         """A call after which elements are taken from these images, of dims (N, C, spatial)."""
         if self.channels_last:
             found = [image.reshape(-1, x.shape[1]) for image in np.moveaxis(x, 1, -1)]

@@ -33,7 +33,7 @@ from cudnn_actor.protocol.operations import Node, Pointwise, PointwiseMode, Spec
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Chain", "chain", "make", "rounding"]
+__all__ = ["Chain", "chain", "make", "rounding_kernel"]
 
 Array = npt.NDArray[Any]
 _COSTS: Mapping[object, float] = {
@@ -59,7 +59,7 @@ def make(node: Node, specs: Specs) -> Chain | None:
     return chain([node.with_operands(lambda name: name)], specs, {"result"})
 
 
-def rounding(spec: Tensor) -> Chain:
+def rounding_kernel(spec: Tensor) -> Chain:
     """The kernel that rounds values to those of a half type: y from x, which may lie in the same memory."""
     single = TensorSpec.packed(spec.dims, DType.FLOAT32)
     identity = Pointwise(mode=PointwiseMode.IDENTITY, operands=("x",), result="y")
@@ -195,7 +195,7 @@ class Chain:
         arguments, code = self._code()
         memory = [_Registers(lane, self.count, self._register_bytes) for lane in lanes]
 
-        def computing(cut: Any, number: int) -> list[Call]:
+        def block(cut: Any, number: int) -> list[Call]:
             lane, calls = memory[number], []
             block = scalars | {key: view[cut] for key, view in views.items()}
             for key, repeated in rows.items():
@@ -207,7 +207,7 @@ class Chain:
                 calls.append(_call(function, [arrays_of[index] for index in inputs], arrays_of[output]))
             return calls
 
-        return [deal(cuts, len(lanes), computing)]
+        return [deal(cuts, len(lanes), block)]
 
     def _repeated_rows(self, views: Mapping[Any, Array], cuts: Sequence[Any]) -> dict[Any, Array]:
         """The operands of which all blocks repeat the same row; of each, the part of the largest block."""

@@ -69,7 +69,7 @@ def reduce_by_doubling(
     """Calls that reduce windows of x along a dim to elements of y."""
     levels = _Levels(axis, dim, x, memory, join)
     yield from pad_elements(axis, dim, x, levels.elements, join)
-    yield from _overlapping(levels, y) if join.may_repeat else _side_by_side(levels, y)
+    yield from _join_overlapping(levels, y) if join.may_repeat else _join_side_by_side(levels, y)
 
 
 def padded_length(axis: Axis) -> int:
@@ -164,7 +164,7 @@ class _Levels:
         return calls, self._found
 
 
-def _overlapping(levels: _Levels, y: Arrays) -> Iterator[Call]:
+def _join_overlapping(levels: _Levels, y: Arrays) -> Iterator[Call]:
     """Each window is two that overlap: the longest that fit into the shortest window."""
     axis, join = levels.axis, levels.join
     while 2 * levels.width <= levels.least:
@@ -180,7 +180,7 @@ def _overlapping(levels: _Levels, y: Arrays) -> Iterator[Call]:
     yield from (*calls, *join.calls(y, found, y, levels.memory))
 
 
-def _side_by_side(levels: _Levels, y: Arrays) -> Iterator[Call]:
+def _join_side_by_side(levels: _Levels, y: Arrays) -> Iterator[Call]:
     """Calls that join the bits of the shortest length, one after the other, and then the last elements of
     longer windows."""
     axis, done, begun = levels.axis, 0, False

@@ -130,7 +130,7 @@ class ShiftedRows:
                 if whole and runs is not None:
                     yield from _shift_calls(runs, target[column], shift)
                 else:
-                    met, places = self._geometry.meeting(last, column, (0, rows.shape[-1]), span)
+                    met, places = self._geometry.meet_along(last, column, (0, rows.shape[-1]), span)
                     source = rows[..., met]
                     if source.shape[-1] < target.shape[-1]:
                         yield clear_call(target[column])

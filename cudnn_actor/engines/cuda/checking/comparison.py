@@ -25,7 +25,7 @@ __all__ = [
     "Compared",
     "compare_on_device",
     "difference",
-    "rounding",
+    "rounding_bound",
     "sample",
     "sampling_step",
 ]
@@ -87,7 +87,7 @@ class Accuracy(NamedTuple):
         return self.slack * _TOLERANCES.get(self.dtype, _TOLERANCES[DType.FLOAT32]).sums
 
 
-def rounding(compute: DType) -> float:
+def rounding_bound(compute: DType) -> float:
     """The most that a value within a graph may be off by, relative to itself, if computed in `compute`."""
     return 64 * (2.0**-53 if compute is DType.FLOAT64 else 2.0**-24)
 

@@ -21,7 +21,7 @@ from cudnn_actor.engines.cuda.checking.comparison import (
     Accuracy,
     Compared,
     compare_on_device,
-    rounding,
+    rounding_bound,
     sample,
 )
 from cudnn_actor.engines.cuda.kernels.axes import in_five, prepend_dims
@@ -210,7 +210,7 @@ class Reference:
             operands = tuple(self._node(uid) for uid in writer.operands)
             whole = uid != self.result and not tensor.dtype.is_floating
             self._body.append(expression(writer, operands, compute, tensor.dtype, used=whole))
-            self._roundings.append(rounding(own))
+            self._roundings.append(rounding_bound(own))
             return Earlier(len(self._body) - 1)
         if writer is not None:
             return Leaf(0, DType.FLOAT64)

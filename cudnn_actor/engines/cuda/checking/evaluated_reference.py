@@ -22,7 +22,7 @@ from cudnn_actor.engines.cuda.checking.comparison import (
     Accuracy,
     Compared,
     compare_on_device,
-    rounding,
+    rounding_bound,
     sample,
 )
 from cudnn_actor.engines.cuda.checking.self_check_memory import draw_array
@@ -449,7 +449,7 @@ def _errors(
     selects = isinstance(operation, Reduction) and operation.mode in _SELECTED
     if selects or IMPLEMENTATIONS[type(operation)].exact:
         return {}
-    share = rounding(graph.compute(operation))
+    share = rounding_bound(graph.compute(operation))
     found = {uid: share * abs(result) for uid, result in results.items() if result.dtype.kind == "f"}
     if isinstance(operation, Pointwise):
         # A value that a function only selects is exact, and so is a sum that equals one of its terms.

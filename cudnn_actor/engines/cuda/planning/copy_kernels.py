@@ -10,7 +10,7 @@ from cudnn_actor.engines.cuda.kernels.transposes import Tiled, describe_tiled
 from cudnn_actor.engines.cuda.running.recipe import AnyKernel
 from cudnn_actor.protocol.operations import Concat, GraphTensor
 
-__all__ = ["copy_kernel", "copying", "rows_of_parts"]
+__all__ = ["copy_kernel", "copy_kernel_by_elements", "rows_of_parts"]
 
 
 def copy_kernel(tensor: GraphTensor, to: GraphTensor) -> AnyKernel:
@@ -18,14 +18,14 @@ def copy_kernel(tensor: GraphTensor, to: GraphTensor) -> AnyKernel:
 
     It copies whole rows, if both tensors have rows for that.
     """
-    kernel = copying(tensor, to)
+    kernel = copy_kernel_by_elements(tensor, to)
     if isinstance(kernel, Elementwise) and tensor.dtype is to.dtype:
         strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
         return row_copy(to.dims, strides, alignments, to.dtype.itemsize) or kernel
     return kernel
 
 
-def copying(tensor: GraphTensor, to: GraphTensor) -> Elementwise | Tiled:
+def copy_kernel_by_elements(tensor: GraphTensor, to: GraphTensor) -> Elementwise | Tiled:
     """The kernel that copies a tensor, perhaps converted, to another of the same dims."""
     strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
     if tensor.dtype is to.dtype:

@@ -55,7 +55,7 @@ class Handing(NamedTuple):
             msgspec.structs.replace(step, sources=tuple(moved.get(each, each) for each in step.sources))
             for step in own
         ]
-        back[self.gradients] = _reading(back[self.gradients], own[self.layers])
+        back[self.gradients] = _reading_step(back[self.gradients], own[self.layers])
 
 
 def handings(kept: Sequence[Kept], steps: Sequence[Sequence[Step]]) -> Iterator[Handing]:
@@ -104,7 +104,7 @@ def _form(step: Any, name: str) -> Any:
     return step.tensors[_names(step).index(name)]
 
 
-def _reading(step: Any, layers: Step) -> OperationStep:
+def _reading_step(step: Any, layers: Step) -> OperationStep:
     """The step of the gradients, changed to read what the step of the layers has written."""
     operands = dict(zip(_names(step), zip(step.tensors, step.sources, strict=False), strict=True))
     operands |= {name: (_form(layers, name), _source(layers, name)) for name in ("y", "reserve")}

@@ -72,7 +72,7 @@ def product_of(graph: OperationGraph) -> GraphProduct | None:
 @remember(_MOST_KNOWN)
 def _product_of(graph: OperationGraph) -> GraphProduct | None:
     """The product of a graph that begins with a matrix product: see `product_of`."""
-    found = _meaning(graph)
+    found = _meaning_of(graph)
     if found is None:
         return None
     with contextlib.suppress(Refused):
@@ -83,7 +83,7 @@ def _product_of(graph: OperationGraph) -> GraphProduct | None:
     return None
 
 
-def _meaning(graph: OperationGraph) -> _Meaning | None:
+def _meaning_of(graph: OperationGraph) -> _Meaning | None:
     """The product that a graph computes; None if cuBLASLt lacks an epilogue for an operation behind it."""
     operation, *behind = graph.operations
     if not isinstance(operation, MatMul) or len(graph.results) != 1:

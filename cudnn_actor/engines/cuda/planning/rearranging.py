@@ -151,13 +151,13 @@ def plan_of_rearranged(
         if copy.seen.dims == copy.form.dims:
             steps.append(KernelStep(copy_kernel(copy.seen, copy.form), both))
         else:
-            steps.append(_padding(copy, both[::-1]))
+            steps.append(_padding_step(copy, both[::-1]))
         sources[copy.uid] = place
     steps += place_part(graph, rearranged.graph, plan, sources, scratch)
     return finish(graph, steps, plan.graphs, scratch + plan.recipe.scratch, limit)
 
 
-def _padding(copy: Copy, sources: tuple[Source, ...]) -> OperationStep:
+def _padding_step(copy: Copy, sources: tuple[Source, ...]) -> OperationStep:
     """The step that makes a copy with zeros around what it copies."""
     before = copy.before or (0,) * len(copy.form.dims)
     sizes = zip(copy.form.dims, copy.seen.dims, before, strict=True)

@@ -32,7 +32,7 @@ from cudnn_actor.engines.cuda.planning.candidates import (
     ignore_refusal,
     takes_bytes,
 )
-from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel, copying, rows_of_parts
+from cudnn_actor.engines.cuda.planning.copy_kernels import copy_kernel, copy_kernel_by_elements, rows_of_parts
 from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
 from cudnn_actor.engines.cuda.planning.recurrent_layers import replace_layers
 from cudnn_actor.engines.cuda.planning.recurrent_passes import passes
@@ -265,7 +265,7 @@ class _Splitter:
                 form = GraphTensor(uid=-1, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
                 operands[name] = form, self._take(form)
                 if isinstance(wanted.value, Operation):
-                    self._steps.append(_generating(wanted.value, {**placed, "y": operands[name]}))
+                    self._steps.append(_generating_step(wanted.value, {**placed, "y": operands[name]}))
                     continue
                 strides = [spec.strides, *(placed[read][0].strides for read in wanted.operands)]
                 kernel = elementwise(wanted.value, wanted.dtype, wanted.dims, strides)
@@ -393,7 +393,7 @@ class _Splitter:
         for tensor, start in zip(tensors, starts, strict=True):
             placed = Placed(result.strides, start * result.strides[operation.axis])
             part, place = _part_of(result, target, tensor.dims, placed)
-            kernel, places = copying(tensor, part), (place, self._sources[tensor.uid])
+            kernel, places = copy_kernel_by_elements(tensor, part), (place, self._sources[tensor.uid])
             if isinstance(kernel, Elementwise):
                 copies.append((kernel, places))
             else:
@@ -525,7 +525,9 @@ def _part_of(
     return part, source_behind(source, start)
 
 
-def _generating(operation: Operation[str], placed: Mapping[str, tuple[GraphTensor, Source]]) -> OperationStep:
+def _generating_step(
+    operation: Operation[str], placed: Mapping[str, tuple[GraphTensor, Source]]
+) -> OperationStep:
     """The step of the kernel that computes an operand of another operation. `placed`: operands by name."""
     named = dict(operation.named())
     operands = [placed[name] for name in named.values()]

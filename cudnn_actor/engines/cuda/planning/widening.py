@@ -60,9 +60,9 @@ def compile_widened(
         scratch += align(form.spec.nbytes)
         sources[uid] = place
         if uid in graph.written:
-            after.append(_narrowing(graph.tensor(uid), given, form, place))
+            after.append(_narrowing_step(graph.tensor(uid), given, form, place))
         else:
-            before.append(_widening(graph.tensor(uid), given, form, place))
+            before.append(_widening_step(graph.tensor(uid), given, form, place))
     steps = [*before, graph_step(wide, lowered, sources), *after]
     return finish(graph, steps, [lowered], scratch, limit)
 
@@ -103,7 +103,7 @@ def _has_channels_last(tensor: GraphTensor) -> bool:
     return settled_strides(tensor.dims, tensor.strides) == settled_strides(tensor.dims, last)
 
 
-def _widening(tensor: GraphTensor, source: Source, form: GraphTensor, place: Scratch) -> OperationStep:
+def _widening_step(tensor: GraphTensor, source: Source, form: GraphTensor, place: Scratch) -> OperationStep:
     """The step that copies an operand, and adds channels of zeros."""
     none = (0,) * len(tensor.dims)
     missing = (0, _CHANNELS - tensor.dims[1], *none[2:])
@@ -115,7 +115,7 @@ def _widening(tensor: GraphTensor, source: Source, form: GraphTensor, place: Scr
     )
 
 
-def _narrowing(
+def _narrowing_step(
     tensor: GraphTensor, target: Source, form: GraphTensor, place: Scratch
 ) -> KernelStep[Elementwise]:
     """The step that copies a result without the further channels."""

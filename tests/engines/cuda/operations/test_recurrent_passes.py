@@ -32,7 +32,7 @@ from cudnn_actor.protocol.operations import (
     RecurrentMode,
     TensorRole,
 )
-from cudnn_actor.service.reserves import keeping
+from cudnn_actor.service.reserves import graph_with_own_reserve
 
 from ....in_one_test import cases_in_one_test
 from ....service.trained_layers import LAYERS, Arrays, Layer
@@ -196,7 +196,7 @@ def test_too_few_bytes_are_refused_with_their_number(library: Computing, kind: A
 
 def test_a_plan_tells_how_many_bytes_a_layer_keeps(library: Computing) -> None:
     library.RESERVE = 12_345
-    graph = keeping(Messages(WIDE["lstm"]).message(Recurrent))
+    graph = graph_with_own_reserve(Messages(WIDE["lstm"]).message(Recurrent))
     plan = compile_split(graph, SimpleNamespace(backend_handle=9), None)
     (piece,) = explanation(plan.recipe, graph).pieces
     assert piece.reserve == 12_345
