@@ -86,8 +86,7 @@ def erfc(x: Array) -> Array:
 
 def erf(x: Array) -> Array:
     """The error function, with a relative error of a few 1e-16; a new array."""
-    small = np.abs(x) <= _SMALL
-    return np.where(small, _near_zero(np.where(small, x, 0)), 1 - erfc(x))
+    return cast("Array", _erf_by(erfc, x))
 
 
 def erfc_by_choice(x: Any) -> Any:
@@ -105,8 +104,13 @@ def erfc_by_choice(x: Any) -> Any:
 
 def erf_by_choice(x: Any) -> Any:
     """The same bits as `erf`, computed like `erfc_by_choice`."""
+    return _erf_by(erfc_by_choice, x)
+
+
+def _erf_by(complement: Callable[[Any], Any], x: Any) -> Any:
+    """The error function, by its own formula near zero, else by its complement."""
     small = np.abs(x) <= _SMALL
-    return np.where(small, _near_zero(np.where(small, x, 0)), 1 - erfc_by_choice(x))
+    return np.where(small, _near_zero(np.where(small, x, 0)), 1 - complement(x))
 
 
 def _near_zero(x: Array) -> Array:
