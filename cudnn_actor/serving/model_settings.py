@@ -1,6 +1,6 @@
 """The settings of a model, by which it is loaded and batched: a file `model.toml` beside the model's file.
 
-`read_settings` reads it. `served.load` makes arguments of `CudnnRef.load` and `CudnnRef.batched` of its values.
+`read_settings` reads it. `served.load` makes arguments of `CudnnRef.load` and `CudnnRef.batched` of it.
 """
 
 from __future__ import annotations
